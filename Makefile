@@ -1,0 +1,54 @@
+# PairMQ's developer commands. `make` or `make help` lists them.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-done
+PYPROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
+
+ARGS ?=
+PYTEST_ARGS ?=
+UPGRADE ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup system demo test check format lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## make .venv with the pinned dependencies, PairMQ and its plugins (PYTHON=...)
+
+$(STAMP): requirements/dev.txt $(PYPROJECTS) scripts/setup.sh
+	@PYTHON="$(PYTHON)" scripts/setup.sh "$(VENV)"
+	@touch $@
+
+system: ## install the system packages the tests need (redis-server)
+	@scripts/system-packages.sh
+
+demo: setup ## watch a failover happen (ARGS=... go to `pairmq demo`)
+	@$(BIN)/pairmq demo $(ARGS)
+
+test: setup system ## all checks, then all tests (PYTEST_ARGS=... go to pytest)
+	@$(MAKE) --no-print-directory check
+	@echo "test: pytest"
+	@$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+
+check: setup ## lint, formatting, types and architecture, without running tests
+	@echo "check: ruff check"
+	@$(BIN)/ruff check .
+	@echo "check: ruff format"
+	@$(BIN)/ruff format --check .
+	@echo "check: mypy"
+	@$(BIN)/mypy
+	@echo "check: lint-imports"
+	@$(BIN)/lint-imports --no-logo
+
+format: setup ## sort imports, fix what ruff can fix, format
+	@$(BIN)/ruff check --fix-only .
+	@$(BIN)/ruff format .
+
+lock: ## pin requirements/dev.in into requirements/dev.txt (UPGRADE=1 moves the pins up)
+	@PYTHON="$(PYTHON)" UPGRADE="$(UPGRADE)" scripts/lock.sh
+
+clean: ## remove caches and build results (keeps .venv)
+	@scripts/clean.sh

@@ -1,0 +1,53 @@
+#!/bin/sh
+# usage: setup.sh VENV
+# Make (or bring up to date) the virtual environment: the pinned dependencies, then PairMQ and its
+# plugins in editable form. $PYTHON chooses the interpreter.
+set -eu
+cd "$(dirname "$0")/.."
+venv=$1
+
+can_make_venv() { "$1" -c 'import venv; from ensurepip import version' >/dev/null 2>&1; }
+
+if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+    python=$(PYTHON="${PYTHON:-python3}" scripts/find-python.sh)
+    if ! can_make_venv "$python"; then
+        # Debian keeps ensurepip in a package of its own.
+        package=$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
+        status=0
+        scripts/apt-install.sh "$package" || status=$?
+        if [ "$status" -eq 2 ]; then
+            echo "error: $python cannot make virtual environments: its venv or ensurepip module is missing." >&2
+            if command -v apt-get >/dev/null 2>&1; then
+                echo "       Run: sudo apt-get install -y $package" >&2
+            else
+                echo "       Install them, or name another Python: make setup PYTHON=/path/to/python3" >&2
+            fi
+            exit 1
+        fi
+        [ "$status" -eq 0 ] || exit "$status"
+        if ! can_make_venv "$python"; then
+            echo "error: installed $package, but $python still cannot make virtual environments." >&2
+            echo "       Name another Python: make setup PYTHON=/path/to/python3" >&2
+            exit 1
+        fi
+    fi
+    echo "setup: making $venv with $("$python" --version)"
+    "$python" -m venv --clear "$venv"
+else
+    echo "setup: keeping $venv ($("$venv/bin/python" --version))"
+fi
+
+pip() { "$venv/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
+
+echo "setup: installing the pinned dependencies"
+pip install --require-hashes --requirement requirements/dev.txt
+
+set -- --editable .
+for project in plugins/*/pyproject.toml; do
+    if [ -e "$project" ]; then
+        set -- "$@" --editable "${project%/pyproject.toml}"
+    fi
+done
+echo "setup: installing PairMQ and its plugins"
+pip install --no-deps --no-build-isolation "$@"
+echo "setup: done"

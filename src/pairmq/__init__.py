@@ -1,0 +1,1 @@
+"""PairMQ: what happens to your messages when the broker goes away."""

@@ -1,0 +1,96 @@
+"""What enters an `EntityMachine`: facts, with the attempt's epoch or the ping's number."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+from pairmq.model import FailureKind
+
+# Named tuples, not dataclasses: they are frozen too, and are made in a third of the time, twice a send.
+
+
+class RouteRequested(NamedTuple):
+    """A send asks where to go; the attempt is in flight from now on, until one of the next four inputs (SPEC 4.6)."""
+
+
+class PrimaryAccepted(NamedTuple):
+    """The primary confirmed an attempt."""
+
+    epoch: int
+
+
+class PrimaryFailed(NamedTuple):
+    """An attempt at the primary failed; a transient failure comes here once it has outlived its retries (SPEC 3.6)."""
+
+    epoch: int
+    kind: FailureKind
+
+
+class PrimaryAbandoned(NamedTuple):
+    """An attempt at the primary was cancelled by its caller: it tells nothing about the primary (SPEC 3.7)."""
+
+    epoch: int
+
+
+class DivertEnded(NamedTuple):
+    """A diverted attempt is no longer in flight, however it ended."""
+
+
+class TimerFired(NamedTuple):
+    """`EntityMachine.next_deadline` may be reached. ``jitter``: a random number in [-1, 1] that spreads pings."""
+
+    jitter: float = 0.0
+
+
+class PingSucceeded(NamedTuple):
+    """A ping proved that the entity takes messages. ``number``: the ping's; ``jitter``: as in `TimerFired`."""
+
+    number: int
+    jitter: float = 0.0
+
+
+class PingFailed(NamedTuple):
+    """A ping failed. ``number``: the ping's; ``jitter``: as in `TimerFired`."""
+
+    number: int
+    jitter: float = 0.0
+
+
+class BacklogSeenEmpty(NamedTuple):
+    """Every backlog queue was reached and seen empty, by checks that all began at or after the instant ``since``."""
+
+    since: float
+
+
+class MarkHealthy(NamedTuple):
+    """An operator says that the entity works (SPEC 4.7)."""
+
+
+class ForceFailover(NamedTuple):
+    """An operator wants the entity failed over; pings go on (SPEC 4.7)."""
+
+
+class Hold(NamedTuple):
+    """An operator wants the entity failed over until further notice, without pings (SPEC 4.7)."""
+
+
+Input: TypeAlias = (
+    RouteRequested
+    | PrimaryAccepted
+    | PrimaryFailed
+    | PrimaryAbandoned
+    | DivertEnded
+    | TimerFired
+    | PingSucceeded
+    | PingFailed
+    | BacklogSeenEmpty
+    | MarkHealthy
+    | ForceFailover
+    | Hold
+)
+
+ROUTE_REQUESTED = RouteRequested()
+DIVERT_ENDED = DivertEnded()
+MARK_HEALTHY = MarkHealthy()
+FORCE_FAILOVER = ForceFailover()
+HOLD = Hold()

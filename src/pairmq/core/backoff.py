@@ -1,0 +1,37 @@
+"""How long to wait before trying again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Capped exponential waiting with jitter.
+
+    Args:
+        first: seconds before the first retry.
+        factor: by how much each wait grows.
+        cap: longest wait in seconds.
+        jitter: share of a wait, in [0, 1], that chance takes off it, so that many do not strike together.
+    """
+
+    first: float = 0.05
+    factor: float = 2.0
+    cap: float = 2.0
+    jitter: float = 0.5
+
+    def wait(self, retry: int, chance: float) -> float:
+        """Tell the seconds to wait before a retry.
+
+        Args:
+            retry: its number, from 0.
+            chance: a random number in [0, 1).
+        """
+        # A large exponent would overflow long after the cap is reached.
+        full = min(self.cap, self.first * self.factor ** min(retry, 60))
+        return full * (1 - self.jitter * chance)
+
+
+TRANSIENT_RETRIES = 3
+"""Retries of a transient failure, after which it counts as unavailable (SPEC 3.6)."""

@@ -1,0 +1,42 @@
+"""When the backlog may be called empty (SPEC 4.5)."""
+
+from __future__ import annotations
+
+
+class EmptyWatch:
+    """Remembers since when each backlog queue is known to be empty.
+
+    A queue counts from the beginning of the check that saw it empty: what arrived during the check may have been
+    missed. A queue that could not be reached, or that held a message, does not count until it is seen empty again.
+
+    Args:
+        count: how many queues there are.
+    """
+
+    __slots__ = ("_since",)
+
+    def __init__(self, count: int) -> None:
+        self._since: list[float | None] = [None] * count
+
+    def seen_empty(self, index: int, began_at: float) -> float | None:
+        """Note that a check which began at ``began_at`` reached the queue and saw it empty.
+
+        Returns:
+            The instant since which *all* queues are known to be empty; None while one is not.
+        """
+        self._since[index] = began_at
+        return self.all_since()
+
+    def not_empty(self, index: int) -> None:
+        """Note that the queue held something, or could not be reached."""
+        self._since[index] = None
+
+    def all_since(self) -> float | None:
+        """Tell the instant at or after which every queue's check began; None while one is not known to be empty."""
+        earliest: float | None = None
+        for since in self._since:
+            if since is None:
+                return None
+            if earliest is None or since < earliest:
+                earliest = since
+        return earliest

@@ -1,0 +1,192 @@
+"""What a message looks like in a backlog queue, and back: `divert` and `restore` are exact inverses (SPEC 5.6, 5.7).
+
+A property that would act in the backlog (a time-to-live would run out there, a schedule would hide the message from the
+syphon, a session would lock it) is cleared and kept as text under an alias among the application properties. Text is
+what the header types of every broker can hold.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from pairmq.model import Entity, EntityKind, EnvelopeError, Message, PropertyValue
+
+SESSION_ID: Final = "x-ms-sessionid"
+TIME_TO_LIVE: Final = "x-ms-timetolive"
+SCHEDULED_ENQUEUE: Final = "x-ms-scheduledenqueuetimeutc"
+PATH: Final = "x-ms-path"
+KIND: Final = "x-pairmq-kind"
+DIVERTED_AT: Final = "x-pairmq-diverted-at"
+SENDER: Final = "x-pairmq-sender"
+SEQUENCE: Final = "x-pairmq-sequence"
+MAYBE_DUPLICATE: Final = "x-pairmq-maybe-duplicate"
+
+ALIASES: Final = frozenset(
+    (SESSION_ID, TIME_TO_LIVE, SCHEDULED_ENQUEUE, PATH, KIND, DIVERTED_AT, SENDER, SEQUENCE, MAYBE_DUPLICATE)
+)
+"""Every application property that the envelope uses; a message may have none of them of its own (SPEC 5.7)."""
+
+_SECONDS = re.compile(r"\d{1,15}(\.\d{1,6})?")
+_NUMBER = re.compile(r"\d{1,19}")
+
+
+@dataclass(frozen=True, slots=True)
+class Diversion:
+    """What the envelope adds to a message.
+
+    Args:
+        entity: where the message belongs.
+        diverted_at: when it was diverted; knows its time zone.
+        sender_id: the id of the sender object that diverted it.
+        sequence: that sender's running number of it.
+        maybe_duplicate: the primary may hold a copy already.
+    """
+
+    entity: Entity
+    diverted_at: datetime
+    sender_id: str
+    sequence: int
+    maybe_duplicate: bool = False
+
+
+def reserved_properties(message: Message) -> tuple[str, ...]:
+    """Name the message's own application properties that the envelope needs; such a message is refused (SPEC 5.7)."""
+    properties = message.application_properties
+    if not properties or ALIASES.isdisjoint(properties):
+        return ()
+    return tuple(sorted(ALIASES.intersection(properties)))
+
+
+def divert(message: Message, diversion: Diversion) -> Message:
+    """Give a message the form in which it sits in a backlog queue.
+
+    Args:
+        message: has none of the `ALIASES`.
+        diversion: what to keep beside it.
+
+    Returns:
+        The message with session id, time-to-live and schedule cleared and kept under their aliases.
+
+    Raises:
+        ValueError: the message has an alias as a property of its own.
+    """
+    taken = reserved_properties(message)
+    if taken:
+        raise ValueError(f"the message has {', '.join(taken)} as application properties, which the envelope needs")
+    added: dict[str, PropertyValue] = {
+        PATH: diversion.entity.path,
+        DIVERTED_AT: diversion.diverted_at.astimezone(UTC).isoformat(timespec="microseconds"),
+        SENDER: diversion.sender_id,
+        SEQUENCE: str(diversion.sequence),
+    }
+    if diversion.entity.kind is not EntityKind.QUEUE:
+        added[KIND] = diversion.entity.kind.value
+    if diversion.maybe_duplicate:
+        added[MAYBE_DUPLICATE] = "true"
+    if message.session_id is not None:
+        added[SESSION_ID] = message.session_id
+    if message.time_to_live is not None:
+        added[TIME_TO_LIVE] = _seconds_text(message.time_to_live)
+    if message.scheduled_enqueue_at is not None:
+        added[SCHEDULED_ENQUEUE] = message.scheduled_enqueue_at.isoformat(timespec="microseconds")
+    return replace(
+        message,
+        session_id=None,
+        time_to_live=None,
+        scheduled_enqueue_at=None,
+        application_properties={**message.application_properties, **added},
+    )
+
+
+def restore(message: Message) -> tuple[Message, Diversion]:
+    """Undo `divert`.
+
+    Args:
+        message: as received from a backlog queue; nothing in it is trusted.
+
+    Returns:
+        The original message, equal in every field, and what the envelope had added.
+
+    Raises:
+        EnvelopeError: an alias is missing or malformed; the text names it, not its value.
+    """
+    properties = dict(message.application_properties)
+    path = _text(properties, PATH)
+    if path is None:
+        raise EnvelopeError(f"{PATH} is missing: the message was not put here by PairMQ")
+    kind = _text(properties, KIND)
+    diverted_at = _instant(DIVERTED_AT, _text(properties, DIVERTED_AT))
+    sender, sequence = _text(properties, SENDER), _text(properties, SEQUENCE)
+    if diverted_at is None or not sender or sequence is None or not _NUMBER.fullmatch(sequence):
+        missing = DIVERTED_AT if diverted_at is None else SENDER if not sender else SEQUENCE
+        raise EnvelopeError(f"{missing} is missing or malformed")
+    duplicate = _text(properties, MAYBE_DUPLICATE)
+    if duplicate not in (None, "true"):
+        raise EnvelopeError(f"{MAYBE_DUPLICATE} is malformed")
+    try:
+        entity = Entity(path, EntityKind.QUEUE if kind is None else EntityKind(kind))
+    except ValueError as error:
+        raise EnvelopeError(f"{PATH} or {KIND} names no entity: {error}") from error
+    try:
+        original = replace(
+            message,
+            session_id=_text(properties, SESSION_ID),
+            time_to_live=_seconds(_text(properties, TIME_TO_LIVE)),
+            scheduled_enqueue_at=_instant(SCHEDULED_ENQUEUE, _text(properties, SCHEDULED_ENQUEUE)),
+            application_properties=properties,
+        )
+    except (ValueError, TypeError) as error:
+        raise EnvelopeError(f"an alias holds a value that no message can have: {error}") from error
+    return original, Diversion(entity, diverted_at, sender, int(sequence), duplicate is not None)
+
+
+def elapsed_time_to_live(message: Message, diversion: Diversion, now: datetime) -> float | None:
+    """Tell what is left of a message's time-to-live when its time in the backlog counts (``ttl_policy="elapse"``).
+
+    Args:
+        message: restored.
+        diversion: of the same message.
+        now: the present instant.
+
+    Returns:
+        Seconds left, 0 or less when it has expired; None for a message without a time-to-live.
+    """
+    if message.time_to_live is None:
+        return None
+    waited = (now - diversion.diverted_at).total_seconds()
+    return message.time_to_live - max(0.0, waited)
+
+
+def _text(properties: dict[str, PropertyValue], name: str) -> str | None:
+    value = properties.pop(name, None)
+    if value is not None and not isinstance(value, str):
+        raise EnvelopeError(f"{name} is a {type(value).__name__}: it must be text")
+    return value
+
+
+def _seconds_text(seconds: float) -> str:
+    """Write seconds as a plain decimal, exact to the microsecond."""
+    return f"{seconds:.6f}".rstrip("0").rstrip(".")
+
+
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    if not _SECONDS.fullmatch(text) or not text.isascii():
+        raise EnvelopeError(f"{TIME_TO_LIVE} is malformed: it must be seconds as a decimal number")
+    return float(text)
+
+
+def _instant(name: str, text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        at = datetime.fromisoformat(text)
+        if at.utcoffset() != timedelta(0):
+            raise ValueError("not in UTC")
+    except ValueError:
+        raise EnvelopeError(f"{name} is malformed: it must be an ISO 8601 instant in UTC") from None
+    return at

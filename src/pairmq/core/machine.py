@@ -1,0 +1,362 @@
+"""The machine of one entity: inputs in, effects out, time as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from pairmq.core import _inputs as i
+from pairmq.core._effects import Changed, Effect, LateResult, SendPing, StopPing, ToBacklog, ToPrimary
+from pairmq.core._inputs import Input
+from pairmq.core._states import Backlog, Health, visible
+from pairmq.core._transitions import BACKLOG, HEALTH, BacklogSymbol, Do, Row, Symbol, starts_epoch
+from pairmq.core.options import PairOptions
+from pairmq.model import EntityState, FailureKind
+from pairmq.model.events import Cause
+
+MOST_PINGS_NEEDED: Final = 8
+"""Cap of the consecutive good pings that a flapping entity needs (SPEC 4.8)."""
+
+PING_JITTER: Final = 0.1
+"""Share of the ping interval by which a ping may come early or late (SPEC 4.8)."""
+
+_RUNNING = (Health.UP, Health.TRIAL)
+_NOTHING: tuple[Effect, ...] = ()
+
+
+class ImpossibleInputError(AssertionError):
+    """The input can't happen in this state: the runner has a bug; the machine stays as it was."""
+
+
+class EntityMachine:
+    """Decides for one entity where sends go, when it fails over and when it is back (SPEC 4, 6.1, 6.3, 6.4).
+
+    It does nothing by itself: hand it every fact with the instant it happened, carry out the effects in their order,
+    and fire its timer at `next_deadline`. Instants are seconds of one monotonic clock.
+
+    Args:
+        options: the pair's; one object serves all machines.
+        now: the instant of its making.
+        tracks_backlog: whether someone will report `BacklogSeenEmpty`: true in a process with a syphon, which starts
+            dirty, as an earlier process may have left messages (SPEC 4.5).
+    """
+
+    __slots__ = (
+        "_backlog",
+        "_diverted",
+        "_diverting",
+        "_entered_at",
+        "_epoch",
+        "_failed",
+        "_good_pings",
+        "_health",
+        "_interval_ends_at",
+        "_late",
+        "_next_ping_at",
+        "_options",
+        "_ping",
+        "_ping_ends_at",
+        "_pings",
+        "_pings_needed",
+        "_recovered_at",
+        "_rows",
+        "_sending",
+        "_sent",
+        "_settled_at",
+        "_to_primary",
+        "_tracks_backlog",
+    )
+
+    def __init__(self, options: PairOptions, now: float, *, tracks_backlog: bool = False) -> None:
+        self._options = options
+        self._tracks_backlog = tracks_backlog
+        self._health = Health.UP
+        self._rows = HEALTH[Health.UP]
+        self._backlog = Backlog.DIRTY if tracks_backlog else Backlog.CLEAN
+        self._epoch = 0
+        self._to_primary: tuple[Effect, ...] = (ToPrimary(0),)
+        self._sending = 0
+        self._diverting = 0
+        self._settled_at = now
+        self._interval_ends_at: float | None = None
+        self._next_ping_at: float | None = None
+        self._ping: int | None = None
+        self._ping_ends_at: float | None = None
+        self._pings = 0
+        self._pings_needed = 1
+        self._good_pings = 0
+        self._recovered_at: float | None = None
+        self._entered_at = now
+        self._sent = self._diverted = self._failed = self._late = 0
+
+    @property
+    def state(self) -> EntityState:
+        """The state that people see."""
+        return visible(self._health, self._backlog)
+
+    @property
+    def health(self) -> Health:
+        """The first of the two facts."""
+        return self._health
+
+    @property
+    def backlog(self) -> Backlog:
+        """The second of the two facts."""
+        return self._backlog
+
+    @property
+    def epoch(self) -> int:
+        """How many times the health has changed; attempts carry it."""
+        return self._epoch
+
+    @property
+    def sending(self) -> int:
+        """Attempts at the primary in flight."""
+        return self._sending
+
+    @property
+    def diverting(self) -> int:
+        """Diverted attempts in flight."""
+        return self._diverting
+
+    @property
+    def pings_needed(self) -> int:
+        """Consecutive good pings that the present failover, or the last one, needs to end."""
+        return self._pings_needed
+
+    def next_deadline(self) -> float | None:
+        """Tell the instant at which `TimerFired` is due; None while nothing is timed."""
+        if self._interval_ends_at is not None:
+            return self._interval_ends_at
+        if self._ping is not None:
+            return self._ping_ends_at
+        return self._next_ping_at
+
+    def handle(self, input: Input, now: float) -> tuple[Effect, ...]:
+        """Take one fact and decide.
+
+        Args:
+            input: what happened.
+            now: when; never earlier than in the call before.
+
+        Returns:
+            What to do, in order; often nothing.
+
+        Raises:
+            ImpossibleInputError: the input can't happen in this state; nothing has changed.
+        """
+        return _HANDLERS[type(input)](self, input, now)
+
+    # One handler an input: it asks the guards which symbol the input is.
+
+    def _on_route(self, _: i.RouteRequested, now: float) -> tuple[Effect, ...]:
+        if self._rows[Symbol.ROUTE].does[0] is Do.TO_PRIMARY:
+            self._sending += 1
+            return self._to_primary
+        self._diverting += 1
+        self._diverted += 1
+        # Dirty from before the first diverted send leaves (SPEC 4.5); no one sees it change while failed over.
+        self._backlog = BACKLOG[self._backlog][BacklogSymbol.DIVERT]
+        return (ToBacklog(self._epoch),)
+
+    def _on_accepted(self, input: i.PrimaryAccepted, now: float) -> tuple[Effect, ...]:
+        return self._on_result(input.epoch, Symbol.ACCEPTED, now)
+
+    def _on_failed(self, input: i.PrimaryFailed, now: float) -> tuple[Effect, ...]:
+        kind = input.kind
+        busy_counts = kind is FailureKind.BUSY and self._options.failover_on_busy
+        if kind is not FailureKind.UNAVAILABLE and kind is not FailureKind.TRANSIENT and not busy_counts:
+            symbol = Symbol.NEUTRAL
+        elif self._options.failover_interval == 0:
+            symbol = Symbol.FAILED_AT_ONCE
+        else:
+            symbol = Symbol.FAILED
+        return self._on_result(input.epoch, symbol, now)
+
+    def _on_abandoned(self, input: i.PrimaryAbandoned, now: float) -> tuple[Effect, ...]:
+        return self._on_result(input.epoch, Symbol.NEUTRAL, now)
+
+    def _on_result(self, epoch: int, symbol: Symbol, now: float) -> tuple[Effect, ...]:
+        if self._sending == 0 or epoch > self._epoch:
+            raise ImpossibleInputError(
+                f"a result of epoch {epoch} without an attempt in flight, in epoch {self._epoch}"
+            )
+        row = self._row(symbol if epoch == self._epoch else Symbol.LATE)
+        self._sending -= 1
+        if epoch != self._epoch:
+            self._late += 1
+            return (LateResult(epoch),)
+        if row.next is self._health:
+            # The healthy path: nothing moves, only counters.
+            if symbol is Symbol.ACCEPTED:
+                self._sent += 1
+            elif symbol is not Symbol.NEUTRAL:
+                self._failed += 1
+            return _NOTHING
+        return self._apply(row, now)
+
+    def _on_divert_ended(self, _: i.DivertEnded, now: float) -> tuple[Effect, ...]:
+        if self._diverting == 0:
+            raise ImpossibleInputError("a diverted attempt ended without one in flight")
+        self._diverting -= 1
+        if self._diverting == 0:
+            self._settled_at = now
+        return _NOTHING
+
+    def _on_timer(self, input: i.TimerFired, now: float) -> tuple[Effect, ...]:
+        deadline = self.next_deadline()
+        if deadline is None or now < deadline:
+            symbol = Symbol.NOT_DUE
+        elif self._interval_ends_at is not None:
+            symbol = Symbol.INTERVAL_OVER
+        elif self._ping is not None:
+            symbol = Symbol.PING_OVERDUE
+            self._good_pings = 0
+        else:
+            symbol = Symbol.PING_DUE
+        return self._apply(self._row(symbol), now, input.jitter)
+
+    def _on_ping_succeeded(self, input: i.PingSucceeded, now: float) -> tuple[Effect, ...]:
+        if not self._is_current_ping(input.number):
+            return self._late_ping()
+        self._good_pings += 1
+        recovered = self._good_pings >= self._pings_needed
+        row = self._row(Symbol.PING_RECOVERED if recovered else Symbol.PING_GOOD)
+        return self._apply(row, now, input.jitter)
+
+    def _on_ping_failed(self, input: i.PingFailed, now: float) -> tuple[Effect, ...]:
+        if not self._is_current_ping(input.number):
+            return self._late_ping()
+        self._good_pings = 0
+        return self._apply(self._row(Symbol.PING_BAD), now, input.jitter)
+
+    def _on_seen_empty(self, input: i.BacklogSeenEmpty, now: float) -> tuple[Effect, ...]:
+        counts = self._health in _RUNNING and self._diverting == 0 and input.since >= self._settled_at
+        before = self.state
+        symbol = BacklogSymbol.DRAINED if counts else BacklogSymbol.NOT_DRAINED
+        self._backlog = BACKLOG[self._backlog][symbol]
+        return self._changed(before, Cause.DRAINED, now)
+
+    def _on_operator(self, input: Input, now: float) -> tuple[Effect, ...]:
+        return self._apply(self._row(_OPERATOR[type(input)]), now)
+
+    # Carrying a row out.
+
+    def _row(self, symbol: Symbol) -> Row:
+        row = self._rows.get(symbol)
+        if row is None:
+            raise ImpossibleInputError(f"{symbol.name} in {self._health.name}")
+        return row
+
+    def _apply(self, row: Row, now: float, jitter: float = 0.0) -> tuple[Effect, ...]:
+        effects: list[Effect] = []
+        before, left = self.state, self._health
+        for action in row.does:
+            self._do(action, now, jitter, effects)
+        if row.next is not left:
+            self._enter(row.next, now)
+            if row.cause is not None:
+                effects.extend(self._changed(before, row.cause, now, operator=row.cause in _BY_OPERATOR))
+        return tuple(effects)
+
+    def _do(self, action: Do, now: float, jitter: float, effects: list[Effect]) -> None:
+        match action:
+            case Do.COUNT_SENT:
+                self._sent += 1
+            case Do.COUNT_FAILED:
+                self._failed += 1
+            case Do.START_INTERVAL:
+                self._interval_ends_at = now + self._options.failover_interval
+            case Do.STOP_INTERVAL:
+                self._interval_ends_at = None
+            case Do.START_PINGS:
+                self._plan_first_ping(now)
+            case Do.START_PINGS_LATER:
+                self._pings_needed, self._good_pings = 1, 0
+                self._next_ping_at = now + self._options.ping_primary_interval
+            case Do.PING:
+                self._pings += 1
+                self._ping, self._next_ping_at = self._pings, None
+                self._ping_ends_at = now + self._options.ping_timeout
+                effects.append(SendPing(self._epoch, self._pings))
+            case Do.NEXT_PING:
+                self._ping = self._ping_ends_at = None
+                self._next_ping_at = now + self._options.ping_primary_interval * (1 + PING_JITTER * jitter)
+            case Do.STOP_PINGS | Do.CANCEL_PING:
+                if self._ping is not None:
+                    effects.append(StopPing(self._epoch, self._ping))
+                self._ping = self._ping_ends_at = self._next_ping_at = None
+            case _:  # pragma: no cover
+                raise ImpossibleInputError(f"{action.name} is not for this path")
+
+    def _plan_first_ping(self, now: float) -> None:
+        """A ping at once (SPEC 6.1), but an entity that flaps is asked for more, and later (SPEC 4.8)."""
+        recovered_at = self._recovered_at
+        flaps = recovered_at is not None and now - recovered_at <= self._options.flap_window
+        self._pings_needed = min(MOST_PINGS_NEEDED, self._pings_needed * 2) if flaps else 1
+        self._good_pings = 0
+        self._next_ping_at = now + self._options.ping_primary_interval * (self._pings_needed // 2)
+
+    def _enter(self, health: Health, now: float) -> None:
+        left, self._health = self._health, health
+        self._rows = HEALTH[health]
+        if starts_epoch(left, health):
+            self._epoch += 1
+            self._to_primary = (ToPrimary(self._epoch),)
+        if left in (Health.DOWN, Health.HELD) and health in _RUNNING:
+            self._recovered_at = self._settled_at = now
+            if not self._tracks_backlog:
+                self._backlog = BACKLOG[self._backlog][BacklogSymbol.CAME_UP_UNTRACKED]
+
+    def _changed(self, before: EntityState, cause: Cause, now: float, *, operator: bool = False) -> tuple[Effect, ...]:
+        after = self.state
+        if after is before and not operator:
+            return _NOTHING
+        change = Changed(
+            epoch=self._epoch,
+            previous=before,
+            current=after,
+            cause=cause,
+            lasted=now - self._entered_at,
+            sent=self._sent,
+            diverted=self._diverted,
+            failed=self._failed,
+            late=self._late,
+        )
+        self._entered_at = now
+        self._sent = self._diverted = self._failed = self._late = 0
+        return (change,)
+
+    def _is_current_ping(self, number: int) -> bool:
+        if number > self._pings:
+            raise ImpossibleInputError(f"an answer to ping {number}, which was never sent")
+        return self._ping == number
+
+    def _late_ping(self) -> tuple[Effect, ...]:
+        self._late += 1
+        return (LateResult(self._epoch),)
+
+
+_BY_OPERATOR = frozenset((Cause.FORCED, Cause.HELD, Cause.MARKED_HEALTHY))
+
+_OPERATOR: dict[type, Symbol] = {
+    i.MarkHealthy: Symbol.MARK_HEALTHY,
+    i.ForceFailover: Symbol.FORCE_FAILOVER,
+    i.Hold: Symbol.HOLD,
+}
+
+# Any: each handler takes the input type of its own key.
+_HANDLERS: dict[type, Callable[[EntityMachine, Any, float], tuple[Effect, ...]]] = {
+    i.RouteRequested: EntityMachine._on_route,
+    i.PrimaryAccepted: EntityMachine._on_accepted,
+    i.PrimaryFailed: EntityMachine._on_failed,
+    i.PrimaryAbandoned: EntityMachine._on_abandoned,
+    i.DivertEnded: EntityMachine._on_divert_ended,
+    i.TimerFired: EntityMachine._on_timer,
+    i.PingSucceeded: EntityMachine._on_ping_succeeded,
+    i.PingFailed: EntityMachine._on_ping_failed,
+    i.BacklogSeenEmpty: EntityMachine._on_seen_empty,
+    i.MarkHealthy: EntityMachine._on_operator,
+    i.ForceFailover: EntityMachine._on_operator,
+    i.Hold: EntityMachine._on_operator,
+}

@@ -1,0 +1,56 @@
+"""Values: messages, outcomes, events, errors. Standard library only, no behaviour beyond checking themselves."""
+
+from pairmq.model._entity import MAX_PATH_LENGTH, Entity, EntityKind, Source
+from pairmq.model._message import MAX_ID_LENGTH, MAX_TIME_TO_LIVE, Message, PropertyValue
+from pairmq.model._outcome import Delivery, EntityState, FailureKind, FailureReason, Receipt, Route
+from pairmq.model.errors import (
+    BacklogUnavailable,
+    ConfigurationError,
+    EntityNotFound,
+    EnvelopeError,
+    LockLost,
+    MessageTooLarge,
+    PairClosed,
+    PairFaulted,
+    PairMQError,
+    PrimaryUnavailable,
+    ReservedPropertyError,
+    SendError,
+    SendRefused,
+    SendUnknown,
+    TransportError,
+    Unauthorized,
+)
+
+__all__ = [
+    "MAX_ID_LENGTH",
+    "MAX_PATH_LENGTH",
+    "MAX_TIME_TO_LIVE",
+    "BacklogUnavailable",
+    "ConfigurationError",
+    "Delivery",
+    "Entity",
+    "EntityKind",
+    "EntityNotFound",
+    "EntityState",
+    "EnvelopeError",
+    "FailureKind",
+    "FailureReason",
+    "LockLost",
+    "Message",
+    "MessageTooLarge",
+    "PairClosed",
+    "PairFaulted",
+    "PairMQError",
+    "PrimaryUnavailable",
+    "PropertyValue",
+    "Receipt",
+    "ReservedPropertyError",
+    "Route",
+    "SendError",
+    "SendRefused",
+    "SendUnknown",
+    "Source",
+    "TransportError",
+    "Unauthorized",
+]

@@ -1,0 +1,105 @@
+"""What came of a send, of a receive, and of one attempt at a broker."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from pairmq.model._entity import Entity
+from pairmq.model._message import Message
+
+
+class Route(enum.StrEnum):
+    """Where an accepted message went (SPEC 3.1)."""
+
+    PRIMARY = "primary"
+    BACKLOG = "backlog"
+
+
+class EntityState(enum.StrEnum):
+    """The state that people see, derived from an entity's health and backlog (SPEC 4)."""
+
+    HEALTHY = "healthy"
+    FAILING = "failing"
+    FAILED_OVER = "failed-over"
+    DRAINING = "draining"
+
+
+class FailureKind(enum.StrEnum):
+    """What a failed operation means for failover (SPEC 3.6)."""
+
+    TRANSIENT = "transient"
+    """A hiccup: tried again inside the send; one that outlives its retries becomes unavailable."""
+    BUSY = "busy"
+    """The broker throttles: tried again, diverted only with ``failover_on_busy``."""
+    UNAVAILABLE = "unavailable"
+    """Time-out, connection lost, broker down, publisher blocked, no leader: counts toward failover."""
+    REFUSED = "refused"
+    """The broker said no to this message or this user: raised to the caller, never diverted."""
+
+
+class FailureReason(enum.StrEnum):
+    """Why an operation failed, finer than its kind: it picks the exception that a caller sees."""
+
+    OTHER = "other"
+    NOT_FOUND = "not-found"
+    ALREADY_EXISTS = "already-exists"
+    UNAUTHORIZED = "unauthorized"
+    TOO_LARGE = "too-large"
+    MALFORMED = "malformed"
+    NOT_SUPPORTED = "not-supported"
+    QUOTA = "quota"
+    DISABLED = "disabled"
+    LOCK_LOST = "lock-lost"
+    TIMEOUT = "timeout"
+    CONNECTION = "connection"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Proof that one message was accepted, and where (SPEC 3.2).
+
+    Args:
+        route: the primary, or a backlog queue of the secondary.
+        entity: where the message belongs.
+        message_id: the id that it had in every attempt.
+        backlog_queue: the backlog queue's name when diverted, else None.
+        attempts: how many times it was sent to a broker, the accepted one included.
+        elapsed: seconds from the call to the receipt.
+        maybe_duplicate: an earlier attempt's outcome is unknown, so that the primary may come to hold a second copy.
+    """
+
+    route: Route
+    entity: Entity
+    message_id: str
+    backlog_queue: str | None = None
+    attempts: int = 1
+    elapsed: float = 0.0
+    maybe_duplicate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A received message under its lock (peek-lock).
+
+    Args:
+        message: what was sent.
+        lock_token: the transport's handle for settling it; opaque to everyone else.
+        delivery_count: how many times it was delivered, this time included; at least 1.
+        sequence_number: the broker's position of it as text, unique within its queue; empty if the broker has none.
+        enqueued_at: when the broker took it, if it tells.
+        locked_until: when the lock ends unless renewed; None for a lock that lasts as long as the connection.
+        dead_letter_reason: why it was dead-lettered, when read from a dead-letter queue.
+        dead_letter_description: the same in a sentence.
+    """
+
+    message: Message
+    lock_token: object = field(repr=False)
+    delivery_count: int = 1
+    sequence_number: str = ""
+    enqueued_at: datetime | None = None
+    locked_until: datetime | None = None
+    dead_letter_reason: str | None = None
+    dead_letter_description: str | None = None

@@ -1,0 +1,117 @@
+"""Every exception that PairMQ raises on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pairmq.model._outcome import FailureKind, FailureReason
+
+
+class PairMQError(Exception):
+    """The base of all of them."""
+
+
+class ConfigurationError(PairMQError, ValueError):
+    """A setting, URL, plugin or pairing that can't work; the text says what to change."""
+
+
+class TransportError(PairMQError):
+    """How a transport reports a failure: the broker library's own exception stays behind it as ``__cause__``.
+
+    Args:
+        message: what happened, without secrets.
+        kind: what it means for failover (SPEC 3.6).
+        reason: why, finer than the kind.
+        maybe_applied: True when the broker may have done what was asked although no confirmation came;
+            for a send, when a copy may exist.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        kind: FailureKind,
+        reason: FailureReason = FailureReason.OTHER,
+        *,
+        maybe_applied: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.reason = reason
+        self.maybe_applied = maybe_applied
+
+    def __repr__(self) -> str:
+        return (
+            f"TransportError({str(self)!r}, kind={self.kind}, reason={self.reason}, maybe_applied={self.maybe_applied})"
+        )
+
+
+class SendError(PairMQError):
+    """A send that did not end in a receipt.
+
+    Args:
+        message: what happened and what to do.
+        entity: where the message should have gone.
+        message_id: its id, None when it was refused before it had one.
+        causes: the failures behind it, oldest first.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        entity: str | None = None,
+        message_id: str | None = None,
+        causes: Sequence[BaseException] = (),
+    ) -> None:
+        super().__init__(message)
+        self.entity = entity
+        self.message_id = message_id
+        self.causes = tuple(causes)
+
+
+class SendRefused(SendError):
+    """The message was accepted nowhere: the caller's mistake, or nothing could take it (SPEC 3.1)."""
+
+
+class MessageTooLarge(SendRefused):
+    """The message, or its backlog form, is larger than a broker of the pair takes (SPEC 3.8)."""
+
+
+class EntityNotFound(SendRefused):
+    """The primary has no such queue or topic."""
+
+
+class Unauthorized(SendRefused):
+    """The broker does not let this user send to the entity."""
+
+
+class BacklogUnavailable(SendRefused):
+    """Failed over, and no backlog queue takes messages either; ``causes`` holds both sides' failures (SPEC 5.5)."""
+
+
+class PrimaryUnavailable(SendRefused):
+    """The primary failed and the message was not diverted: ``while_failing="raise"``, or the deadline passed first."""
+
+
+class SendUnknown(SendError):
+    """A confirmation was lost and nothing else took the message: it may have been accepted, or not (SPEC 3.1)."""
+
+
+class PairClosed(PairMQError):
+    """The pair is closed or closing and takes no more work."""
+
+
+class PairFaulted(PairMQError):
+    """The pair lost a broker connection for good; ``__cause__`` says how (SPEC 9.2)."""
+
+
+class EnvelopeError(PairMQError):
+    """A message from a backlog queue is not one that PairMQ diverted, or was damaged (SPEC 7.4)."""
+
+
+class ReservedPropertyError(SendRefused):
+    """The message already has an application property that PairMQ's own envelope uses (SPEC 5.7)."""
+
+
+class LockLost(PairMQError):
+    """A delivery can no longer be settled: its lock ran out, and the broker will deliver it again."""

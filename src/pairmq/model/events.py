@@ -1,0 +1,272 @@
+"""Everything that PairMQ reports: one frozen value per happening (SPEC 10.1).
+
+Observers, `Pair.events` and the journal all see these and nothing else. No event holds a body, a password or a key.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from pairmq.model._entity import Entity
+from pairmq.model._outcome import EntityState
+
+
+class Cause(enum.StrEnum):
+    """What moved an entity from one state to another."""
+
+    SEND_FAILED = "send failed"
+    SEND_SUCCEEDED = "send succeeded"
+    INTERVAL_OVER = "failover interval over"
+    FIRST_SEND_FAILED = "first send after recovery failed"
+    PING_RECOVERED = "ping recovered"
+    MARKED_HEALTHY = "marked healthy"
+    FORCED = "failover forced"
+    HELD = "held"
+    DRAINED = "backlog drained"
+
+
+class SendOutcome(enum.StrEnum):
+    """The four ends of a send (SPEC 3.1)."""
+
+    PRIMARY = "accepted-primary"
+    BACKLOG = "accepted-backlog"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What every event carries.
+
+    Args:
+        at: wall-clock seconds since 1970 UTC.
+        pair: the pair's name, ``primary>secondary``.
+    """
+
+    at: float
+    pair: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateChanged(Event):
+    """An entity's visible state changed (SPEC 4.9).
+
+    Args:
+        entity: whose state.
+        previous: the state it left.
+        current: the state it entered.
+        cause: why.
+        epoch: the machine's epoch after the change.
+        lasted: seconds spent in ``previous``.
+        sent: sends accepted by the primary while in ``previous``.
+        diverted: sends routed to the backlog while in ``previous``.
+        failed: failures that count toward failover while in ``previous``.
+        late: late results while in ``previous`` (SPEC 4.6).
+    """
+
+    entity: Entity
+    previous: EntityState
+    current: EntityState
+    cause: Cause
+    epoch: int
+    lasted: float
+    sent: int = 0
+    diverted: int = 0
+    failed: int = 0
+    late: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendCompleted(Event):
+    """One send ended, in one of the four ways.
+
+    Args:
+        entity: where the message belongs.
+        message_id: its id; empty if it was refused before it had one.
+        outcome: how the send ended.
+        backlog_queue: the backlog queue that took it, else None.
+        attempts: operations at a broker.
+        elapsed: seconds from call to end.
+        maybe_duplicate: a second copy may exist.
+        size: bytes of the body.
+        error: the error's class name, None when accepted.
+    """
+
+    entity: Entity
+    message_id: str
+    outcome: SendOutcome
+    backlog_queue: str | None
+    attempts: int
+    elapsed: float
+    maybe_duplicate: bool
+    size: int
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptFailed(Event):
+    """One attempt of a send failed; the send itself may still be accepted.
+
+    Args:
+        entity: where the message belongs.
+        message_id: its id.
+        queue: the backlog queue that was tried, None for the primary.
+        kind: the failure's kind (SPEC 3.6).
+        error: what the transport said.
+        maybe_applied: the broker may hold the message all the same.
+        late: the attempt was made in an earlier epoch, so that it did not move the state.
+    """
+
+    entity: Entity
+    message_id: str
+    queue: str | None
+    kind: str
+    error: str
+    maybe_applied: bool
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PingCompleted(Event):
+    """A ping of a failed-over entity ended (SPEC 6).
+
+    Args:
+        entity: which one.
+        ok: it proved that the entity takes messages.
+        elapsed: seconds it took.
+        error: what failed, None when ok.
+    """
+
+    entity: Entity
+    ok: bool
+    elapsed: float
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotationChanged(Event):
+    """A backlog queue left or joined the queues in use (SPEC 5.4, 5.5).
+
+    Args:
+        queue: its name.
+        in_use: whether it is used from now on.
+        left: how many queues are in use now.
+        error: why it left, None when it joined.
+    """
+
+    queue: str
+    in_use: bool
+    left: int
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BacklogQueueChecked(Event):
+    """A backlog queue was made or found when pairing (SPEC 5.1, 5.3).
+
+    Args:
+        queue: its name.
+        created: it did not exist before.
+        differences: settings of an existing queue that differ from the ones asked for, one sentence each.
+    """
+
+    queue: str
+    created: bool
+    differences: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageMoved(Event):
+    """The syphon brought a message home: confirmed by the primary, completed in the backlog (SPEC 7.1).
+
+    Args:
+        queue: the backlog queue it came from.
+        entity: the destination.
+        message_id: its id.
+        waited: seconds from divert to delivery.
+        maybe_duplicate: the sender marked that the primary may hold a copy.
+        redelivered: the message had been delivered to a syphon before, so that this may be a second copy.
+    """
+
+    queue: str
+    entity: Entity
+    message_id: str
+    waited: float
+    maybe_duplicate: bool
+    redelivered: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageDeadLettered(Event):
+    """The syphon set a message aside that can't be delivered (SPEC 7.4).
+
+    Args:
+        queue: the backlog queue in whose dead-letter queue it is now.
+        entity: the destination's path, None if it could not be read.
+        message_id: its id, None if it had none.
+        reason: one word or two.
+        description: a sentence.
+    """
+
+    queue: str
+    entity: str | None
+    message_id: str | None
+    reason: str
+    description: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DestinationChanged(Event):
+    """The syphon stopped, or began again, to deliver to a destination (SPEC 7.3).
+
+    Args:
+        entity: the destination.
+        open: whether messages go to it from now on.
+        error: why not, None when open.
+    """
+
+    entity: Entity
+    open: bool
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyphonFailed(Event):
+    """A pump met an error of the secondary, and tries again (SPEC 7).
+
+    Args:
+        queue: the pump's backlog queue.
+        error: what the transport said.
+        retry_after: seconds until it tries again.
+    """
+
+    queue: str
+    error: str
+    retry_after: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warned(Event):
+    """Something that a person should look at, while all goes on.
+
+    Args:
+        subject: what it is about: an entity, a queue, an option.
+        text: a sentence that says what to do.
+    """
+
+    subject: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairEnded(Event):
+    """The pair closed, or faulted (SPEC 9).
+
+    Args:
+        fault: why it faulted; None for an ordinary close.
+        unknown: sends given back as unknown because the close grace was over.
+    """
+
+    fault: str | None = None
+    unknown: int = 0

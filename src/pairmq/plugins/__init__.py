@@ -1,0 +1,17 @@
+"""How transports and observers join: pluggy hooks, the records that they yield, and the registry."""
+
+from pairmq.plugins._manager import PluginInfo, Registry, registry
+from pairmq.plugins._records import BrokerControl, Observer, ObserverRecord, TransportRecord
+from pairmq.plugins.hookspecs import hookimpl, hookspec
+
+__all__ = [
+    "BrokerControl",
+    "Observer",
+    "ObserverRecord",
+    "PluginInfo",
+    "Registry",
+    "TransportRecord",
+    "hookimpl",
+    "hookspec",
+    "registry",
+]

@@ -1,0 +1,215 @@
+"""The registry: finds plugins, isolates the broken ones, and picks the transport of a URL."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.metadata import Distribution, EntryPoint, distributions
+from typing import Any, TypeVar
+
+import pluggy
+
+from pairmq.model import ConfigurationError
+from pairmq.plugins import hookspecs
+from pairmq.plugins._records import ObserverRecord, TransportRecord
+from pairmq.transport import Transport
+
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
+_NAME = re.compile(r"[a-z][a-z0-9_-]*")
+_KNOWN = {
+    "amqp": "pairmq-rabbitmq",
+    "amqps": "pairmq-rabbitmq",
+    "memory": "pairmq-redis[memory]",
+    "redis": "pairmq-redis",
+    "rediss": "pairmq-redis",
+    "sb": "pairmq-servicebus",
+}
+
+Record = TypeVar("Record", TransportRecord, ObserverRecord)
+
+
+@dataclass(frozen=True, slots=True)
+class PluginInfo:
+    """A plugin as it was found.
+
+    Args:
+        name: the entry point's name, or the module's for one registered by hand.
+        distribution: the installed package and its version; None for one registered by hand.
+        transports: the transports that it brings.
+        observers: the observers that it brings.
+        error: why it can't be used, None when it can.
+    """
+
+    name: str
+    distribution: str | None
+    transports: tuple[TransportRecord, ...] = ()
+    observers: tuple[ObserverRecord, ...] = ()
+    error: str | None = None
+
+
+class Registry:
+    """All plugins of this process; loads them at the first question, never at import.
+
+    A plugin that can't be imported, or whose hooks fail or yield nonsense, is kept in `plugins` with its error and
+    harms no other one.
+
+    Args:
+        entry_points: gives each entry point with the distribution it belongs to; the installed ones when left out.
+    """
+
+    def __init__(self, entry_points: Callable[[], Iterable[tuple[EntryPoint, str | None]]] | None = None) -> None:
+        self._find = entry_points or _installed_entry_points
+        self._by_hand: list[tuple[str, object]] = []
+        self._plugins: tuple[PluginInfo, ...] | None = None
+
+    def register(self, plugin: object, name: str | None = None) -> None:
+        """Add a plugin that is not installed, such as a module of your own application.
+
+        Args:
+            plugin: an object with hook implementations.
+            name: its name for people.
+        """
+        own_name: str = getattr(plugin, "__name__", type(plugin).__name__)
+        self._by_hand.append((name or own_name, plugin))
+        self._plugins = None
+
+    def unregister(self, plugin: object) -> None:
+        """Take away one that was added with `register`."""
+        self._by_hand = [entry for entry in self._by_hand if entry[1] is not plugin]
+        self._plugins = None
+
+    @property
+    def plugins(self) -> tuple[PluginInfo, ...]:
+        """Every plugin found, the broken ones too."""
+        if self._plugins is None:
+            self._plugins = tuple(self._load())
+        return self._plugins
+
+    def transports(self) -> tuple[TransportRecord, ...]:
+        """The transports of all sound plugins."""
+        return tuple(record for plugin in self.plugins for record in plugin.transports)
+
+    def observers(self) -> tuple[ObserverRecord, ...]:
+        """The observers of all sound plugins."""
+        return tuple(record for plugin in self.plugins for record in plugin.observers)
+
+    def transport_record(self, url: str) -> TransportRecord:
+        """Find the transport that serves a URL's scheme.
+
+        Args:
+            url: ``scheme://…``; only the scheme is looked at, and nothing else of it stands in an error.
+
+        Raises:
+            ConfigurationError: no scheme, no plugin for it (the text says what to install), or two of them.
+        """
+        scheme, separator, _ = url.partition("://")
+        scheme = scheme.lower()
+        if not separator or not _SCHEME.fullmatch(scheme):
+            raise ConfigurationError(
+                "the broker URL has no scheme: write it as scheme://…, e.g. redis://127.0.0.1:6379/0"
+            )
+        owners = [
+            (plugin, record) for plugin in self.plugins for record in plugin.transports if scheme in record.schemes
+        ]
+        if len(owners) > 1:
+            names = " and ".join(f"{p.name!r} ({p.distribution or 'registered by hand'})" for p, _ in owners)
+            raise ConfigurationError(
+                f"the scheme {scheme}:// is claimed by two plugins, {names}: uninstall one of them"
+            )
+        if not owners:
+            raise ConfigurationError(self._missing(scheme))
+        return owners[0][1]
+
+    def transport(self, url: str) -> Transport:
+        """Make the transport of a URL; no IO.
+
+        Raises:
+            ConfigurationError: as `transport_record`, or the URL itself can't work.
+        """
+        return self.transport_record(url).factory(url)
+
+    def conflicts(self) -> tuple[str, ...]:
+        """Name every scheme that two plugins claim, one sentence each."""
+        found = []
+        for scheme in sorted({s for record in self.transports() for s in record.schemes}):
+            try:
+                self.transport_record(f"{scheme}://")
+            except ConfigurationError as error:
+                found.append(str(error))
+        return tuple(found)
+
+    def _missing(self, scheme: str) -> str:
+        known = sorted({s for record in self.transports() for s in record.schemes})
+        text = f"no transport for {scheme}://"
+        if scheme in _KNOWN:
+            text += f": install it with: pip install '{_KNOWN[scheme]}'"
+        text += f"; installed: {', '.join(f'{s}://' for s in known) or 'none'}"
+        broken = [plugin.name for plugin in self.plugins if plugin.error]
+        if broken:
+            text += f"; broken: {', '.join(broken)} (see: pairmq plugins)"
+        return text
+
+    def _load(self) -> Iterable[PluginInfo]:
+        for name, plugin in self._by_hand:
+            yield _inspect(name, None, lambda plugin=plugin: plugin)  # type: ignore[misc]  # mypy can't infer the default
+        for entry_point, distribution in self._find():
+            yield _inspect(entry_point.name, distribution, entry_point.load)
+
+
+registry = Registry()
+"""The process's registry."""
+
+
+def _installed_entry_points() -> Iterable[tuple[EntryPoint, str | None]]:
+    seen = set()
+    for distribution in distributions():
+        for entry_point in distribution.entry_points:
+            # The same distribution can stand twice on sys.path (an editable install beside a built one).
+            if entry_point.group == hookspecs.PROJECT and (entry_point.name, entry_point.value) not in seen:
+                seen.add((entry_point.name, entry_point.value))
+                yield entry_point, _label(distribution)
+
+
+def _label(distribution: Distribution) -> str:
+    return f"{distribution.name} {distribution.version}"
+
+
+def _inspect(name: str, distribution: str | None, load: Callable[[], object]) -> PluginInfo:
+    """Load one plugin in a manager of its own, so that nothing that it does reaches another."""
+    try:
+        manager = pluggy.PluginManager(hookspecs.PROJECT)
+        manager.add_hookspecs(hookspecs)
+        manager.register(load(), name=name)
+        manager.check_pending()
+        transports = _records(manager.hook.pairmq_transports(), TransportRecord)
+        observers = _records(manager.hook.pairmq_observers(), ObserverRecord)
+        if not transports and not observers:
+            raise ValueError("it brings neither transports nor observers: does a hook lack its @hookimpl?")
+        for record in transports:
+            _check_schemes(record)
+    except BaseException as error:  # a plugin may fail in any way at all, SystemExit at import included
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        return PluginInfo(name, distribution, error=f"{type(error).__name__}: {error}")
+    return PluginInfo(name, distribution, transports, observers)
+
+
+def _records(answers: Iterable[Any], kind: type[Record]) -> tuple[Record, ...]:
+    found: list[Record] = []
+    for answer in answers:
+        for record in answer:
+            if not isinstance(record, kind):
+                raise TypeError(f"a hook yields a {type(record).__name__}: it must yield {kind.__name__}")
+            if not _NAME.fullmatch(record.name):
+                raise ValueError(f"the name {record.name!r}: use lower-case letters, digits, - and _")
+            found.append(record)
+    return tuple(found)
+
+
+def _check_schemes(record: TransportRecord) -> None:
+    if not record.schemes:
+        raise ValueError(f"transport {record.name!r} serves no URL scheme")
+    for scheme in record.schemes:
+        if not _SCHEME.fullmatch(scheme):
+            raise ValueError(f"transport {record.name!r}: {scheme!r} is no URL scheme in lower case")

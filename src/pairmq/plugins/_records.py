@@ -1,0 +1,85 @@
+"""What plugins yield: one record per transport or observer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from pairmq.model.events import Event
+from pairmq.transport import Capabilities, Transport
+
+
+class BrokerControl(Protocol):
+    """A broker in this process that a test or the demo can take away and bring back.
+
+    Each fault lasts until `restore` or another fault. What was accepted before a `stop` is there after `restore`.
+    """
+
+    async def stop(self) -> None:
+        """Refuse connections and drop the open ones, as a killed process does."""
+
+    async def hang(self) -> None:
+        """Take connections and never answer, as a process under SIGSTOP does."""
+
+    async def slow(self, delay: float) -> None:
+        """Answer each call ``delay`` seconds late."""
+
+    async def refuse(self, *, kind: str = "unavailable") -> None:
+        """Answer each write with an error: ``unavailable``, ``busy`` or ``refused``; reads go on."""
+
+    async def lose_confirms(self, *, applied: bool = True) -> None:
+        """Drop the connection instead of confirming writes, after they were applied, or before."""
+
+    async def restore(self) -> None:
+        """End every fault: the broker is as it was, with its messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransportRecord:
+    """A transport that a plugin brings.
+
+    Args:
+        name: the product in lower case, for people: ``redis``.
+        schemes: the URL schemes it serves: ``("redis", "rediss")``; each belongs to one plugin only.
+        factory: makes a transport of a URL without IO; raises `ConfigurationError` for a URL that can't work. The error
+            must not repeat a password.
+        capabilities: what its transports can do, as far as that is known before connecting.
+        description: one line for ``pairmq plugins``.
+        broker_control: for in-process brokers: gives the control of the broker that a URL names, for tests and demos.
+    """
+
+    name: str
+    schemes: tuple[str, ...]
+    factory: Callable[[str], Transport]
+    capabilities: Capabilities
+    description: str = ""
+    broker_control: Callable[[str], BrokerControl] | None = None
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """Sees every event of a pair (SPEC 10.1)."""
+
+    def on_event(self, event: Event) -> None:
+        """Take one event; quickly, as sends wait for it. What it raises is reported once and then ignored."""
+
+    async def close(self) -> None:
+        """Write out what it still holds; called when the pair closes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObserverRecord:
+    """An observer that a plugin brings.
+
+    Args:
+        name: in lower case, for people.
+        factory: makes one observer per pair.
+        description: one line for ``pairmq plugins``.
+        automatic: whether every pair gets one without asking for it by name.
+    """
+
+    name: str
+    factory: Callable[[], Observer]
+    description: str = ""
+    automatic: bool = False

@@ -1,0 +1,15 @@
+"""The abstract interfaces to a broker, and what transports tell about themselves."""
+
+from pairmq.transport._transport import Admin, Receiver, Sender, Transport
+from pairmq.transport._values import Capabilities, Endpoint, QueueCounts, QueueProperties
+
+__all__ = [
+    "Admin",
+    "Capabilities",
+    "Endpoint",
+    "QueueCounts",
+    "QueueProperties",
+    "Receiver",
+    "Sender",
+    "Transport",
+]

@@ -1,0 +1,353 @@
+"""The interfaces that every broker's adapter fulfils: Transport, Sender, Receiver, Admin.
+
+Rules for all of them, which the conformance suite checks:
+
+- **Asyncio, one loop.** Objects belong to the loop that first awaited them. Every method may be called concurrently
+  with every other unless its text says otherwise.
+- **No hidden retries.** A failure is raised at once as `TransportError`, with the kind of the transport's one mapping
+  table (SPEC 3.6). Whether, when and where to try again is decided above. The client library's own retries and
+  reconnections are switched off; the next call after a lost connection connects anew.
+- **Time limits come from above** as cancellation (``asyncio.timeout``). A cancelled call returns control within a few
+  milliseconds, even from a broker that never answers, and leaves the object usable: if the connection's state is in
+  doubt, the transport drops the connection instead of waiting.
+- **Accepted means confirmed by the broker** (SPEC 3.4).
+- **Lazy.** Making a sender, receiver or admin does no IO; the first call connects.
+- **Nothing of a message is trusted**: never evaluated, unpickled, or used as a path.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from pairmq.model import Delivery, Entity, Message, Source, TransportError
+from pairmq.transport._values import Capabilities, Endpoint, QueueCounts, QueueProperties
+
+
+class Sender(ABC):
+    """Sends to one entity. Keep it open: brokers charge for opening."""
+
+    @abstractmethod
+    async def send(self, message: Message) -> None:
+        """Send one message and return when the broker has confirmed it.
+
+        Args:
+            message: has a message id. The transport carries every field of it unchanged to its own receivers.
+
+        Raises:
+            TransportError: the broker did not confirm. ``maybe_applied`` is True unless it is certain that the broker
+                has not stored the message; *unavailable* failures before the first byte was written are certain.
+
+        A cancelled call may or may not have stored the message.
+        """
+
+    @abstractmethod
+    async def send_batch(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
+        """Send several messages, in order, as cheaply as the broker allows.
+
+        Args:
+            messages: any number; the transport cuts them to the broker's limits.
+
+        Returns:
+            One entry a message, in order: None for confirmed, else its failure. Messages confirmed stand in the
+            entity in the order given.
+
+        A cancelled call may have stored any part of them. Nothing but cancellation is raised.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Give up the link; idempotent, never raises, returns within 2 s whatever the broker does.
+
+        Calls in flight end with `TransportError` of reason *closed*.
+        """
+
+
+class Receiver(ABC):
+    """Reads one source under peek-lock: a delivery stays in the broker until it is completed."""
+
+    @abstractmethod
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        """Receive up to ``max_messages``, waiting for the first at most ``wait`` seconds (a long poll).
+
+        Args:
+            max_messages: at least 1.
+            wait: seconds; 0 asks once and returns at once.
+
+        Returns:
+            Deliveries in the broker's order; empty when none came in time. It returns as soon as there is at least one.
+            A stored message that can't be decoded never fails the call and never blocks the queue: the transport
+            dead-letters it with reason ``malformed`` and goes on.
+
+        Raises:
+            TransportError: the source can't be read.
+
+        Not to be called twice at the same time on one receiver. A cancelled call loses nothing: what it had fetched is
+        delivered again, at the latest when the locks end.
+        """
+
+    @abstractmethod
+    async def complete(self, delivery: Delivery) -> None:
+        """Remove a delivery from the broker for good, confirmed.
+
+        Raises:
+            TransportError: reason *lock-lost* when the lock had ended (it will be delivered again), or the broker could
+                not be reached (it may be delivered again).
+        """
+
+    @abstractmethod
+    async def complete_batch(self, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
+        """Complete several as cheaply as the broker allows; one entry each, None for done. Raises only cancellation."""
+
+    @abstractmethod
+    async def abandon(self, delivery: Delivery) -> None:
+        """Give a delivery back at once, to be delivered again with its delivery count one higher.
+
+        Raises:
+            TransportError: as `complete`.
+        """
+
+    @abstractmethod
+    async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
+        """Move a delivery to the source's dead-letter queue, in one step or so that a crash can only leave two copies.
+
+        Args:
+            delivery: one that this receiver gave and that is not settled.
+            reason: a word or two.
+            description: a sentence; cut to what the broker takes.
+
+        Raises:
+            TransportError: as `complete`; reason *not-supported* without the capability.
+        """
+
+    @abstractmethod
+    async def renew_lock(self, delivery: Delivery) -> Delivery:
+        """Make the lock last its whole duration from now.
+
+        Returns:
+            The delivery with its new ``locked_until``; the old one settles just as well.
+
+        Raises:
+            TransportError: as `complete`; reason *not-supported* without the capability.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Release what is not settled, so that others get it soon; idempotent, never raises, returns within 2 s."""
+
+
+class Admin(ABC):
+    """Looks after a broker's entities, and finds out whether they work."""
+
+    @abstractmethod
+    async def check(self) -> None:
+        """Make one round trip to the broker, which shows that it is there and lets this user in.
+
+        Raises:
+            TransportError: it is not, or does not.
+        """
+
+    @abstractmethod
+    async def exists(self, entity: Entity) -> bool:
+        """Tell whether the entity exists.
+
+        Raises:
+            TransportError: the broker could not be asked.
+        """
+
+    @abstractmethod
+    async def create(self, entity: Entity, properties: QueueProperties | None = None) -> bool:
+        """Make a queue or topic, durable; an existing one is left exactly as it is.
+
+        Args:
+            entity: what to make.
+            properties: settings, mapped to the broker's nearest (the transport documents the differences);
+                None for the broker's defaults with peek-lock and dead-lettering.
+
+        Returns:
+            True when it was made, False when it existed.
+
+        Raises:
+            TransportError: neither.
+        """
+
+    @abstractmethod
+    async def create_subscription(self, topic: Entity, name: str) -> bool:
+        """Make a subscription of a topic that gets every message from now on; as `create`.
+
+        Raises:
+            TransportError: reason *not-supported* without the topics capability, *not-found* without the topic.
+        """
+
+    @abstractmethod
+    async def properties(self, entity: Entity) -> QueueProperties:
+        """Read a queue's settings.
+
+        Raises:
+            TransportError: reason *not-found* when it does not exist.
+        """
+
+    @abstractmethod
+    async def counts(self, source: Source) -> QueueCounts:
+        """Count what a queue or subscription holds, now and exactly, messages locked by anyone included.
+
+        Raises:
+            TransportError: reason *not-found* when it does not exist.
+        """
+
+    @abstractmethod
+    async def delete(self, entity: Entity) -> bool:
+        """Delete an entity with all it holds; False when it did not exist.
+
+        Raises:
+            TransportError: the broker did not.
+        """
+
+    @abstractmethod
+    async def list_entities(self, prefix: str = "") -> list[Entity]:
+        """List the entities whose path starts with ``prefix``, by path, dead-letter queues and system ones left out.
+
+        Raises:
+            TransportError: the broker could not be asked.
+        """
+
+    @abstractmethod
+    async def peek(self, source: Source, max_messages: int) -> list[Delivery]:
+        """Show the oldest messages without locking or changing them; their lock tokens settle nothing.
+
+        Raises:
+            TransportError: reason *not-supported* without the capability.
+        """
+
+    @abstractmethod
+    async def purge(self, source: Source) -> int:
+        """Delete what a queue or dead-letter queue holds, locked messages included; returns how many.
+
+        Raises:
+            TransportError: the broker did not.
+        """
+
+    @abstractmethod
+    async def probe(self, entity: Entity) -> None:
+        """Find out whether the entity accepts writes, in a way that no consumer ever sees (SPEC 6.2).
+
+        Each transport's docstring says what its probe proves and what it cannot.
+
+        Raises:
+            TransportError: it does not.
+        """
+
+    @abstractmethod
+    def is_system_entity(self, entity: Entity) -> bool:
+        """Tell, without IO, whether the path is the broker's own or the transport's (SPEC 5.8)."""
+
+
+class Transport(ABC):
+    """One connection (or what the product calls one) to one broker.
+
+    It ends in one of two ways: `close`, or `fault`, after which every call raises `TransportError` of reason *closed*.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._fault: BaseException | None = None
+        self._ended = False
+        self._listeners: list[Callable[[Transport], None]] = []
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The broker that this transport talks to."""
+        return self._endpoint
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is closed or faulted."""
+        return self._ended
+
+    @property
+    def fault_cause(self) -> BaseException | None:
+        """Why it faulted; None while open and after an ordinary close."""
+        return self._fault
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """What it can do; limits may become exact once connected."""
+
+    @property
+    @abstractmethod
+    def admin(self) -> Admin:
+        """The broker's administration."""
+
+    @abstractmethod
+    def sender(self, entity: Entity) -> Sender:
+        """Make a sender; no IO.
+
+        Raises:
+            TransportError: kind refused, reason *not-supported*, when the transport has no such kind of entity;
+                reason *malformed* when the path breaks a rule of this broker.
+        """
+
+    @abstractmethod
+    def receiver(self, source: Source) -> Receiver:
+        """Make a receiver; no IO. Raises as `sender`."""
+
+    @abstractmethod
+    def measure(self, message: Message) -> int:
+        """Tell, without IO, a message's size in bytes as ``Capabilities.max_message_bytes`` counts it."""
+
+    @abstractmethod
+    async def _close(self) -> None:
+        """Close all connections, senders and receivers; never raises, returns within 2 s whatever the broker does."""
+
+    async def close(self) -> None:
+        """Close everything; idempotent, never raises, returns within 2 s whatever the broker does."""
+        if not self._ended:
+            self._end()
+        await self._close()
+
+    async def fault(self, cause: BaseException) -> None:
+        """End it for good because its partner is gone or it can never work again (SPEC 9.2).
+
+        Args:
+            cause: what `fault_cause` tells from now on.
+        """
+        if not self._ended:
+            self._fault = cause
+            self._end()
+        await self._close()
+
+    def on_end(self, listener: Callable[[Transport], None]) -> None:
+        """Call ``listener`` once, synchronously, when the transport ends; at once if it has.
+
+        Args:
+            listener: must not raise and must not block.
+        """
+        if self._ended:
+            listener(self)
+        else:
+            self._listeners.append(listener)
+
+    def remove_on_end(self, listener: Callable[[Transport], None]) -> None:
+        """Forget a listener; unknown ones are ignored."""
+        if listener in self._listeners:
+            self._listeners.remove(listener)
+
+    def _end(self) -> None:
+        self._ended = True
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener(self)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._endpoint.url!r})"

@@ -1,0 +1,120 @@
+"""What transports tell about themselves and their queues, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a transport can do. A claim is tested by the conformance suite, and so is a disclaimer.
+
+    Args:
+        max_message_bytes: largest message with its properties as `Transport.measure` counts it; None when unlimited.
+        max_path_length: longest entity path in characters.
+        topics: topics with subscriptions.
+        sessions: receivers of one session.
+        scheduling: `Message.scheduled_enqueue_at` is kept; a transport without it refuses such a message.
+        time_to_live: `Message.time_to_live` is kept; a transport without it refuses such a message.
+        dead_letter: `Receiver.dead_letter` keeps reason and description, readable through a dead-letter source.
+        lock_renewal: `Receiver.renew_lock` makes a lock last longer; without it a lock lasts as long as its connection.
+        probes: `Admin.probe` proves that an entity accepts writes.
+        peek: `Admin.peek` shows messages without locking them.
+        ordered_consumer: a queue can be read by one consumer at a time, which order needs (SPEC 8.2).
+        durable: an accepted message outlives the broker's process.
+    """
+
+    max_message_bytes: int | None = None
+    max_path_length: int = 260
+    topics: bool = False
+    sessions: bool = False
+    scheduling: bool = False
+    time_to_live: bool = False
+    dead_letter: bool = False
+    lock_renewal: bool = False
+    probes: bool = False
+    peek: bool = False
+    ordered_consumer: bool = False
+    durable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One broker, as a URL names it.
+
+    Args:
+        name: a short name for people and for the backlog queues' names (SPEC 5.1), without secrets.
+        identity: product, host, port and virtual host; two endpoints of one identity are the same broker (SPEC 9.3).
+        url: the URL with its password left out, fit for logs.
+    """
+
+    name: str
+    identity: tuple[str, ...]
+    url: str
+
+    def __str__(self) -> str:
+        return self.url
+
+
+@dataclass(frozen=True, slots=True)
+class QueueProperties:
+    """A queue's settings; asked for when making one, told when reading one.
+
+    None for a duration or count means unlimited when asked for; when told it means unlimited, or that the broker has
+    no such setting.
+
+    Args:
+        max_size_megabytes: bound on what the queue holds, in MB.
+        max_delivery_count: deliveries after which the broker dead-letters a message.
+        default_time_to_live: seconds a message lives when it says nothing itself.
+        auto_delete_after: seconds of idleness after which the broker deletes the queue.
+        lock_duration: seconds a lock lasts unless renewed; None for as long as the connection.
+        dead_letter_on_expiration: an expired message is dead-lettered instead of dropped.
+        batched_operations: the broker may batch its writes.
+    """
+
+    max_size_megabytes: int | None = None
+    max_delivery_count: int | None = None
+    default_time_to_live: float | None = None
+    auto_delete_after: float | None = None
+    lock_duration: float | None = 60.0
+    dead_letter_on_expiration: bool = True
+    batched_operations: bool = True
+
+    def differences(self, actual: QueueProperties) -> tuple[str, ...]:
+        """Name each setting of an existing queue that differs from this one, as a sentence (SPEC 5.3).
+
+        Args:
+            actual: what `Admin.properties` told.
+
+        Returns:
+            ``lock_duration is 30.0, asked for 60.0`` and the like; empty when they agree.
+        """
+        found = []
+        for entry in fields(self):
+            wanted, is_ = getattr(self, entry.name), getattr(actual, entry.name)
+            if wanted != is_:
+                found.append(f"{entry.name} is {is_}, asked for {wanted}")
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueCounts:
+    """How many messages a queue or subscription holds.
+
+    Args:
+        active: waiting to be received.
+        locked: received and not yet settled, by anyone; 0 if the broker counts them among the active ones.
+        scheduled: waiting for their time.
+        dead_letter: in its dead-letter queue.
+    """
+
+    active: int = 0
+    locked: int = 0
+    scheduled: int = 0
+    dead_letter: int = 0
+
+    @property
+    def pending(self) -> int:
+        """All that are not dead-lettered: what a drain still has to move."""
+        return self.active + self.locked + self.scheduled
