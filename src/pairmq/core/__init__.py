@@ -24,7 +24,15 @@ from pairmq.core._inputs import (
 from pairmq.core._states import Backlog, Health, visible
 from pairmq.core.backoff import TRANSIENT_RETRIES, Backoff
 from pairmq.core.drain import EmptyWatch
-from pairmq.core.envelope import ALIASES, Diversion, divert, elapsed_time_to_live, reserved_properties, restore
+from pairmq.core.envelope import (
+    ALIASES,
+    MAYBE_DUPLICATE,
+    Diversion,
+    divert,
+    elapsed_time_to_live,
+    reserved_properties,
+    restore,
+)
 from pairmq.core.machine import EntityMachine, ImpossibleInputError
 from pairmq.core.options import OPTION_NAMES, PairOptions
 from pairmq.core.rotation import Rotation
@@ -35,6 +43,7 @@ __all__ = [
     "FORCE_FAILOVER",
     "HOLD",
     "MARK_HEALTHY",
+    "MAYBE_DUPLICATE",
     "OPTION_NAMES",
     "ROUTE_REQUESTED",
     "TRANSIENT_RETRIES",

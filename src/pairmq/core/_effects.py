@@ -35,7 +35,10 @@ class StopPing(NamedTuple):
 
 
 class LateResult(NamedTuple):
-    """The input was a late result: journal it; it changed nothing (SPEC 4.6). ``epoch``: the attempt's."""
+    """The input was a late result: journal it; it changed nothing (SPEC 4.6).
+
+    ``epoch`` is the attempt's; of a ping, which has a number instead, the present one.
+    """
 
     epoch: int
 

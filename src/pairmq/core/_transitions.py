@@ -1,8 +1,9 @@
 """The table: every (state, symbol) pair of an entity, and what happens.
 
 Theory. An entity is two facts that are kept apart: the primary's *health* and the *backlog*. A plain chain of four
-states forgets the backlog when a draining entity fails and recovers, and the messages in it are stranded; here no health
-row can touch the backlog, and no backlog row the health. What people see is derived from both (`_states.visible`).
+states forgets the backlog when a draining entity fails and recovers, and the messages in it are stranded; here no
+health row can touch the backlog, and no backlog row the health. What people see is derived from both
+(`_states.visible`).
 
 Rules.
 

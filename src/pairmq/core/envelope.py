@@ -29,8 +29,9 @@ ALIASES: Final = frozenset(
 )
 """Every application property that the envelope uses; a message may have none of them of its own (SPEC 5.7)."""
 
-_SECONDS = re.compile(r"\d{1,15}(\.\d{1,6})?")
-_NUMBER = re.compile(r"\d{1,19}")
+# [0-9]: \d would let the digits of every script through.
+_SECONDS = re.compile(r"[0-9]{1,15}(\.[0-9]{1,6})?")
+_NUMBER = re.compile(r"[0-9]{1,19}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ def restore(message: Message) -> tuple[Message, Diversion]:
     try:
         entity = Entity(path, EntityKind.QUEUE if kind is None else EntityKind(kind))
     except ValueError as error:
-        raise EnvelopeError(f"{PATH} or {KIND} names no entity: {error}") from error
+        raise EnvelopeError(f"{PATH} or {KIND} is malformed: together they must name a queue or topic") from error
     try:
         original = replace(
             message,
@@ -139,7 +140,9 @@ def restore(message: Message) -> tuple[Message, Diversion]:
             application_properties=properties,
         )
     except (ValueError, TypeError) as error:
-        raise EnvelopeError(f"an alias holds a value that no message can have: {error}") from error
+        # Only these three can be the reason: all else was a message's already.
+        names = f"{SESSION_ID}, {TIME_TO_LIVE} or {SCHEDULED_ENQUEUE}"
+        raise EnvelopeError(f"{names} holds a value that no message can have") from error
     return original, Diversion(entity, diverted_at, sender, int(sequence), duplicate is not None)
 
 
@@ -175,7 +178,7 @@ def _seconds_text(seconds: float) -> str:
 def _seconds(text: str | None) -> float | None:
     if text is None:
         return None
-    if not _SECONDS.fullmatch(text) or not text.isascii():
+    if not _SECONDS.fullmatch(text):
         raise EnvelopeError(f"{TIME_TO_LIVE} is malformed: it must be seconds as a decimal number")
     return float(text)
 

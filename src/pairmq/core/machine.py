@@ -222,12 +222,14 @@ class EntityMachine:
         self._good_pings += 1
         recovered = self._good_pings >= self._pings_needed
         row = self._row(Symbol.PING_RECOVERED if recovered else Symbol.PING_GOOD)
+        self._ping = self._ping_ends_at = None  # it has answered: nothing is left to cancel
         return self._apply(row, now, input.jitter)
 
     def _on_ping_failed(self, input: i.PingFailed, now: float) -> tuple[Effect, ...]:
         if not self._is_current_ping(input.number):
             return self._late_ping()
         self._good_pings = 0
+        self._ping = self._ping_ends_at = None
         return self._apply(self._row(Symbol.PING_BAD), now, input.jitter)
 
     def _on_seen_empty(self, input: i.BacklogSeenEmpty, now: float) -> tuple[Effect, ...]:
@@ -292,7 +294,8 @@ class EntityMachine:
     def _plan_first_ping(self, now: float) -> None:
         """A ping at once (SPEC 6.1), but an entity that flaps is asked for more, and later (SPEC 4.8)."""
         recovered_at = self._recovered_at
-        flaps = recovered_at is not None and now - recovered_at <= self._options.flap_window
+        # "<", so that a window of 0 switches the rule off, also for a failure at the very instant of the recovery.
+        flaps = recovered_at is not None and now - recovered_at < self._options.flap_window
         self._pings_needed = min(MOST_PINGS_NEEDED, self._pings_needed * 2) if flaps else 1
         self._good_pings = 0
         self._next_ping_at = now + self._options.ping_primary_interval * (self._pings_needed // 2)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import math
+import re
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any, Literal, get_args
 
-from pairmq.model import ConfigurationError
+from pairmq.model import ConfigurationError, Entity
 
 WhileFailing = Literal["wait", "raise"]
 Ordering = Literal["none", "session"]
@@ -40,6 +41,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "ordering": get_args(Ordering),
     "ttl_policy": get_args(TtlPolicy),
 }
+_PLACEHOLDERS = {"{primary}": ".+", "{index}": r"\d+"}
 _SWITCHES = ("enable_syphon", "failover_on_busy")
 
 
@@ -55,8 +57,8 @@ class PairOptions:
         while_failing: ``"wait"`` tries a failing send again until it succeeds, failover engages or its deadline
             passes; ``"raise"`` raises the failure at once.
         send_timeout: seconds that one send may take, everything included, 10 ms to 24 h.
-        attempt_timeout: seconds that one operation at a broker may take, 10 ms to 10 min; a broker that hangs is noticed
-            after this long.
+        attempt_timeout: seconds that one operation at a broker may take, 10 ms to 10 min; a broker that hangs is
+            noticed after this long.
         ordering: ``"none"``, or ``"session"`` (SPEC 8).
         ttl_policy: ``"restore"`` gives a message its whole time-to-live again when it comes home; ``"elapse"`` counts
             the time in the backlog.
@@ -111,7 +113,7 @@ class PairOptions:
             if not isinstance(getattr(self, name), bool):
                 raise _bad(name, getattr(self, name), "True or False")
         if self.syphon_max_rate is not None:
-            rate = self.syphon_max_rate
+            rate: object = self.syphon_max_rate
             if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
                 raise _bad("syphon_max_rate", rate, "a number of messages a second above 0, or None")
         _check_template(self.backlog_name_template)
@@ -128,6 +130,12 @@ class PairOptions:
             template.replace("{primary}", primary_name).replace("{index}", str(index))
             for index in range(self.backlog_queue_count)
         )
+
+    def is_backlog_queue(self, path: str) -> bool:
+        """Tell whether a path is the name of a backlog queue of any primary, also one out of this pair's count."""
+        parts = re.split(r"(\{primary\}|\{index\})", self.backlog_name_template)
+        pattern = "".join(_PLACEHOLDERS.get(part) or re.escape(part) for part in parts)
+        return re.fullmatch(pattern, path) is not None
 
     def allows(self, path: str) -> bool:
         """Tell whether the patterns of ``allowed_entities`` admit an entity's path (SPEC 5.8)."""
@@ -163,10 +171,14 @@ def _check_template(template: object) -> None:
         raise _bad(
             "backlog_name_template", template, "at most 200 characters, with no braces but {index} and {primary}"
         )
+    try:
+        Entity(template.replace("{primary}", "primary").replace("{index}", "0"))
+    except ValueError as error:
+        raise _bad("backlog_name_template", template, "a template of entity paths") from error
 
 
 def _patterns(value: object) -> tuple[str, ...]:
-    if not isinstance(value, tuple | list | frozenset | set):
+    if not isinstance(value, tuple | list | frozenset | set):  # a lone string would be read letter by letter
         raise _bad("allowed_entities", value, "a sequence of patterns such as ('orders', 'prices/*')")
     if not all(isinstance(pattern, str) and pattern for pattern in value):
         raise _bad("allowed_entities", value, "a sequence of non-empty strings")

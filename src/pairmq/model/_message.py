@@ -85,7 +85,7 @@ class Message:
             at = _instant("scheduled_enqueue_at", self.scheduled_enqueue_at)
             object.__setattr__(self, "scheduled_enqueue_at", at)
         if self.application_properties is not _NO_PROPERTIES:
-            checked = {key: _checked_property(key, value) for key, value in self.application_properties.items()}
+            checked = _checked_properties(self.application_properties)
             object.__setattr__(self, "application_properties", checked or _NO_PROPERTIES)
 
     def __getstate__(self) -> tuple[Any, ...]:
@@ -139,8 +139,9 @@ def _seconds(value: object) -> float:
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"time_to_live is a {type(value).__name__}: give seconds or a timedelta")
-    seconds = round(float(value), 6)
-    if not 0 < seconds <= MAX_TIME_TO_LIVE:  # also refuses nan
+    # The bound first: it refuses nan and inf, and an int that is too large to be a float.
+    seconds = round(float(value), 6) if 0 < value <= MAX_TIME_TO_LIVE else 0.0
+    if not seconds:
         raise ValueError(f"time_to_live is {value!r} s: above 0 (1 µs) and at most {MAX_TIME_TO_LIVE:.0f} s, or None")
     return seconds
 
@@ -154,6 +155,12 @@ def _instant(name: str, value: object) -> datetime:
         return value.astimezone(UTC)
     except OverflowError:
         raise ValueError(f"{name} {value.isoformat()} lies outside the years 1 to 9999 in UTC") from None
+
+
+def _checked_properties(properties: object) -> dict[str, PropertyValue]:
+    if not isinstance(properties, Mapping):
+        raise TypeError(f"application_properties is a {type(properties).__name__}: give a mapping of names to values")
+    return {key: _checked_property(key, value) for key, value in properties.items()}
 
 
 def _checked_property(key: object, value: object) -> PropertyValue:

@@ -178,7 +178,7 @@ class BacklogQueueChecked(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageMoved(Event):
-    """The syphon brought a message home: confirmed by the primary, completed in the backlog (SPEC 7.1).
+    """The syphon brought a message home: confirmed by the primary, then completed in the backlog (SPEC 7.1).
 
     Args:
         queue: the backlog queue it came from.
@@ -187,6 +187,7 @@ class MessageMoved(Event):
         waited: seconds from divert to delivery.
         maybe_duplicate: the sender marked that the primary may hold a copy.
         redelivered: the message had been delivered to a syphon before, so that this may be a second copy.
+        completed: it is gone from the backlog; if not, the syphon will bring a second copy.
     """
 
     queue: str
@@ -195,6 +196,7 @@ class MessageMoved(Event):
     waited: float
     maybe_duplicate: bool
     redelivered: bool
+    completed: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

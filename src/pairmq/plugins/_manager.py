@@ -191,8 +191,16 @@ def _inspect(name: str, distribution: str | None, load: Callable[[], object]) ->
     except BaseException as error:  # a plugin may fail in any way at all, SystemExit at import included
         if isinstance(error, KeyboardInterrupt):
             raise
-        return PluginInfo(name, distribution, error=f"{type(error).__name__}: {error}")
+        return PluginInfo(name, distribution, error=_described(error))
     return PluginInfo(name, distribution, transports, observers)
+
+
+def _described(error: BaseException) -> str:
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except Exception:  # a plugin's exception is a plugin's code too
+        return name
 
 
 def _records(answers: Iterable[Any], kind: type[Record]) -> tuple[Record, ...]:
@@ -208,6 +216,9 @@ def _records(answers: Iterable[Any], kind: type[Record]) -> tuple[Record, ...]:
 
 
 def _check_schemes(record: TransportRecord) -> None:
+    schemes: object = record.schemes
+    if isinstance(schemes, str):  # each letter of it would pass for a scheme
+        raise TypeError(f"transport {record.name!r}: schemes is a string: write ({schemes!r},)")
     if not record.schemes:
         raise ValueError(f"transport {record.name!r} serves no URL scheme")
     for scheme in record.schemes:

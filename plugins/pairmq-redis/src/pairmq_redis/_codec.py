@@ -1,0 +1,183 @@
+"""A message as the fields of a stream entry, and back, exactly.
+
+One letter a field, and only those that are set, so that *unset* and *empty* stay different. The body always stands there:
+an entry without it is not ours. Application properties are one JSON object, in which JSON's own types carry str, bool, int
+and float (Python keeps 1, 1.0 and true apart), and an object with one tagged member carries the rest. Fields that this version does
+not know are ignored, so that a newer one may add some; names that begin with ``!`` are the dead-letter queue's.
+
+Whoever can write to Redis can put anything into a stream: decoding raises `MalformedEntry` and nothing else, and
+evaluates nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from pairmq.model import Message, PropertyValue
+
+TTL_FIELD = b"t"
+"""The time-to-live's field. It always stands first: the scripts look for it there and nowhere else."""
+
+_BODY = b"b"
+_SCHEDULED = b"e"
+_PROPERTIES = b"a"
+_TEXTS: tuple[tuple[bytes, str], ...] = (
+    (b"i", "message_id"),
+    (b"s", "session_id"),
+    (b"c", "content_type"),
+    (b"r", "correlation_id"),
+    (b"l", "subject"),
+    (b"o", "to"),
+    (b"p", "reply_to"),
+    (b"q", "reply_to_session_id"),
+    (b"k", "partition_key"),
+)
+_TEXT_NAMES = dict(_TEXTS)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+class MalformedEntry(Exception):
+    """A stream entry that is no message of ours; the text says why in a sentence."""
+
+
+def encode(message: Message) -> list[bytes]:
+    """Write a message as stream fields.
+
+    Returns:
+        Names and values in turn.
+    """
+    fields: list[bytes] = []
+    put = fields.append
+    if message.time_to_live is not None:
+        put(TTL_FIELD)
+        put(repr(message.time_to_live).encode())  # repr of a float reads back as the same float
+    put(_BODY)
+    put(message.body)
+    for letter, name in _TEXTS:
+        text = getattr(message, name)
+        if text is not None:
+            put(letter)
+            put(text.encode())
+    if message.scheduled_enqueue_at is not None:
+        put(_SCHEDULED)
+        put(str(_microseconds(message.scheduled_enqueue_at)).encode())
+    if message.application_properties:
+        put(_PROPERTIES)
+        put(_encode_properties(message.application_properties))
+    return fields
+
+
+def decode(fields: Sequence[bytes]) -> Message:
+    """Read a message from stream fields.
+
+    Args:
+        fields: names and values in turn, as Redis gives them.
+
+    Raises:
+        MalformedEntry: they are no message of ours.
+    """
+    try:
+        values: dict[str, Any] = {}
+        body = None
+        for name, value in zip(fields[::2], fields[1::2], strict=True):
+            if name in _TEXT_NAMES:
+                values[_TEXT_NAMES[name]] = value.decode()
+            elif name == _BODY:
+                body = value
+            elif name == TTL_FIELD:
+                values["time_to_live"] = float(value)
+            elif name == _SCHEDULED:
+                values["scheduled_enqueue_at"] = _EPOCH + int(value) * _MICROSECOND
+            elif name == _PROPERTIES:
+                values["application_properties"] = _decode_properties(value)
+        if body is None:
+            raise MalformedEntry("the entry has no body field: it was not written by PairMQ")
+        return Message(body, **values)
+    except MalformedEntry:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        # The values come from outside and so does the text: it is cut, and never holds more than one field of it.
+        raise MalformedEntry(f"{type(error).__name__}: {error}"[:200]) from error
+
+
+def decode_leniently(fields: Sequence[bytes]) -> Message:
+    """Show an entry that may be malformed, so that a person can look at it: fields that can't be read become properties.
+
+    Args:
+        fields: as for `decode`.
+    """
+    try:
+        return decode(fields)
+    except MalformedEntry:
+        pairs = [(n, v) for n, v in zip(fields[::2], fields[1::2], strict=False) if not n.startswith(b"!")]
+        raw = {f"raw:{name.decode(errors='replace')}"[:128]: value for name, value in pairs if name != _BODY}
+        return Message(dict(pairs).get(_BODY, b""), application_properties=raw)
+
+
+def size(message: Message) -> int:
+    """Bytes of a message's names and values."""
+    return sum(map(len, encode(message)))
+
+
+def due_at_ms(message: Message) -> int:
+    """The first whole millisecond at which a scheduled message is due, since 1970 UTC."""
+    if message.scheduled_enqueue_at is None:
+        raise ValueError("the message is not scheduled")
+    return -(-_microseconds(message.scheduled_enqueue_at) // 1000)
+
+
+def instant(ms: float) -> datetime:
+    """Milliseconds since 1970 UTC as an instant; what no calendar holds is cut to the year 9999."""
+    try:
+        return _EPOCH + timedelta(milliseconds=ms)
+    except OverflowError:
+        return datetime.max.replace(tzinfo=UTC)
+
+
+def _microseconds(at: datetime) -> int:
+    return (at - _EPOCH) // _MICROSECOND  # whole numbers all the way: exact
+
+
+def _encode_properties(properties: Mapping[str, PropertyValue]) -> bytes:
+    return json.dumps({key: _tagged(value) for key, value in properties.items()}, separators=(",", ":")).encode()
+
+
+def _tagged(value: PropertyValue) -> object:
+    if isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, bytes):
+        return {"b": base64.b64encode(value).decode()}
+    if isinstance(value, datetime):
+        return {"d": _microseconds(value)}
+    return {"u": value.hex}
+
+
+def _decode_properties(value: bytes) -> dict[str, PropertyValue]:
+    decoded = json.loads(value.decode(), parse_constant=_no_constant)
+    if not isinstance(decoded, dict):
+        raise MalformedEntry("the application properties are no JSON object")
+    return {key: _untagged(entry) for key, entry in decoded.items()}
+
+
+def _untagged(value: object) -> PropertyValue:
+    if isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, dict) and len(value) == 1:
+        ((tag, inner),) = value.items()
+        if tag == "b" and isinstance(inner, str):
+            return base64.b64decode(inner, validate=True)
+        if tag == "d" and type(inner) is int:
+            return _EPOCH + inner * _MICROSECOND
+        if tag == "u" and isinstance(inner, str):
+            return UUID(hex=inner)
+    raise MalformedEntry("an application property has a type that PairMQ does not write")
+
+
+def _no_constant(name: str) -> float:
+    raise MalformedEntry(f"an application property is {name}")

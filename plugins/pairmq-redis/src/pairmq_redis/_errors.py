@@ -1,0 +1,152 @@
+"""The one place where redis-py's exceptions and Redis' error replies become failure kinds (SPEC 3.6).
+
+The first row that fits decides. What is worth a second look:
+
+- Out of memory (``OOM``) is *unavailable*, although the server answers: like a publisher that a memory alarm blocks, nobody can send
+  until somebody makes room, and that is what the backlog is for. The same goes for ``MISCONF`` (it can't write to its disk),
+  ``READONLY`` (it became a replica) and ``NOREPLICAS``.
+- ``BUSY`` (a script is running) passes by itself: *busy*. Too many clients is *unavailable*: this process can't get in.
+- A server that answered with an error did not do what was asked. One that did not answer may have, if a byte had left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from redis import exceptions as driver
+
+from pairmq.model import FailureKind, FailureReason, TransportError
+
+_UNAVAILABLE, _REFUSED = FailureKind.UNAVAILABLE, FailureKind.REFUSED
+_TRANSIENT, _BUSY = FailureKind.TRANSIENT, FailureKind.BUSY
+
+
+class NotSent(Exception):
+    """There was no connection: nothing was written. ``cause`` is the driver's exception."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+class Unanswered(Exception):
+    """A command was written and its answer never came. ``cause`` is the driver's exception."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    match: str | type[BaseException]  # the first words of the error reply, or the driver's exception
+    kind: FailureKind
+    reason: FailureReason
+    text: str | None = None  # what to say instead of the server's words
+
+
+_NOT_ALLOWED = "the broker does not let this user in, or not do this: check user, password and ACL"
+
+# Error replies first; redis-py takes the code away from those that it knows, which are matched by class.
+_ANSWERS: tuple[_Row, ...] = (
+    _Row(driver.AuthenticationError, _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
+    _Row(driver.AuthorizationError, _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
+    _Row(driver.NoPermissionError, _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
+    _Row("ERR AUTH", _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
+    _Row("AUTH ", _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
+    _Row("ACL failure", _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
+    _Row("The user executing the script", _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
+    _Row(driver.BusyLoadingError, _UNAVAILABLE, FailureReason.OTHER),
+    _Row("max number of clients", _UNAVAILABLE, FailureReason.CONNECTION),
+    _Row(driver.MasterDownError, _UNAVAILABLE, FailureReason.OTHER),
+    _Row(driver.ClusterDownError, _UNAVAILABLE, FailureReason.OTHER),
+    _Row(driver.TryAgainError, _TRANSIENT, FailureReason.OTHER),
+    _Row(driver.ReadOnlyError, _UNAVAILABLE, FailureReason.OTHER),
+    _Row("READONLY", _UNAVAILABLE, FailureReason.OTHER),
+    _Row(driver.OutOfMemoryError, _UNAVAILABLE, FailureReason.QUOTA),
+    _Row("OOM", _UNAVAILABLE, FailureReason.QUOTA),
+    _Row("MISCONF", _UNAVAILABLE, FailureReason.OTHER),
+    _Row("NOREPLICAS", _UNAVAILABLE, FailureReason.OTHER),
+    _Row("BUSY ", _BUSY, FailureReason.OTHER),
+    _Row("UNKILLABLE", _BUSY, FailureReason.OTHER),
+    _Row("NOENTITY", _REFUSED, FailureReason.NOT_FOUND, "the broker has no such queue, topic or subscription"),
+    _Row("NOGROUP", _REFUSED, FailureReason.NOT_FOUND, "the broker has no such queue, topic or subscription"),
+    _Row("UNBLOCKED", _REFUSED, FailureReason.NOT_FOUND, "the queue or topic was deleted"),
+    _Row("OTHERKIND", _REFUSED, FailureReason.ALREADY_EXISTS),
+    _Row("WRONGTYPE", _REFUSED, FailureReason.MALFORMED),
+    _Row("Protocol error: invalid bulk length", _REFUSED, FailureReason.TOO_LARGE),
+    _Row("Elements are too large", _REFUSED, FailureReason.TOO_LARGE),
+    _Row("string exceeds maximum allowed size", _REFUSED, FailureReason.TOO_LARGE),
+    _Row(driver.MovedError, _REFUSED, FailureReason.NOT_SUPPORTED, "a Redis Cluster node: PairMQ needs one master"),
+    _Row(driver.AskError, _REFUSED, FailureReason.NOT_SUPPORTED, "a Redis Cluster node: PairMQ needs one master"),
+    _Row("unknown command", _REFUSED, FailureReason.NOT_SUPPORTED),
+    _Row(driver.ResponseError, _REFUSED, FailureReason.OTHER),
+)
+
+# No answer at all: ResponseError is not among these.
+_SILENCES: tuple[_Row, ...] = (
+    _Row(driver.TimeoutError, _UNAVAILABLE, FailureReason.TIMEOUT, "the broker did not answer in time"),
+    _Row(TimeoutError, _UNAVAILABLE, FailureReason.TIMEOUT, "the broker did not answer in time"),
+    _Row(driver.ConnectionError, _UNAVAILABLE, FailureReason.CONNECTION),
+    _Row(OSError, _UNAVAILABLE, FailureReason.CONNECTION),
+    _Row(driver.RedisError, _UNAVAILABLE, FailureReason.CONNECTION),
+    _Row(BaseException, _UNAVAILABLE, FailureReason.CONNECTION),
+)
+
+
+def is_answer(error: BaseException) -> bool:
+    """Tell whether the server itself said this, so that the connection's other replies can still be read."""
+    if isinstance(error, driver.ConnectionError):  # redis-py gives some error replies a ConnectionError's class
+        refusals = driver.AuthenticationError | driver.AuthorizationError | driver.BusyLoadingError
+        return isinstance(error, refusals) or "max number of clients" in str(error)
+    return isinstance(error, driver.ResponseError)
+
+
+def failure(error: BaseException, doing: str) -> TransportError:
+    """Make the transport error of what the connection reported.
+
+    Args:
+        error: an error reply, `NotSent` or `Unanswered`.
+        doing: what was tried, in words: ``send to orders``.
+
+    Returns:
+        The error, its cause set; to be raised or handed out.
+    """
+    cause = error.cause if isinstance(error, NotSent | Unanswered) else error
+    answered = is_answer(cause)
+    row = next(row for row in (_ANSWERS if answered else _SILENCES) if _fits(row, cause))
+    text = row.text or str(cause) or type(cause).__name__
+    made = TransportError(
+        f"{doing}: {text}",
+        row.kind,
+        row.reason,
+        maybe_applied=isinstance(error, Unanswered) and not answered,
+    )
+    # What Redis says about a refused user names the user, who stands in no error of ours.
+    made.__cause__ = None if row.reason is FailureReason.UNAUTHORIZED else cause
+    return made
+
+
+def closed(doing: str, *, maybe_applied: bool = False) -> TransportError:
+    """Make the error of a call on something that is closed, or was closed while the call waited."""
+    text = f"{doing}: the connection was closed"
+    return TransportError(text, _UNAVAILABLE, FailureReason.CLOSED, maybe_applied=maybe_applied)
+
+
+def lock_lost(doing: str) -> TransportError:
+    """Make the error of settling a delivery whose lock has ended."""
+    text = f"{doing}: its lock has ended, and it will be delivered again"
+    return TransportError(text, _REFUSED, FailureReason.LOCK_LOST)
+
+
+def not_found(doing: str) -> TransportError:
+    """Make the error of an entity that does not exist."""
+    text = f"{doing}: the broker has no such queue or topic"
+    return TransportError(text, _REFUSED, FailureReason.NOT_FOUND)
+
+
+def _fits(row: _Row, error: BaseException) -> bool:
+    if isinstance(row.match, type):
+        return isinstance(error, row.match)
+    text = str(error)
+    return text.startswith(row.match) or text.startswith(f"ERR {row.match}")

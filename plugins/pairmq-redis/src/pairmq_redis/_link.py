@@ -1,0 +1,230 @@
+"""A connection that many tasks share, made when first needed and made anew after it was lost.
+
+Commands are written in the order of the calls, at once, and replies are matched by their order: concurrent calls are
+pipelined without anybody waiting for a turn, and a single call costs one write and one read.
+
+What becomes of a connection:
+
+- It is *lost*: every call on it ends with `Unanswered`; the next call connects.
+- A call on it is *cancelled*: its reply may still come, or the server may be hung. The connection is *retired*: it takes no more commands,
+  the calls in flight on it may still get their replies, and with the last of them it is dropped. So a cancelled call harms no
+  other, and no later call waits on a connection in doubt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from pairmq.model import TransportError
+from pairmq_redis._errors import NotSent, Unanswered
+from pairmq_redis._wire import Command, Reply, Wire
+
+
+class Scope:
+    """The calls that end when their owner (a sender, a receiver) closes."""
+
+    __slots__ = ("_futures", "closed")
+
+    def __init__(self) -> None:
+        self._futures: set[asyncio.Future[object]] = set()
+        self.closed = False
+
+    def close(self, error: Callable[[], TransportError]) -> None:
+        """End every call in flight with an error of its own."""
+        self.closed = True
+        for future in self._futures:
+            if not future.done():
+                future.set_exception(error())
+
+    def add(self, future: asyncio.Future[object]) -> None:
+        """Let a call's future end with this scope."""
+        self._futures.add(future)
+
+    def discard(self, future: asyncio.Future[object]) -> None:
+        """Forget a future whose call has ended."""
+        self._futures.discard(future)
+
+
+class _Call:
+    """One call's replies, as they come in."""
+
+    __slots__ = ("expected", "future", "replies")
+
+    def __init__(self, expected: int, future: asyncio.Future[object]) -> None:
+        self.expected = expected
+        self.replies: list[Reply] = []
+        self.future = future
+
+
+class _Session:
+    """One open connection with the calls in flight on it."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._calls: deque[_Call] = deque()
+        self._retired = False
+        self.usable = True
+        self.reader = asyncio.get_running_loop().create_task(self._read())
+
+    async def call(self, commands: Sequence[Command], scope: Scope) -> list[Reply]:
+        call = _Call(len(commands), asyncio.get_running_loop().create_future())
+        try:
+            self._wire.write(commands)
+        except Exception as error:
+            self.end(error)
+            raise NotSent(error) from error
+        self._calls.append(call)
+        scope.add(call.future)
+        try:
+            await call.future
+            return call.replies
+        except asyncio.CancelledError:
+            self._retire()
+            raise
+        finally:
+            scope.discard(call.future)
+
+    def end(self, cause: BaseException) -> None:
+        """Drop the connection; calls in flight get `Unanswered` in place of each missing reply."""
+        self.usable = False
+        self._wire.abort()
+        self.reader.cancel()
+        calls, self._calls = self._calls, deque()
+        for call in calls:
+            missing = call.expected - len(call.replies)
+            call.replies.extend(Unanswered(cause) for _ in range(missing))
+            if not call.future.done():
+                call.future.set_result(None)
+
+    def _retire(self) -> None:
+        self.usable = False
+        self._retired = True
+        self._end_if_unused()
+
+    def _end_if_unused(self) -> None:
+        if all(call.future.done() for call in self._calls):
+            self.end(ConnectionAbortedError("the connection was dropped after a cancelled call"))
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                reply = await self._wire.read()
+                if not self._calls:
+                    raise ConnectionError("the server sent a reply that nobody asked for")
+                call = self._calls[0]
+                call.replies.append(reply)
+                if len(call.replies) == call.expected:
+                    self._calls.popleft()
+                    if not call.future.done():
+                        call.future.set_result(None)
+                    if self._retired:
+                        self._end_if_unused()
+        except Exception as error:
+            self.end(error)
+
+
+class Link:
+    """One connection at a time, shared.
+
+    Args:
+        make: makes a connection that is not open yet.
+    """
+
+    def __init__(self, make: Callable[[], Wire]) -> None:
+        self._make = make
+        self._session: _Session | None = None
+        self._attempt: asyncio.Task[None] | None = None
+        self._waiters: set[asyncio.Future[object]] = set()
+        self._readers: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def call(self, commands: Sequence[Command], scope: Scope) -> list[Reply]:
+        """Write commands and give their replies.
+
+        Args:
+            commands: written back to back, so that no other call's commands come between.
+            scope: ends this call when it closes.
+
+        Returns:
+            One reply a command; an error reply, or `Unanswered`, stands in its command's place.
+
+        Raises:
+            NotSent: there is no connection; nothing was written.
+            TransportError: the scope was closed.
+        """
+        session = self._session
+        if session is None or not session.usable:
+            await self._connect(scope)
+            session = self._session
+            if session is None or not session.usable:
+                raise NotSent(ConnectionResetError("the connection was lost as soon as it was made"))
+        return await session.call(commands, scope)
+
+    def drop(self, cause: BaseException) -> None:
+        """Drop the connection at once; the next call makes a new one."""
+        if self._session is not None:
+            self._session.end(cause)
+            self._session = None
+
+    async def close(self) -> None:
+        """Drop the connection for good and wait until its tasks have ended, which takes no IO."""
+        self._closed = True
+        self.drop(ConnectionAbortedError("the connection was closed"))
+        tasks = list(self._readers)
+        if self._attempt is not None:
+            self._attempt.cancel()
+            tasks.append(self._attempt)
+        if tasks:
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _connect(self, scope: Scope) -> None:
+        """Wait for one connection attempt, which all waiting calls share; the last to leave takes it with them."""
+        if self._closed:
+            raise NotSent(ConnectionAbortedError("the connection was closed"))
+        loop = asyncio.get_running_loop()
+        if self._attempt is None:
+            self._attempt = loop.create_task(self._open())
+        attempt = self._attempt
+        waiter: asyncio.Future[object] = loop.create_future()
+        self._waiters.add(waiter)
+        scope.add(waiter)
+        try:
+            await waiter
+        finally:
+            scope.discard(waiter)
+            self._waiters.discard(waiter)
+            if not self._waiters and self._attempt is attempt:
+                self._attempt = None
+                attempt.cancel()
+
+    async def _open(self) -> None:
+        wire = self._make()
+        try:
+            await wire.open()
+        except asyncio.CancelledError:
+            self._settle(NotSent(ConnectionAbortedError("the connection was closed")))
+            raise
+        except Exception as error:
+            self._settle(NotSent(error))
+            return
+        if self._closed:
+            wire.abort()
+            return
+        session = self._session = _Session(wire)
+        self._readers.add(session.reader)
+        session.reader.add_done_callback(self._readers.discard)
+        self._settle(None)
+
+    def _settle(self, error: NotSent | None) -> None:
+        if self._attempt is asyncio.current_task():
+            self._attempt = None
+        waiters, self._waiters = self._waiters, set()
+        for waiter in waiters:
+            if waiter.done():
+                continue
+            if error is None:
+                waiter.set_result(None)
+            else:
+                waiter.set_exception(NotSent(error.cause))

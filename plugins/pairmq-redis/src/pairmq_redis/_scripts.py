@@ -1,0 +1,520 @@
+"""The Lua scripts: what must happen in one step, in the server, happens here.
+
+Every script about a source gets the same five keys (`SourceKeys.keys`): the stream that is read, the dead-letter stream, meta, due,
+waiting; and begins its arguments with mode (queue, topic or dead), group and consumer.
+
+Time is the server's clock throughout, so that clients' clocks don't matter: a lock is the idle time of an entry in its group's
+pending list, a message's age is that of its id.
+
+Numbers are handed to Redis through ``%.0f``, because Lua writes large ones in a form that Redis would not read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One script and the name that Redis gives it."""
+
+    text: bytes
+    sha: bytes
+
+
+def _script(*parts: str) -> Script:
+    text = "\n".join(parts).encode()
+    return Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())
+
+
+_SOURCE = """
+local stream, dead, meta, due, waiting = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local mode, group, me = ARGV[1], ARGV[2], ARGV[3]
+
+local clock = redis.call('TIME')
+local now = tonumber(clock[1]) * 1000 + math.floor(tonumber(clock[2]) / 1000)
+
+local set = redis.call('HMGET', meta, 'lock', 'max', 'ttl', 'bury')
+if not set[1] then return redis.error_reply('NOENTITY no such queue or topic') end
+local lock, max, default_ttl, bury_expired = tonumber(set[1]), tonumber(set[2]), tonumber(set[3]), set[4] == '1'
+
+local function num(n) return string.format('%.0f', n) end
+
+local function id_parts(id)
+  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
+  return tonumber(ms), tonumber(seq)
+end
+
+local function after(a, b)  -- whether id a is greater than id b
+  local a_ms, a_seq = id_parts(a)
+  local b_ms, b_seq = id_parts(b)
+  return a_ms > b_ms or (a_ms == b_ms and a_seq > b_seq)
+end
+
+local function info(flat)  -- XINFO's names and values as a table
+  local found = {}
+  for i = 1, #flat, 2 do found[flat[i]] = flat[i + 1] end
+  return found
+end
+
+-- Remove entries for good. A topic's entry goes only once no other subscription needs it: none has it still to read (its last
+-- id is smaller) or has it pending. That is looked up per entry and other subscription; a queue pays nothing.
+local function drop(ids)
+  if #ids == 0 then return end
+  redis.call('XACK', stream, group, unpack(ids))
+  if mode ~= 'topic' then
+    redis.call('XDEL', stream, unpack(ids))
+    return
+  end
+  local others = {}
+  for _, flat in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+    local other = info(flat)
+    if other['name'] ~= group then others[#others + 1] = other end
+  end
+  for _, id in ipairs(ids) do
+    local needed = false
+    for _, other in ipairs(others) do
+      if after(id, other['last-delivered-id']) then
+        needed = true
+      elseif other['pending'] > 0 and #redis.call('XPENDING', stream, other['name'], id, id, 1) > 0 then
+        needed = true
+      end
+      if needed then break end
+    end
+    if not needed then redis.call('XDEL', stream, id) end
+  end
+end
+
+-- Move an entry to the dead-letter stream. The marks stand after the raw fields, so that they win over forged ones.
+local function bury(id, fields, reason, description, count)
+  local entry = {}
+  for i, field in ipairs(fields) do entry[i] = field end
+  local marks = {'!reason', reason, '!description', description, '!at', num(now), '!id', id, '!count', num(count)}
+  for _, mark in ipairs(marks) do entry[#entry + 1] = mark end
+  redis.call('XADD', dead, '*', unpack(entry))
+  drop({id})
+end
+
+-- A message lives as long as it says (its first field, see the codec) and as its queue allows.
+local function expired(id, fields)
+  if mode == 'dead' then return false end
+  local ttl = default_ttl
+  if fields[1] == 't' then
+    local own = tonumber(fields[2])
+    if own and (not ttl or own < ttl) then ttl = own end
+  end
+  return ttl and id_parts(id) + ttl * 1000 <= now
+end
+
+local function expire(id, fields, count)
+  if bury_expired then
+    bury(id, fields, 'expired', 'its time-to-live ran out before it was received', count)
+  else
+    drop({id})
+  end
+end
+
+-- The pending record of an entry if this consumer holds its lock, else nil.
+local function held(id)
+  local pending = redis.call('XPENDING', stream, group, id, id, 1, me)[1]
+  if pending and pending[3] < lock then return pending end
+end
+
+-- Give an entry back: 'returned' holds it with a lock that ended in 1970, so that the next receiver takes it.
+local function give_back(id, count)
+  redis.call('XCLAIM', stream, group, 'returned', 0, id, 'TIME', 1, 'RETRYCOUNT', num(count), 'JUSTID')
+end
+"""
+
+TAKE = _script(
+    _SOURCE,
+    """
+-- ARGV: 4 how many; 5 no lock ends before this instant, as the last take told (0: look); 6 poll interval in ms;
+-- 7 '1': clean up consumers without work; 8 '1': what this consumer has pending but is not among 9.. was never handed out
+local want, sweep_at, poll = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local out = {}
+
+-- 1. Scheduled messages whose time has come join the stream.
+if mode ~= 'dead' then
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', num(now), 'LIMIT', 0, 100)) do
+    local ms, seq = string.match(member, '^(%d+)-0*(%d+)$')
+    local id = ms .. '-' .. seq
+    local found = redis.call('XRANGE', waiting, id, id)[1]
+    if found and redis.call('EXISTS', stream) == 1 then redis.call('XADD', stream, '*', unpack(found[2])) end
+    redis.call('XDEL', waiting, id)
+    redis.call('ZREM', due, member)
+  end
+end
+
+-- 2. A receive that was cut off may have left entries with this consumer that nobody was given: they go back as if never
+-- delivered, since an outage must not use up a message's deliveries.
+if ARGV[8] == '1' then
+  local given = {}
+  for i = 9, #ARGV do given[ARGV[i]] = true end
+  for _, pending in ipairs(redis.call('XPENDING', stream, group, '-', '+', 10000, me)) do
+    if not given[pending[1]] then give_back(pending[1], math.max(pending[4] - 1, 0)) end
+  end
+end
+
+-- 3. What was given back, or whose lock ended, is delivered again. The second needs a walk through all that is pending, so
+-- it is done only when a lock may have ended.
+local sweep = now >= sweep_at
+local again
+if sweep then
+  again = redis.call('XPENDING', stream, group, 'IDLE', num(lock), '-', '+', want)
+else
+  again = redis.call('XPENDING', stream, group, '-', '+', want, 'returned')
+end
+if #again > 0 then
+  local claim = {}
+  for i, pending in ipairs(again) do claim[i] = pending[1] end
+  local present = {}
+  for _, entry in ipairs(redis.call('XCLAIM', stream, group, me, 0, unpack(claim))) do
+    if entry then present[entry[1]] = entry[2] end
+  end
+  local gone = {}
+  for _, pending in ipairs(again) do
+    local id, count = pending[1], pending[4] + 1
+    local fields = present[id]
+    if not fields then
+      gone[#gone + 1] = id  -- deleted behind our back
+    elseif expired(id, fields) then
+      expire(id, fields, pending[4])
+    elseif mode ~= 'dead' and max and count > max then
+      local told = 'it was delivered ' .. num(pending[4]) .. ' times and never completed'
+      bury(id, fields, 'max-delivery-count', told, pending[4])
+    else
+      out[#out + 1] = {id, count, fields}
+    end
+  end
+  drop(gone)
+end
+if sweep then
+  if #again == want then
+    sweep_at = 0  -- there may be more
+  else
+    sweep_at = now + lock  -- locks given from now on end no earlier
+    local pending = redis.call('XPENDING', stream, group, '-', '+', 100)
+    for _, p in ipairs(pending) do sweep_at = math.min(sweep_at, now + math.max(lock - p[3], 1)) end
+    if #pending == 100 then sweep_at = math.min(sweep_at, now + poll) end
+  end
+end
+
+-- 4. New ones. Those that expired unread make room for more.
+for _ = 1, 10 do
+  if #out >= want then break end
+  local read = redis.call('XREADGROUP', 'GROUP', group, me, 'COUNT', want - #out, 'STREAMS', stream, '>')
+  if not read or not read[1] then break end
+  local fresh = type(read[1]) == 'table' and read[1][2] or read[2]  -- the second is how fakeredis answers
+  for _, entry in ipairs(fresh) do
+    if expired(entry[1], entry[2]) then
+      expire(entry[1], entry[2], 0)
+    else
+      out[#out + 1] = {entry[1], 1, entry[2]}
+    end
+  end
+end
+
+-- 5. Dead receivers' names go once nothing is pending for them; a living one's name comes back by itself.
+if ARGV[7] == '1' then
+  for _, flat in ipairs(redis.call('XINFO', 'CONSUMERS', stream, group)) do
+    local consumer = info(flat)
+    local name = consumer['name']
+    local stale = consumer['pending'] == 0 and consumer['idle'] > math.max(3 * lock, 300000)
+    if stale and name ~= me and name ~= 'returned' then redis.call('XGROUP', 'DELCONSUMER', stream, group, name) end
+  end
+end
+
+local next_at = sweep_at
+if mode ~= 'dead' then
+  local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
+  if first[2] then next_at = math.min(next_at, tonumber(first[2])) end
+end
+return {num(now), num(sweep_at), num(next_at), num(lock), out}
+""",
+)
+"""Give a receiver its next messages: now, next sweep, next event, lock duration (all ms), entries of (id, count, fields)."""
+
+COMPLETE = _script(
+    _SOURCE,
+    """
+local done, answer = {}, {}
+for i = 4, #ARGV do
+  if held(ARGV[i]) then
+    done[#done + 1] = ARGV[i]
+    answer[#answer + 1] = 1
+  else
+    answer[#answer + 1] = 0
+  end
+end
+drop(done)
+return answer
+""",
+)
+"""Remove deliveries; 1 for each that was held, else 0."""
+
+ABANDON = _script(
+    _SOURCE,
+    """
+local pending = held(ARGV[4])
+if not pending then return 0 end
+if mode ~= 'dead' and max and pending[4] >= max then
+  local entry = redis.call('XRANGE', stream, ARGV[4], ARGV[4])[1]
+  if entry then
+    local told = 'it was delivered ' .. num(pending[4]) .. ' times and never completed'
+    bury(ARGV[4], entry[2], 'max-delivery-count', told, pending[4])
+    return 1
+  end
+end
+give_back(ARGV[4], pending[4])
+return 1
+""",
+)
+"""Give a delivery back, or dead-letter it when that was its last one."""
+
+DEAD_LETTER = _script(
+    _SOURCE,
+    """
+local pending = held(ARGV[4])
+if not pending then return 0 end
+local entry = redis.call('XRANGE', stream, ARGV[4], ARGV[4])[1]
+if not entry then return 0 end
+bury(ARGV[4], entry[2], ARGV[5], ARGV[6], pending[4])
+return 1
+""",
+)
+"""Move a delivery to the dead-letter stream with reason and description."""
+
+EXPIRE = _script(
+    _SOURCE,
+    """
+for i = 4, #ARGV do
+  local entry = held(ARGV[i]) and redis.call('XRANGE', stream, ARGV[i], ARGV[i])[1]
+  if entry then expire(ARGV[i], entry[2], 0) end
+end
+return 1
+""",
+)
+"""Put away deliveries that a blocking read brought although they had expired."""
+
+RENEW = _script(
+    _SOURCE,
+    """
+if not held(ARGV[4]) then return 0 end
+redis.call('XCLAIM', stream, group, me, 0, ARGV[4], 'JUSTID')
+return num(now)
+""",
+)
+"""Start a lock again; the server's instant in ms, or 0."""
+
+RELEASE = _script(
+    _SOURCE,
+    """
+while true do
+  local mine = redis.call('XPENDING', stream, group, '-', '+', 1000, me)
+  if #mine == 0 then break end
+  for _, pending in ipairs(mine) do give_back(pending[1], pending[4]) end
+end
+redis.call('XGROUP', 'DELCONSUMER', stream, group, me)
+return 1
+""",
+)
+"""Give back all that a closing receiver holds, and forget it."""
+
+COUNT = _script(
+    _SOURCE,
+    """
+local pending = 0
+local last = '0-0'
+for _, flat in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+  local found = info(flat)
+  if found['name'] == group then
+    pending = found['pending']
+    last = found['last-delivered-id']
+  end
+end
+-- XPENDING takes IDLE 0 for no limit at all, which a lock never is.
+local free = 0
+if pending > 0 then free = #redis.call('XPENDING', stream, group, 'IDLE', num(lock), '-', '+', pending) end
+local unread
+if mode == 'topic' then
+  -- Other subscriptions' entries stand in the same stream, so that nothing but a walk tells the truth.
+  unread = 0
+  local from = '(' .. last
+  while true do
+    local part = redis.call('XRANGE', stream, from, '+', 'COUNT', 1000)
+    if #part == 0 then break end
+    unread = unread + #part
+    from = '(' .. part[#part][1]
+  end
+else
+  unread = redis.call('XLEN', stream) - pending
+end
+local scheduled, buried = 0, 0
+if mode ~= 'dead' then
+  scheduled = redis.call('ZCARD', due)
+  buried = redis.call('XLEN', dead)
+end
+return {unread + free, pending - free, scheduled, buried}
+""",
+)
+"""Count active, locked, scheduled, dead-lettered."""
+
+PEEK = _script(
+    _SOURCE,
+    """
+local want = tonumber(ARGV[4])
+if mode ~= 'topic' then return redis.call('XRANGE', stream, '-', '+', 'COUNT', want) end
+local out = {}
+for _, pending in ipairs(redis.call('XPENDING', stream, group, '-', '+', want)) do
+  local entry = redis.call('XRANGE', stream, pending[1], pending[1])[1]
+  if entry then out[#out + 1] = entry end
+end
+if #out < want then
+  for _, flat in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+    local found = info(flat)
+    if found['name'] == group then
+      local from = '(' .. found['last-delivered-id']
+      for _, entry in ipairs(redis.call('XRANGE', stream, from, '+', 'COUNT', want - #out)) do out[#out + 1] = entry end
+    end
+  end
+end
+return out
+""",
+)
+"""Show the oldest entries."""
+
+PURGE = _script(
+    _SOURCE,
+    """
+-- The group stays and only its records go: destroying it would fail the receivers that wait on it.
+local purged = 0
+while true do
+  local pending = redis.call('XPENDING', stream, group, '-', '+', 1000)
+  if #pending == 0 then break end
+  local ids = {}
+  for i, p in ipairs(pending) do ids[i] = p[1] end
+  drop(ids)
+  purged = purged + #ids
+end
+if mode == 'topic' then
+  while true do
+    local read = redis.call('XREADGROUP', 'GROUP', group, 'returned', 'COUNT', 1000, 'NOACK', 'STREAMS', stream, '>')
+    if not read or not read[1] then break end
+    local ids = {}
+    for i, entry in ipairs(type(read[1]) == 'table' and read[1][2] or read[2]) do ids[i] = entry[1] end
+    drop(ids)
+    purged = purged + #ids
+  end
+else
+  purged = purged + redis.call('XLEN', stream)
+  redis.call('XTRIM', stream, 'MAXLEN', 0)
+end
+if mode == 'queue' then
+  purged = purged + redis.call('ZCARD', due)
+  redis.call('DEL', due, waiting)
+end
+return purged
+""",
+)
+"""Delete everything that a source holds, locked or not; a topic's scheduled messages belong to all subscriptions and stay."""
+
+CREATE = _script(
+    """
+-- KEYS: stream, dead, meta; ARGV: kind, lock ms, max, ttl, bury, settings as JSON, group
+local clock = redis.call('TIME')
+local kind = redis.call('HGET', KEYS[3], 'kind')
+if kind and kind ~= ARGV[1] then
+  return redis.error_reply('OTHERKIND the name belongs to a ' .. kind)
+end
+if kind and (kind == 'topic' or redis.call('EXISTS', KEYS[1]) == 1) then return 0 end
+redis.call('HSET', KEYS[3], 'kind', ARGV[1], 'lock', ARGV[2], 'bury', ARGV[5], 'settings', ARGV[6],
+  'created', clock[1])
+if ARGV[3] ~= '' then redis.call('HSET', KEYS[3], 'max', ARGV[3]) end
+if ARGV[4] ~= '' then redis.call('HSET', KEYS[3], 'ttl', ARGV[4]) end
+if ARGV[1] == 'queue' then
+  redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[7], '0', 'MKSTREAM')
+  redis.pcall('XGROUP', 'CREATE', KEYS[2], ARGV[7], '0', 'MKSTREAM')
+end
+return 1
+"""
+)
+"""Make a queue with its dead-letter queue, or a topic, whose stream comes with its first subscription."""
+
+SUBSCRIBE = _script(
+    """
+-- KEYS: stream, the subscription's dead, meta; ARGV: subscription, group of dead-letter streams
+if redis.call('HGET', KEYS[3], 'kind') ~= 'topic' then return redis.error_reply('NOENTITY no such topic') end
+if redis.call('EXISTS', KEYS[1]) == 1 then
+  for _, flat in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
+    for i = 1, #flat, 2 do
+      if flat[i] == 'name' and flat[i + 1] == ARGV[1] then return 0 end
+    end
+  end
+end
+redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], '$', 'MKSTREAM')
+redis.pcall('XGROUP', 'CREATE', KEYS[2], ARGV[2], '0', 'MKSTREAM')
+return 1
+"""
+)
+"""Make a subscription, which sees what is sent from now on."""
+
+DELETE = _script(
+    """
+-- KEYS: stream, dead, meta, due, waiting; ARGV: kind
+if redis.call('HGET', KEYS[3], 'kind') ~= ARGV[1] then return 0 end
+if ARGV[1] == 'topic' and redis.call('EXISTS', KEYS[1]) == 1 then
+  for _, flat in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
+    for i = 1, #flat, 2 do
+      if flat[i] == 'name' then redis.call('DEL', KEYS[2] .. ':' .. flat[i + 1]) end
+    end
+  end
+end
+redis.call('DEL', KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5])
+return 1
+"""
+)
+"""Delete an entity with all that it holds."""
+
+SCHEDULE = _script(
+    """
+-- KEYS: stream, due, waiting, meta; ARGV: due in ms, kind, fields
+-- Returns 1 when stored, 2 when there is nobody to keep it for, 0 when there is no such entity.
+if redis.call('EXISTS', KEYS[1]) == 0 then
+  if ARGV[2] == 'topic' and redis.call('HGET', KEYS[4], 'kind') == 'topic' then return 2 end
+  return 0
+end
+local clock = redis.call('TIME')
+local fields = {}
+for i = 3, #ARGV do fields[i - 2] = ARGV[i] end
+if tonumber(ARGV[1]) <= tonumber(clock[1]) * 1000 + math.floor(tonumber(clock[2]) / 1000) then
+  redis.call('XADD', KEYS[1], '*', unpack(fields))
+else
+  -- Equal scores are ordered by name, so the number in it is padded: messages due at once keep the order they came in.
+  local id = redis.call('XADD', KEYS[3], '*', unpack(fields))
+  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
+  redis.call('ZADD', KEYS[2], ARGV[1], ms .. '-' .. string.format('%010d', tonumber(seq)))
+end
+return 1
+"""
+)
+"""Store a scheduled message until its time."""
+
+PROBE = _script(
+    """
+-- KEYS: stream, meta; ARGV: kind
+-- A message is written to the very stream and taken out in the same step: waiting readers are served only after a script.
+if redis.call('HGET', KEYS[2], 'kind') ~= ARGV[1] then return 0 end
+if redis.call('EXISTS', KEYS[1]) == 0 then
+  if ARGV[1] == 'topic' then
+    redis.call('HSET', KEYS[2], 'probed', redis.call('TIME')[1])
+    return 1
+  end
+  return 0
+end
+redis.call('XDEL', KEYS[1], redis.call('XADD', KEYS[1], '*', 'b', ''))
+return 1
+"""
+)
+"""Prove that the entity takes writes; 0 when there is no such entity."""

@@ -1,0 +1,183 @@
+"""Sending: one XADD a message, confirmed by the id that Redis gives it.
+
+``XADD … NOMKSTREAM`` answers nil when there is no stream, so that an immediate message costs exactly what it costs a bare client. All
+senders of a transport share one connection, on which concurrent sends are pipelined. A batch is a pipeline in chunks; a chunk's
+replies are awaited while the next chunk is packed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, TransportError
+from pairmq.transport import Sender
+from pairmq_redis import _codec, _errors, _scripts
+from pairmq_redis._context import Context
+from pairmq_redis._errors import NotSent
+from pairmq_redis._keys import EntityKeys
+from pairmq_redis._link import Scope
+from pairmq_redis._wire import Command, Reply
+
+CHUNK_MESSAGES = 250
+CHUNK_BYTES = 1 << 20
+MAX_MESSAGE_BYTES = 512 * 1024 * 1024
+"""Redis' limit for one string (``proto-max-bulk-len``), taken for the whole message."""
+
+
+class RedisSender(Sender):
+    """Sends to one queue or topic.
+
+    Args:
+        context: the transport's connections and settings.
+        entity: where to.
+
+    Raises:
+        TransportError: reason *malformed* when Redis can't keep such a name.
+    """
+
+    def __init__(self, context: Context, entity: Entity) -> None:
+        self._context = context
+        self._keys = EntityKeys(entity)
+        self._topic = entity.kind is EntityKind.TOPIC
+        self._doing = f"send to {entity}"
+        self._scope = Scope()
+        self._prefix = (b"XADD", self._keys.stream, b"NOMKSTREAM", b"*")
+        self._wait = context.wait_command()
+        context.scopes.add(self._scope)
+
+    async def send(self, message: Message) -> None:
+        self._check_open()
+        command, size = self._command(message)
+        if size > MAX_MESSAGE_BYTES:
+            raise self._too_large(size)
+        commands = [command] if self._wait is None else [command, self._wait]
+        try:
+            replies = await self._context.sending.call(commands, self._scope)
+        except NotSent as error:
+            raise _errors.failure(error, self._doing) from error.cause
+        failed = self._outcome(replies[0])
+        if failed is None and replies[0] is None:
+            failed = (await self._missing([None]))[0]
+        if failed is None and self._wait is not None:
+            failed = self._context.replicated(replies[1], self._doing)
+        if failed is not None:
+            raise failed
+
+    async def send_batch(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
+        if self._scope.closed or self._context.closed:
+            return [_errors.closed(self._doing) for _ in messages]
+        outcomes: list[TransportError | None] = []
+        running: asyncio.Task[list[TransportError | None]] | None = None
+        loop = asyncio.get_running_loop()
+        try:
+            for chunk in _chunks([self._command(message) for message in messages]):
+                # Started before the last one is awaited: the server works while we pack. One connection keeps the order.
+                following = loop.create_task(self._send_chunk(chunk))
+                await asyncio.sleep(0)
+                if running is not None:
+                    outcomes += await running
+                running = following
+            if running is not None:
+                outcomes += await running
+        except asyncio.CancelledError:
+            if running is not None:
+                running.cancel()
+            following.cancel()
+            raise
+        return outcomes
+
+    async def close(self) -> None:
+        self._scope.close(lambda: _errors.closed(self._doing, maybe_applied=True))
+        self._context.scopes.discard(self._scope)
+
+    def _check_open(self) -> None:
+        if self._scope.closed or self._context.closed:
+            raise _errors.closed(self._doing)
+
+    def _command(self, message: Message) -> tuple[Command, int]:
+        """Make the command that sends a message, and tell the message's size."""
+        fields = _codec.encode(message)
+        size = sum(map(len, fields))
+        if message.scheduled_enqueue_at is None:
+            return (*self._prefix, *fields), size
+        keys = self._keys
+        due = str(_codec.due_at_ms(message)).encode()
+        kind = keys.entity.kind.value.encode()
+        # The script itself, not its name: scheduled messages are few, and a name may be unknown in mid-pipeline.
+        script = _scripts.SCHEDULE.text
+        return (b"EVAL", script, b"4", keys.stream, keys.due, keys.waiting, keys.meta, due, kind, *fields), size
+
+    async def _send_chunk(self, chunk: Sequence[tuple[Command, int]]) -> list[TransportError | None]:
+        fitting = [command for command, size in chunk if size <= MAX_MESSAGE_BYTES]
+        commands = fitting if self._wait is None else [*fitting, self._wait]
+        try:
+            replies = await self._context.sending.call(commands, self._scope) if fitting else []
+        except NotSent as error:
+            return [_errors.failure(error, self._doing) for _ in chunk]
+        except TransportError:  # closed meanwhile
+            return [_errors.closed(self._doing, maybe_applied=True) for _ in chunk]
+        waited = replies.pop() if self._wait is not None and replies else None
+        answers = iter(replies)
+        outcomes: list[TransportError | None] = []
+        missing: list[int] = []
+        for position, (_, size) in enumerate(chunk):
+            if size > MAX_MESSAGE_BYTES:
+                outcomes.append(self._too_large(size))
+                continue
+            reply = next(answers)
+            failed = self._outcome(reply)
+            if failed is None and reply is None:
+                missing.append(position)
+            elif failed is None and self._wait is not None:
+                failed = self._context.replicated(waited, self._doing)
+            outcomes.append(failed)
+        if missing:
+            for position, failed in zip(missing, await self._missing([None] * len(missing)), strict=True):
+                outcomes[position] = failed
+        return outcomes
+
+    def _outcome(self, reply: Reply) -> TransportError | None:
+        if isinstance(reply, BaseException):
+            return _errors.failure(reply, self._doing)
+        if reply == 0:  # the script that schedules found no entity
+            return _errors.not_found(self._doing)
+        return None
+
+    async def _missing(self, messages: Sequence[None]) -> list[TransportError | None]:
+        """Tell what nil means: a topic without subscriptions discards what it is sent, anything else does not exist."""
+        outcome: TransportError | None = _errors.not_found(self._doing)
+        if self._topic:
+            try:
+                kind = (await self._context.sending.call([(b"HGET", self._keys.meta, b"kind")], self._scope))[0]
+            except NotSent as error:
+                outcome = _errors.failure(error, self._doing)
+            except TransportError as error:
+                outcome = error
+            else:
+                if isinstance(kind, BaseException):
+                    outcome = _errors.failure(kind, self._doing)
+                elif kind == b"topic":
+                    outcome = None
+        return [outcome for _ in messages]
+
+    def _too_large(self, size: int) -> TransportError:
+        return TransportError(
+            f"{self._doing}: the message has {size} bytes, Redis takes at most {MAX_MESSAGE_BYTES}",
+            FailureKind.REFUSED,
+            FailureReason.TOO_LARGE,
+        )
+
+
+def _chunks(commands: Sequence[tuple[Command, int]]) -> list[list[tuple[Command, int]]]:
+    """Cut a batch so that a chunk is big enough to fill the pipeline and small enough to be answered soon."""
+    chunks: list[list[tuple[Command, int]]] = []
+    room_messages = room_bytes = 0
+    for entry in commands:
+        if room_messages == 0 or room_bytes < entry[1]:
+            chunks.append([])
+            room_messages, room_bytes = CHUNK_MESSAGES, CHUNK_BYTES
+        chunks[-1].append(entry)
+        room_messages -= 1
+        room_bytes -= entry[1]
+    return chunks

@@ -1,0 +1,86 @@
+"""One connection to a server, as the link sees it: commands in, replies out, in the same order.
+
+redis-py opens it (TCP or TLS, AUTH, SELECT) and reads its replies. Three things it does are left out on purpose: retries and reconnections
+(the core decides about those), health checks, and waiting for the socket's buffer when writing, since a wait there could
+not be told from a hung server; every caller waits for its reply anyway, which bounds what is in the buffer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from redis.asyncio import Connection
+
+from pairmq_redis._errors import is_answer
+
+Command: TypeAlias = Sequence[bytes]
+"""A command's name and arguments."""
+
+Reply: TypeAlias = Any
+"""What the server answered: None, int, bytes, a list of replies, or an exception for an error reply."""
+
+
+class Wire(Protocol):
+    """What `Link` needs of a connection."""
+
+    async def open(self) -> None:
+        """Connect; raises the driver's exception, and leaves nothing open when it fails or is cancelled."""
+
+    def write(self, commands: Sequence[Command]) -> None:
+        """Send commands, in order, without waiting."""
+
+    async def read(self) -> Reply:
+        """Give the next reply; error replies are returned. Raises when the connection is lost."""
+
+    def abort(self) -> None:
+        """Drop the connection at once, whatever the server does; idempotent."""
+
+
+class RedisWire:
+    """A connection to a real server.
+
+    Args:
+        make: makes redis-py's connection object, retries and socket time limit off.
+        connect_timeout: seconds for connecting and logging in.
+    """
+
+    def __init__(self, make: Callable[[], Connection], connect_timeout: float) -> None:
+        self._connection = make()
+        self._connect_timeout = connect_timeout
+
+    async def open(self) -> None:
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                await self._connection.connect()
+        except BaseException:
+            self.abort()
+            raise
+
+    def write(self, commands: Sequence[Command]) -> None:
+        writer = self._connection._writer
+        if writer is None:
+            raise ConnectionResetError("the connection is closed")
+        writer.write(b"".join(map(_packed, commands)))
+
+    async def read(self) -> Reply:
+        try:
+            return await self._connection.read_response(disconnect_on_error=False)
+        except Exception as error:
+            if is_answer(error):
+                return error
+            raise
+
+    def abort(self) -> None:
+        # redis-py's own disconnect first sends what is buffered, which a hung server never takes.
+        writer = self._connection._writer
+        if writer is not None:
+            writer.transport.abort()
+            self._connection._close()
+
+
+def _packed(command: Command) -> bytes:
+    parts = [b"*%d\r\n" % len(command)]
+    parts += [b"$%d\r\n%b\r\n" % (len(argument), argument) for argument in command]
+    return b"".join(parts)

@@ -1,0 +1,8 @@
+"""The front door: a pair of brokers, its senders and its receivers."""
+
+from pairmq.pair._pair import Pair
+from pairmq.pair._receiver import PairDelivery, PairReceiver
+from pairmq.pair._sender import PairSender
+from pairmq.pair._settings import Settings, load_settings
+
+__all__ = ["Pair", "PairDelivery", "PairReceiver", "PairSender", "Settings", "load_settings"]

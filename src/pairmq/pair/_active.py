@@ -1,0 +1,43 @@
+"""Which pairs exist in this process, so that no two of them contradict each other (SPEC 9.3)."""
+
+from __future__ import annotations
+
+from pairmq.model import ConfigurationError
+from pairmq.transport import Transport
+
+_active: list[tuple[Transport, Transport]] = []
+
+
+def claim(primary: Transport, secondary: Transport) -> None:
+    """Enter a pair, if it contradicts none that is there.
+
+    Raises:
+        ConfigurationError: one of the connections is in a pair already, both are the same broker, or one broker would
+            be the primary of one pair and the secondary of another.
+    """
+    if primary is secondary or primary.endpoint.identity == secondary.endpoint.identity:
+        raise ConfigurationError(
+            f"primary and secondary are the same broker ({primary.endpoint}): pair two that can fail independently"
+        )
+    for transport in (primary, secondary):
+        if transport.ended:
+            raise ConfigurationError(f"the connection to {transport.endpoint} is closed: make a new one")
+        if any(transport in pair for pair in _active):
+            raise ConfigurationError(f"the connection to {transport.endpoint} is in a pair already: make another one")
+    for other_primary, other_secondary in _active:
+        if secondary.endpoint.identity == other_primary.endpoint.identity:
+            raise ConfigurationError(
+                f"{secondary.endpoint} is the primary of another pair of this process: "
+                "a secondary must not be a primary elsewhere"
+            )
+        if primary.endpoint.identity == other_secondary.endpoint.identity:
+            raise ConfigurationError(
+                f"{primary.endpoint} is the secondary of another pair of this process: "
+                "a secondary must not be a primary elsewhere"
+            )
+    _active.append((primary, secondary))
+
+
+def release(primary: Transport, secondary: Transport) -> None:
+    """Forget a pair; an unknown one is ignored."""
+    _active[:] = [pair for pair in _active if pair[0] is not primary or pair[1] is not secondary]

@@ -1,0 +1,47 @@
+"""An iterator over a pair's events, bounded in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+
+from pairmq.model.events import Event, PairEnded, Warned
+
+_CAPACITY = 10_000
+
+
+class EventStream(AsyncIterator[Event]):
+    """Yields events as they happen, and ends with the pair.
+
+    A reader that is slower than the events misses the oldest; a `Warned` event in their place says how many.
+    """
+
+    def __init__(self, capacity: int = _CAPACITY) -> None:
+        self._events: deque[Event] = deque()
+        self._capacity = capacity
+        self._missed = 0
+        self._ended = False
+        self._arrived = asyncio.Event()
+
+    def put(self, event: Event) -> None:
+        """Take one event."""
+        if len(self._events) >= self._capacity:
+            self._events.popleft()
+            self._missed += 1
+        self._events.append(event)
+        self._ended = self._ended or isinstance(event, PairEnded)
+        self._arrived.set()
+
+    async def __anext__(self) -> Event:
+        while not self._events:
+            if self._ended:
+                raise StopAsyncIteration
+            self._arrived.clear()
+            await self._arrived.wait()
+        if self._missed:
+            missed, self._missed = self._missed, 0
+            first = self._events[0]
+            text = f"{missed} events were missed: read faster, or use an observer"
+            return Warned(at=first.at, pair=first.pair, subject="events", text=text)
+        return self._events.popleft()

@@ -1,0 +1,305 @@
+"""The pair: a primary broker, a secondary one, and what keeps messages safe between them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from pairmq.core import PairOptions
+from pairmq.model import (
+    ConfigurationError,
+    Entity,
+    EntityKind,
+    EntityState,
+    Source,
+    TransportError,
+)
+from pairmq.model.events import Event
+from pairmq.pair import _active
+from pairmq.pair._events import EventStream
+from pairmq.pair._receiver import PairReceiver
+from pairmq.pair._sender import PairSender
+from pairmq.pair._settings import load_settings
+from pairmq.plugins import Observer, Registry, registry
+from pairmq.runner import Clock, Emitter, Engine
+from pairmq.transport import Transport
+
+
+class Pair:
+    """Two brokers that stand in for each other, for all entities of the primary.
+
+    Make one with `Pair.connect` and use it as an async context manager, or await it and `close` it yourself. A pair
+    belongs to the event loop that opened it; one pair serves any number of tasks.
+    """
+
+    def __init__(
+        self,
+        primary: Transport,
+        secondary: Transport,
+        options: PairOptions | None = None,
+        *,
+        observers: Iterable[Observer] = (),
+        clock: Clock | None = None,
+    ) -> None:
+        self._options = options or PairOptions()
+        if self._options.ordering != "none":
+            raise ConfigurationError(
+                "ordering='session' is not available yet: use ordering='none', and one sender per session meanwhile"
+            )
+        self._primary = primary
+        self._secondary = secondary
+        self._clock = clock or Clock()
+        self._emit = Emitter(f"{primary.endpoint.name}>{secondary.endpoint.name}", self._clock)
+        self._observers = tuple(observers)
+        for observer in self._observers:
+            self._emit.add(observer.on_event)
+        self._engine: Engine | None = None
+
+    @classmethod
+    def connect(
+        cls,
+        primary: str | Transport | None = None,
+        secondary: str | Transport | None = None,
+        *,
+        options: PairOptions | None = None,
+        config: str | os.PathLike[str] | None = None,
+        observers: Iterable[Observer] = (),
+        plugins: Registry = registry,
+        clock: Clock | None = None,
+        **overrides: Any,
+    ) -> Pair:
+        """Make a pair; it opens at ``async with`` or ``await``.
+
+        Args:
+            primary: the primary's URL, whose scheme picks the transport, or a transport of your own; else from the
+                settings.
+            secondary: likewise.
+            options: all options at once; or leave it out and name single ones in ``overrides``, which then complete
+                those of the settings.
+            config: a TOML file with a ``[pair]`` table, under the ``PAIRMQ_*`` variables, under what is given here.
+            observers: see every event, besides those that installed plugins bring of themselves.
+            plugins: where transports are looked up.
+            clock: time and chance, for simulations.
+            overrides: options by name, as in `PairOptions`.
+
+        Raises:
+            ConfigurationError: a setting, a URL or a plugin is wrong, or is missing; says what to do.
+        """
+        urls = [side if isinstance(side, str) else None for side in (primary, secondary)]
+        if options is not None and overrides:
+            raise ConfigurationError(f"give either options or {', '.join(overrides)}, not both")
+        if options is None or primary is None or secondary is None:
+            # A transport of the caller's own needs no URL; any stands in for it.
+            settings = load_settings(
+                primary="given://" if isinstance(primary, Transport) else urls[0],
+                secondary="given://" if isinstance(secondary, Transport) else urls[1],
+                config=config,
+                overrides=overrides,
+            )
+            options = options or settings.options
+            primary = primary or settings.primary
+            secondary = secondary or settings.secondary
+        transports = [side if isinstance(side, Transport) else plugins.transport(side) for side in (primary, secondary)]
+        watching = [*observers, *(record.factory() for record in plugins.observers() if record.automatic)]
+        return cls(transports[0], transports[1], options, observers=watching, clock=clock)
+
+    # Life.
+
+    async def open(self) -> Self:
+        """Make the backlog queues, and start the syphon where it is enabled (SPEC 5.1). Idempotent.
+
+        Neither broker has to be there: a secondary that is away is tried again later, and the first send finds out
+        about the primary.
+
+        Raises:
+            ConfigurationError: this pair contradicts another one of the process (SPEC 9.3).
+            TransportError: the secondary refuses to let the backlog queues be made.
+        """
+        if self._engine is not None:
+            self._engine.check_open()
+            return self
+        _active.claim(self._primary, self._secondary)
+        try:
+            engine = Engine(self._primary, self._secondary, self._options, self._clock, self._emit)
+            await engine.start()
+        except BaseException:
+            _active.release(self._primary, self._secondary)
+            await self._primary.close()
+            await self._secondary.close()
+            raise
+        self._engine = engine
+        return self
+
+    async def close(self) -> None:
+        """End the pair: sends in flight get ``close_grace``, then are unknown; both connections close (SPEC 9.1).
+
+        Idempotent; never raises and never hangs. A pair that was never opened only closes its connections.
+        """
+        try:
+            if self._engine is not None:
+                await self._engine.close()
+            else:
+                await self._primary.close()
+                await self._secondary.close()
+        finally:
+            _active.release(self._primary, self._secondary)
+            for observer in self._observers:
+                await observer.close()
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self.open().__await__()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # Messages.
+
+    def sender(self, path: str, *, kind: str = "queue") -> PairSender:
+        """Make a sender to an entity; no IO.
+
+        Args:
+            path: the queue's or topic's path on the primary.
+            kind: ``"queue"`` or ``"topic"``.
+
+        Raises:
+            ConfigurationError: the path is none, or the primary's transport has no such entities.
+            PairClosed, PairFaulted: the pair has ended or is not open.
+        """
+        entity = self._entity(path, kind)
+        engine = self._opened
+        try:
+            state = engine.sender_state(entity)
+        except TransportError as error:
+            raise ConfigurationError(f"entity {entity}: {error}") from error
+        return PairSender(engine, entity, state, self._options.send_timeout)
+
+    def receiver(
+        self, path: str, *, subscription: str | None = None, dead_letter: bool = False, prefetch: int = 1
+    ) -> PairReceiver:
+        """Make a receiver of the primary; no IO.
+
+        Args:
+            path: the queue's or topic's path.
+            subscription: the subscription to read, which makes ``path`` a topic.
+            dead_letter: read its dead-letter queue.
+            prefetch: messages that an iteration locks at once; what it holds must be settled within the lock.
+
+        Raises:
+            ConfigurationError: a name is none, or the primary's transport has no such source.
+            PairClosed, PairFaulted: the pair has ended or is not open.
+        """
+        entity = self._entity(path, "queue" if subscription is None else "topic")
+        if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 1:
+            raise ConfigurationError(f"prefetch is {prefetch!r}: it must be a whole number of at least 1")
+        engine = self._opened
+        try:
+            source = Source(entity, subscription, dead_letter)
+            return PairReceiver(engine, self._primary, source, prefetch, self._clock)
+        except (TransportError, ValueError) as error:
+            raise ConfigurationError(str(error)) from error
+
+    # What can be seen and said.
+
+    def state(self, path: str, *, kind: str = "queue") -> EntityState:
+        """The state of an entity as this process knows it; one that it never used is healthy (SPEC 4)."""
+        return self._opened.states().get(self._entity(path, kind), EntityState.HEALTHY)
+
+    def states(self) -> Mapping[Entity, EntityState]:
+        """The states of all entities that this process has used."""
+        return self._opened.states()
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Iterate over what happens from now on, until the pair ends.
+
+        A reader that is slower than the events misses the oldest, and is told so by a `Warned` event.
+        """
+        stream = EventStream()
+        self._emit.add(stream.put)
+        try:
+            async for event in stream:
+                yield event
+        finally:
+            self._emit.remove(stream.put)
+
+    def subscribe(self, sink: Callable[[Event], None]) -> Callable[[], None]:
+        """Give ``sink`` every event from now on, synchronously; returns what ends that.
+
+        Args:
+            sink: must be quick, as sends wait for it; what it raises is reported once and ignored.
+        """
+        self._emit.add(sink)
+        return lambda: self._emit.remove(sink)
+
+    def mark_healthy(self, path: str, *, kind: str = "queue") -> None:
+        """Send to the primary again, on an operator's word (SPEC 4.7); ends a `hold` too."""
+        self._opened.operator(self._entity(path, kind), "mark_healthy")
+
+    def force_failover(self, path: str, *, kind: str = "queue") -> None:
+        """Divert from now on; pings begin after one ``ping_primary_interval`` and may end it (SPEC 4.7)."""
+        self._opened.operator(self._entity(path, kind), "force_failover")
+
+    def hold(self, path: str, *, kind: str = "queue") -> None:
+        """Divert until `mark_healthy` or `force_failover`, without pings (SPEC 4.7)."""
+        self._opened.operator(self._entity(path, kind), "hold")
+
+    @property
+    def options(self) -> PairOptions:
+        """How it behaves."""
+        return self._options
+
+    @property
+    def name(self) -> str:
+        """``primary>secondary``, as events carry it."""
+        return self._emit.pair
+
+    @property
+    def primary(self) -> Transport:
+        """The primary's transport, whose ``admin`` makes queues."""
+        return self._primary
+
+    @property
+    def secondary(self) -> Transport:
+        """The secondary's transport."""
+        return self._secondary
+
+    @property
+    def backlog_queues(self) -> tuple[Entity, ...]:
+        """The backlog queues on the secondary, in order of their index."""
+        return self._opened.backlog.entities
+
+    @property
+    def moved(self) -> int:
+        """Messages that this process's syphon has brought home; 0 without one."""
+        syphon = self._opened.syphon
+        return 0 if syphon is None else syphon.moved
+
+    @property
+    def in_flight(self) -> int:
+        """Sends in flight now."""
+        return self._opened.in_flight
+
+    def __repr__(self) -> str:
+        return f"Pair(primary={self._primary.endpoint.url!r}, secondary={self._secondary.endpoint.url!r})"
+
+    @property
+    def _opened(self) -> Engine:
+        if self._engine is None:
+            raise ConfigurationError("the pair is not open: use 'async with Pair.connect(...) as pair' or await it")
+        return self._engine
+
+    def _entity(self, path: str, kind: str) -> Entity:
+        try:
+            entity = Entity(path, EntityKind(kind))
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
+        longest = self._primary.capabilities.max_path_length
+        if len(path) > longest:
+            raise ConfigurationError(f"entity path of {len(path)} characters: the primary takes at most {longest}")
+        return entity

@@ -1,0 +1,165 @@
+"""What applications receive with: always from the primary, under peek-lock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Self
+
+from pairmq.core import Backoff
+from pairmq.model import Delivery, FailureKind, FailureReason, LockLost, Message, Source, TransportError
+from pairmq.runner import Clock, Engine
+from pairmq.transport import Receiver, Transport
+
+_POLL = 60.0  # s: one long poll of an iteration; only its cost depends on it
+_BACKOFF = Backoff(first=0.1, factor=2.0, cap=5.0)
+
+
+class PairDelivery:
+    """A received message, locked for this receiver until it is settled by one of the methods below."""
+
+    __slots__ = ("_delivery", "_receiver")
+
+    def __init__(self, delivery: Delivery, receiver: Receiver) -> None:
+        self._delivery = delivery
+        self._receiver = receiver
+
+    @property
+    def message(self) -> Message:
+        """What was sent."""
+        return self._delivery.message
+
+    @property
+    def delivery(self) -> Delivery:
+        """The delivery with its count, position and lock."""
+        return self._delivery
+
+    @property
+    def body(self) -> bytes:
+        """The message's body."""
+        return self._delivery.message.body
+
+    async def complete(self) -> None:
+        """Remove the message from the broker for good.
+
+        Raises:
+            LockLost: the lock had ended; the message is delivered again.
+            TransportError: the broker could not be reached; it may be delivered again.
+        """
+        with _lock_errors():
+            await self._receiver.complete(self._delivery)
+
+    async def abandon(self) -> None:
+        """Give the message back at once, to be delivered again. Raises as `complete`."""
+        with _lock_errors():
+            await self._receiver.abandon(self._delivery)
+
+    async def dead_letter(self, reason: str, description: str = "") -> None:
+        """Set the message aside in the entity's dead-letter queue, with a reason. Raises as `complete`."""
+        with _lock_errors():
+            await self._receiver.dead_letter(self._delivery, reason, description)
+
+    async def renew_lock(self) -> None:
+        """Make the lock last its whole duration from now. Raises as `complete`."""
+        with _lock_errors():
+            self._delivery = await self._receiver.renew_lock(self._delivery)
+
+    def __repr__(self) -> str:
+        return f"PairDelivery({self._delivery!r})"
+
+
+class PairReceiver:
+    """Reads one source of the primary. Made by `Pair.receiver`; leave it to give back what is not settled.
+
+    Iterating survives outages: while the primary is away it waits and tries again. `receive` raises instead.
+    """
+
+    def __init__(self, engine: Engine, transport: Transport, source: Source, prefetch: int, clock: Clock) -> None:
+        self._engine = engine
+        self._transport = transport
+        self._source = source
+        self._prefetch = prefetch
+        self._clock = clock
+        self._receiver = transport.receiver(source)
+        self._ready: deque[PairDelivery] = deque()
+
+    @property
+    def source(self) -> Source:
+        """What it reads."""
+        return self._source
+
+    async def receive(self, max_messages: int = 1, wait: float = 60.0) -> list[PairDelivery]:
+        """Receive up to ``max_messages``, waiting for the first at most ``wait`` seconds.
+
+        Args:
+            max_messages: at least 1.
+            wait: seconds; 0 asks once.
+
+        Returns:
+            Deliveries in the broker's order; empty when none came in time.
+
+        Raises:
+            TransportError: the primary can't be read now.
+            PairClosed, PairFaulted: the pair has ended.
+            ValueError: ``max_messages`` below 1 or ``wait`` below 0.
+
+        A cancelled call loses nothing: what it had fetched is delivered again.
+        """
+        if max_messages < 1 or wait < 0:
+            raise ValueError(f"max_messages is {max_messages} and wait {wait}: at least 1, and at least 0 seconds")
+        self._engine.check_open()
+        receiver = self._receiver
+        limit = wait + self._engine.options.attempt_timeout
+        try:
+            async with asyncio.timeout(limit):
+                deliveries = await receiver.receive(max_messages, wait)
+        except TimeoutError:
+            text = f"the primary did not answer within {limit:g} s"
+            raise TransportError(text, FailureKind.UNAVAILABLE, FailureReason.TIMEOUT) from None
+        return [PairDelivery(delivery, receiver) for delivery in deliveries]
+
+    def __aiter__(self) -> AsyncIterator[PairDelivery]:
+        return self
+
+    async def __anext__(self) -> PairDelivery:
+        retry = 0
+        while not self._ready:
+            try:
+                self._ready.extend(await self.receive(self._prefetch, _POLL))
+            except TransportError as error:
+                if error.kind is FailureKind.REFUSED:
+                    raise
+                await asyncio.sleep(_BACKOFF.wait(retry, self._clock.chance()))
+                retry += 1
+        return self._ready.popleft()
+
+    async def close(self) -> None:
+        """Give back what is not settled; idempotent, never raises."""
+        self._ready.clear()
+        await self._receiver.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"PairReceiver({str(self._source)!r})"
+
+
+class _lock_errors:  # used as a function
+    """Turns the transport's word for a lost lock into the public one."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, TransportError) and error.reason is FailureReason.LOCK_LOST:
+            raise LockLost(str(error)) from error

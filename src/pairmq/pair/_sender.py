@@ -1,0 +1,260 @@
+"""What applications send with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from types import TracebackType
+from typing import Self
+
+from pairmq.model import Entity, Message, PairClosed, Receipt, SendError, SendRefused
+from pairmq.runner import Engine, SenderState
+
+_CHUNK = 500  # messages in one operation: large enough for the brokers' batches, small beside the attempt's time limit
+_CHUNK_BYTES = 1 << 20
+
+
+class PairSender:
+    """Sends to one entity of the primary, or to a backlog queue of the secondary while the entity is failed over.
+
+    Cheap to make and safe to share between tasks. Made by `Pair.sender`.
+    """
+
+    def __init__(self, engine: Engine, entity: Entity, state: SenderState, timeout: float) -> None:
+        self._engine = engine
+        self._entity = entity
+        self._state = state
+        self._timeout = timeout
+        self._closed = False
+
+    @property
+    def entity(self) -> Entity:
+        """Where it sends to."""
+        return self._entity
+
+    @property
+    def id(self) -> str:
+        """Its name in the envelopes of what it diverts."""
+        return self._state.sender_id
+
+    async def send(self, message: Message, *, timeout: float | None = None) -> Receipt:
+        """Send one message and return once a broker has confirmed it (SPEC 3).
+
+        Args:
+            message: what to send; given an id if it has none.
+            timeout: seconds for everything, the pair's ``send_timeout`` when left out.
+
+        Returns:
+            Where it went, and whether a second copy may exist.
+
+        Raises:
+            SendRefused: accepted nowhere; the subclasses say why (`MessageTooLarge`, `EntityNotFound`, `Unauthorized`,
+                `BacklogUnavailable`, `PrimaryUnavailable`, `ReservedPropertyError`).
+            SendUnknown: it may have been accepted, or not: send it again under the same id if a second copy is
+                harmless.
+            PairClosed: the pair or this sender is closed.
+            PairFaulted: the pair lost a broker for good.
+
+        A cancelled send's outcome is unknown; nothing else of the pair is disturbed (SPEC 3.7).
+        """
+        self._check_open()
+        return await self._engine.send(self._state, message, self._timeout if timeout is None else timeout)
+
+    async def send_batch(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Receipt | SendError]:
+        """Send many messages in few operations (SPEC 3.5).
+
+        Args:
+            messages: sent in order, in chunks of at most 500 messages or 1 MiB.
+            timeout: seconds for each chunk, the pair's ``send_timeout`` when left out.
+
+        Returns:
+            One entry a message, in order: its receipt, or the error that `send` would have raised for it.
+
+        Raises:
+            PairClosed, PairFaulted: as `send`, if that is so from the start.
+
+        A cancelled call leaves the outcome of the messages of the present chunk unknown; later ones were not sent.
+        """
+        self._check_open()
+        results: list[Receipt | SendError] = []
+        for chunk in _chunks(messages):
+            results.extend(await self._send_chunk(chunk, timeout, raising=not results))
+        return results
+
+    async def send_stream(
+        self, source: Iterable[Message] | AsyncIterable[Message], *, window: int = 1000, timeout: float | None = None
+    ) -> AsyncIterator[Receipt | SendError]:
+        """Send messages as they come, many in flight at once.
+
+        Args:
+            source: read only as fast as messages are confirmed.
+            window: messages read and not yet yielded, at most; at least 1.
+            timeout: seconds for each message, the pair's ``send_timeout`` when left out.
+
+        Yields:
+            One entry a message, in the order of the source: its receipt, or the error that `send` would have raised.
+
+        Raises:
+            PairClosed, PairFaulted: as `send`, if that is so from the start.
+            ValueError: the window is below 1.
+
+        Leaving the loop early gives up the messages in flight; their outcome is unknown.
+        """
+        self._check_open()
+        if window < 1:
+            raise ValueError(f"window is {window}: it must be at least 1")
+        stream = _Stream(self, source, window, timeout)
+        try:
+            async for result in stream.results():
+                yield result
+        finally:
+            await stream.end()
+
+    async def close(self) -> None:
+        """Give the sender up; the pair and its other senders go on. Idempotent, never raises."""
+        if not self._closed:
+            self._closed = True
+            await self._state.primary.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"PairSender({str(self._entity)!r})"
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise PairClosed(f"the sender to {self._entity} is closed")
+        self._engine.check_open()
+
+    async def _send_chunk(
+        self, chunk: Sequence[Message], timeout: float | None, *, raising: bool
+    ) -> list[Receipt | SendError]:
+        limit = self._timeout if timeout is None else timeout
+        try:
+            return await self._engine.send_batch(self._state, list(chunk), limit)
+        except Exception as error:
+            # The pair ended between two chunks: the earlier results must not be lost with it.
+            if raising:
+                raise
+            return [_ended(self._entity, message, error) for message in chunk]
+
+
+class _Stream:
+    """One `send_stream`: a reader that starts operations as the window allows, and their results in order."""
+
+    def __init__(
+        self,
+        sender: PairSender,
+        source: Iterable[Message] | AsyncIterable[Message],
+        window: int,
+        timeout: float | None,
+    ) -> None:
+        self._sender = sender
+        self._source = source
+        self._window = window
+        self._timeout = timeout
+        self._in_window = 0
+        self._freed = asyncio.Event()
+        self._operations: asyncio.Queue[asyncio.Task[list[Receipt | SendError]] | None] = asyncio.Queue()
+        self._running: set[asyncio.Task[list[Receipt | SendError]]] = set()
+        self._reader = asyncio.create_task(self._read(), name="send_stream reader")
+
+    async def results(self) -> AsyncIterator[Receipt | SendError]:
+        """The results in the order of the source."""
+        while (task := await self._operations.get()) is not None:
+            results = await task
+            for result in results:
+                yield result
+            self._in_window -= len(results)
+            self._freed.set()
+        await self._reader  # raises what the source raised
+
+    async def end(self) -> None:
+        """Stop reading, and give up what is in flight."""
+        tasks = {self._reader, *self._running}
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+    async def _read(self) -> None:
+        size = max(1, min(_CHUNK, self._window // 4))
+        try:
+            async for chunk in _gather(self._source, size):
+                while self._in_window and self._in_window + len(chunk) > self._window:
+                    self._freed.clear()
+                    await self._freed.wait()
+                self._in_window += len(chunk)
+                task = asyncio.create_task(self._sender._send_chunk(chunk, self._timeout, raising=False))
+                self._running.add(task)
+                task.add_done_callback(self._running.discard)
+                self._operations.put_nowait(task)
+        finally:
+            self._operations.put_nowait(None)
+
+
+def _ended(entity: Entity, message: Message, error: Exception) -> SendError:
+    text = f"message {message.message_id} to {entity}: not sent: {error}"
+    return SendRefused(text, entity=entity.path, message_id=message.message_id, causes=(error,))
+
+
+def _chunks(messages: Iterable[Message]) -> Iterable[list[Message]]:
+    chunk: list[Message] = []
+    size = 0
+    for message in messages:
+        chunk.append(message)
+        size += len(message.body)
+        if len(chunk) >= _CHUNK or size >= _CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+async def _gather(source: Iterable[Message] | AsyncIterable[Message], size: int) -> AsyncIterator[list[Message]]:
+    """Cut a source into chunks: full ones while it is fast, and whatever is there when it pauses."""
+    if not isinstance(source, AsyncIterable):
+        chunk: list[Message] = []
+        for message in source:
+            chunk.append(message)
+            if len(chunk) >= size:
+                yield chunk
+                chunk = []
+                await asyncio.sleep(0)
+        if chunk:
+            yield chunk
+        return
+    waiting: asyncio.Queue[Message | None] = asyncio.Queue(maxsize=size)
+
+    async def read() -> None:
+        try:
+            async for message in source:
+                await waiting.put(message)
+        finally:
+            await waiting.put(None)
+
+    reader = asyncio.create_task(read(), name="send_stream source")
+    try:
+        ended = False
+        while not ended:
+            chunk = []
+            next_one = await waiting.get()
+            while next_one is not None:
+                chunk.append(next_one)
+                if len(chunk) >= size or waiting.empty():
+                    break
+                next_one = waiting.get_nowait()
+            ended = next_one is None
+            if chunk:
+                yield chunk
+        await reader  # raises what the source raised
+    finally:
+        reader.cancel()
+        await asyncio.wait((reader,))

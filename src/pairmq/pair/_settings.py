@@ -1,0 +1,143 @@
+"""Where a pair's settings come from: arguments, then ``PAIRMQ_*`` variables, then a TOML file's ``[pair]`` table."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from pairmq.core import OPTION_NAMES, PairOptions
+from pairmq.model import ConfigurationError
+
+PREFIX = "PAIRMQ_"
+"""What the names of environment variables start with: ``PAIRMQ_FAILOVER_INTERVAL=10``."""
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h)?")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, None: 1.0}
+_TRUE = frozenset(("1", "true", "yes", "on"))
+_FALSE = frozenset(("0", "false", "no", "off"))
+_DEFAULTS = {entry.name: entry.default for entry in fields(PairOptions)}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that a pair needs to be made.
+
+    Args:
+        primary: the primary's URL; may hold a password, so it is left out of the repr.
+        secondary: the secondary's URL, likewise.
+        options: how the pair behaves.
+    """
+
+    primary: str = field(repr=False)
+    secondary: str = field(repr=False)
+    options: PairOptions
+
+
+def load_settings(
+    *,
+    primary: str | None = None,
+    secondary: str | None = None,
+    config: str | os.PathLike[str] | None = None,
+    environ: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Put a pair's settings together; what is given here wins over the environment, and that over the file.
+
+    Args:
+        primary: the primary's URL; else ``PAIRMQ_PRIMARY``, else ``primary`` in the file.
+        secondary: likewise.
+        config: a TOML file with a ``[pair]`` table; else the one that ``PAIRMQ_CONFIG`` names, else none.
+        environ: the environment; the process's when left out.
+        overrides: options by name, in their own types; None values count as left out. In the environment durations are
+            seconds, or ``500ms``, ``10s``, ``5min``, ``1h``; lists are divided by commas.
+
+    Returns:
+        The settings.
+
+    Raises:
+        ConfigurationError: a value, a name or the file is wrong, or a URL is missing; says which and what to do.
+    """
+    environ = os.environ if environ is None else environ
+    table = _read(config or environ.get(f"{PREFIX}CONFIG"))
+    values: dict[str, Any] = {name: _own_type(name, value) for name, value in table.items()}
+    for name in ("primary", "secondary", *OPTION_NAMES):
+        text = environ.get(PREFIX + name.upper())
+        if text:
+            values[name] = text if name in ("primary", "secondary") else _parse(name, text, PREFIX + name.upper())
+    given = {"primary": primary, "secondary": secondary, **(overrides or {})}
+    values.update({name: value for name, value in given.items() if value is not None})
+    urls = []
+    for side in ("primary", "secondary"):
+        url = values.pop(side, None)
+        if not isinstance(url, str) or not url:
+            raise ConfigurationError(
+                f"no {side} broker: give its URL as an argument, in {PREFIX}{side.upper()}, or in the [pair] table "
+                f"of a file, e.g. {side} = 'redis://127.0.0.1:6379/0'"
+            )
+        urls.append(url)
+    unknown = sorted(set(values) - set(OPTION_NAMES))
+    if unknown:
+        raise ConfigurationError(f"unknown option {', '.join(unknown)}: known are {', '.join(OPTION_NAMES)}")
+    return Settings(urls[0], urls[1], PairOptions(**values))
+
+
+def _read(path: str | os.PathLike[str] | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        document = tomllib.loads(Path(path).read_text("utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"settings file {os.fspath(path)}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"settings file {os.fspath(path)} is no TOML: {error}") from None
+    table = document.get("pair", {})
+    if not isinstance(table, dict):
+        raise ConfigurationError(f"settings file {os.fspath(path)}: [pair] must be a table")
+    unknown = sorted(set(table) - {"primary", "secondary", *OPTION_NAMES})
+    if unknown:
+        raise ConfigurationError(
+            f"settings file {os.fspath(path)}: unknown {', '.join(unknown)} in [pair]; "
+            f"known are primary, secondary, {', '.join(OPTION_NAMES)}"
+        )
+    return table
+
+
+def _own_type(name: str, value: Any) -> Any:
+    """TOML has arrays where options have tuples, and people like to write durations with their unit."""
+    if isinstance(value, list):
+        return tuple(value)
+    if isinstance(value, str) and _is_duration(name):
+        return _parse(name, value, f"{name} in the settings file")
+    return value
+
+
+def _is_duration(name: str) -> bool:
+    return isinstance(_DEFAULTS.get(name), float)
+
+
+def _parse(name: str, text: str, where: str) -> Any:
+    default = _DEFAULTS[name]
+    if isinstance(default, bool):
+        if text.lower() in _TRUE | _FALSE:
+            return text.lower() in _TRUE
+        raise ConfigurationError(f"{where} is {text!r}: it must be true or false")
+    if isinstance(default, float):
+        match = _DURATION.fullmatch(text.strip())
+        if not match:
+            raise ConfigurationError(
+                f"{where} is {text!r}: it must be seconds, or a duration such as 500ms, 10s or 5min"
+            )
+        return float(match[1]) * _UNITS[match[2]]
+    if isinstance(default, int) or default is None:
+        try:
+            return float(text) if default is None else int(text)
+        except ValueError:
+            raise ConfigurationError(f"{where} is {text!r}: it must be a number") from None
+    if isinstance(default, tuple):
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    return text

@@ -1,0 +1,8 @@
+"""The asyncio engine: carries out what `pairmq.core` decides, against two transports."""
+
+from pairmq.runner._clock import Clock
+from pairmq.runner._emitter import Emitter
+from pairmq.runner._engine import Engine
+from pairmq.runner._send import SenderState
+
+__all__ = ["Clock", "Emitter", "Engine", "SenderState"]

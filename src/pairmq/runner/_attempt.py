@@ -1,0 +1,68 @@
+"""One operation at a broker: bounded in time, and failing in one way only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from pairmq.model import FailureKind, FailureReason, TransportError
+
+T = TypeVar("T")
+
+
+class TimeLimits:
+    """Runs operations under time limits, and can shorten the limits of those that run, for closing."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Timeout] = set()
+        self._ends_at: float | None = None
+
+    async def run(self, operation: Awaitable[T], limit_at: float) -> T:
+        """Await one operation at a broker until it ends or its limit is reached.
+
+        Args:
+            operation: a call of a transport.
+            limit_at: instant of the loop's clock.
+
+        Returns:
+            What the operation returns.
+
+        Raises:
+            TransportError: it failed. A time-out is *unavailable* and may have been applied; so is any exception that
+                a transport should have mapped and did not: it most likely tells of a connection, and taking it for a
+                refusal would lose what failover can still save.
+        """
+        if self._ends_at is not None:
+            limit_at = min(limit_at, self._ends_at)
+        limit = asyncio.timeout_at(limit_at)
+        try:
+            async with limit:
+                self._running.add(limit)
+                return await operation
+        except TimeoutError as error:
+            if not limit.expired():
+                raise _unmapped(error) from error
+            raise TransportError(
+                "no answer within the time limit", FailureKind.UNAVAILABLE, FailureReason.TIMEOUT, maybe_applied=True
+            ) from None
+        except TransportError:
+            raise
+        except Exception as error:
+            raise _unmapped(error) from error
+        finally:
+            self._running.discard(limit)
+
+    def end_by(self, instant: float) -> None:
+        """Let no operation, running or new, last longer than ``instant``."""
+        self._ends_at = instant
+        for limit in tuple(self._running):
+            when = limit.when()
+            if not limit.expired() and (when is None or when > instant):
+                limit.reschedule(instant)
+
+
+def _unmapped(error: Exception) -> TransportError:
+    return TransportError(
+        f"unexpected {type(error).__name__}: {error}", FailureKind.UNAVAILABLE, FailureReason.OTHER, maybe_applied=True
+    )

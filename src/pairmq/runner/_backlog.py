@@ -1,0 +1,156 @@
+"""The backlog queues of a pair: made before the first send, taken out of use when they fail, brought back (SPEC 5)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from pairmq.core import PairOptions, Rotation
+from pairmq.model import ConfigurationError, Entity, FailureKind, TransportError
+from pairmq.model.events import BacklogQueueChecked, RotationChanged, Warned
+from pairmq.runner._attempt import TimeLimits
+from pairmq.runner._clock import Clock
+from pairmq.runner._emitter import Emitter
+from pairmq.transport import QueueProperties, Sender, Transport
+
+BACKLOG_PROPERTIES = QueueProperties(
+    max_size_megabytes=5120,
+    max_delivery_count=2**31 - 1,
+    default_time_to_live=None,
+    auto_delete_after=None,
+    lock_duration=60.0,
+    dead_letter_on_expiration=True,
+    batched_operations=True,
+)
+"""What backlog queues are asked to be (SPEC 5.2)."""
+
+T = TypeVar("T")
+
+_AT_ONCE = 8  # queues checked side by side: soon done, without a burst of connections
+
+
+class BacklogQueues:
+    """All backlog queues of one pair.
+
+    Args:
+        transport: the secondary.
+        primary_name: for the queues' names.
+        options: the pair's.
+        clock: time and chance.
+        emit: takes events.
+        limits: bounds every operation.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        primary_name: str,
+        options: PairOptions,
+        clock: Clock,
+        emit: Emitter,
+        limits: TimeLimits,
+    ) -> None:
+        try:
+            self.entities = tuple(Entity(name) for name in options.backlog_queue_names(primary_name))
+        except ValueError as error:
+            raise ConfigurationError(f"backlog_name_template gives a name that no queue can have: {error}") from error
+        self.rotation = Rotation(len(self.entities), options.backlog_retry_interval)
+        self.last_failure: TransportError | None = None
+        self._transport = transport
+        self._options = options
+        self._clock = clock
+        self._emit = emit
+        self._limits = limits
+        self._senders: dict[int, Sender] = {}
+        self._retries: asyncio.Task[None] | None = None
+        self._failed = asyncio.Event()
+
+    async def prepare(self) -> None:
+        """Check every queue and make the missing ones (SPEC 5.1).
+
+        A queue that can't be reached is out of use and tried again later, so that a process can start while the
+        secondary is away: the primary may be perfectly well.
+
+        Raises:
+            TransportError: the secondary refuses this user or the names; waiting would not mend that.
+        """
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(index: int) -> None:
+            async with turns:
+                try:
+                    await self._ensure(index)
+                except TransportError as error:
+                    if error.kind is FailureKind.REFUSED:
+                        raise
+                    self.take_out(index, error)
+
+        results = await asyncio.gather(*(one(index) for index in range(len(self.entities))), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        self._retries = asyncio.create_task(self._bring_back(), name="backlog queues")
+
+    def sender(self, index: int) -> Sender:
+        """The sender to a queue, made when first needed."""
+        sender = self._senders.get(index)
+        if sender is None:
+            sender = self._senders[index] = self._transport.sender(self.entities[index])
+        return sender
+
+    def take_out(self, index: int, error: TransportError) -> None:
+        """Take a queue that failed out of use for all senders of the pair (SPEC 5.4)."""
+        self.last_failure = error
+        if self.rotation.take_out(index, self._clock.now()):
+            self._failed.set()
+            self._emit(
+                RotationChanged,
+                queue=self.entities[index].path,
+                in_use=False,
+                left=len(self.rotation.in_use),
+                error=str(error),
+            )
+
+    async def close(self) -> None:
+        """Stop bringing queues back and close the senders."""
+        if self._retries is not None:
+            self._retries.cancel()
+            await asyncio.wait((self._retries,), timeout=1)
+        await asyncio.gather(*(sender.close() for sender in self._senders.values()))
+
+    async def _ensure(self, index: int) -> None:
+        """Make the queue, or say where an existing one differs from what is asked for (SPEC 5.3)."""
+        queue = self.entities[index]
+        admin = self._transport.admin
+        created = await self._limited(admin.create(queue, BACKLOG_PROPERTIES))
+        differences: tuple[str, ...] = ()
+        if not created:
+            differences = BACKLOG_PROPERTIES.differences(await self._limited(admin.properties(queue)))
+        self._emit(BacklogQueueChecked, queue=queue.path, created=created, differences=differences)
+        if differences:
+            text = f"existing backlog queue {queue.path}: {'; '.join(differences)}; it is left as it is"
+            self._emit(Warned, subject=queue.path, text=text)
+
+    async def _bring_back(self) -> None:
+        """Try queues that are out again after a while (SPEC 5.5)."""
+        while True:
+            deadline = self.rotation.next_deadline()
+            if deadline is None:
+                self._failed.clear()
+                await self._failed.wait()
+                continue
+            await asyncio.sleep(max(0.0, deadline - self._clock.now()))
+            for index in self.rotation.due(self._clock.now()):
+                try:
+                    await self._ensure(index)
+                    await self._limited(self._transport.admin.probe(self.entities[index]))
+                except TransportError as error:
+                    self.last_failure = error
+                    continue
+                if self.rotation.put_back(index):
+                    left = len(self.rotation.in_use)
+                    self._emit(RotationChanged, queue=self.entities[index].path, in_use=True, left=left)
+
+    async def _limited(self, operation: Awaitable[T]) -> T:
+        return await self._limits.run(operation, self._clock.now() + self._options.attempt_timeout)

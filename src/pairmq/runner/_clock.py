@@ -1,0 +1,53 @@
+"""Where the engine's time and randomness come from."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+
+def _random_id() -> str:
+    return uuid.uuid4().hex
+
+
+class Clock:
+    """Two clocks and the dice; a simulation brings its own.
+
+    Intervals are measured by the event loop's clock, so that a loop with virtual time needs nothing else.
+
+    Args:
+        wall: seconds since 1970 UTC, for instants that other processes and people read.
+        rng: the source of chance; not for secrets.
+        new_id: makes message and sender ids; the default is safe across forks, as a shared generator would not be.
+    """
+
+    def __init__(
+        self,
+        wall: Callable[[], float] = time.time,
+        rng: random.Random | None = None,
+        new_id: Callable[[], str] = _random_id,
+    ) -> None:
+        self.wall = wall
+        self.new_id = new_id
+        self._rng = rng or random.Random()  # noqa: S311  # spreads load, guards nothing
+
+    @staticmethod
+    def now() -> float:
+        """The event loop's monotonic clock, in seconds."""
+        return asyncio.get_running_loop().time()
+
+    def instant(self) -> datetime:
+        """The wall clock as a datetime in UTC."""
+        return datetime.fromtimestamp(self.wall(), UTC)
+
+    def chance(self) -> float:
+        """A random number in [0, 1)."""
+        return self._rng.random()
+
+    def jitter(self) -> float:
+        """A random number in [-1, 1)."""
+        return 2 * self._rng.random() - 1

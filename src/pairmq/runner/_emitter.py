@@ -1,0 +1,54 @@
+"""Hands events to whoever watches, without letting them disturb a send (SPEC 10.1)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from pairmq.model.events import Event
+from pairmq.runner._clock import Clock
+
+_log = logging.getLogger("pairmq")
+
+
+class Emitter:
+    """Makes events and gives each to every sink.
+
+    Args:
+        pair: the pair's name, for every event.
+        clock: tells the instants.
+    """
+
+    def __init__(self, pair: str, clock: Clock) -> None:
+        self.pair = pair
+        self._clock = clock
+        self._sinks: tuple[Callable[[Event], None], ...] = ()
+        self._reported: set[int] = set()
+
+    @property
+    def active(self) -> bool:
+        """Whether anyone watches; the hot path asks before it makes an event."""
+        return bool(self._sinks)
+
+    def add(self, sink: Callable[[Event], None]) -> None:
+        """Give ``sink`` every event from now on."""
+        self._sinks = (*self._sinks, sink)
+
+    def remove(self, sink: Callable[[Event], None]) -> None:
+        """Give ``sink`` no more events."""
+        self._sinks = tuple(known for known in self._sinks if known is not sink)
+
+    def __call__(self, kind: type[Event], /, **values: Any) -> None:
+        """Make an event of now and hand it out."""
+        if not self._sinks:
+            return
+        event = kind(at=self._clock.wall(), pair=self.pair, **values)
+        for sink in self._sinks:
+            try:
+                sink(event)
+            except Exception:
+                # Once for each observer: one that always fails must not fill the log in an outage.
+                if id(sink) not in self._reported:
+                    self._reported.add(id(sink))
+                    _log.exception("an observer failed; its further failures are not reported: %r", sink)

@@ -1,0 +1,193 @@
+"""The engine of a pair: both transports, every entity, the backlog, the syphon, from start to close."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from pairmq.core import (
+    FORCE_FAILOVER,
+    HOLD,
+    MARK_HEALTHY,
+    Changed,
+    EntityMachine,
+    Input,
+    PairOptions,
+)
+from pairmq.model import Entity, EntityState, Message, PairClosed, PairFaulted, Receipt, SendError
+from pairmq.model.events import PairEnded
+from pairmq.runner._attempt import TimeLimits
+from pairmq.runner._backlog import BacklogQueues
+from pairmq.runner._clock import Clock
+from pairmq.runner._drain import DrainWatch
+from pairmq.runner._emitter import Emitter
+from pairmq.runner._entity import EntityRunner
+from pairmq.runner._partners import Partners
+from pairmq.runner._send import SenderState, SendProcedure
+from pairmq.runner._syphon import Syphon
+from pairmq.transport import Transport
+
+_TRANSPORT_CLOSE = 2.5  # s: a transport promises 2; one that breaks its promise is left behind
+
+_WORDS: dict[str, Input] = {"mark_healthy": MARK_HEALTHY, "force_failover": FORCE_FAILOVER, "hold": HOLD}
+
+
+class Engine:
+    """Runs one pair. Make and start it inside a running loop.
+
+    Args:
+        primary: the transport to the primary.
+        secondary: the transport to the secondary.
+        options: the pair's.
+        clock: time and chance.
+        emit: takes events.
+    """
+
+    def __init__(
+        self, primary: Transport, secondary: Transport, options: PairOptions, clock: Clock, emit: Emitter
+    ) -> None:
+        self.options = options
+        self._primary = primary
+        self._secondary = secondary
+        self._clock = clock
+        self._emit = emit
+        self._limits = TimeLimits()
+        self._runners: dict[Entity, EntityRunner] = {}
+        self.backlog = BacklogQueues(secondary, primary.endpoint.name, options, clock, emit, self._limits)
+        self._sends = SendProcedure(secondary, self.backlog, options, clock, emit, self._limits)
+        self.syphon: Syphon | None = None
+        self._drain: DrainWatch | None = None
+        self._drain_task: asyncio.Task[None] | None = None
+        self._partners: Partners | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._fault: BaseException | None = None
+
+    async def start(self) -> None:
+        """Make the backlog queues, and start the syphon if this process hosts it.
+
+        Raises:
+            TransportError: the secondary refuses to let the backlog queues be made.
+        """
+        await self.backlog.prepare()
+        if not self.options.enable_syphon:
+            return
+        self.syphon = Syphon(self._primary, self._secondary, self.backlog, self.options, self._clock, self._emit)
+        self.syphon.start()
+        self._drain = DrainWatch(
+            self._secondary,
+            self.backlog,
+            self._runners.values,
+            self._clock,
+            self._limits,
+            self.options.attempt_timeout,
+        )
+        self._drain_task = asyncio.create_task(self._drain.run(), name="drain watch")
+        self._partners = Partners(self._primary, self._secondary, self.options.close_grace, self._faulted)
+
+    @property
+    def fault(self) -> BaseException | None:
+        """Why the pair has faulted; None while it has not."""
+        return self._fault
+
+    @property
+    def in_flight(self) -> int:
+        """Messages in flight now."""
+        return self._sends.in_flight
+
+    def states(self) -> Mapping[Entity, EntityState]:
+        """The state of every entity that this process has used."""
+        return MappingProxyType({entity: runner.state for entity, runner in self._runners.items()})
+
+    def runner(self, entity: Entity) -> EntityRunner:
+        """The runner of an entity, made at its first use.
+
+        Raises:
+            PairClosed, PairFaulted: the pair has ended.
+        """
+        self.check_open()
+        runner = self._runners.get(entity)
+        if runner is None:
+            tracks = self.options.enable_syphon
+            machine = EntityMachine(self.options, self._clock.now(), tracks_backlog=tracks)
+            probe = self._primary.admin.probe
+            runner = EntityRunner(entity, machine, self._clock, self._emit, probe, self._entity_changed)
+            self._runners[entity] = runner
+            if self._drain is not None:
+                self._drain.wake()
+        return runner
+
+    def sender_state(self, entity: Entity) -> SenderState:
+        """What a new sender object of an entity needs. Raises as `runner`, and `TransportError` for a bad path."""
+        return SenderState(self.runner(entity), self._primary.sender(entity), self._clock.new_id())
+
+    async def send(self, state: SenderState, message: Message, timeout: float) -> Receipt:
+        """Send one message; see `SendProcedure.send`."""
+        return await self._sends.send(state, message, timeout)
+
+    async def send_batch(
+        self, state: SenderState, messages: list[Message], timeout: float
+    ) -> list[Receipt | SendError]:
+        """Send several; see `SendProcedure.send_batch`."""
+        return await self._sends.send_batch(state, messages, timeout)
+
+    def operator(self, entity: Entity, word: str) -> None:
+        """Carry out ``mark_healthy``, ``force_failover`` or ``hold`` (SPEC 4.7)."""
+        self.runner(entity).operator(_WORDS[word])
+
+    def check_open(self) -> None:
+        """Raise `PairFaulted` or `PairClosed` when the pair has ended."""
+        if self._fault is not None:
+            raise PairFaulted(f"the pair has faulted: {self._fault}") from self._fault
+        if self._closing is not None:
+            raise PairClosed("the pair is closed")
+
+    async def close(self) -> None:
+        """End the pair (SPEC 9.1): no new sends, those in flight end within ``close_grace``, both sides are closed.
+
+        Idempotent; never raises and never hangs. Cancelling it does not stop the closing.
+        """
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(), name="pair close")
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        if self._partners is not None:
+            self._partners.forget()
+        grace = self.options.close_grace
+        self._sends.end_by(self._clock.now() + grace, self._fault)
+        for runner in self._runners.values():
+            runner.wake()  # sends that wait between two attempts learn their new deadline
+        if self._drain_task is not None:
+            self._drain_task.cancel()
+        stop_syphon = [self.syphon.stop(grace)] if self.syphon is not None else []
+        # One second over the grace: what was interrupted at its end still has to give its results back.
+        await _bounded(grace + 4, self._sends.wait_idle(grace + 1), *stop_syphon)
+        await _bounded(2.5, *(runner.close() for runner in self._runners.values()))
+        await _bounded(_TRANSPORT_CLOSE, self.backlog.close())
+        await _bounded(_TRANSPORT_CLOSE, self._primary.close(), self._secondary.close())
+        self._emit(PairEnded, fault=None if self._fault is None else str(self._fault), unknown=self._sends.given_back)
+
+    def _entity_changed(self, runner: EntityRunner, change: Changed) -> None:
+        if self._drain is not None:
+            self._drain.wake()
+        if self.syphon is not None and change.current in (EntityState.DRAINING, EntityState.HEALTHY):
+            self.syphon.gates.recovered(runner.entity)
+
+    def _faulted(self, cause: BaseException) -> None:
+        self._fault = cause
+        self._sends.end_by(self._clock.now(), cause)
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(), name="pair fault")
+
+
+async def _bounded(seconds: float, *steps: Coroutine[Any, Any, None]) -> None:
+    """Take closing steps side by side for at most ``seconds``; a failing one does not stop the others."""
+    if not steps:
+        return
+    tasks = [asyncio.ensure_future(step) for step in steps]
+    _, running = await asyncio.wait(tasks, timeout=seconds)
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*(task for task in tasks if task.done()), return_exceptions=True)

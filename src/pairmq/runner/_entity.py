@@ -1,0 +1,211 @@
+"""Runs one entity's machine: its timer, its pings, and the sends that wait for it to move."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+
+from pairmq.core import (
+    DIVERT_ENDED,
+    ROUTE_REQUESTED,
+    BacklogSeenEmpty,
+    Changed,
+    Effect,
+    EntityMachine,
+    Input,
+    LateResult,
+    PingFailed,
+    PingSucceeded,
+    PrimaryAbandoned,
+    PrimaryAccepted,
+    PrimaryFailed,
+    SendPing,
+    StopPing,
+    TimerFired,
+    ToBacklog,
+    ToPrimary,
+)
+from pairmq.model import Entity, EntityState, FailureKind, TransportError
+from pairmq.model.events import PingCompleted, StateChanged
+from pairmq.runner._clock import Clock
+from pairmq.runner._emitter import Emitter
+
+
+class EntityRunner:
+    """One machine in its surroundings.
+
+    Every method that tells the machine something is synchronous: between a decision and its registration no other task
+    can run (SPEC 4.6).
+
+    Args:
+        entity: whose machine it is.
+        machine: fresh.
+        clock: time and chance.
+        emit: takes events.
+        probe: finds out whether the entity accepts writes.
+        on_change: is told of each change, after the sends that wait were woken.
+    """
+
+    def __init__(
+        self,
+        entity: Entity,
+        machine: EntityMachine,
+        clock: Clock,
+        emit: Emitter,
+        probe: Callable[[Entity], Awaitable[None]],
+        on_change: Callable[[EntityRunner, Changed], None],
+    ) -> None:
+        self.entity = entity
+        self.machine = machine
+        self.last_failure: TransportError | None = None
+        self._clock = clock
+        self._emit = emit
+        self._probe = probe
+        self._on_change = on_change
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed_for: float | None = None
+        self._ping_task: asyncio.Task[None] | None = None
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._closed = False
+
+    @property
+    def state(self) -> EntityState:
+        """The state that people see."""
+        return self.machine.state
+
+    # What sends tell. The healthy path runs through route and accepted, once a send each.
+
+    def route(self) -> ToPrimary | ToBacklog:
+        """Route one attempt and register it as in flight."""
+        return self.machine.handle(ROUTE_REQUESTED, self._loop.time())[0]  # type: ignore[return-value]  # the table's ROUTE rows
+
+    def accepted(self, epoch: int) -> None:
+        """The primary confirmed an attempt."""
+        effects = self.machine.handle(PrimaryAccepted(epoch), self._loop.time())
+        if effects:
+            self._carry_out(effects)
+
+    def failed(self, epoch: int, error: TransportError) -> bool:
+        """An attempt at the primary failed; tells whether the result came late (SPEC 4.6)."""
+        if error.kind is not FailureKind.REFUSED:
+            self.last_failure = error
+        return self._tell(PrimaryFailed(epoch, error.kind))
+
+    def abandoned(self, epoch: int) -> None:
+        """An attempt at the primary was given up without a verdict."""
+        self._tell(PrimaryAbandoned(epoch))
+
+    def divert_ended(self) -> None:
+        """A diverted attempt ended."""
+        self._tell(DIVERT_ENDED)
+
+    # What others tell.
+
+    def backlog_seen_empty(self, since: float) -> None:
+        """Every backlog queue was seen empty by checks that began at or after ``since``."""
+        self._tell(BacklogSeenEmpty(since))
+
+    def operator(self, word: Input) -> None:
+        """An operator's word (SPEC 4.7)."""
+        self._tell(word)
+
+    async def wait_for_change(self, seconds: float) -> None:
+        """Return at the entity's next change, or after ``seconds``."""
+        waiter = self._loop.create_future()
+        self._waiters.add(waiter)
+        try:
+            await asyncio.wait((waiter,), timeout=seconds)
+        finally:
+            self._waiters.discard(waiter)
+
+    def wake(self) -> None:
+        """Let every send that waits look again."""
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def close(self) -> None:
+        """Stop the timer and the ping (SPEC 6.4); the sends that wait are woken."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        task, self._ping_task = self._ping_task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait((task,), timeout=1)
+        self.wake()
+
+    # The machine's effects.
+
+    def _tell(self, input: Input) -> bool:
+        effects = self.machine.handle(input, self._loop.time())
+        self._carry_out(effects)
+        return bool(effects) and isinstance(effects[0], LateResult)
+
+    def _carry_out(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Changed):
+                self._announce(effect)
+            elif isinstance(effect, SendPing):
+                self._ping_task = self._loop.create_task(self._ping(effect.number), name=f"ping {self.entity}")
+            elif isinstance(effect, StopPing) and self._ping_task is not None:
+                self._ping_task.cancel()
+        self._arm()
+
+    def _announce(self, change: Changed) -> None:
+        self._emit(
+            StateChanged,
+            entity=self.entity,
+            previous=change.previous,
+            current=change.current,
+            cause=change.cause,
+            epoch=change.epoch,
+            lasted=change.lasted,
+            sent=change.sent,
+            diverted=change.diverted,
+            failed=change.failed,
+            late=change.late,
+        )
+        self.wake()
+        self._on_change(self, change)
+
+    def _arm(self) -> None:
+        deadline = self.machine.next_deadline()
+        if deadline == self._armed_for or self._closed:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._armed_for = deadline
+        self._timer = None if deadline is None else self._loop.call_at(deadline, self._fire)
+
+    def _fire(self) -> None:
+        self._timer = self._armed_for = None
+        # A loop may call a timer up to one clock tick early; the machine would not take that for its deadline.
+        deadline = self.machine.next_deadline()
+        now = self._loop.time() if deadline is None else max(deadline, self._loop.time())
+        self._carry_out(self.machine.handle(TimerFired(self._clock.jitter()), now))
+
+    async def _ping(self, number: int) -> None:
+        started = self._loop.time()
+        error: str | None = None
+        try:
+            await self._probe(self.entity)
+        except asyncio.CancelledError:
+            # Overdue, or no longer wanted: the machine knows already, and asked for this.
+            self._emit(
+                PingCompleted,
+                entity=self.entity,
+                ok=False,
+                elapsed=self._loop.time() - started,
+                error="no answer within the time limit, or no longer wanted",
+            )
+            raise
+        except Exception as failure:
+            error = str(failure) or type(failure).__name__
+        self._emit(
+            PingCompleted, entity=self.entity, ok=error is None, elapsed=self._loop.time() - started, error=error
+        )
+        jitter = self._clock.jitter()
+        self._tell(PingSucceeded(number, jitter) if error is None else PingFailed(number, jitter))

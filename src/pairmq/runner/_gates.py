@@ -1,0 +1,115 @@
+"""Which destinations the syphon delivers to: one gate each, shut while the destination is unavailable (SPEC 7.3, 7.5).
+
+The gates know nothing of the entity machines: another process may have diverted the messages, and this one may never
+have sent to the entity (SPEC 7.5). A machine that recovers in this process only opens its entity's gate sooner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from pairmq.core import Backoff
+from pairmq.model import Entity, FailureKind, TransportError
+from pairmq.model.events import DestinationChanged
+from pairmq.runner._clock import Clock
+from pairmq.runner._emitter import Emitter
+
+
+class Gate:
+    """One destination's gate.
+
+    Args:
+        entity: the destination.
+    """
+
+    __slots__ = ("entity", "failures", "opened", "probing")
+
+    def __init__(self, entity: Entity) -> None:
+        self.entity = entity
+        self.failures = 0
+        self.opened = asyncio.Event()
+        self.opened.set()
+        self.probing: asyncio.Task[None] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether messages go through."""
+        return self.opened.is_set()
+
+
+class Gates:
+    """The gates of all destinations that this syphon has seen; shared by its pumps.
+
+    Args:
+        probe: finds out whether a destination accepts writes, within a time limit of its own.
+        longest_wait: seconds between probes at most.
+        clock: time and chance.
+        emit: takes events.
+    """
+
+    def __init__(
+        self, probe: Callable[[Entity], Awaitable[None]], longest_wait: float, clock: Clock, emit: Emitter
+    ) -> None:
+        self._probe = probe
+        self._backoff = Backoff(first=min(0.5, longest_wait), factor=2.0, cap=longest_wait, jitter=0.2)
+        self._clock = clock
+        self._emit = emit
+        self._gates: dict[Entity, Gate] = {}
+        self._closed = False
+        self.any_opened = asyncio.Event()
+
+    def of(self, entity: Entity) -> Gate:
+        """The gate of a destination, open until it fails."""
+        gate = self._gates.get(entity)
+        if gate is None:
+            gate = self._gates[entity] = Gate(entity)
+        return gate
+
+    def shut(self, gate: Gate, error: TransportError) -> None:
+        """Deliver nothing more to a destination that failed, until a probe says that it is back."""
+        if not gate.is_open or self._closed:
+            return
+        gate.opened.clear()
+        self._emit(DestinationChanged, entity=gate.entity, open=False, error=str(error))
+        gate.probing = asyncio.create_task(self._watch(gate), name=f"syphon probe {gate.entity}")
+
+    def delivered(self, gate: Gate) -> None:
+        """A delivery was confirmed: the next failure starts from short waits again."""
+        gate.failures = 0
+
+    def recovered(self, entity: Entity) -> None:
+        """This process's own ping found the entity working."""
+        gate = self._gates.get(entity)
+        if gate is not None and not gate.is_open:
+            self._open(gate)
+
+    async def close(self) -> None:
+        """Stop all probes."""
+        self._closed = True
+        tasks = [gate.probing for gate in self._gates.values() if gate.probing is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=1)
+
+    async def _watch(self, gate: Gate) -> None:
+        while True:
+            await asyncio.sleep(self._backoff.wait(gate.failures, self._clock.chance()))
+            gate.failures += 1
+            try:
+                await self._probe(gate.entity)
+            except TransportError as error:
+                # "No such entity" and the like: the next delivery finds out and dead-letters what it must.
+                if error.kind is not FailureKind.REFUSED:
+                    continue
+            self._open(gate)
+            return
+
+    def _open(self, gate: Gate) -> None:
+        task, gate.probing = gate.probing, None
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+        gate.opened.set()
+        self.any_opened.set()
+        self._emit(DestinationChanged, entity=gate.entity, open=True)

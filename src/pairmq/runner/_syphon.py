@@ -1,0 +1,97 @@
+"""The syphon: a pump per backlog queue, sharing gates, senders and the rate limit (SPEC 7)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pairmq.core import PairOptions
+from pairmq.model import Entity
+from pairmq.runner._attempt import TimeLimits
+from pairmq.runner._backlog import BacklogQueues
+from pairmq.runner._clock import Clock
+from pairmq.runner._emitter import Emitter
+from pairmq.runner._gates import Gates
+from pairmq.runner._pump import Pump
+from pairmq.runner._rate import RateLimit
+from pairmq.transport import Sender, Transport
+
+
+class Syphon:
+    """All pumps of a pair in this process.
+
+    Args:
+        primary: where messages belong.
+        secondary: where they wait.
+        backlog: the queues to empty.
+        options: the pair's.
+        clock: time and chance.
+        emit: takes events.
+    """
+
+    def __init__(
+        self,
+        primary: Transport,
+        secondary: Transport,
+        backlog: BacklogQueues,
+        options: PairOptions,
+        clock: Clock,
+        emit: Emitter,
+    ) -> None:
+        self._primary = primary
+        self._options = options
+        self._clock = clock
+        self._limits = TimeLimits()
+        self._senders: dict[Entity, Sender] = {}
+        self.gates = Gates(self._probe, options.ping_primary_interval, clock, emit)
+        rate = RateLimit(options.syphon_max_rate)
+        self.pumps = tuple(
+            Pump(
+                queue,
+                primary,
+                secondary,
+                self._sender,
+                backlog.sender(index),
+                self.gates,
+                rate,
+                options,
+                clock,
+                emit,
+            )
+            for index, queue in enumerate(backlog.entities)
+        )
+
+    @property
+    def moved(self) -> int:
+        """Messages brought home so far."""
+        return sum(pump.moved for pump in self.pumps)
+
+    @property
+    def dead_lettered(self) -> int:
+        """Messages set aside so far."""
+        return sum(pump.dead_lettered for pump in self.pumps)
+
+    @property
+    def in_hand(self) -> int:
+        """Messages received and not yet settled."""
+        return sum(pump.in_hand for pump in self.pumps)
+
+    def start(self) -> None:
+        """Start all pumps."""
+        for pump in self.pumps:
+            pump.start()
+
+    async def stop(self, grace: float) -> None:
+        """Stop all pumps side by side; each finishes or gives back what it holds (SPEC 9.1)."""
+        await asyncio.gather(*(pump.stop(grace) for pump in self.pumps))
+        await self.gates.close()
+        await asyncio.gather(*(sender.close() for sender in self._senders.values()))
+
+    def _sender(self, entity: Entity) -> Sender:
+        sender = self._senders.get(entity)
+        if sender is None:
+            sender = self._senders[entity] = self._primary.sender(entity)
+        return sender
+
+    async def _probe(self, entity: Entity) -> None:
+        limit = self._clock.now() + self._options.ping_timeout
+        await self._limits.run(self._primary.admin.probe(entity), limit)

@@ -1,0 +1,163 @@
+"""Which backlog queues are in use (SPEC 5.4, 5.5), by example and against a plain model."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from pairmq.core import Rotation
+
+
+@pytest.fixture
+def rotation() -> Rotation:
+    return Rotation(3, retry_interval=30)
+
+
+def test_all_queues_are_in_use_at_the_beginning(rotation: Rotation):
+    assert (rotation.in_use, rotation.out, rotation.next_deadline()) == ((0, 1, 2), (), None)
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_a_rotation_has_at_least_one_queue(count: int):
+    with pytest.raises(ValueError, match=f"count is {count}: at least 1"):
+        Rotation(count, 30)
+
+
+def test_a_sender_keeps_its_queue(rotation: Rotation):
+    assert [rotation.choose(1, chance) for chance in (0.0, 0.5, 0.999)] == [1, 1, 1]
+
+
+def test_a_sender_without_a_queue_gets_any_by_chance(rotation: Rotation):
+    assert [rotation.choose(None, chance) for chance in (0.0, 0.34, 0.999)] == [0, 1, 2]
+
+
+def test_a_sender_whose_queue_is_out_gets_another_one(rotation: Rotation):
+    rotation.take_out(1, now=0)
+    assert {rotation.choose(1, chance / 10) for chance in range(10)} == {0, 2}
+
+
+def test_all_senders_learn_that_a_queue_is_out(rotation: Rotation):
+    rotation.take_out(0, now=0)
+    assert [rotation.choose(kept, 0.0) for kept in (0, None, 1, 2)] == [1, 1, 1, 2]
+
+
+def test_none_is_left_when_all_queues_are_out(rotation: Rotation):
+    for index in range(3):
+        rotation.take_out(index, now=0)
+    assert [rotation.choose(kept, 0.5) for kept in (None, 1)] == [None, None]
+
+
+def test_only_the_first_failure_takes_a_queue_out(rotation: Rotation):
+    assert [rotation.take_out(1, now=0), rotation.take_out(1, now=5)] == [True, False]
+
+
+def test_more_failures_of_a_queue_that_is_out_do_not_postpone_its_retry(rotation: Rotation):
+    rotation.take_out(1, now=0)
+    rotation.take_out(1, now=29)
+    assert rotation.next_deadline() == 30
+
+
+def test_a_queue_is_tried_again_after_the_interval_and_not_before(rotation: Rotation):
+    rotation.take_out(1, now=0)
+    assert [rotation.due(29.999), rotation.due(30)] == [(), (1,)]
+
+
+def test_a_queue_that_fails_its_retry_is_tried_once_more_an_interval_later(rotation: Rotation):
+    rotation.take_out(1, now=0)
+    rotation.due(31)
+    assert (rotation.due(60.999), rotation.due(61)) == ((), (1,))
+
+
+def test_a_queue_that_is_due_stays_out_until_it_is_put_back(rotation: Rotation):
+    rotation.take_out(1, now=0)
+    rotation.due(30)
+    assert rotation.in_use == (0, 2)
+
+
+def test_a_queue_that_works_again_is_in_use_as_before(rotation: Rotation):
+    rotation.take_out(1, now=0)
+    assert rotation.put_back(1)
+    assert (rotation.in_use, rotation.out, rotation.next_deadline()) == ((0, 1, 2), (), None)
+
+
+def test_a_queue_in_use_can_not_be_put_back(rotation: Rotation):
+    assert not rotation.put_back(1)
+    assert rotation.in_use == (0, 1, 2)
+
+
+def test_a_sender_whose_queue_came_back_keeps_it_again(rotation: Rotation):
+    rotation.take_out(1, now=0)
+    rotation.put_back(1)
+    assert rotation.choose(1, 0.0) == 1
+
+
+@given(st.integers(1, 1000), st.floats(0, 1, exclude_max=True))
+def test_any_chance_names_a_queue(count: int, chance: float):
+    assert Rotation(count, 30).choose(None, chance) in range(count)
+
+
+def test_chance_is_fair():
+    rotation = Rotation(10, 30)
+    picked = Counter(rotation.choose(None, number / 1000) for number in range(1000))
+    assert picked == dict.fromkeys(range(10), 100)
+
+
+class AgainstADictionary(RuleBasedStateMachine):
+    """The model: one dictionary of each queue's next retry, None while it is in use."""
+
+    @initialize(count=st.integers(1, 6), interval=st.sampled_from([0.5, 30.0]))
+    def begin(self, count: int, interval: float) -> None:
+        self.rotation = Rotation(count, interval)
+        self.interval = interval
+        self.now = 0.0
+        self.retry: dict[int, float | None] = dict.fromkeys(range(count))
+
+    @rule(seconds=st.sampled_from([0.0, 0.25, 0.5, 29.0, 30.0, 31.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(pick=st.integers(0, 5))
+    def a_queue_fails(self, pick: int) -> None:
+        index = pick % len(self.retry)
+        was_in_use = self.retry[index] is None
+        assert self.rotation.take_out(index, self.now) is was_in_use
+        if was_in_use:
+            self.retry[index] = self.now + self.interval
+
+    @rule(pick=st.integers(0, 5))
+    def a_queue_works_again(self, pick: int) -> None:
+        index = pick % len(self.retry)
+        assert self.rotation.put_back(index) is (self.retry[index] is not None)
+        self.retry[index] = None
+
+    @rule()
+    def queues_are_tried_again(self) -> None:
+        ready = tuple(index for index, at in self.retry.items() if at is not None and at <= self.now)
+        assert self.rotation.due(self.now) == ready
+        self.retry.update(dict.fromkeys(ready, self.now + self.interval))
+
+    @rule(kept=st.none() | st.integers(0, 5), chance=st.floats(0, 1, exclude_max=True))
+    def a_sender_chooses(self, kept: int | None, chance: float) -> None:
+        kept = None if kept is None else kept % len(self.retry)
+        chosen = self.rotation.choose(kept, chance)
+        if kept is not None and self.retry[kept] is None:
+            assert chosen == kept
+        elif None not in self.retry.values():
+            assert chosen is None
+        else:
+            assert chosen is not None
+            assert self.retry[chosen] is None
+
+    @invariant()
+    def both_agree(self) -> None:
+        assert self.rotation.in_use == tuple(index for index, at in self.retry.items() if at is None)
+        assert self.rotation.out == tuple(index for index, at in self.retry.items() if at is not None)
+        assert self.rotation.next_deadline() == min((at for at in self.retry.values() if at is not None), default=None)
+
+
+TestAgainstADictionary = AgainstADictionary.TestCase
+TestAgainstADictionary.settings = settings(max_examples=100, deadline=None)
