@@ -42,8 +42,8 @@ _LEFT_OUT = frozenset(("at", "pair"))
 class LogObserver:
     """Writes each event as one line ``StateChanged entity=orders previous=healthy …``.
 
-    State changes, lost queues, dead-letters and warnings are warnings; pings and closes are information; what happens to
-    single messages is a debug line each.
+    State changes, lost queues, dead-letters and warnings are warnings; pings and closes are information; what happens
+    to single messages is a debug line each.
 
     Args:
         logger: where to write; the logger ``pairmq`` when left out.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
 from types import TracebackType
@@ -17,6 +18,7 @@ from pairmq.model import (
     TransportError,
 )
 from pairmq.model.events import Event
+from pairmq.observe import LogObserver
 from pairmq.pair import _active
 from pairmq.pair._events import EventStream
 from pairmq.pair._receiver import PairReceiver
@@ -55,6 +57,9 @@ class Pair:
         self._observers = tuple(observers)
         for observer in self._observers:
             self._emit.add(observer.on_event)
+        # The log is always on; its lines for single messages cost the hot path nothing unless someone reads them.
+        debugging = logging.getLogger("pairmq").isEnabledFor(logging.DEBUG)
+        self._emit.add(LogObserver().on_event, per_message=debugging)
         self._engine: Engine | None = None
 
     @classmethod
@@ -196,7 +201,7 @@ class Pair:
             PairClosed, PairFaulted: the pair has ended or is not open.
         """
         entity = self._entity(path, "queue" if subscription is None else "topic")
-        if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 1:
+        if prefetch < 1:
             raise ConfigurationError(f"prefetch is {prefetch!r}: it must be a whole number of at least 1")
         engine = self._opened
         try:

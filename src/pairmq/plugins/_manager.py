@@ -157,10 +157,6 @@ class Registry:
             yield _inspect(entry_point.name, distribution, entry_point.load)
 
 
-registry = Registry()
-"""The process's registry."""
-
-
 def _installed_entry_points() -> Iterable[tuple[EntryPoint, str | None]]:
     seen = set()
     for distribution in distributions():
@@ -224,3 +220,7 @@ def _check_schemes(record: TransportRecord) -> None:
     for scheme in record.schemes:
         if not _SCHEME.fullmatch(scheme):
             raise ValueError(f"transport {record.name!r}: {scheme!r} is no URL scheme in lower case")
+
+
+registry = Registry()
+"""The process's registry."""

@@ -6,10 +6,12 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from pairmq.model.events import Event
+from pairmq.model.events import AttemptFailed, Event, MessageMoved, SendCompleted
 from pairmq.runner._clock import Clock
 
 _log = logging.getLogger("pairmq")
+
+_PER_MESSAGE = frozenset((SendCompleted, AttemptFailed, MessageMoved))
 
 
 class Emitter:
@@ -24,27 +26,32 @@ class Emitter:
         self.pair = pair
         self._clock = clock
         self._sinks: tuple[Callable[[Event], None], ...] = ()
+        self._message_sinks: tuple[Callable[[Event], None], ...] = ()
         self._reported: set[int] = set()
 
     @property
     def active(self) -> bool:
-        """Whether anyone watches; the hot path asks before it makes an event."""
-        return bool(self._sinks)
+        """Whether anyone wants events of single messages; the hot path asks before it makes one."""
+        return bool(self._message_sinks)
 
-    def add(self, sink: Callable[[Event], None]) -> None:
-        """Give ``sink`` every event from now on."""
+    def add(self, sink: Callable[[Event], None], *, per_message: bool = True) -> None:
+        """Give ``sink`` every event from now on, or all but those of single messages."""
         self._sinks = (*self._sinks, sink)
+        if per_message:
+            self._message_sinks = (*self._message_sinks, sink)
 
     def remove(self, sink: Callable[[Event], None]) -> None:
         """Give ``sink`` no more events."""
-        self._sinks = tuple(known for known in self._sinks if known is not sink)
+        self._sinks = tuple(known for known in self._sinks if known != sink)
+        self._message_sinks = tuple(known for known in self._message_sinks if known != sink)
 
     def __call__(self, kind: type[Event], /, **values: Any) -> None:
         """Make an event of now and hand it out."""
-        if not self._sinks:
+        sinks = self._message_sinks if kind in _PER_MESSAGE else self._sinks
+        if not sinks:
             return
         event = kind(at=self._clock.wall(), pair=self.pair, **values)
-        for sink in self._sinks:
+        for sink in sinks:
             try:
                 sink(event)
             except Exception:
