@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import Self
 
@@ -89,7 +90,7 @@ class PairSender:
         """Send messages as they come, many in flight at once.
 
         Args:
-            source: read only as fast as messages are confirmed.
+            source: read only as fast as messages are confirmed; an async generator is closed at the end.
             window: messages read and not yet yielded, at most; at least 1.
             timeout: seconds for each message, the pair's ``send_timeout`` when left out.
 
@@ -107,8 +108,9 @@ class PairSender:
             raise ValueError(f"window is {window}: it must be at least 1")
         stream = _Stream(self, source, window, timeout)
         try:
-            async for result in stream.results():
-                yield result
+            async with aclosing(stream.results()) as results:
+                async for result in results:
+                    yield result
         finally:
             await stream.end()
 
@@ -167,7 +169,7 @@ class _Stream:
         self._running: set[asyncio.Task[list[Receipt | SendError]]] = set()
         self._reader = asyncio.create_task(self._read(), name="send_stream reader")
 
-    async def results(self) -> AsyncIterator[Receipt | SendError]:
+    async def results(self) -> AsyncGenerator[Receipt | SendError, None]:
         """The results in the order of the source."""
         while (task := await self._operations.get()) is not None:
             results = await task
@@ -187,15 +189,17 @@ class _Stream:
     async def _read(self) -> None:
         size = max(1, min(_CHUNK, self._window // 4))
         try:
-            async for chunk in _gather(self._source, size):
-                while self._in_window and self._in_window + len(chunk) > self._window:
-                    self._freed.clear()
-                    await self._freed.wait()
-                self._in_window += len(chunk)
-                task = asyncio.create_task(self._sender._send_chunk(chunk, self._timeout, raising=False))
-                self._running.add(task)
-                task.add_done_callback(self._running.discard)
-                self._operations.put_nowait(task)
+            # Closed here and now: left to the garbage collector, a source would be closed by a task of no one's.
+            async with aclosing(_gather(self._source, size)) as chunks:
+                async for chunk in chunks:
+                    while self._in_window and self._in_window + len(chunk) > self._window:
+                        self._freed.clear()
+                        await self._freed.wait()
+                    self._in_window += len(chunk)
+                    task = asyncio.create_task(self._sender._send_chunk(chunk, self._timeout, raising=False))
+                    self._running.add(task)
+                    task.add_done_callback(self._running.discard)
+                    self._operations.put_nowait(task)
         finally:
             self._operations.put_nowait(None)
 
@@ -218,7 +222,7 @@ def _chunks(messages: Iterable[Message]) -> Iterable[list[Message]]:
         yield chunk
 
 
-async def _gather(source: Iterable[Message] | AsyncIterable[Message], size: int) -> AsyncIterator[list[Message]]:
+async def _gather(source: Iterable[Message] | AsyncIterable[Message], size: int) -> AsyncGenerator[list[Message], None]:
     """Cut a source into chunks: full ones while it is fast, and whatever is there when it pauses."""
     if not isinstance(source, AsyncIterable):
         chunk: list[Message] = []
@@ -237,8 +241,14 @@ async def _gather(source: Iterable[Message] | AsyncIterable[Message], size: int)
         try:
             async for message in source:
                 await waiting.put(message)
-        finally:
+        except Exception:
             await waiting.put(None)
+            raise
+        else:
+            await waiting.put(None)
+        finally:
+            if isinstance(source, AsyncGenerator):
+                await source.aclose()
 
     reader = asyncio.create_task(read(), name="send_stream source")
     try:

@@ -93,20 +93,31 @@ class Gates:
         if tasks:
             await asyncio.wait(tasks, timeout=1)
 
+    async def try_now(self, gate: Gate) -> bool:
+        """Ask a shut destination at once, instead of at its next turn; tells whether its gate is open now."""
+        if not gate.is_open and await self._answers(gate.entity):
+            self._open(gate)
+        return gate.is_open
+
     async def _watch(self, gate: Gate) -> None:
         while True:
             await asyncio.sleep(self._backoff.wait(gate.failures, self._clock.chance()))
             gate.failures += 1
-            try:
-                await self._probe(gate.entity)
-            except TransportError as error:
-                # "No such entity" and the like: the next delivery finds out and dead-letters what it must.
-                if error.kind is not FailureKind.REFUSED:
-                    continue
-            self._open(gate)
-            return
+            if await self._answers(gate.entity):
+                self._open(gate)
+                return
+
+    async def _answers(self, entity: Entity) -> bool:
+        try:
+            await self._probe(entity)
+        except TransportError as error:
+            # "No such entity" and the like: the next delivery finds out and dead-letters what it must.
+            return error.kind is FailureKind.REFUSED
+        return True
 
     def _open(self, gate: Gate) -> None:
+        if gate.is_open:
+            return
         task, gate.probing = gate.probing, None
         if task is not None and task is not asyncio.current_task():
             task.cancel()

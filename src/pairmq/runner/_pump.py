@@ -356,6 +356,11 @@ class Pump:
             postponed = 0
             if shut and await self._primary_is_there():
                 worst = max(shut, key=lambda entity: len(self._held[entity]))
+                if retry == 0 and await self._gates.try_now(self._gates.of(worst)):
+                    # The whole primary has just come back: most likely there is no need to postpone anything. Only
+                    # once, as a probe may go on being good while messages are not taken.
+                    retry += 1
+                    continue
                 postponed = await self._postpone(worst)
             if not postponed:
                 # The whole primary is away, or the secondary: no other destination could be served either.

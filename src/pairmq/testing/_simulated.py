@@ -1,0 +1,502 @@
+"""A broker in a few hundred lines, for tests in virtual time: exact, deterministic, and able to fail in every way.
+
+It keeps the transports' contract and nothing more. It stands beside the tests on real servers, not in their place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import cast
+
+from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
+from pairmq.testing._loop import WALL_EPOCH
+from pairmq.transport import Admin, Capabilities, Endpoint, QueueCounts, QueueProperties, Receiver, Sender, Transport
+
+
+class Fault(enum.Enum):
+    """What a simulated broker does instead of its work."""
+
+    DOWN = "refuse the connection"
+    HANG = "never answer"
+    BUSY = "throttle"
+    TRANSIENT = "fail in passing"
+    REFUSE = "say no"
+    UNAUTHORIZED = "say no to this user"
+    CONFIRM_LOST = "do it, and lose the confirmation"
+    LOST_BEFORE = "lose the connection before doing it"
+    SLOW = "answer late"
+    BUG = "raise what no transport should"
+
+
+class Operation(enum.Flag):
+    """What a fault strikes."""
+
+    SEND = enum.auto()
+    RECEIVE = enum.auto()
+    SETTLE = enum.auto()
+    ADMIN = enum.auto()
+    PROBE = enum.auto()
+    ALL = SEND | RECEIVE | SETTLE | ADMIN | PROBE
+
+
+@dataclass(slots=True)
+class _Stored:
+    number: int
+    message: Message
+    enqueued_at: float
+    visible_at: float
+    expires_at: float | None
+    deliveries: int = 0
+    locked_until: float | None = None
+    reason: str | None = None
+    description: str | None = None
+
+
+@dataclass(slots=True)
+class _Queue:
+    properties: QueueProperties
+    stored: dict[int, _Stored] = field(default_factory=dict)
+    dead: dict[int, _Stored] = field(default_factory=dict)
+    subscriptions: dict[str, _Queue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Strike:
+    fault: Fault
+    operations: Operation
+    entities: frozenset[str] | None
+    delay: float
+    left: list[int]
+
+
+class SimulatedBroker:
+    """One broker process, with its data, and its faults.
+
+    Args:
+        name: in its endpoint.
+        latency: seconds that each operation takes.
+        capabilities: what its transports claim.
+    """
+
+    def __init__(self, name: str, *, latency: float = 0.001, capabilities: Capabilities | None = None) -> None:
+        self.name = name
+        self.latency = latency
+        self.capabilities = capabilities or Capabilities(
+            max_message_bytes=1 << 20,
+            topics=True,
+            scheduling=True,
+            time_to_live=True,
+            dead_letter=True,
+            lock_renewal=True,
+            probes=True,
+            peek=True,
+            durable=True,
+        )
+        self.operations: Counter[str] = Counter()
+        self.queues: dict[Entity, _Queue] = {}
+        self._numbers = itertools.count(1)
+        self._strikes: list[_Strike] = []
+        self._changed = asyncio.Event()
+
+    def transport(self) -> SimulatedTransport:
+        """A new connection to it."""
+        return SimulatedTransport(self)
+
+    def fail(
+        self,
+        fault: Fault,
+        operations: Operation = Operation.ALL,
+        *,
+        entities: Sequence[str] | None = None,
+        times: int | None = None,
+        delay: float = 1.0,
+    ) -> None:
+        """Add a fault; the first one that matches an operation strikes.
+
+        Args:
+            fault: what happens.
+            operations: what it strikes.
+            entities: the paths that it strikes; None for all, and for operations on the broker itself.
+            times: how often it strikes; None until `heal`.
+            delay: seconds that SLOW takes.
+        """
+        names = None if entities is None else frozenset(entities)
+        strike = _Strike(fault, operations, names, delay, [-1 if times is None else times])
+        self._strikes.append(strike)
+        self._notify()
+
+    def heal(self) -> None:
+        """End all faults; data is as it was."""
+        self._strikes.clear()
+        self._notify()
+
+    def messages(self, path: str, kind: str = "queue") -> list[Message]:
+        """What a queue holds, oldest first, locked or not."""
+        return [stored.message for stored in self.queues[Entity(path, EntityKind(kind))].stored.values()]
+
+    def dead_letters(self, path: str) -> list[tuple[Message, str | None]]:
+        """What a queue's dead-letter queue holds, with the reasons."""
+        return [(stored.message, stored.reason) for stored in self.queues[Entity(path)].dead.values()]
+
+    # What transports call.
+
+    async def act(self, operation: Operation, entity: Entity | None) -> bool:
+        """Take the time of one operation and suffer the faults; tells whether its confirmation will be lost."""
+        self.operations[str(operation.name)] += 1
+        await asyncio.sleep(self.latency)
+        for strike in self._strikes:
+            if not operation & strike.operations or strike.left[0] == 0:
+                continue
+            if strike.entities is not None and (entity is None or entity.path not in strike.entities):
+                continue
+            strike.left[0] -= 1
+            return await self._suffer(strike)
+        return False
+
+    async def _suffer(self, strike: _Strike) -> bool:
+        match strike.fault:
+            case Fault.DOWN:
+                raise TransportError("connection refused", FailureKind.UNAVAILABLE, FailureReason.CONNECTION)
+            case Fault.HANG:
+                while strike in self._strikes:
+                    self._changed.clear()
+                    await self._changed.wait()
+                raise lost_connection()
+            case Fault.BUSY:
+                raise TransportError("too many requests", FailureKind.BUSY)
+            case Fault.TRANSIENT:
+                raise TransportError("try again", FailureKind.TRANSIENT)
+            case Fault.REFUSE:
+                raise TransportError("no such entity", FailureKind.REFUSED, FailureReason.NOT_FOUND)
+            case Fault.UNAUTHORIZED:
+                raise TransportError("wrong password", FailureKind.REFUSED, FailureReason.UNAUTHORIZED)
+            case Fault.LOST_BEFORE:
+                raise lost_connection()
+            case Fault.SLOW:
+                await asyncio.sleep(strike.delay)
+            case Fault.BUG:
+                raise RuntimeError("a driver's own exception")
+        return strike.fault is Fault.CONFIRM_LOST
+
+    def find(self, entity: Entity) -> _Queue:
+        """The entity's data, or the refusal that it has none."""
+        queue = self.queues.get(entity)
+        if queue is None:
+            raise TransportError(f"no such entity: {entity}", FailureKind.REFUSED, FailureReason.NOT_FOUND)
+        return queue
+
+    def store(self, entity: Entity, message: Message) -> None:
+        """Append a message to a queue, or to each subscription of a topic."""
+        queue = self.find(entity)
+        for target in queue.subscriptions.values() if entity.kind is EntityKind.TOPIC else (queue,):
+            now = asyncio.get_running_loop().time()
+            at = message.scheduled_enqueue_at
+            visible_at = now if at is None else max(now, at.timestamp() - WALL_EPOCH)
+            lives = message.time_to_live or target.properties.default_time_to_live
+            number = next(self._numbers)
+            expires_at = None if lives is None else visible_at + lives
+            target.stored[number] = _Stored(number, message, now, visible_at, expires_at)
+        self._notify()
+
+    def source(self, source: Source) -> tuple[_Queue, dict[int, _Stored]]:
+        """What a source reads."""
+        queue = self.find(source.entity)
+        if source.subscription is not None:
+            if source.subscription not in queue.subscriptions:
+                raise TransportError(f"no such source: {source}", FailureKind.REFUSED, FailureReason.NOT_FOUND)
+            queue = queue.subscriptions[source.subscription]
+        return queue, queue.dead if source.dead_letter else queue.stored
+
+    async def changed(self, until: float) -> None:
+        """Wait until something is stored or released, or an instant of the loop's clock."""
+        self._changed.clear()
+        try:
+            async with asyncio.timeout_at(until):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    def _notify(self) -> None:
+        self._changed.set()
+
+
+def lost_connection() -> TransportError:
+    """A connection that broke with an operation under way."""
+    text = "connection lost"
+    return TransportError(text, FailureKind.UNAVAILABLE, FailureReason.CONNECTION, maybe_applied=True)
+
+
+class SimulatedTransport(Transport):
+    """A connection to a simulated broker."""
+
+    def __init__(self, broker: SimulatedBroker) -> None:
+        super().__init__(Endpoint(broker.name, ("simulated", broker.name), f"simulated://{broker.name}"))
+        self.broker = broker
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.broker.capabilities
+
+    @property
+    def admin(self) -> Admin:
+        return _SimulatedAdmin(self)
+
+    def sender(self, entity: Entity) -> Sender:
+        return _SimulatedSender(self, entity)
+
+    def receiver(self, source: Source) -> Receiver:
+        return _SimulatedReceiver(self, source)
+
+    def measure(self, message: Message) -> int:
+        return len(message.body) + sum(len(k) + len(str(v)) for k, v in message.application_properties.items())
+
+    async def _close(self) -> None:
+        pass
+
+    async def act(self, operation: Operation, entity: Entity | None = None) -> bool:
+        """One operation over this connection."""
+        self._check()
+        lost = await self.broker.act(operation, entity)
+        self._check()
+        return lost
+
+    def _check(self) -> None:
+        if self.ended:
+            raise TransportError("the connection is closed", FailureKind.UNAVAILABLE, FailureReason.CLOSED)
+
+
+class _SimulatedSender(Sender):
+    def __init__(self, transport: SimulatedTransport, entity: Entity) -> None:
+        self._transport = transport
+        self._entity = entity
+
+    async def send(self, message: Message) -> None:
+        lost = await self._transport.act(Operation.SEND, self._entity)
+        self._store(message)
+        if lost:
+            raise lost_connection()
+
+    async def send_batch(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
+        try:
+            lost = await self._transport.act(Operation.SEND, self._entity)
+        except TransportError as error:
+            return [error] * len(messages)
+        results: list[TransportError | None] = []
+        for message in messages:
+            try:
+                self._store(message)
+                results.append(lost_connection() if lost else None)
+            except TransportError as error:
+                results.append(error)
+        return results
+
+    async def close(self) -> None:
+        pass
+
+    def _store(self, message: Message) -> None:
+        limit = self._transport.capabilities.max_message_bytes
+        if limit is not None and self._transport.measure(message) > limit:
+            raise TransportError("the message is too large", FailureKind.REFUSED, FailureReason.TOO_LARGE)
+        self._transport.broker.store(self._entity, message)
+
+
+class _SimulatedReceiver(Receiver):
+    def __init__(self, transport: SimulatedTransport, source: Source) -> None:
+        self._transport = transport
+        self._source = source
+        self._holding: set[int] = set()
+
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + wait
+        await self._transport.act(Operation.RECEIVE, self._source.entity)
+        while True:
+            found = self._take(max_messages)
+            if found or loop.time() >= ends_at:
+                return found
+            await self._transport.broker.changed(min(ends_at, self._next_instant()))
+            # The faults that came meanwhile strike a poll under way too, without counting as another receive.
+            before = self._transport.broker.operations["RECEIVE"]
+            await self._transport.act(Operation.RECEIVE, self._source.entity)
+            self._transport.broker.operations["RECEIVE"] = before
+
+    async def complete(self, delivery: Delivery) -> None:
+        lost = await self._transport.act(Operation.SETTLE, self._source.entity)
+        stored, messages = self._locked(delivery)
+        del messages[stored.number]
+        self._holding.discard(stored.number)
+        if lost:
+            raise lost_connection()
+
+    async def complete_batch(self, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
+        results: list[TransportError | None] = []
+        for delivery in deliveries:
+            try:
+                await self.complete(delivery)
+                results.append(None)
+            except TransportError as error:
+                results.append(error)
+        return results
+
+    async def abandon(self, delivery: Delivery) -> None:
+        await self._transport.act(Operation.SETTLE, self._source.entity)
+        stored, _ = self._locked(delivery)
+        self._release(stored)
+
+    async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
+        await self._transport.act(Operation.SETTLE, self._source.entity)
+        stored, messages = self._locked(delivery)
+        queue, _ = self._transport.broker.source(self._source)
+        del messages[stored.number]
+        self._holding.discard(stored.number)
+        queue.dead[stored.number] = replace(stored, locked_until=None, reason=reason, description=description)
+
+    async def renew_lock(self, delivery: Delivery) -> Delivery:
+        await self._transport.act(Operation.SETTLE, self._source.entity)
+        stored, _ = self._locked(delivery)
+        stored.locked_until = self._lock_ends_at()
+        return replace(delivery, locked_until=_instant(stored.locked_until))
+
+    async def close(self) -> None:
+        try:
+            _, messages = self._transport.broker.source(self._source)
+        except TransportError:
+            return
+        for number in tuple(self._holding):
+            if number in messages:
+                self._release(messages[number])
+        self._holding.clear()
+
+    def _take(self, most: int) -> list[Delivery]:
+        now = asyncio.get_running_loop().time()
+        queue, messages = self._transport.broker.source(self._source)
+        found = []
+        for stored in list(messages.values()):
+            if stored.visible_at > now or (stored.locked_until is not None and stored.locked_until > now):
+                continue
+            if not self._source.dead_letter and stored.expires_at is not None and stored.expires_at <= now:
+                del messages[stored.number]
+                if queue.properties.dead_letter_on_expiration:
+                    queue.dead[stored.number] = replace(stored, reason="TTLExpiredException")
+                continue
+            stored.deliveries += 1
+            stored.locked_until = self._lock_ends_at()
+            self._holding.add(stored.number)
+            found.append(
+                Delivery(
+                    message=stored.message,
+                    lock_token=(stored.number, stored.deliveries),
+                    delivery_count=stored.deliveries,
+                    sequence_number=str(stored.number),
+                    enqueued_at=_instant(stored.enqueued_at),
+                    locked_until=_instant(stored.locked_until),
+                    dead_letter_reason=stored.reason,
+                    dead_letter_description=stored.description,
+                )
+            )
+            if len(found) == most:
+                break
+        return found
+
+    def _next_instant(self) -> float:
+        _, messages = self._transport.broker.source(self._source)
+        now = asyncio.get_running_loop().time()
+        instants = (max(s.visible_at, s.locked_until or 0.0) for s in messages.values())
+        return min((at for at in instants if at > now), default=float("inf"))
+
+    def _locked(self, delivery: Delivery) -> tuple[_Stored, dict[int, _Stored]]:
+        _, messages = self._transport.broker.source(self._source)
+        number, count = cast("tuple[int, int]", delivery.lock_token)  # made by _take
+        stored = messages.get(number)
+        now = asyncio.get_running_loop().time()
+        held = stored is not None and stored.deliveries == count and (stored.locked_until or 0.0) > now
+        if stored is None or not held:
+            raise TransportError("the lock is lost", FailureKind.REFUSED, FailureReason.LOCK_LOST)
+        return stored, messages
+
+    def _release(self, stored: _Stored) -> None:
+        stored.locked_until = None
+        self._holding.discard(stored.number)
+        self._transport.broker._notify()
+
+    def _lock_ends_at(self) -> float:
+        queue, _ = self._transport.broker.source(self._source)
+        return asyncio.get_running_loop().time() + (queue.properties.lock_duration or float(2**31))
+
+
+class _SimulatedAdmin(Admin):
+    def __init__(self, transport: SimulatedTransport) -> None:
+        self._transport = transport
+        self._broker = transport.broker
+
+    async def check(self) -> None:
+        await self._transport.act(Operation.ADMIN)
+
+    async def exists(self, entity: Entity) -> bool:
+        await self._transport.act(Operation.ADMIN, entity)
+        return entity in self._broker.queues
+
+    async def create(self, entity: Entity, properties: QueueProperties | None = None) -> bool:
+        await self._transport.act(Operation.ADMIN, entity)
+        if entity in self._broker.queues:
+            return False
+        self._broker.queues[entity] = _Queue(properties or QueueProperties())
+        return True
+
+    async def create_subscription(self, topic: Entity, name: str) -> bool:
+        await self._transport.act(Operation.ADMIN, topic)
+        queue = self._broker.find(topic)
+        if name in queue.subscriptions:
+            return False
+        queue.subscriptions[name] = _Queue(queue.properties)
+        return True
+
+    async def properties(self, entity: Entity) -> QueueProperties:
+        await self._transport.act(Operation.ADMIN, entity)
+        return self._broker.find(entity).properties
+
+    async def counts(self, source: Source) -> QueueCounts:
+        await self._transport.act(Operation.ADMIN, source.entity)
+        queue, messages = self._broker.source(source)
+        now = asyncio.get_running_loop().time()
+        locked = sum(1 for s in messages.values() if s.locked_until is not None and s.locked_until > now)
+        scheduled = sum(1 for s in messages.values() if s.visible_at > now)
+        return QueueCounts(len(messages) - locked - scheduled, locked, scheduled, len(queue.dead))
+
+    async def delete(self, entity: Entity) -> bool:
+        await self._transport.act(Operation.ADMIN, entity)
+        return self._broker.queues.pop(entity, None) is not None
+
+    async def list_entities(self, prefix: str = "") -> list[Entity]:
+        await self._transport.act(Operation.ADMIN)
+        return sorted((e for e in self._broker.queues if e.path.startswith(prefix)), key=str)
+
+    async def peek(self, source: Source, max_messages: int) -> list[Delivery]:
+        await self._transport.act(Operation.ADMIN, source.entity)
+        _, messages = self._broker.source(source)
+        first = itertools.islice(messages.values(), max_messages)
+        return [Delivery(s.message, None, max(1, s.deliveries), str(s.number)) for s in first]
+
+    async def purge(self, source: Source) -> int:
+        await self._transport.act(Operation.ADMIN, source.entity)
+        _, messages = self._broker.source(source)
+        count = len(messages)
+        messages.clear()
+        return count
+
+    async def probe(self, entity: Entity) -> None:
+        await self._transport.act(Operation.PROBE, entity)
+        self._broker.find(entity)
+
+    def is_system_entity(self, entity: Entity) -> bool:
+        return entity.path.startswith("system/")
+
+
+def _instant(seconds: float) -> datetime:
+    return datetime.fromtimestamp(WALL_EPOCH + seconds, UTC)

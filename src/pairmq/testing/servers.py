@@ -1,0 +1,239 @@
+"""Real broker processes in tests: started on a free port, killed for certain, their last words in the error.
+
+A server is ended by its process id only, and the kernel ends it when the test process dies (``PR_SET_PDEATHSIG``; on other
+systems than Linux an interrupted test run can leave one behind). That signal comes when the *thread* that started the server
+ends, so start servers in a thread that lives as long as they shall.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_PR_SET_PDEATHSIG = 1
+_POLL = 0.01
+
+
+class ServerError(RuntimeError):
+    """A server that did not start, or ended by itself; the text holds the end of its log."""
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """Find a TCP port that nothing listens on at this moment.
+
+    Args:
+        host: the address to look at.
+    """
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def accepts_connections(host: str, port: int) -> bool:
+    """Tell whether something listens there: the simplest readiness check.
+
+    Args:
+        host: the address.
+        port: the TCP port.
+    """
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=0.5):
+        return True
+    return False
+
+
+class ServerProcess:
+    """A server as a child process, to be killed, paused and started again.
+
+    Blocking, since a test that starts a server has nothing else to do; use ``asyncio.to_thread`` where that is not so, but
+    not for `start` and `restart` (see the module's text).
+
+    Args:
+        command: program and arguments; run without a shell.
+        ready: says whether the server takes work; called until it does, every 10 ms; OSErrors count as no.
+        directory: where it runs and keeps its log; a temporary one, removed at the end, when left out.
+        environment: added to this process's environment.
+        start_timeout: seconds until it must be ready.
+        name: for error texts; the program's name when left out.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        ready: Callable[[], bool],
+        directory: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        start_timeout: float = 30.0,
+        name: str | None = None,
+    ) -> None:
+        self._command = list(command)
+        self._ready = ready
+        self._temporary = tempfile.TemporaryDirectory(prefix="pairmq-") if directory is None else None
+        self.directory = directory or Path(self._temporary.name if self._temporary else ".")
+        self._environment = dict(environment or {})
+        self._start_timeout = start_timeout
+        self.name = name or Path(self._command[0]).name
+        self._process: subprocess.Popen[bytes] | None = None
+        self._paused = False
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is there, paused or not."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The process id.
+
+        Raises:
+            ServerError: it does not run.
+        """
+        return self._running_process().pid
+
+    def start(self) -> None:
+        """Start it and wait until it is ready; one that runs already is left alone.
+
+        Raises:
+            ServerError: it ended, or was not ready in time.
+        """
+        if self.running:
+            return
+        with self._log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                cwd=self.directory,
+                env={**os.environ, **self._environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            )
+        self._paused = False
+        deadline = time.monotonic() + self._start_timeout
+        while not self._is_ready():
+            if self._process.poll() is not None:
+                raise ServerError(f"{self.name} ended with status {self._process.returncode}\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                self.kill()
+                raise ServerError(f"{self.name} was not ready after {self._start_timeout} s\n{self.log_tail()}")
+            time.sleep(_POLL)
+
+    def kill(self) -> None:
+        """End it with SIGKILL and wait until it is gone; without effect when it does not run."""
+        self._end(signal.SIGKILL, 10.0)
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """Ask it to end with SIGTERM, and kill it when it does not.
+
+        Args:
+            timeout: seconds to wait for it.
+        """
+        if self._paused:
+            self.resume()
+        self._end(signal.SIGTERM, timeout)
+
+    def pause(self) -> None:
+        """Stop it in its tracks (SIGSTOP): the kernel goes on taking connections and bytes for it, and it answers nothing.
+
+        Raises:
+            ServerError: it does not run.
+        """
+        self._running_process().send_signal(signal.SIGSTOP)
+        self._paused = True
+
+    def resume(self) -> None:
+        """Let it go on after `pause`.
+
+        Raises:
+            ServerError: it does not run.
+        """
+        self._running_process().send_signal(signal.SIGCONT)
+        self._paused = False
+
+    def restart(self) -> None:
+        """Kill it if it runs, and start it again with the data that it kept.
+
+        Raises:
+            ServerError: as `start`.
+        """
+        self.kill()
+        self.start()
+
+    def close(self) -> None:
+        """End it and remove its temporary directory; idempotent."""
+        self.kill()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def log_tail(self, lines: int = 30) -> str:
+        """The end of what it wrote to standard output and error.
+
+        Args:
+            lines: how many lines.
+        """
+        with contextlib.suppress(OSError):
+            text = self._log_path.read_text(errors="replace")
+            return "\n".join(text.splitlines()[-lines:])
+        return "(no log)"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "paused" if self._paused else "running" if self.running else "not running"
+        return f"{type(self).__name__}({self.name!r}, {state})"
+
+    @property
+    def _log_path(self) -> Path:
+        return self.directory / "server.log"
+
+    def _running_process(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            raise ServerError(f"{self.name} does not run")
+        return self._process
+
+    def _is_ready(self) -> bool:
+        try:
+            return self._ready()
+        except OSError:
+            return False
+
+    def _end(self, how: signal.Signals, timeout: float) -> None:
+        process = self._process
+        if process is None:
+            return
+        if process.poll() is None:
+            process.send_signal(how)
+            try:
+                process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._process = None
+        self._paused = False
+
+
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def _die_with_parent() -> None:
+    # Runs in the child before the program: nothing but this one call, for a fork may have happened at any moment.
+    if _libc is not None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

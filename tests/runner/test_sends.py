@@ -1,0 +1,366 @@
+"""Sends: SPEC 3, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+from pairmq import (
+    EntityNotFound,
+    Message,
+    MessageTooLarge,
+    PrimaryUnavailable,
+    Receipt,
+    ReservedPropertyError,
+    Route,
+    SendError,
+    SendRefused,
+    SendUnknown,
+    Unauthorized,
+)
+from pairmq.model import EntityState
+from pairmq.model.events import AttemptFailed, SendCompleted, SendOutcome, Warned
+from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time
+from pairmq.transport import Capabilities
+
+FAULTS = [None, *Fault]
+
+
+@in_virtual_time
+async def test_a_healthy_send_is_a_plain_send(world):
+    async with world() as w:
+        receipt = await w.pair.sender("orders").send(Message(b"1"))
+        assert receipt.route is Route.PRIMARY
+        assert (receipt.attempts, receipt.maybe_duplicate, receipt.backlog_queue) == (1, False, None)
+        assert w.east.messages("orders")[0].message_id == receipt.message_id
+        assert w.east.operations == {"SEND": 1}
+
+
+@in_virtual_time
+async def test_a_message_id_of_the_callers_is_kept(world):
+    async with world() as w:
+        receipt = await w.pair.sender("orders").send(Message(b"1", message_id="mine"))
+        assert receipt.message_id == "mine"
+
+
+@pytest.mark.parametrize("while_failing", ["wait", "raise"])
+@pytest.mark.parametrize("interval", [0, 2, 60])
+@pytest.mark.parametrize(("primary", "secondary"), list(itertools.product(FAULTS, FAULTS)))
+@in_virtual_time
+async def test_every_send_ends_by_its_deadline_and_tells_the_truth(world, primary, secondary, interval, while_failing):
+    """Whatever both brokers do: no send hangs, none is called refused that was accepted, none accepted that was not."""
+    async with world(failover_interval=interval, while_failing=while_failing) as w:
+        sender = w.pair.sender("orders")
+        if primary:
+            w.east.fail(primary, delay=0.3)
+        if secondary:
+            w.west.fail(secondary, delay=0.3)
+        loop = asyncio.get_running_loop()
+        for number in range(3):
+            started = loop.time()
+            stored = await _outcome(sender, Message(b"%d" % number, message_id=str(number)), 6.0)
+            assert loop.time() - started <= 6.25
+            w.east.heal(), w.west.heal()
+            copies = [m for m in (*w.east.messages("orders"), *w.backlog()) if m.message_id == str(number)]
+            if stored is not None:
+                assert bool(copies) == stored, (stored, copies)
+            if primary:
+                w.east.fail(primary, delay=0.3)
+            if secondary:
+                w.west.fail(secondary, delay=0.3)
+
+
+async def _outcome(sender, message: Message, timeout: float) -> bool | None:
+    """Whether a send was accepted; None if it said that it does not know."""
+    try:
+        await sender.send(message, timeout=timeout)
+    except SendUnknown:
+        return None
+    except SendRefused:
+        return False
+    return True
+
+
+@in_virtual_time
+async def test_a_lost_confirmation_marks_the_copy(world):
+    async with world(failover_interval=0) as w:
+        sender = w.pair.sender("orders")
+        w.east.fail(Fault.CONFIRM_LOST, Operation.SEND)
+        receipt = await sender.send(Message(b"1"))
+        assert (receipt.route, receipt.maybe_duplicate, receipt.attempts) == (Route.BACKLOG, True, 2)
+        assert w.backlog()[0].application_properties["x-pairmq-maybe-duplicate"] == "true"
+
+
+@in_virtual_time
+async def test_a_certain_failure_marks_nothing(world):
+    async with world(failover_interval=0) as w:
+        w.east.fail(Fault.DOWN)
+        receipt = await w.pair.sender("orders").send(Message(b"1"))
+        assert (receipt.route, receipt.maybe_duplicate) == (Route.BACKLOG, False)
+
+
+@in_virtual_time
+async def test_a_transient_failure_is_retried_inside_the_send(world):
+    async with world() as w:
+        w.east.fail(Fault.TRANSIENT, Operation.SEND, times=3)
+        receipt = await w.pair.sender("orders").send(Message(b"1"))
+        assert (receipt.route, receipt.attempts) == (Route.PRIMARY, 4)
+        assert w.pair.state("orders") is EntityState.HEALTHY
+
+
+@in_virtual_time
+async def test_a_transient_failure_that_outlives_its_retries_counts_toward_failover(world):
+    async with world(failover_interval=0) as w:
+        w.east.fail(Fault.TRANSIENT, Operation.SEND)
+        receipt = await w.pair.sender("orders").send(Message(b"1"))
+        assert (receipt.route, receipt.attempts) == (Route.BACKLOG, 5)
+
+
+@in_virtual_time
+async def test_throttling_is_waited_out_and_never_diverted(world):
+    async with world(failover_interval=0) as w:
+        sender = w.pair.sender("orders")
+        w.east.fail(Fault.BUSY, Operation.SEND, times=5)
+        assert (await sender.send(Message(b"1"))).route is Route.PRIMARY
+        w.east.fail(Fault.BUSY, Operation.SEND)
+        with pytest.raises(PrimaryUnavailable, match="too many requests"):
+            await sender.send(Message(b"2"))
+        assert w.backlog() == []
+
+
+@in_virtual_time
+async def test_throttling_diverts_with_failover_on_busy(world):
+    async with world(failover_interval=0, failover_on_busy=True) as w:
+        w.east.fail(Fault.BUSY, Operation.SEND)
+        assert (await w.pair.sender("orders").send(Message(b"1"))).route is Route.BACKLOG
+
+
+@pytest.mark.parametrize(("fault", "error"), [(Fault.REFUSE, EntityNotFound), (Fault.UNAUTHORIZED, Unauthorized)])
+@in_virtual_time
+async def test_a_refusal_is_raised_and_never_diverted(world, fault, error):
+    async with world(failover_interval=0) as w:
+        w.east.fail(fault)
+        with pytest.raises(error):
+            await w.pair.sender("orders").send(Message(b"1"))
+        assert w.pair.state("orders") is EntityState.HEALTHY
+        assert w.backlog() == []
+
+
+@in_virtual_time
+async def test_raise_gives_the_failure_to_the_caller_at_once(world):
+    async with world(while_failing="raise") as w:
+        loop = asyncio.get_running_loop()
+        w.east.fail(Fault.DOWN)
+        started = loop.time()
+        with pytest.raises(PrimaryUnavailable, match="connection refused") as caught:
+            await w.pair.sender("orders").send(Message(b"1"))
+        assert loop.time() - started < 0.1
+        assert caught.value.causes
+        assert w.pair.state("orders") is EntityState.FAILING
+
+
+@in_virtual_time
+async def test_raise_says_unknown_when_the_primary_may_have_taken_it(world):
+    async with world(while_failing="raise") as w:
+        w.east.fail(Fault.CONFIRM_LOST, Operation.SEND)
+        with pytest.raises(SendUnknown):
+            await w.pair.sender("orders").send(Message(b"1"))
+        assert w.home() == [b"1"]
+
+
+@in_virtual_time
+async def test_a_refusal_after_a_lost_confirmation_is_unknown(world):
+    async with world() as w:
+        sender = w.pair.sender("orders")
+        w.east.fail(Fault.CONFIRM_LOST, Operation.SEND, times=1)
+        w.east.fail(Fault.REFUSE, Operation.SEND)
+        with pytest.raises(SendUnknown, match="may have been accepted"):
+            await sender.send(Message(b"1"))
+
+
+@in_virtual_time
+async def test_an_error_that_no_transport_should_raise_counts_as_unavailable(world):
+    async with world(failover_interval=0) as w:
+        w.east.fail(Fault.BUG, Operation.SEND)
+        receipt = await w.pair.sender("orders").send(Message(b"1"))
+        assert (receipt.route, receipt.maybe_duplicate) == (Route.BACKLOG, True)
+        assert "unexpected RuntimeError" in w.of(AttemptFailed)[0].error
+
+
+@in_virtual_time
+async def test_a_cancelled_send_is_unknown_and_leaves_the_state_alone(world):
+    """A send that is cancelled is never reported as not sent, and never diverted by itself."""
+    async with world(failover_interval=0) as w:
+        w.east.fail(Fault.HANG)
+        task = asyncio.create_task(w.pair.sender("orders").send(Message(b"1")))
+        await asyncio.sleep(0.5)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert w.pair.state("orders") is EntityState.HEALTHY
+        assert w.pair.in_flight == 0
+        assert [event.outcome for event in w.of(SendCompleted)] == [SendOutcome.UNKNOWN]
+        assert w.backlog() == []
+
+
+@in_virtual_time
+async def test_a_cancelled_diverted_send_is_no_longer_in_flight(world):
+    async with world() as w:
+        w.pair.force_failover("orders")
+        w.west.fail(Fault.HANG, Operation.SEND)
+        task = asyncio.create_task(w.pair.sender("orders").send(Message(b"1")))
+        await asyncio.sleep(0.5)
+        task.cancel()
+        await asyncio.wait((task,))
+        assert w.pair._engine.runner(w.pair._entity("orders", "queue")).machine.diverting == 0
+
+
+@in_virtual_time
+async def test_an_alias_as_own_property_is_refused_also_while_healthy(world):
+    async with world() as w:
+        with pytest.raises(ReservedPropertyError, match="x-ms-path"):
+            await w.pair.sender("orders").send(Message(b"1", application_properties={"x-ms-path": "elsewhere"}))
+        assert w.home() == []
+
+
+@in_virtual_time
+async def test_a_message_whose_backlog_form_is_too_large_is_refused_before_it_is_accepted_anywhere(world):
+    small = SimulatedBroker("west", capabilities=Capabilities(max_message_bytes=1000, lock_renewal=True, probes=True))
+    async with world(west=small) as w:
+        sender = w.pair.sender("orders")
+        assert (await sender.send(Message(b"x" * 990))).route is Route.PRIMARY
+        warnings = [event.text for event in w.of(Warned) if event.subject == "orders"]
+        assert "it would be refused in an outage" in warnings[0]
+        w.pair.force_failover("orders")
+        with pytest.raises(MessageTooLarge, match="the secondary takes 1000"):
+            await sender.send(Message(b"x" * 990))
+        assert w.backlog() == []
+        assert (await sender.send(Message(b"x" * 100))).route is Route.BACKLOG
+
+
+@in_virtual_time
+async def test_a_batch_says_what_became_of_each_message(world):
+    async with world() as w:
+        messages = [
+            Message(b"ok", message_id="ok"),
+            Message(b"bad", message_id="bad", application_properties={"x-ms-path": "x"}),
+            Message(b"x" * (1 << 20) + b"x", message_id="large"),
+        ]
+        receipt, reserved, large = await w.pair.sender("orders").send_batch(messages)
+        assert isinstance(receipt, Receipt)
+        assert isinstance(reserved, ReservedPropertyError)
+        assert isinstance(large, MessageTooLarge)
+
+
+@in_virtual_time
+async def test_a_batch_that_fails_over_in_its_middle_loses_nothing(world):
+    async with world(failover_interval=1) as w:
+        sender = w.pair.sender("orders")
+        w.east.fail(Fault.DOWN)
+        results = await sender.send_batch([Message(b"%d" % n) for n in range(1200)])
+        assert all(isinstance(result, Receipt) and result.route is Route.BACKLOG for result in results)
+        assert len(w.backlog()) == 1200
+
+
+@in_virtual_time
+async def test_receipts_of_a_stream_come_in_the_order_of_the_source(world):
+    async with world() as w:
+        sender = w.pair.sender("orders")
+        ids = [str(n) for n in range(3000)]
+        received = [r.message_id async for r in sender.send_stream(Message(b"", message_id=i) for i in ids)]
+        assert received == ids
+
+
+@in_virtual_time
+async def test_a_stream_reads_no_further_than_its_window(world):
+    async with world() as w:
+        read = 0
+
+        async def source():
+            nonlocal read
+            for _ in range(100):
+                read += 1
+                yield Message(b"x")
+
+        w.east.fail(Fault.HANG, Operation.SEND)
+        stream = w.pair.sender("orders").send_stream(source(), window=8)
+        task = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0.5)
+        # The window, one chunk that waits for its turn, and what the source's reader has at hand.
+        assert read <= 8 + 2 + 3
+        task.cancel()
+        await asyncio.wait((task,))
+        await stream.aclose()
+
+
+@in_virtual_time
+async def test_a_slow_source_gets_each_receipt_at_once(world):
+    async with world() as w:
+        loop = asyncio.get_running_loop()
+        sent_at = []
+
+        async def source():
+            for _ in range(3):
+                await asyncio.sleep(10)
+                sent_at.append(loop.time())
+                yield Message(b"x")
+
+        seen_at = [loop.time() async for _ in w.pair.sender("orders").send_stream(source())]
+        assert all(seen - sent < 0.1 for seen, sent in zip(seen_at, sent_at, strict=True))
+
+
+@in_virtual_time
+async def test_what_the_source_raises_comes_after_the_receipts(world):
+    async with world() as w:
+
+        def source():
+            yield Message(b"1")
+            raise RuntimeError("end of file is torn")
+
+        received = []
+        with pytest.raises(RuntimeError, match="torn"):
+            async for result in w.pair.sender("orders").send_stream(source(), window=1):
+                received.append(result)
+        assert len(received) == 1
+
+
+@in_virtual_time
+async def test_sends_over_the_limit_wait_their_turn_inside_their_own_deadline(world):
+    async with world(max_pending_sends=2) as w:
+        sender = w.pair.sender("orders")
+        w.east.fail(Fault.HANG, Operation.SEND)
+        first = [asyncio.create_task(sender.send(Message(b"x"))) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(SendRefused, match="max_pending_sends"):
+            await sender.send(Message(b"late"), timeout=0.5)
+        w.east.heal()
+        await asyncio.gather(*first)
+        assert (await sender.send(Message(b"now"))).route is Route.PRIMARY
+
+
+@in_virtual_time
+async def test_what_waits_is_bounded_with_both_brokers_down(world):
+    async with world(failover_interval=0, max_pending_sends=100) as w:
+        sender = w.pair.sender("orders")
+        w.east.fail(Fault.HANG)
+        w.west.fail(Fault.HANG)
+        results = await asyncio.gather(
+            *(sender.send(Message(b"x"), timeout=5) for _ in range(500)), return_exceptions=True
+        )
+        assert all(isinstance(result, SendError) for result in results)
+        assert w.pair.in_flight == 0
+
+
+@in_virtual_time
+async def test_a_failing_observer_is_reported_once_and_disturbs_nothing(world, caplog):
+    async with world() as w:
+
+        def broken(event):
+            raise RuntimeError("observer bug")
+
+        w.pair.subscribe(broken)
+        for _ in range(3):
+            await w.pair.sender("orders").send(Message(b"1"))
+        assert len([r for r in caplog.records if "an observer failed" in r.message]) == 1
