@@ -229,7 +229,6 @@ class EntityMachine:
         if not self._is_current_ping(input.number):
             return self._late_ping()
         self._good_pings = 0
-        self._ping = self._ping_ends_at = None
         return self._apply(self._row(Symbol.PING_BAD), now, input.jitter)
 
     def _on_seen_empty(self, input: i.BacklogSeenEmpty, now: float) -> tuple[Effect, ...]:

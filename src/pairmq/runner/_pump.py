@@ -349,19 +349,22 @@ class Pump:
 
     async def _make_room(self) -> None:
         """Wait, or postpone, while as many messages are held as one batch has."""
-        retry = 0
+        retry, asked = 0, False
         while sum(map(len, self._held.values())) >= self._options.syphon_batch and not self._stopping.is_set():
             self._gates.any_opened.clear()
             shut = [entity for entity in self._held if not self._gates.of(entity).is_open]
             postponed = 0
             if shut and await self._primary_is_there():
                 worst = max(shut, key=lambda entity: len(self._held[entity]))
-                if retry == 0 and await self._gates.try_now(self._gates.of(worst)):
-                    # The whole primary has just come back: most likely there is no need to postpone anything. Only
-                    # once, as a probe may go on being good while messages are not taken.
-                    retry += 1
-                    continue
-                postponed = await self._postpone(worst)
+                if not asked:
+                    # The whole primary may have just come back, and nothing needs to be postponed. Asked only once,
+                    # as a probe may go on being good while messages are not taken.
+                    asked = True
+                    await self._gates.try_now(self._gates.of(worst))
+                elif worst in self._held:
+                    postponed = await self._postpone(worst)
+            elif shut:
+                asked = False
             if not postponed:
                 # The whole primary is away, or the secondary: no other destination could be served either.
                 await self._wait_for_gate(_ROOM_BACKOFF.wait(retry, self._clock.chance()))

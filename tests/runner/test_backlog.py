@@ -1,0 +1,175 @@
+"""Backlog queues: SPEC 5, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from pairmq import (
+    BacklogUnavailable,
+    ConfigurationError,
+    Message,
+    Pair,
+    PairOptions,
+    Route,
+    SendUnknown,
+    TransportError,
+)
+from pairmq.core import restore
+from pairmq.model import Entity
+from pairmq.model.events import BacklogQueueChecked, RotationChanged, Warned
+from pairmq.runner import Clock
+from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
+from pairmq.transport import QueueProperties
+
+
+@in_virtual_time
+async def test_pairing_makes_the_queues_with_the_documented_properties(world):
+    async with world() as w:
+        names = [queue.path for queue in w.pair.backlog_queues]
+        assert names == [f"east/x-servicebus-transfer/{index}" for index in range(3)]
+        for name in names:
+            properties = w.west.queues[Entity(name)].properties
+            assert properties.max_size_megabytes == 5120
+            assert properties.max_delivery_count == 2**31 - 1
+            assert properties.default_time_to_live is None
+            assert properties.auto_delete_after is None
+            assert properties.lock_duration == 60
+            assert properties.dead_letter_on_expiration
+            assert properties.batched_operations
+        assert all(event.created for event in w.of(BacklogQueueChecked))
+
+
+@in_virtual_time
+async def test_existing_queues_are_left_as_they_are_with_a_warning(world):
+    west = SimulatedBroker("west")
+    admin = west.transport().admin
+    own = QueueProperties(max_delivery_count=10, lock_duration=30)
+    await admin.create(Entity("east/x-servicebus-transfer/0"), own)
+    await admin.create(Entity("east/x-servicebus-transfer/7"))
+    async with world(west=west) as w:
+        assert west.queues[Entity("east/x-servicebus-transfer/0")].properties == own
+        text = next(event.text for event in w.of(Warned))
+        assert "max_delivery_count is 10, asked for 2147483647" in text
+        w.pair.force_failover("orders")
+        await asyncio.gather(*(w.pair.sender("orders").send(Message(b"x")) for _ in range(50)))
+        assert west.messages("east/x-servicebus-transfer/7") == []
+
+
+@in_virtual_time
+async def test_a_sender_keeps_its_queue_and_senders_spread(world):
+    async with world() as w:
+        w.pair.hold("orders")
+        senders = [w.pair.sender("orders") for _ in range(30)]
+        used = set()
+        for sender in senders:
+            queues = {(await sender.send(Message(b"x"))).backlog_queue for _ in range(5)}
+            assert len(queues) == 1
+            used |= queues
+        assert len(used) == 3
+
+
+@in_virtual_time
+async def test_a_failing_queue_leaves_the_rotation_for_all_senders_and_comes_back(world):
+    async with world(backlog_retry_interval=10) as w:
+        w.pair.hold("orders")
+        senders = [w.pair.sender("orders") for _ in range(20)]
+        await asyncio.gather(*(sender.send(Message(b"x")) for sender in senders))
+        bad = "east/x-servicebus-transfer/1"
+        w.west.fail(Fault.DOWN, entities=[bad])
+        receipts = await asyncio.gather(*(sender.send(Message(b"y")) for sender in senders))
+        assert bad not in {receipt.backlog_queue for receipt in receipts}
+        assert {receipt.attempts for receipt in receipts} == {1, 2}
+        await asyncio.sleep(15)
+        assert [event.in_use for event in w.of(RotationChanged)] == [False]
+        w.west.heal()
+        await asyncio.sleep(11)
+        assert [(event.in_use, event.left) for event in w.of(RotationChanged)] == [(False, 2), (True, 3)]
+
+
+@in_virtual_time
+async def test_with_no_queue_left_a_send_is_refused_with_both_causes(world):
+    async with world(failover_interval=0) as w:
+        w.east.fail(Fault.DOWN)
+        w.west.fail(Fault.TRANSIENT)
+        with pytest.raises(BacklogUnavailable, match="no backlog queue takes messages") as caught:
+            await w.pair.sender("orders").send(Message(b"x"))
+        assert {str(cause) for cause in caught.value.causes} == {"connection refused", "try again"}
+        # The next one does not try the primary any more, and still tells why.
+        with pytest.raises(BacklogUnavailable) as caught:
+            await w.pair.sender("orders").send(Message(b"x"))
+        assert {str(cause) for cause in caught.value.causes} == {"connection refused", "try again"}
+
+
+@in_virtual_time
+async def test_with_no_queue_left_after_a_lost_confirmation_the_outcome_is_unknown(world):
+    async with world(failover_interval=0) as w:
+        w.east.fail(Fault.CONFIRM_LOST, Operation.SEND)
+        w.west.fail(Fault.DOWN)
+        with pytest.raises(SendUnknown):
+            await w.pair.sender("orders").send(Message(b"x"))
+        assert set(w.home()) == {b"x"}
+
+
+@in_virtual_time
+async def test_a_confirmation_lost_by_a_backlog_queue_marks_the_second_copy(world):
+    async with world() as w:
+        w.pair.hold("orders")
+        w.west.fail(Fault.CONFIRM_LOST, Operation.SEND, times=1)
+        receipt = await w.pair.sender("orders").send(Message(b"x"))
+        assert receipt.maybe_duplicate
+        assert [restore(m)[1].maybe_duplicate for m in w.backlog() if "x-pairmq-maybe-duplicate" in str(m)] == [True]
+        assert len(w.backlog()) == 2
+
+
+@in_virtual_time
+async def test_a_pair_opens_while_the_secondary_is_away_and_mends_itself(world):
+    west = SimulatedBroker("west")
+    west.fail(Fault.DOWN)
+    async with world(west=west, backlog_retry_interval=5, failover_interval=0) as w:
+        sender = w.pair.sender("orders")
+        assert (await sender.send(Message(b"1"))).route is Route.PRIMARY
+        west.heal()
+        await asyncio.sleep(6)
+        w.pair.hold("orders")
+        assert (await sender.send(Message(b"2"))).route is Route.BACKLOG
+
+
+@in_virtual_time
+async def test_a_pair_opens_while_the_primary_is_away(world):
+    east = SimulatedBroker("east")
+    async with world(east=east, failover_interval=0) as w:
+        east.fail(Fault.HANG)
+        assert (await w.pair.sender("orders").send(Message(b"1"))).route is Route.BACKLOG
+
+
+@in_virtual_time
+async def test_a_secondary_that_refuses_the_user_is_an_error_at_once():
+    east, west = SimulatedBroker("east"), SimulatedBroker("west")
+    west.fail(Fault.UNAUTHORIZED)
+    with pytest.raises(TransportError, match="wrong password"):
+        async with Pair(east.transport(), west.transport(), clock=Clock(virtual_wall, random.Random(1))):
+            pass
+    west.heal()
+    async with Pair(east.transport(), west.transport()):  # the failed attempt left no claim behind
+        pass
+
+
+@in_virtual_time
+async def test_a_template_names_the_queues(world):
+    async with world(backlog_name_template="spare-{index}", backlog_queue_count=2) as w:
+        assert [queue.path for queue in w.pair.backlog_queues] == ["spare-0", "spare-1"]
+
+
+def test_a_template_that_names_no_queue_is_refused():
+    east, west = SimulatedBroker("east"), SimulatedBroker("west")
+
+    @in_virtual_time
+    async def open_it():
+        async with Pair(east.transport(), west.transport(), PairOptions(backlog_name_template="a//{index}")):
+            pass
+
+    with pytest.raises(ConfigurationError, match="backlog_name_template"):
+        open_it()

@@ -1,0 +1,185 @@
+"""Close and fault: SPEC 9, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from pairmq import (
+    ConfigurationError,
+    Message,
+    Pair,
+    PairClosed,
+    PairFaulted,
+    Receipt,
+    Route,
+    SendRefused,
+    SendUnknown,
+)
+from pairmq.model.events import PairEnded
+from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time
+
+
+@in_virtual_time
+async def test_a_closed_pair_takes_no_sends(world):
+    async with world() as w:
+        sender = w.pair.sender("orders")
+        await w.pair.close()
+        with pytest.raises(PairClosed):
+            await sender.send(Message(b"1"))
+        with pytest.raises(PairClosed):
+            w.pair.sender("orders")
+        await w.pair.close()  # idempotent
+
+
+@in_virtual_time
+async def test_sends_in_flight_get_the_grace_and_are_then_unknown(world):
+    async with world(close_grace=3, attempt_timeout=60, send_timeout=200) as w:
+        loop = asyncio.get_running_loop()
+        w.east.fail(Fault.HANG, Operation.SEND)
+        task = asyncio.create_task(w.pair.sender("orders").send(Message(b"1")))
+        await asyncio.sleep(0.1)
+        started = loop.time()
+        await w.pair.close()
+        assert 2.9 <= loop.time() - started <= 4
+        with pytest.raises(SendUnknown, match="closed"):
+            await task
+        assert w.of(PairEnded)[0].unknown == 1
+
+
+@in_virtual_time
+async def test_sends_that_end_within_the_grace_get_their_receipt(world):
+    async with world(close_grace=3) as w:
+        w.east.fail(Fault.SLOW, Operation.SEND, delay=0.5)
+        task = asyncio.create_task(w.pair.sender("orders").send(Message(b"1")))
+        await asyncio.sleep(0.1)
+        await w.pair.close()
+        assert (await task).route is Route.PRIMARY
+
+
+@in_virtual_time
+async def test_a_send_between_two_attempts_is_refused_when_it_is_certain(world):
+    async with world(close_grace=1) as w:
+        w.east.fail(Fault.DOWN)
+        task = asyncio.create_task(w.pair.sender("orders").send(Message(b"1")))
+        await asyncio.sleep(0.1)
+        await w.pair.close()
+        with pytest.raises(SendRefused, match="closed"):
+            await task
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+@in_virtual_time
+async def test_close_never_hangs(world, fault):
+    async with world(enable_syphon=True, close_grace=2) as w:
+        loop = asyncio.get_running_loop()
+        w.east.fail(fault)
+        w.west.fail(fault)
+        tasks = [asyncio.create_task(w.pair.sender("orders").send(Message(b"1"))) for _ in range(10)]
+        await asyncio.sleep(5)
+        started = loop.time()
+        await w.pair.close()
+        assert loop.time() - started <= 8
+        await asyncio.wait(tasks, timeout=0.01)
+        assert all(task.done() for task in tasks)
+
+
+@in_virtual_time
+async def test_a_stream_keeps_its_receipts_when_the_pair_closes(world):
+    async with world() as w:
+        sender = w.pair.sender("orders")
+
+        async def source():
+            yield Message(b"1")
+            await asyncio.sleep(1)
+            yield Message(b"2")
+
+        results = []
+        async for result in sender.send_stream(source()):
+            results.append(result)
+            await w.pair.close()
+        assert isinstance(results[0], Receipt)
+        assert isinstance(results[1], SendRefused)
+
+
+@pytest.mark.parametrize("side", ["primary", "secondary"])
+@in_virtual_time
+async def test_with_a_syphon_a_closed_connection_faults_its_partner(world, side):
+    async with world(enable_syphon=True, close_grace=2) as w:
+        sender = w.pair.sender("orders")
+        ended = getattr(w.pair, side)
+        other = w.pair.secondary if side == "primary" else w.pair.primary
+        await ended.close()
+        await asyncio.sleep(1)
+        assert not other.ended
+        await asyncio.sleep(2)
+        assert other.fault_cause is not None
+        with pytest.raises(PairFaulted, match="was closed and its partner was not"):
+            await sender.send(Message(b"1"))
+        with pytest.raises(PairFaulted):
+            w.pair.sender("prices")
+        await asyncio.sleep(10)
+        assert w.of(PairEnded)[0].fault
+
+
+@in_virtual_time
+async def test_with_a_syphon_a_fault_faults_the_partner_at_once(world):
+    async with world(enable_syphon=True, close_grace=2) as w:
+        await w.pair.primary.fault(RuntimeError("certificate revoked"))
+        await asyncio.sleep(0.1)
+        assert w.pair.secondary.ended
+        with pytest.raises(PairFaulted, match="certificate revoked"):
+            w.pair.sender("orders")
+
+
+@in_virtual_time
+async def test_without_a_syphon_nothing_is_faulted(world):
+    async with world(close_grace=1, failover_interval=0) as w:
+        await w.pair.primary.close()
+        await asyncio.sleep(5)
+        assert not w.pair.secondary.ended
+        assert (await w.pair.sender("orders").send(Message(b"1"))).route is Route.BACKLOG
+
+
+@in_virtual_time
+async def test_a_broker_is_not_paired_with_itself():
+    east = SimulatedBroker("east")
+    with pytest.raises(ConfigurationError, match="are the same broker"):
+        async with Pair(east.transport(), east.transport()):
+            pass
+
+
+@in_virtual_time
+async def test_a_connection_is_paired_once():
+    east, west, south = (SimulatedBroker(name) for name in ("east", "west", "south"))
+    primary = east.transport()
+    async with Pair(primary, west.transport()):
+        with pytest.raises(ConfigurationError, match="is in a pair already"):
+            async with Pair(primary, south.transport()):
+                pass
+
+
+@in_virtual_time
+async def test_a_secondary_is_no_primary_elsewhere():
+    east, west, south = (SimulatedBroker(name) for name in ("east", "west", "south"))
+    async with Pair(east.transport(), west.transport()):
+        with pytest.raises(ConfigurationError, match="must not be a primary elsewhere"):
+            async with Pair(south.transport(), east.transport()):
+                pass
+        with pytest.raises(ConfigurationError, match="must not be a primary elsewhere"):
+            async with Pair(west.transport(), south.transport()):
+                pass
+        async with Pair(south.transport(), west.transport()):  # one secondary may serve two primaries
+            pass
+
+
+@in_virtual_time
+async def test_a_pair_that_is_not_open_says_how_to_open_it():
+    east, west = SimulatedBroker("east"), SimulatedBroker("west")
+    pair = Pair(east.transport(), west.transport())
+    with pytest.raises(ConfigurationError, match="async with"):
+        pair.sender("orders")
+    opened = await pair
+    assert opened is pair
+    await pair.close()

@@ -1,0 +1,245 @@
+"""Failover, pings and operators: SPEC 4 and 6, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+from pairmq import Message, Route
+from pairmq.model import EntityState
+from pairmq.model.events import Cause, PingCompleted, StateChanged
+from pairmq.testing import Fault, Operation, in_virtual_time
+
+HEALTHY, FAILING, FAILED_OVER = EntityState.HEALTHY, EntityState.FAILING, EntityState.FAILED_OVER
+
+
+def changes(w, entity="orders"):
+    return [(e.previous.value, e.current.value, e.cause) for e in w.of(StateChanged) if e.entity.path == entity]
+
+
+@in_virtual_time
+async def test_an_entity_fails_over_after_the_interval_and_comes_back_by_a_ping(world):
+    async with world() as w:
+        sender = w.pair.sender("orders")
+        w.east.fail(Fault.DOWN)
+        started = asyncio.get_running_loop().time()
+        receipt = await sender.send(Message(b"1"))
+        assert receipt.route is Route.BACKLOG
+        assert asyncio.get_running_loop().time() - started == pytest.approx(2.0, abs=0.1)
+        w.east.heal()
+        await asyncio.sleep(6)
+        assert (await sender.send(Message(b"2"))).route is Route.PRIMARY
+        assert changes(w) == [
+            ("healthy", "failing", Cause.SEND_FAILED),
+            ("failing", "failed-over", Cause.INTERVAL_OVER),
+            ("failed-over", "healthy", Cause.PING_RECOVERED),
+        ]
+
+
+@in_virtual_time
+async def test_a_hung_primary_is_left_after_the_interval_and_one_time_limit(world):
+    async with world() as w:
+        w.east.fail(Fault.HANG)
+        started = asyncio.get_running_loop().time()
+        receipt = await w.pair.sender("orders").send(Message(b"1"))
+        # One attempt's limit until the first failure is seen, the interval, and one limit for the attempt under way.
+        assert asyncio.get_running_loop().time() - started <= 1.0 + 2.0 + 1.0 + 0.1
+        assert (receipt.route, receipt.maybe_duplicate) == (Route.BACKLOG, True)
+
+
+@in_virtual_time
+async def test_the_interval_ends_with_no_send_in_flight(world):
+    async with world(while_failing="raise") as w:
+        w.east.fail(Fault.DOWN)
+        await w.pair.sender("orders").send_batch([Message(b"1")])
+        assert w.pair.state("orders") is FAILING
+        await asyncio.sleep(2.1)
+        assert w.pair.state("orders") is FAILED_OVER
+
+
+@in_virtual_time
+async def test_a_success_within_the_interval_ends_it(world):
+    async with world() as w:
+        sender = w.pair.sender("orders")
+        w.east.fail(Fault.DOWN, times=2)
+        assert (await sender.send(Message(b"1"))).route is Route.PRIMARY
+        await asyncio.sleep(10)
+        assert w.pair.state("orders") is HEALTHY
+        assert changes(w)[-1] == ("failing", "healthy", Cause.SEND_SUCCEEDED)
+
+
+@in_virtual_time
+async def test_entities_fail_over_one_by_one(world):
+    async with world() as w:
+        w.east.fail(Fault.DOWN, entities=["orders"])
+        assert (await w.pair.sender("orders").send(Message(b"1"))).route is Route.BACKLOG
+        assert (await w.pair.sender("prices").send(Message(b"1"))).route is Route.PRIMARY
+        assert w.pair.states() == {
+            w.pair.sender("orders").entity: FAILED_OVER,
+            w.pair.sender("prices").entity: HEALTHY,
+        }
+
+
+@in_virtual_time
+async def test_all_senders_of_an_entity_return_at_once(world):
+    async with world() as w:
+        senders = [w.pair.sender("orders") for _ in range(5)]
+        w.east.fail(Fault.DOWN)
+        await asyncio.gather(*(sender.send(Message(b"1")) for sender in senders))
+        w.east.heal()
+        await asyncio.sleep(6)
+        receipts = await asyncio.gather(*(sender.send(Message(b"2")) for sender in senders))
+        assert {receipt.route for receipt in receipts} == {Route.PRIMARY}
+
+
+@in_virtual_time
+async def test_a_late_success_is_accepted_and_leaves_the_state_alone(world):
+    """The failover timer fires while a send is under way: its receipt stands, the entity stays failed over."""
+    async with world(attempt_timeout=60, send_timeout=200, failover_interval=2) as w:
+        sender = w.pair.sender("orders")
+        w.east.fail(Fault.SLOW, Operation.SEND, times=1, delay=5)
+        slow = asyncio.create_task(sender.send(Message(b"slow")))
+        await asyncio.sleep(0.5)
+        w.east.fail(Fault.DOWN)
+        assert (await sender.send(Message(b"1"))).route is Route.BACKLOG
+        receipt = await slow
+        assert receipt.route is Route.PRIMARY
+        assert w.pair.state("orders") is FAILED_OVER
+
+
+@in_virtual_time
+async def test_a_ping_goes_out_at_once_and_then_at_every_interval(world):
+    async with world(failover_interval=0) as w:
+        w.east.fail(Fault.DOWN)
+        started = asyncio.get_running_loop().time()
+        await w.pair.sender("orders").send(Message(b"1"))
+        await asyncio.sleep(21)
+        instants = [e.at - w.of(StateChanged)[0].at for e in w.of(PingCompleted)]
+        assert instants[0] < 0.1
+        gaps = [b - a for a, b in itertools.pairwise(instants)]
+        assert len(gaps) >= 3
+        assert all(4.5 <= gap <= 5.6 for gap in gaps)
+        assert started < 1
+
+
+@in_virtual_time
+async def test_a_ping_that_hangs_is_a_failed_ping(world):
+    async with world(failover_interval=0) as w:
+        w.east.fail(Fault.DOWN, Operation.SEND)
+        w.east.fail(Fault.HANG, Operation.PROBE)
+        await w.pair.sender("orders").send(Message(b"1"))
+        await asyncio.sleep(15)
+        pings = w.of(PingCompleted)
+        assert len(pings) >= 2
+        assert not any(ping.ok for ping in pings)
+        w.east.heal()
+        await asyncio.sleep(7)
+        assert w.pair.state("orders") is HEALTHY
+
+
+@in_virtual_time
+async def test_pings_stop_when_the_entity_is_back(world):
+    async with world(failover_interval=0) as w:
+        w.east.fail(Fault.DOWN, times=1)
+        await w.pair.sender("orders").send(Message(b"1"))
+        await asyncio.sleep(1)
+        count = len(w.of(PingCompleted))
+        await asyncio.sleep(60)
+        assert len(w.of(PingCompleted)) == count == 1
+
+
+@in_virtual_time
+async def test_good_pings_with_failing_sends_do_not_livelock(world):
+    """The canary fails at once, and each flap needs more good pings and waits longer."""
+    async with world(flap_window=300) as w:
+        sender = w.pair.sender("orders")
+        w.east.fail(Fault.DOWN, Operation.SEND)
+        loop = asyncio.get_running_loop()
+        failovers = []
+        w.pair.subscribe(
+            lambda e: failovers.append(loop.time()) if isinstance(e, StateChanged) and e.current is FAILED_OVER else 0
+        )
+        routes = set()
+        while loop.time() < 400:
+            routes.add((await sender.send(Message(b"x"))).route)
+            await asyncio.sleep(0.5)
+        assert routes == {Route.BACKLOG}
+        causes = [cause for _, _, cause in changes(w)]
+        assert Cause.FIRST_SEND_FAILED in causes
+        gaps = [b - a for a, b in itertools.pairwise(failovers)]
+        # From a ping at once, over 2 good pings 5 s apart after 5 s, to 8 of them after 20 s.
+        assert gaps[0] < 1 < gaps[1] < gaps[2] < gaps[3]
+        assert gaps[-1] > 45
+
+
+@in_virtual_time
+async def test_an_operator_can_hold_an_entity_without_pings(world):
+    async with world() as w:
+        sender = w.pair.sender("orders")
+        w.pair.hold("orders")
+        await asyncio.sleep(100)
+        assert w.of(PingCompleted) == []
+        assert (await sender.send(Message(b"1"))).route is Route.BACKLOG
+        w.pair.mark_healthy("orders")
+        assert (await sender.send(Message(b"2"))).route is Route.PRIMARY
+
+
+@in_virtual_time
+async def test_a_forced_failover_lasts_until_the_first_ping(world):
+    async with world() as w:
+        sender = w.pair.sender("orders")
+        w.pair.force_failover("orders")
+        await asyncio.sleep(4)
+        assert (await sender.send(Message(b"1"))).route is Route.BACKLOG
+        await asyncio.sleep(2)
+        assert (await sender.send(Message(b"2"))).route is Route.PRIMARY
+
+
+@in_virtual_time
+async def test_an_entity_that_was_deleted_during_the_outage_stays_failed_over(world):
+    """A broker that is starting may not know its queues yet: "no such entity" from a ping is no recovery."""
+    async with world(failover_interval=0) as w:
+        w.east.fail(Fault.DOWN, times=1)
+        w.east.fail(Fault.REFUSE, Operation.PROBE)
+        await w.pair.sender("orders").send(Message(b"1"))
+        await asyncio.sleep(30)
+        assert w.pair.state("orders") is FAILED_OVER
+
+
+@in_virtual_time
+async def test_each_transition_is_one_event_with_its_counts(world):
+    async with world(failover_interval=1) as w:
+        sender = w.pair.sender("orders")
+        for _ in range(5):
+            await sender.send(Message(b"x"))
+        await asyncio.sleep(3)
+        w.east.fail(Fault.DOWN)
+        await sender.send(Message(b"y"))
+        await sender.send(Message(b"z"))
+        w.east.heal()
+        await asyncio.sleep(6)
+        first, second, third = w.of(StateChanged)
+        assert (first.sent, first.lasted) == (5, pytest.approx(3, abs=0.1))
+        assert second.failed >= 1
+        assert second.lasted == pytest.approx(1)
+        assert third.diverted == 2
+        assert [event.epoch for event in (first, second, third)] == [1, 2, 3]
+
+
+@in_virtual_time
+async def test_events_can_be_iterated_until_the_pair_ends(world):
+    async with world() as w:
+        seen = []
+
+        async def watch():
+            async for event in w.pair.events():
+                seen.append(type(event).__name__)
+
+        watcher = asyncio.create_task(watch())
+        await asyncio.sleep(0)
+        await w.pair.sender("orders").send(Message(b"1"))
+        await w.pair.close()
+        await watcher
+        assert seen == ["SendCompleted", "PairEnded"]

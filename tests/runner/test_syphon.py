@@ -1,0 +1,363 @@
+"""The syphon: SPEC 7 and 4.5, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from pairmq import Message, Route
+from pairmq.core import Diversion, PairOptions, divert
+from pairmq.model import Entity, EntityState
+from pairmq.model.events import MessageDeadLettered, MessageMoved
+from pairmq.runner import Clock, Emitter
+from pairmq.runner._attempt import TimeLimits
+from pairmq.runner._backlog import BacklogQueues
+from pairmq.runner._syphon import Syphon
+from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
+from pairmq.transport import Capabilities
+
+QUEUE = "east/x-servicebus-transfer/0"
+ORDERS = Entity("orders")
+
+
+def envelope(body: bytes, entity: str = "orders", at: float | None = None, **fields) -> Message:
+    """A message as another process would have diverted it."""
+    diverted_at = datetime.fromtimestamp(virtual_wall() if at is None else at, UTC)
+    message = Message(body, message_id=fields.pop("message_id", body.decode()), **fields)
+    return divert(message, Diversion(Entity(entity), diverted_at, "other-process", 1))
+
+
+def leave(w, *messages: Message, queue: str = QUEUE) -> None:
+    for message in messages:
+        w.west.store(Entity(queue), message)
+
+
+async def drained(w, seconds: float = 600) -> float:
+    """Wait until the backlog is empty; tells when."""
+    loop = asyncio.get_running_loop()
+    ends_at = loop.time() + seconds
+    while w.backlog():
+        assert loop.time() < ends_at, f"not drained: {len(w.backlog())} left"
+        await asyncio.sleep(0.05)
+    return loop.time()
+
+
+@in_virtual_time
+async def test_diverted_messages_come_home_as_they_were(world):
+    async with world(enable_syphon=True, failover_interval=0) as w:
+        w.east.fail(Fault.DOWN)
+        at = datetime.fromtimestamp(virtual_wall() + 5, UTC)
+        message = Message(
+            b"1",
+            message_id="m",
+            session_id="s",
+            time_to_live=1000.5,
+            scheduled_enqueue_at=at,
+            application_properties={"a": 1, "b": b"\0"},
+        )
+        assert (await w.pair.sender("orders").send(message)).route is Route.BACKLOG
+        w.east.heal()
+        await drained(w)
+        assert w.east.messages("orders") == [message]
+        moved = w.of(MessageMoved)[0]
+        assert (moved.message_id, moved.completed, moved.redelivered) == ("m", True, False)
+
+
+@in_virtual_time
+async def test_what_another_process_diverted_is_moved_too(world):
+    async with world(enable_syphon=True) as w:
+        leave(w, *(envelope(b"%d" % n) for n in range(500)))
+        await drained(w)
+        assert w.home() == [b"%d" % n for n in range(500)]
+        assert w.pair.moved == 500
+
+
+@in_virtual_time
+async def test_a_pair_starts_dirty_and_is_healthy_once_every_queue_was_seen_empty(world):
+    async with world(enable_syphon=True) as w:
+        leave(w, *(envelope(b"%d" % n) for n in range(50)), queue="east/x-servicebus-transfer/2")
+        w.pair.sender("orders")
+        assert w.pair.state("orders") is EntityState.DRAINING
+        await drained(w)
+        await asyncio.sleep(2)
+        assert w.pair.state("orders") is EntityState.HEALTHY
+
+
+@in_virtual_time
+async def test_an_unreachable_queue_is_not_empty(world):
+    async with world(enable_syphon=True) as w:
+        w.west.fail(Fault.DOWN, entities=["east/x-servicebus-transfer/1"])
+        w.pair.sender("orders")
+        await asyncio.sleep(60)
+        assert w.pair.state("orders") is EntityState.DRAINING
+        w.west.heal()
+        await asyncio.sleep(10)
+        assert w.pair.state("orders") is EntityState.HEALTHY
+
+
+@in_virtual_time
+async def test_drained_is_not_said_while_a_diverted_send_is_in_flight(world):
+    async with world(enable_syphon=True, failover_interval=0, attempt_timeout=30, send_timeout=100) as w:
+        sender = w.pair.sender("orders")
+        await sender.send(Message(b"0"))
+        await asyncio.sleep(1)
+        w.east.fail(Fault.DOWN, times=1)
+        w.west.fail(Fault.SLOW, Operation.SEND, times=1, delay=20)
+        task = asyncio.create_task(sender.send(Message(b"1")))
+        await asyncio.sleep(10)
+        assert w.pair.state("orders") is EntityState.DRAINING
+        assert (await task).route is Route.BACKLOG
+        await drained(w)
+        await asyncio.sleep(6)
+        assert w.pair.state("orders") is EntityState.HEALTHY
+        assert sorted(w.home()) == [b"0", b"1"]
+
+
+@in_virtual_time
+async def test_a_draining_entity_that_fails_and_recovers_forgets_nothing(world):
+    async with world(enable_syphon=True, failover_interval=3) as w:
+        sender = w.pair.sender("orders")
+        w.pair.hold("orders")
+        w.east.fail(Fault.DOWN, entities=["orders"])
+        await sender.send_batch([Message(b"%d" % n) for n in range(10)])
+        w.pair.mark_healthy("orders")
+        assert w.pair.state("orders") is EntityState.DRAINING
+        w.east.heal()
+        w.east.fail(Fault.DOWN, Operation.SEND, times=2, entities=["orders"])
+        await sender.send(Message(b"x"))  # DRAINING -> FAILING -> up again
+        assert w.pair.state("orders") in (EntityState.DRAINING, EntityState.HEALTHY)
+        await drained(w)
+        await asyncio.sleep(6)
+        assert len(w.home()) == 11
+
+
+@in_virtual_time
+async def test_confirm_comes_before_complete(world):
+    """A syphon that dies between send and complete brings a second copy; it never loses one."""
+    async with world(enable_syphon=True) as w:
+        w.west.fail(Fault.DOWN, Operation.SETTLE)
+        leave(w, envelope(b"1"))
+        await asyncio.sleep(5)
+        assert w.home() == [b"1"]
+        assert len(w.backlog()) == 1
+        w.west.heal()
+        await drained(w)
+        assert w.home() == [b"1", b"1"]
+        first, second = w.of(MessageMoved)
+        assert (first.completed, second.completed, second.redelivered) == (False, True, True)
+
+
+@in_virtual_time
+async def test_two_syphons_on_one_pair_lose_and_double_nothing(world):
+    west = SimulatedBroker("west")
+    async with world(west=west, enable_syphon=True, syphon_batch=7) as w:
+        clock = Clock(virtual_wall)
+        emit = Emitter("second", clock)
+        options = PairOptions(backlog_queue_count=3, syphon_batch=5)
+        primary, secondary = w.east.transport(), west.transport()
+        backlog = BacklogQueues(secondary, "east", options, clock, emit, TimeLimits())
+        second = Syphon(primary, secondary, backlog, options, clock, emit)
+        second.start()
+        leave(w, *(envelope(b"%d" % n) for n in range(400)))
+        await drained(w)
+        await second.stop(1)
+        assert sorted(w.home()) == sorted(b"%d" % n for n in range(400))
+        assert second.moved > 0
+        assert w.pair.moved + second.moved == 400
+
+
+@in_virtual_time
+async def test_an_unavailable_destination_holds_up_no_other(world):
+    async with world(enable_syphon=True, syphon_batch=10) as w:
+        w.east.fail(Fault.DOWN, entities=["orders"])
+        leave(w, *(envelope(b"o%d" % n) for n in range(100)))
+        leave(w, *(envelope(b"p%d" % n, "prices") for n in range(20)))
+        started = asyncio.get_running_loop().time()
+        while len(w.home("prices")) < 20:
+            assert asyncio.get_running_loop().time() < started + 60
+            await asyncio.sleep(0.1)
+        assert w.home("orders") == []
+        w.east.heal()
+        await drained(w)
+        assert sorted(w.home("orders")) == sorted(b"o%d" % n for n in range(100))
+
+
+@in_virtual_time
+async def test_a_long_outage_spends_no_delivery_count_and_loses_no_lock(world):
+    async with world(enable_syphon=True) as w:
+        w.east.fail(Fault.DOWN)
+        leave(w, *(envelope(b"%d" % n) for n in range(50)))
+        await asyncio.sleep(3600)
+        w.east.heal()
+        await drained(w)
+        assert w.home() == [b"%d" % n for n in range(50)]
+        assert not any(event.redelivered for event in w.of(MessageMoved))
+        assert w.of(MessageDeadLettered) == []
+
+
+@in_virtual_time
+async def test_a_hung_primary_costs_the_syphon_no_copies_it_does_not_explain(world):
+    async with world(enable_syphon=True) as w:
+        leave(w, *(envelope(b"%d" % n) for n in range(20)))
+        w.east.fail(Fault.CONFIRM_LOST, Operation.SEND, times=1)
+        await drained(w)
+        assert set(w.home()) == {b"%d" % n for n in range(20)}
+        assert all(event.maybe_duplicate for event in w.of(MessageMoved))
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (lambda: Message(b"x", message_id="forged"), "malformed-envelope"),
+        (lambda: replace(envelope(b"x"), application_properties={"x-ms-path": "../etc"}), "malformed-envelope"),
+        (lambda: envelope(b"x", "nowhere"), "not-found"),
+        (lambda: envelope(b"x", "system/secrets"), "destination-not-allowed"),
+        (lambda: envelope(b"x", "east/x-servicebus-transfer/1"), "destination-not-allowed"),
+        (lambda: envelope(b"x" * ((1 << 20) + 1), message_id="large"), "too-large"),
+    ],
+)
+@in_virtual_time
+async def test_poison_is_set_aside_at_once_and_the_pump_goes_on(world, message, reason):
+    west = SimulatedBroker("west", capabilities=replace(SimulatedBroker("x").capabilities, max_message_bytes=None))
+    async with world(west=west, enable_syphon=True) as w:
+        leave(w, message(), envelope(b"good"))
+        await asyncio.sleep(2)
+        assert w.home() == [b"good"]
+        assert w.backlog() == []
+        assert [r for _, r in west.dead_letters(QUEUE)] == [reason]
+        event = w.of(MessageDeadLettered)[0]
+        assert (event.queue, event.reason) == (QUEUE, reason)
+        assert event.description
+
+
+@in_virtual_time
+async def test_only_allowed_entities_are_delivered_to(world):
+    async with world(enable_syphon=True, allowed_entities=("ord*",)) as w:
+        leave(w, envelope(b"1"), envelope(b"2", "prices"))
+        await asyncio.sleep(2)
+        assert (w.home("orders"), w.home("prices")) == ([b"1"], [])
+        assert [r for _, r in w.west.dead_letters(QUEUE)] == ["destination-not-allowed"]
+
+
+@pytest.mark.parametrize("fault", [Fault.UNAUTHORIZED, Fault.BUSY, Fault.TRANSIENT])
+@in_virtual_time
+async def test_what_an_operator_or_time_can_mend_is_no_poison(world, fault):
+    async with world(enable_syphon=True) as w:
+        w.east.fail(fault, Operation.SEND)
+        leave(w, *(envelope(b"%d" % n) for n in range(5)))
+        await asyncio.sleep(120)
+        assert w.of(MessageDeadLettered) == []
+        w.east.heal()
+        await drained(w)
+        assert sorted(w.home()) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+@in_virtual_time
+async def test_restored_messages_get_their_whole_time_to_live(world):
+    async with world(enable_syphon=True) as w:
+        leave(w, envelope(b"1", at=virtual_wall() - 3600, time_to_live=60))
+        await drained(w)
+        assert [m.time_to_live for m in w.east.messages("orders")] == [60]
+
+
+@in_virtual_time
+async def test_time_in_the_backlog_counts_with_elapse(world):
+    async with world(enable_syphon=True, ttl_policy="elapse") as w:
+        leave(w, envelope(b"late", at=virtual_wall() - 61, time_to_live=60))
+        leave(w, envelope(b"soon", at=virtual_wall() - 40, time_to_live=60))
+        await asyncio.sleep(2)
+        assert [m.time_to_live for m in w.east.messages("orders")] == [pytest.approx(20, abs=0.1)]
+        assert w.of(MessageDeadLettered)[0].reason == "TTLExpiredException"
+
+
+@in_virtual_time
+async def test_an_idle_syphon_receives_four_times_an_hour_and_queue(world):
+    async with world(enable_syphon=True, backlog_queue_count=10) as w:
+        w.pair.sender("orders")
+        await asyncio.sleep(5)
+        w.west.operations.clear()
+        await asyncio.sleep(3600)
+        assert w.west.operations == {"RECEIVE": 40}
+
+
+@in_virtual_time
+async def test_the_rate_can_be_limited(world):
+    async with world(enable_syphon=True, syphon_max_rate=20) as w:
+        leave(w, *(envelope(b"%d" % n) for n in range(200)))
+        started = asyncio.get_running_loop().time()
+        assert await drained(w) - started == pytest.approx(10, abs=1.5)
+
+
+@in_virtual_time
+async def test_the_syphon_survives_an_outage_of_the_secondary(world):
+    async with world(enable_syphon=True) as w:
+        leave(w, *(envelope(b"%d" % n) for n in range(30)))
+        w.west.fail(Fault.HANG)
+        await asyncio.sleep(300)
+        w.west.heal()
+        await drained(w)
+        assert set(w.home()) == {b"%d" % n for n in range(30)}
+
+
+@in_virtual_time
+async def test_held_messages_go_to_the_tail_without_scheduling_too(world):
+    plain = replace(SimulatedBroker("x").capabilities, scheduling=False)
+    west = SimulatedBroker("west", capabilities=Capabilities(**{f: getattr(plain, f) for f in plain.__slots__}))
+    async with world(west=west, enable_syphon=True, syphon_batch=5) as w:
+        w.east.fail(Fault.DOWN, entities=["orders"])
+        leave(w, *(envelope(b"o%d" % n) for n in range(20)), envelope(b"p", "prices"))
+        await asyncio.sleep(60)
+        assert w.home("prices") == [b"p"]
+        w.east.heal()
+        await drained(w)
+        assert sorted(w.home()) == sorted(b"o%d" % n for n in range(20))
+
+
+@in_virtual_time
+async def test_order_is_kept_for_one_sender_while_nothing_fails(world):
+    async with world(enable_syphon=True, backlog_queue_count=4) as w:
+        w.pair.hold("orders")
+        w.east.fail(Fault.DOWN)
+        sender = w.pair.sender("orders")
+        for n in range(250):
+            await sender.send(Message(b"%03d" % n))
+        w.east.heal()
+        await drained(w)
+        assert w.home() == [b"%03d" % n for n in range(250)]
+
+
+@in_virtual_time
+async def test_an_entity_that_is_back_in_this_process_drains_at_once(world):
+    """Its own ping, or an operator's word, opens the syphon's gate: no one waits for the syphon's next probe."""
+    async with world(enable_syphon=True, failover_interval=0, ping_primary_interval=1800) as w:
+        w.east.fail(Fault.DOWN)
+        await w.pair.sender("orders").send(Message(b"1"))
+        await asyncio.sleep(1100)  # its next probe is due after some 1600 s
+        w.east.heal()
+        w.pair.mark_healthy("orders")
+        assert await drained(w, 1) < 1102
+
+
+@in_virtual_time
+async def test_stopping_gives_held_messages_back(world):
+    west = SimulatedBroker("west")
+    async with world(west=west, enable_syphon=True) as w:
+        w.east.fail(Fault.DOWN)
+        leave(w, *(envelope(b"%d" % n) for n in range(10)))
+        await asyncio.sleep(10)
+        assert w.pair._engine.syphon.in_hand == 10
+    stored = list(west.queues[Entity(QUEUE)].stored.values())
+    assert len(stored) == 10
+    assert all(entry.locked_until is None for entry in stored)
+
+
+@in_virtual_time
+async def test_a_scheduled_message_in_the_past_goes_out_at_once(world):
+    async with world(enable_syphon=True) as w:
+        past = datetime.fromtimestamp(virtual_wall(), UTC) - timedelta(hours=1)
+        leave(w, envelope(b"1", scheduled_enqueue_at=past))
+        await drained(w)
+        assert w.east.messages("orders")[0].scheduled_enqueue_at == past
