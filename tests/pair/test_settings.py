@@ -1,0 +1,136 @@
+"""Settings: arguments, then the environment, then a file."""
+
+from __future__ import annotations
+
+import pytest
+
+from pairmq import ConfigurationError, Pair, PairOptions
+from pairmq.pair import load_settings
+
+EAST, WEST = "redis://:geheim@127.0.0.1:1/0", "redis://:geheim@127.0.0.1:2/0"
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "pairmq.toml"
+    path.write_text(
+        """
+        [pair]
+        primary = "redis://file-east/0"
+        secondary = "redis://file-west/0"
+        failover_interval = "500ms"
+        backlog_queue_count = 3
+        enable_syphon = true
+        allowed_entities = ["orders", "prices/*"]
+        """
+    )
+    return path
+
+
+def test_the_file_gives_what_nothing_else_does(file):
+    settings = load_settings(config=file, environ={})
+    assert settings.primary == "redis://file-east/0"
+    assert settings.options == PairOptions(
+        failover_interval=0.5, backlog_queue_count=3, enable_syphon=True, allowed_entities=("orders", "prices/*")
+    )
+
+
+def test_the_environment_wins_over_the_file(file):
+    environ = {"PAIRMQ_CONFIG": str(file), "PAIRMQ_FAILOVER_INTERVAL": "5min", "PAIRMQ_PRIMARY": "redis://env/0"}
+    settings = load_settings(environ=environ)
+    assert (settings.primary, settings.secondary) == ("redis://env/0", "redis://file-west/0")
+    assert settings.options.failover_interval == 300
+
+
+def test_arguments_win_over_the_environment(file):
+    environ = {"PAIRMQ_PRIMARY": "redis://env/0", "PAIRMQ_BACKLOG_QUEUE_COUNT": "7"}
+    overrides = {"backlog_queue_count": 9, "failover_interval": None}
+    settings = load_settings(primary="redis://arg/0", config=file, environ=environ, overrides=overrides)
+    assert settings.primary == "redis://arg/0"
+    assert settings.options.backlog_queue_count == 9
+    assert settings.options.failover_interval == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("failover_interval", "10", 10.0),
+        ("failover_interval", "1.5 s", 1.5),
+        ("ping_primary_interval", "250ms", 0.25),
+        ("syphon_receive_wait", "1h", 3600.0),
+        ("backlog_retry_interval", "2m", 120.0),
+        ("enable_syphon", "Yes", True),
+        ("failover_on_busy", "0", False),
+        ("syphon_batch", "12", 12),
+        ("syphon_max_rate", "2.5", 2.5),
+        ("while_failing", "raise", "raise"),
+        ("backlog_name_template", "b-{index}", "b-{index}"),
+        ("allowed_entities", "orders, prices/*", ("orders", "prices/*")),
+    ],
+)
+def test_every_kind_of_option_can_be_a_variable(name, text, value):
+    environ = {"PAIRMQ_PRIMARY": EAST, "PAIRMQ_SECONDARY": WEST, f"PAIRMQ_{name.upper()}": text}
+    assert getattr(load_settings(environ=environ).options, name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "error"),
+    [
+        ("failover_interval", "soon", "PAIRMQ_FAILOVER_INTERVAL is 'soon'"),
+        ("failover_interval", "-1", "PAIRMQ_FAILOVER_INTERVAL is '-1'"),
+        ("failover_interval", "2h", "failover_interval is 7200.0: it must be 0 s to 60 min"),
+        ("enable_syphon", "maybe", "PAIRMQ_ENABLE_SYPHON is 'maybe': it must be true or false"),
+        ("syphon_batch", "many", "PAIRMQ_SYPHON_BATCH is 'many': it must be a number"),
+        ("backlog_queue_count", "0", "backlog_queue_count is 0: it must be a whole number from 1 to 1000"),
+    ],
+)
+def test_a_wrong_variable_is_named(name, text, error):
+    environ = {"PAIRMQ_PRIMARY": EAST, "PAIRMQ_SECONDARY": WEST, f"PAIRMQ_{name.upper()}": text}
+    with pytest.raises(ConfigurationError, match=error):
+        load_settings(environ=environ)
+
+
+def test_a_missing_broker_says_where_to_name_it():
+    with pytest.raises(ConfigurationError, match="no secondary broker: .*PAIRMQ_SECONDARY"):
+        load_settings(primary=EAST, environ={})
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        ("[pair]\ntypo = 1", "unknown typo"),
+        ("pair = 3", r"\[pair\] must be a table"),
+        ("[pair", "is no TOML"),
+        ("\ufffe", "is no TOML"),
+    ],
+)
+def test_a_wrong_file_is_one_clear_error(tmp_path, content, error):
+    path = tmp_path / "pairmq.toml"
+    path.write_text(content)
+    with pytest.raises(ConfigurationError, match=error):
+        load_settings(primary=EAST, secondary=WEST, config=path, environ={})
+
+
+def test_a_file_that_is_not_there_is_one_clear_error(tmp_path):
+    with pytest.raises(ConfigurationError, match="No such file"):
+        load_settings(config=tmp_path / "none.toml", environ={})
+
+
+def test_an_unknown_option_names_the_known_ones():
+    with pytest.raises(ConfigurationError, match="unknown option failover: known are backlog_queue_count"):
+        load_settings(primary=EAST, secondary=WEST, environ={}, overrides={"failover": 1})
+
+
+def test_passwords_stand_in_no_repr():
+    settings = load_settings(primary=EAST, secondary=WEST, environ={})
+    assert "geheim" not in repr(settings)
+
+
+def test_options_and_single_options_are_not_mixed():
+    with pytest.raises(ConfigurationError, match="either options or failover_interval"):
+        Pair.connect(EAST, WEST, options=PairOptions(), failover_interval=3)
+
+
+def test_session_order_is_refused_until_it_is_built():
+    with pytest.raises(ConfigurationError, match="ordering='session' is not available yet"):
+        Pair.connect("memory://a", "memory://b", ordering="session")
