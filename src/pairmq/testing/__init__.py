@@ -1,16 +1,19 @@
 """The test kit: brokers that fail on demand, virtual time, and helpers to run real servers."""
 
 from pairmq.testing._loop import DeadlockError, VirtualTimeLoop, in_virtual_time, run_virtual, virtual_wall
+from pairmq.testing._memory import MemoryBroker, memory_broker
 from pairmq.testing._simulated import Fault, Operation, SimulatedBroker, SimulatedTransport
 
 __all__ = [
     "DeadlockError",
     "Fault",
+    "MemoryBroker",
     "Operation",
     "SimulatedBroker",
     "SimulatedTransport",
     "VirtualTimeLoop",
     "in_virtual_time",
+    "memory_broker",
     "run_virtual",
     "virtual_wall",
 ]
