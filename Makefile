@@ -11,10 +11,10 @@ PYTEST_ARGS ?=
 UPGRADE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo test check format lock clean
+.PHONY: help setup system demo test soak bench-idle check docs format lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv with the pinned dependencies, PairMQ and its plugins (PYTHON=...)
 
@@ -32,6 +32,16 @@ test: setup system ## all checks, then all tests (PYTEST_ARGS=... go to pytest)
 	@$(MAKE) --no-print-directory check
 	@echo "test: pytest"
 	@$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+
+soak: setup system ## the long tests: a file of a million lines through an outage (LINES=...)
+	@PAIRMQ_TEST_LINES="$(or $(LINES),1000000)" $(BIN)/python -m pytest -q --timeout 3600 \
+		tests/integration/test_file_through_an_outage.py
+
+bench-idle: setup system ## what an idle pair with a syphon costs (ARGS=--json)
+	@$(BIN)/python benchmarks/idle_cost.py $(ARGS)
+
+docs: setup ## write the generated parts of the reference from the code
+	@$(BIN)/python scripts/generate_docs.py
 
 check: setup ## lint, formatting, types and architecture, without running tests
 	@echo "check: ruff check"

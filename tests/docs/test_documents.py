@@ -1,0 +1,47 @@
+"""What the documents say is so: programs run, links lead somewhere, named tests exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("plugins/*/*.md"))
+)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(document):
+    text = re.sub(r"```.*?```", "", (ROOT / document).read_text(), flags=re.DOTALL)
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target or target.startswith("#"):
+            continue
+        if not ((ROOT / document).parent / target.partition("#")[0]).exists():
+            broken.append(target)
+    assert broken == []
+
+
+def test_every_guarantee_names_a_test_that_exists():
+    named = re.findall(r"`((?:tests|plugins)/\S+\.py)::(\w+)`", (ROOT / "docs/explanation/guarantees.md").read_text())
+    assert len(named) > 20
+    for file, test in named:
+        assert re.search(rf"^(async )?def {test}\(", (ROOT / file).read_text(), re.MULTILINE), f"{file}::{test}"
+
+
+def test_the_tutorial_runs_as_it_is_printed(tmp_path):
+    text = (ROOT / "docs/tutorial/first-failover.md").read_text()
+    program = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    printed = re.search(r"\$ python first.py\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "first.py").write_text(program[1])
+    run = subprocess.run(
+        [sys.executable, "first.py"], cwd=tmp_path, capture_output=True, text=True, timeout=30, check=True
+    )
+    # The tenth of a second that a retry takes is chance.
+    assert re.sub(r"1\.\d s", "1.0 s", run.stdout) == printed[1]
