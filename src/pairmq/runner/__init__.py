@@ -3,6 +3,6 @@
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
 from pairmq.runner._engine import Engine
-from pairmq.runner._send import SenderState
+from pairmq.runner._job import SenderState
 
 __all__ = ["Clock", "Emitter", "Engine", "SenderState"]

@@ -24,8 +24,9 @@ from pairmq.runner._clock import Clock
 from pairmq.runner._drain import DrainWatch
 from pairmq.runner._emitter import Emitter
 from pairmq.runner._entity import EntityRunner
+from pairmq.runner._job import SenderState
 from pairmq.runner._partners import Partners
-from pairmq.runner._send import SenderState, SendProcedure
+from pairmq.runner._send import SendProcedure
 from pairmq.runner._syphon import Syphon
 from pairmq.transport import Transport
 

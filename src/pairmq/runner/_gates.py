@@ -84,6 +84,11 @@ class Gates:
         if gate is not None and not gate.is_open:
             self._open(gate)
 
+    def forget(self, entity: Entity) -> None:
+        """Drop an open gate: its destination does not exist, and forged ones must not fill the memory."""
+        if entity in self._gates and self._gates[entity].is_open:
+            del self._gates[entity]
+
     async def close(self) -> None:
         """Stop all probes."""
         self._closed = True

@@ -67,6 +67,7 @@ class Pump:
         primary: where messages belong; never the pair's own sender, so that none can loop (SPEC 7.2).
         secondary: where they wait.
         home: gives the primary's sender to an entity, shared by all pumps.
+        forget: drops what is kept for an entity that does not exist; paths in a backlog queue are anyone's words.
         tail: the secondary's sender to the queue itself.
         gates: the destinations' gates, shared by all pumps.
         rate: shared by all pumps.
@@ -81,6 +82,7 @@ class Pump:
         primary: Transport,
         secondary: Transport,
         home: Callable[[Entity], Sender],
+        forget: Callable[[Entity], None],
         tail: Sender,
         gates: Gates,
         rate: RateLimit,
@@ -94,6 +96,7 @@ class Pump:
         self._primary = primary
         self._secondary = secondary
         self._home = home
+        self._forget = forget
         self._tail = tail
         self._gates = gates
         self._rate = rate
@@ -245,6 +248,8 @@ class Pump:
                 done.append(item)
             elif result.kind is FailureKind.REFUSED and result.reason not in _NOT_POISON:
                 self._hand.pop(id(item), None)
+                if result.reason is FailureReason.NOT_FOUND:
+                    self._forget(gate.entity)
                 await self._dead_letter(item.delivery, gate.entity.path, result.reason.value, str(result))
             else:
                 item.unknown = item.unknown or result.maybe_applied

@@ -50,6 +50,7 @@ class Syphon:
                 primary,
                 secondary,
                 self._sender,
+                self._forget,
                 backlog.sender(index),
                 self.gates,
                 rate,
@@ -91,6 +92,10 @@ class Syphon:
         if sender is None:
             sender = self._senders[entity] = self._primary.sender(entity)
         return sender
+
+    def _forget(self, entity: Entity) -> None:
+        self._senders.pop(entity, None)
+        self.gates.forget(entity)
 
     async def _probe(self, entity: Entity) -> None:
         limit = self._clock.now() + self._options.ping_timeout

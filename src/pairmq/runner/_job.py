@@ -1,0 +1,169 @@
+"""One message on its way through a send, and the ways in which it can end (SPEC 3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pairmq.core import reserved_properties
+from pairmq.model import (
+    EntityNotFound,
+    FailureKind,
+    FailureReason,
+    Message,
+    MessageTooLarge,
+    Receipt,
+    ReservedPropertyError,
+    Route,
+    SendError,
+    SendRefused,
+    SendUnknown,
+    TransportError,
+    Unauthorized,
+)
+from pairmq.model.events import AttemptFailed, SendCompleted, SendOutcome
+from pairmq.runner._clock import Clock
+from pairmq.runner._emitter import Emitter
+from pairmq.runner._entity import EntityRunner
+from pairmq.transport import Sender
+
+_REFUSALS: dict[FailureReason, type[SendRefused]] = {
+    FailureReason.NOT_FOUND: EntityNotFound,
+    FailureReason.UNAUTHORIZED: Unauthorized,
+    FailureReason.TOO_LARGE: MessageTooLarge,
+}
+
+
+class SenderState:
+    """What belongs to one sender object.
+
+    Args:
+        runner: its entity's.
+        primary: the transport's sender to the entity.
+        sender_id: stands in the envelope of each message that it diverts.
+    """
+
+    __slots__ = ("primary", "queue", "runner", "sender_id", "sequence")
+
+    def __init__(self, runner: EntityRunner, primary: Sender, sender_id: str) -> None:
+        self.runner = runner
+        self.primary = primary
+        self.sender_id = sender_id
+        self.sequence = 0
+        self.queue: int | None = None
+
+
+class Job:
+    """One message of one send, until it has its result."""
+
+    __slots__ = ("attempts", "causes", "message", "result", "unknown")
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        self.attempts = 0
+        self.unknown = False
+        self.causes: list[BaseException] = []
+        self.result: Receipt | SendError | None = None
+
+
+class Endings:
+    """Gives jobs their results, and reports them.
+
+    Args:
+        clock: time and ids.
+        emit: takes events.
+    """
+
+    def __init__(self, clock: Clock, emit: Emitter) -> None:
+        self._clock = clock
+        self._emit = emit
+
+    def begin(self, state: SenderState, message: Message) -> Job:
+        """Make the job of a message, with its id; refused at once if it has a property of the envelope's (SPEC 5.7).
+
+        Raises:
+            TypeError: it is no message.
+        """
+        if not isinstance(message, Message):
+            raise TypeError(f"a {type(message).__name__} can't be sent: make a Message of it")
+        job = Job(message if message.message_id is not None else message.with_id(self._clock.new_id()))
+        taken = reserved_properties(message)
+        if taken:
+            text = f"application properties {', '.join(taken)} belong to PairMQ's envelope: rename them"
+            self.refuse(state, job, ReservedPropertyError, text)
+        return job
+
+    def accept(self, state: SenderState, job: Job, started: float, queue: str | None) -> None:
+        """The primary, or a backlog queue, has confirmed it."""
+        route = Route.PRIMARY if queue is None else Route.BACKLOG
+        message_id, elapsed = job.message.message_id or "", self._clock.now() - started
+        job.result = Receipt(route, state.runner.entity, message_id, queue, job.attempts, elapsed, job.unknown)
+
+    def fail_attempt(
+        self, state: SenderState, job: Job, failure: TransportError, *, queue: str | None, late: bool, final: bool
+    ) -> None:
+        """One attempt failed; with ``final`` the message is refused by it."""
+        job.causes.append(failure)
+        job.unknown = job.unknown or failure.maybe_applied
+        if self._emit.active:
+            self._emit(
+                AttemptFailed,
+                entity=state.runner.entity,
+                message_id=job.message.message_id or "",
+                queue=queue,
+                kind=failure.kind.value,
+                error=str(failure),
+                maybe_applied=failure.maybe_applied,
+                late=late,
+            )
+        if final:
+            self.refuse(state, job, _REFUSALS.get(failure.reason, SendRefused), str(failure))
+
+    def refuse(self, state: SenderState, job: Job, kind: type[SendRefused], text: str) -> None:
+        """Nothing took it; but if an earlier attempt may have been accepted, nobody can say so: it is unknown."""
+        chosen: type[SendError] = kind
+        if job.unknown:
+            chosen, text = SendUnknown, f"an earlier attempt may have been accepted; then {text}"
+        entity = state.runner.entity
+        message_id = job.message.message_id
+        error = chosen(
+            f"message {message_id} to {entity}: {text}", entity=entity.path, message_id=message_id, causes=job.causes
+        )
+        if job.causes:
+            error.__cause__ = job.causes[-1]
+        job.result = error
+
+    def report(self, state: SenderState, jobs: Iterable[Job], started: float) -> None:
+        """One event a message; one without a result was cancelled, and its outcome is unknown (SPEC 3.7)."""
+        if not self._emit.active:
+            return
+        elapsed = self._clock.now() - started
+        for job in jobs:
+            self._emit(
+                SendCompleted,
+                entity=state.runner.entity,
+                message_id=job.message.message_id or "",
+                attempts=job.attempts,
+                elapsed=elapsed,
+                maybe_duplicate=job.unknown,
+                size=len(job.message.body),
+                **_outcome(job.result),
+            )
+
+
+def worst_kind(failures: Iterable[TransportError | None]) -> FailureKind | None:
+    """The failure of a batch that decides what comes next; None when nothing is left to do for it."""
+    kinds = {failure.kind for failure in failures if failure is not None}
+    for kind in (FailureKind.UNAVAILABLE, FailureKind.TRANSIENT, FailureKind.BUSY):
+        if kind in kinds:
+            return kind
+    return None
+
+
+def _outcome(result: Receipt | SendError | None) -> dict[str, Any]:
+    if isinstance(result, Receipt):
+        outcome = SendOutcome.PRIMARY if result.route is Route.PRIMARY else SendOutcome.BACKLOG
+        return {"outcome": outcome, "backlog_queue": result.backlog_queue}
+    outcome = SendOutcome.REFUSED if isinstance(result, SendRefused) else SendOutcome.UNKNOWN
+    error = "Cancelled" if result is None else type(result).__name__
+    return {"outcome": outcome, "backlog_queue": None, "error": error}
