@@ -274,6 +274,18 @@ async def test_time_in_the_backlog_counts_with_elapse(world):
 
 
 @in_virtual_time
+async def test_what_runs_out_while_its_destination_is_away_is_dead_lettered_with_elapse(world):
+    async with world(enable_syphon=True, ttl_policy="elapse") as w:
+        w.east.fail(Fault.DOWN)
+        leave(w, envelope(b"short", time_to_live=60), envelope(b"long", time_to_live=3600))
+        await asyncio.sleep(300)
+        w.east.heal()
+        await drained(w)
+        assert w.home() == [b"long"]
+        assert [r for _, r in w.west.dead_letters(QUEUE)] == ["TTLExpiredException"]
+
+
+@in_virtual_time
 async def test_an_idle_syphon_receives_four_times_an_hour_and_queue(world):
     async with world(enable_syphon=True, backlog_queue_count=10) as w:
         w.pair.sender("orders")

@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import dataclass, fields
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 from pairmq.model import ConfigurationError, Entity
@@ -133,9 +134,7 @@ class PairOptions:
 
     def is_backlog_queue(self, path: str) -> bool:
         """Tell whether a path is the name of a backlog queue of any primary, also one out of this pair's count."""
-        parts = re.split(r"(\{primary\}|\{index\})", self.backlog_name_template)
-        pattern = "".join(_PLACEHOLDERS.get(part) or re.escape(part) for part in parts)
-        return re.fullmatch(pattern, path) is not None
+        return _backlog_pattern(self.backlog_name_template).fullmatch(path) is not None
 
     def allows(self, path: str) -> bool:
         """Tell whether the patterns of ``allowed_entities`` admit an entity's path (SPEC 5.8)."""
@@ -144,6 +143,12 @@ class PairOptions:
 
 OPTION_NAMES = tuple(entry.name for entry in fields(PairOptions))
 """The names of all options, in their order."""
+
+
+@lru_cache
+def _backlog_pattern(template: str) -> re.Pattern[str]:
+    parts = re.split(r"(\{primary\}|\{index\})", template)
+    return re.compile("".join(_PLACEHOLDERS.get(part) or re.escape(part) for part in parts))
 
 
 def _bad(name: str, value: object, allowed: str) -> ConfigurationError:

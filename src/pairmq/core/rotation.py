@@ -13,12 +13,11 @@ class Rotation:
         retry_interval: seconds after which a queue that is out is to be tried again.
     """
 
-    __slots__ = ("_count", "_in_use", "_retry_at", "_retry_interval")
+    __slots__ = ("_in_use", "_retry_at", "_retry_interval")
 
     def __init__(self, count: int, retry_interval: float) -> None:
         if count < 1:
             raise ValueError(f"count is {count}: at least 1 backlog queue is needed")
-        self._count = count
         self._retry_interval = retry_interval
         self._in_use = list(range(count))
         self._retry_at: dict[int, float] = {}

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import TypeVar
 
 from pairmq.core import MAYBE_DUPLICATE, Backoff, Diversion, PairOptions, elapsed_time_to_live, restore
 from pairmq.model import (
@@ -24,18 +23,15 @@ from pairmq.model import (
     FailureKind,
     FailureReason,
     Message,
-    Source,
     TransportError,
 )
 from pairmq.model.events import MessageDeadLettered, MessageMoved, SyphonFailed
-from pairmq.runner._attempt import TimeLimits
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
 from pairmq.runner._gates import Gate, Gates
+from pairmq.runner._intake import Intake, Item
 from pairmq.runner._rate import RateLimit
-from pairmq.transport import Receiver, Sender, Transport
-
-T = TypeVar("T")
+from pairmq.transport import Sender, Transport
 
 _BACKOFF = Backoff(first=0.25, factor=2.0, cap=30.0)
 _ROOM_BACKOFF = Backoff(first=0.1, factor=2.0, cap=2.0)
@@ -43,20 +39,6 @@ _ROOM_BACKOFF = Backoff(first=0.1, factor=2.0, cap=2.0)
 # Refusals that are not the message's fault: they pass when an operator has mended them, so the message waits. Any
 # other refusal would come again for ever.
 _NOT_POISON = frozenset((FailureReason.UNAUTHORIZED, FailureReason.QUOTA, FailureReason.DISABLED, FailureReason.CLOSED))
-
-
-class _Item:
-    """One message in a pump's hand, locked until it is settled."""
-
-    __slots__ = ("delivery", "diversion", "lost", "message", "taken_at", "unknown")
-
-    def __init__(self, delivery: Delivery, message: Message, diversion: Diversion, taken_at: float) -> None:
-        self.delivery = delivery
-        self.message = message
-        self.diversion = diversion
-        self.taken_at = taken_at
-        self.lost = False
-        self.unknown = diversion.maybe_duplicate
 
 
 class Pump:
@@ -103,41 +85,31 @@ class Pump:
         self._options = options
         self._clock = clock
         self._emit = emit
-        self._receiver: Receiver | None = None
-        self._lock_duration: float | None = None
-        self._polls = TimeLimits()
-        self._limits = TimeLimits()
+        self._intake = Intake(queue, secondary, options, clock, emit)
         self._stopping = asyncio.Event()
-        self._hand: dict[int, _Item] = {}
-        self._held: dict[Entity, deque[_Item]] = {}
+        self._held: dict[Entity, deque[Item]] = {}
         self._redeliveries: dict[Entity, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
-        self._renewals: asyncio.Task[None] | None = None
 
     @property
     def in_hand(self) -> int:
         """Messages received and not yet settled."""
-        return len(self._hand)
+        return self._intake.in_hand
 
     def start(self) -> None:
         """Begin to pump."""
         self._task = asyncio.create_task(self._run(), name=f"pump {self.queue}")
-        self._renewals = asyncio.create_task(self._renew_locks(), name=f"locks {self.queue}")
+        self._intake.start()
 
     async def stop(self, grace: float) -> None:
         """Receive nothing more, finish what is on its way within ``grace`` seconds, give the rest back (SPEC 9.1)."""
         self._stopping.set()
-        now = self._clock.now()
-        self._polls.end_by(now)
-        self._limits.end_by(now + grace)
+        self._intake.end_by(self._clock.now() + grace)
         if self._task is not None:
             await _end((self._task,), grace)
         await _end(tuple(self._redeliveries.values()), 0)
-        if self._renewals is not None:
-            await _end((self._renewals,), 0)
-        if self._receiver is not None:
-            # Closing gives back what was not settled; it is bounded by the transport's contract.
-            await self._receiver.close()
+        # Closing gives back what was not settled; it is bounded by the transport's contract.
+        await self._intake.close()
 
     # Receiving.
 
@@ -146,7 +118,7 @@ class Pump:
         while not self._stopping.is_set():
             try:
                 await self._make_room()
-                deliveries = await self._receive()
+                deliveries = await self._intake.receive(self._rate.most_at_once(self._options.syphon_batch))
                 if deliveries:
                     await self._move(deliveries)
                 retry = 0
@@ -157,36 +129,20 @@ class Pump:
                 wait = _BACKOFF.wait(retry, self._clock.chance())
                 retry += 1
                 self._emit(SyphonFailed, queue=self.queue.path, error=_text(error), retry_after=wait)
-                await self._close_receiver()
+                await self._begin_anew()
                 await self._pause(wait)
 
-    async def _receive(self) -> list[Delivery]:
-        if self._receiver is None:
-            properties = await self._limited(self._secondary.admin.properties(self.queue))
-            self._lock_duration = properties.lock_duration
-            self._receiver = self._secondary.receiver(Source(self.queue))
-        wait = self._options.syphon_receive_wait
-        limit = self._clock.now() + wait + self._options.attempt_timeout
-        most = self._rate.most_at_once(self._options.syphon_batch)
-        return await self._polls.run(self._receiver.receive(most, wait), limit)
-
-    async def _close_receiver(self) -> None:
-        """Give everything in hand back: without the receiver nothing of it can be settled."""
-        receiver, self._receiver = self._receiver, None
-        for item in self._hand.values():
-            item.lost = True
-        self._hand.clear()
+    async def _begin_anew(self) -> None:
+        """Let go of everything in hand: after an error of the queue nothing of it can be settled."""
+        await self._intake.reset()
         await _end(tuple(self._redeliveries.values()), 0)
         self._redeliveries.clear()
         self._held.clear()
-        if receiver is not None:
-            await receiver.close()
 
     # Moving.
 
     async def _move(self, deliveries: Sequence[Delivery]) -> None:
-        groups: dict[Entity, list[_Item]] = {}
-        now = self._clock.now()
+        groups: dict[Entity, list[Item]] = {}
         poison: list[tuple[Delivery, str | None, str, str]] = []
         for delivery in deliveries:
             try:
@@ -198,8 +154,7 @@ class Pump:
             if problem is not None:
                 poison.append((delivery, diversion.entity.path, *problem))
                 continue
-            item = _Item(delivery, message, diversion, now)
-            self._hand[id(item)] = item
+            item = self._intake.take(delivery, message, diversion)
             groups.setdefault(diversion.entity, []).append(item)
         for delivery, path, reason, description in poison:
             await self._dead_letter(delivery, path, reason, description)
@@ -211,14 +166,19 @@ class Pump:
         forbidden = self._primary.admin.is_system_entity(entity) or self._options.is_backlog_queue(entity.path)
         if forbidden or not self._options.allows(entity.path):
             return "destination-not-allowed", f"{entity} is not among the pair's allowed_entities"
-        if self._options.ttl_policy == "elapse":
-            left = elapsed_time_to_live(message, diversion, self._clock.instant())
-            if left is not None and left <= 0:
-                text = f"its time-to-live of {message.time_to_live} s ran out in the backlog (ttl_policy is 'elapse')"
-                return "TTLExpiredException", text
+        left = self._time_left(message, diversion)
+        if left is not None and left <= 0:
+            text = f"its time-to-live of {message.time_to_live} s ran out in the backlog (ttl_policy is 'elapse')"
+            return "TTLExpiredException", text
         return None
 
-    async def _deliver(self, entity: Entity, items: list[_Item]) -> None:
+    def _time_left(self, message: Message, diversion: Diversion) -> float | None:
+        """Seconds left to live, where the time in the backlog counts; None where it does not."""
+        if self._options.ttl_policy == "restore":
+            return None
+        return elapsed_time_to_live(message, diversion, self._clock.instant())
+
+    async def _deliver(self, entity: Entity, items: list[Item]) -> None:
         gate = self._gates.of(entity)
         # Behind held messages of the same destination even an open gate has to be waited at, for order.
         if gate.is_open and entity not in self._held:
@@ -226,20 +186,20 @@ class Pump:
         if items:
             self._hold(gate, items)
 
-    async def _send_home(self, gate: Gate, items: list[_Item]) -> list[_Item]:
+    async def _send_home(self, gate: Gate, items: list[Item]) -> list[Item]:
         """Send, have it confirmed, complete; returns the items that the destination did not take, in order."""
-        items = [item for item in items if not item.lost]
+        await self._rate.take(len(items))
+        items = [item for item in items if not item.lost and not await self._expired(item)]
         if not items:
             return []
-        await self._rate.take(len(items))
         messages = [self._outgoing(item) for item in items]
         try:
             sender = self._home(gate.entity)
             if len(messages) == 1:
-                await self._limited(sender.send(messages[0]))
+                await self._intake.limited(sender.send(messages[0]))
                 results: Sequence[TransportError | None] = (None,)
             else:
-                results = await self._limited(sender.send_batch(messages))
+                results = await self._intake.limited(sender.send_batch(messages))
         except TransportError as error:
             results = [error] * len(items)
         done, left, failure = [], [], None
@@ -247,10 +207,9 @@ class Pump:
             if result is None:
                 done.append(item)
             elif result.kind is FailureKind.REFUSED and result.reason not in _NOT_POISON:
-                self._hand.pop(id(item), None)
                 if result.reason is FailureReason.NOT_FOUND:
                     self._forget(gate.entity)
-                await self._dead_letter(item.delivery, gate.entity.path, result.reason.value, str(result))
+                await self._dead_letter(item.delivery, gate.entity.path, result.reason.value, str(result), item)
             else:
                 item.unknown = item.unknown or result.maybe_applied
                 left.append(item)
@@ -262,19 +221,21 @@ class Pump:
             self._gates.shut(gate, failure)
         return left
 
-    def _outgoing(self, item: _Item) -> Message:
-        if self._options.ttl_policy == "elapse":
-            left = elapsed_time_to_live(item.message, item.diversion, self._clock.instant())
-            if left is not None:
-                # What ran out while it was held goes out with the shortest life; its own broker expires it.
-                return replace(item.message, time_to_live=max(left, 1e-6))
-        return item.message
+    async def _expired(self, item: Item) -> bool:
+        """Set an item aside whose time-to-live ran out while it was held."""
+        problem = self._problem(item.message, item.diversion) if self._options.ttl_policy == "elapse" else None
+        if problem is not None:
+            await self._dead_letter(item.delivery, item.diversion.entity.path, *problem, item)
+        return problem is not None
 
-    async def _complete(self, entity: Entity, items: list[_Item]) -> None:
-        outcomes = await self._settle_all([item.delivery for item in items])
+    def _outgoing(self, item: Item) -> Message:
+        left = self._time_left(item.message, item.diversion)
+        return item.message if left is None else replace(item.message, time_to_live=max(left, 1e-6))
+
+    async def _complete(self, entity: Entity, items: list[Item]) -> None:
+        outcomes = await self._intake.complete(items)
         wall = self._clock.instant()
         for item, outcome in zip(items, outcomes, strict=True):
-            self._hand.pop(id(item), None)
             self.moved += 1
             if outcome is not None:
                 self._emit(SyphonFailed, queue=self.queue.path, error=f"complete: {outcome}", retry_after=0.0)
@@ -290,24 +251,11 @@ class Pump:
                     completed=outcome is None,
                 )
 
-    async def _settle_all(self, deliveries: list[Delivery]) -> Sequence[TransportError | None]:
-        receiver = self._receiver
-        if receiver is None:
-            gone = TransportError("the receiver was closed", FailureKind.UNAVAILABLE, FailureReason.CLOSED)
-            return [gone] * len(deliveries)
-        try:
-            return await self._limited(receiver.complete_batch(deliveries))
-        except TransportError as error:
-            return [error] * len(deliveries)
-
-    async def _dead_letter(self, delivery: Delivery, path: str | None, reason: str, description: str) -> None:
-        """Set poison aside; if even that fails the message comes again when its lock ends, and nothing is lost."""
-        if self._receiver is None:
-            return
-        try:
-            await self._limited(self._receiver.dead_letter(delivery, reason, description))
-        except TransportError as error:
-            self._emit(SyphonFailed, queue=self.queue.path, error=f"dead-letter: {error}", retry_after=0.0)
+    async def _dead_letter(
+        self, delivery: Delivery, path: str | None, reason: str, description: str, item: Item | None = None
+    ) -> None:
+        """Set poison aside, and say so."""
+        if not await self._intake.dead_letter(delivery, reason, description, item):
             return
         self.dead_lettered += 1
         self._emit(
@@ -321,7 +269,7 @@ class Pump:
 
     # Holding messages of unavailable destinations.
 
-    def _hold(self, gate: Gate, items: list[_Item]) -> None:
+    def _hold(self, gate: Gate, items: list[Item]) -> None:
         held = self._held.get(gate.entity)
         if held is not None:
             held.extend(items)
@@ -330,7 +278,7 @@ class Pump:
         task = asyncio.create_task(self._redeliver(gate, held), name=f"redeliver {gate.entity}")
         self._redeliveries[gate.entity] = task
 
-    async def _redeliver(self, gate: Gate, held: deque[_Item]) -> None:
+    async def _redeliver(self, gate: Gate, held: deque[Item]) -> None:
         """Deliver what is held for a destination, in order, whenever its gate is open."""
         retry = 0
         while held:
@@ -340,7 +288,7 @@ class Pump:
                 left = await self._send_home(gate, batch)
                 retry = 0
             except Exception as error:
-                left = [item for item in batch if id(item) in self._hand]
+                left = [item for item in batch if self._intake.holds(item)]
                 wait = _BACKOFF.wait(retry, self._clock.chance())
                 retry += 1
                 self._emit(SyphonFailed, queue=self.queue.path, error=_text(error), retry_after=wait)
@@ -377,7 +325,7 @@ class Pump:
 
     async def _primary_is_there(self) -> bool:
         try:
-            await self._limited(self._primary.admin.check())
+            await self._intake.limited(self._primary.admin.check())
         except TransportError:
             return False
         return True
@@ -392,15 +340,13 @@ class Pump:
         wait = min(60.0, max(1.0, self._options.ping_primary_interval))
         copies = [self._postponed(item, wait if scheduling else None) for item in items]
         try:
-            results = await self._limited(self._tail.send_batch(copies))
+            results = await self._intake.limited(self._tail.send_batch(copies))
         except TransportError as error:
             results = [error] * len(items)
         sent = [item for item, result in zip(items, results, strict=True) if result is None]
         rest = [item for item, result in zip(items, results, strict=True) if result is not None]
         if sent:
-            await self._settle_all([item.delivery for item in sent])
-            for item in sent:
-                self._hand.pop(id(item), None)
+            await self._intake.complete(sent)
         if rest:
             if self._held.get(entity) is held:
                 held.extendleft(reversed(rest))
@@ -410,7 +356,7 @@ class Pump:
             await self._pause(min(wait, 1.0))  # they are visible again at once: don't spin
         return len(sent)
 
-    def _postponed(self, item: _Item, wait: float | None) -> Message:
+    def _postponed(self, item: Item, wait: float | None) -> Message:
         copy = item.delivery.message
         if item.unknown:
             copy = replace(copy, application_properties={**copy.application_properties, MAYBE_DUPLICATE: "true"})
@@ -418,36 +364,7 @@ class Pump:
             copy = replace(copy, scheduled_enqueue_at=self._clock.instant() + timedelta(seconds=wait))
         return copy
 
-    async def _renew_locks(self) -> None:
-        """Keep the locks of what is in hand for longer than a moment (SPEC 7.6)."""
-        while True:
-            duration = self._lock_duration
-            every = 5.0 if duration is None else duration / 3
-            await asyncio.sleep(every)
-            receiver = self._receiver
-            if duration is None or receiver is None:
-                continue
-            old = [item for item in self._hand.values() if self._clock.now() - item.taken_at >= every / 2]
-            for item in old:
-                if item.lost or id(item) not in self._hand or self._receiver is not receiver:
-                    continue
-                try:
-                    item.delivery = await self._limited(receiver.renew_lock(item.delivery))
-                except TransportError as error:
-                    if error.reason is FailureReason.LOCK_LOST:
-                        # It will be delivered again; sending it from here as well would make a second copy.
-                        item.lost = True
-                        self._hand.pop(id(item), None)
-                except Exception as error:
-                    self._emit(SyphonFailed, queue=self.queue.path, error=_text(error), retry_after=every)
-
     # Small helpers.
-
-    async def _limited(self, operation: Awaitable[T]) -> T:
-        limit = self._options.attempt_timeout
-        if self._lock_duration is not None:
-            limit = min(limit, 0.45 * self._lock_duration)  # under half of the lock (SPEC 7.6)
-        return await self._limits.run(operation, self._clock.now() + limit)
 
     async def _pause(self, seconds: float) -> None:
         await _first((self._stopping.wait(),), seconds)
