@@ -50,6 +50,8 @@ check: setup ## lint, formatting, types and architecture, without running tests
 	@$(BIN)/ruff format --check .
 	@echo "check: mypy"
 	@$(BIN)/mypy
+	@echo "check: generated docs"
+	@$(BIN)/python scripts/generate_docs.py --check
 	@echo "check: lint-imports"
 	@$(BIN)/lint-imports --no-logo
 

@@ -37,7 +37,9 @@ FULL = Message(
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 ids = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=128)
 zones = st.builds(timezone, st.timedeltas(timedelta(hours=-23, minutes=-59), timedelta(hours=23, minutes=59)))
-instants = st.datetimes(datetime(1, 1, 3), datetime(9999, 12, 29), timezones=st.just(UTC) | zones)
+# Any zone's instants of these years are instants of the years 1 to 9999 in UTC too.
+first, last = datetime.fromisoformat("0001-01-03"), datetime.fromisoformat("9999-12-29")
+instants = st.datetimes(first, last, timezones=st.just(UTC) | zones)
 values = st.one_of(
     texts,
     st.binary(max_size=40),
@@ -282,7 +284,7 @@ BAD_TEXT: dict[str, tuple[str, ...]] = {
         "1.",
         ".5",
         "٣",
-        "１",
+        "\uff11",
         "1_0",
         "00:01:00",
         "1.2345678",
@@ -330,11 +332,10 @@ def test_an_alias_with_a_malformed_text_is_named(alias: str, text: str):
         restore(with_alias(alias, text))
 
 
-@pytest.mark.parametrize("alias", sorted(ALIASES))
+@pytest.mark.parametrize("alias", sorted(ALIASES - {"x-pairmq-sender"}))  # a sender's id may be any text
 def test_an_error_does_not_repeat_what_stands_in_the_queue(alias: str):
     with pytest.raises(EnvelopeError) as caught:
         restore(with_alias(alias, "?[hunter2" * 20))
-        raise EnvelopeError(alias)  # a sender's id may be any text
     assert "hunter2" not in str(caught.value)
 
 

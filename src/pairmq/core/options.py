@@ -42,7 +42,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "ordering": get_args(Ordering),
     "ttl_policy": get_args(TtlPolicy),
 }
-_PLACEHOLDERS = {"{primary}": ".+", "{index}": r"\d+"}
+_PLACEHOLDERS = {"{primary}": ".+", "{index}": "[0-9]+"}
 _SWITCHES = ("enable_syphon", "failover_on_busy")
 
 

@@ -39,10 +39,18 @@ class TransportError(PairMQError):
         self.reason = reason
         self.maybe_applied = maybe_applied
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # An exception is pickled by its arguments, and the kind is not among them.
+        return _transport_error, (str(self), self.kind, self.reason, self.maybe_applied)
+
     def __repr__(self) -> str:
         return (
             f"TransportError({str(self)!r}, kind={self.kind}, reason={self.reason}, maybe_applied={self.maybe_applied})"
         )
+
+
+def _transport_error(message: str, kind: FailureKind, reason: FailureReason, maybe_applied: bool) -> TransportError:
+    return TransportError(message, kind, reason, maybe_applied=maybe_applied)
 
 
 class SendError(PairMQError):

@@ -1,0 +1,557 @@
+"""The registry: finds plugins, isolates the broken ones, and picks the transport of a URL."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from textwrap import dedent
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pairmq.model import ConfigurationError
+from pairmq.plugins import Observer, ObserverRecord, PluginInfo, Registry, TransportRecord, hookimpl
+from pairmq.plugins import registry as process_registry
+from pairmq.transport import Capabilities
+
+Install = Callable[..., tuple[EntryPoint, str]]
+
+HEAD = """
+from pairmq.plugins import ObserverRecord, TransportRecord, hookimpl
+from pairmq.transport import Capabilities
+
+def record(name="sound", schemes=("sound",)):
+    return TransportRecord(name=name, schemes=schemes, factory=lambda url: url, capabilities=Capabilities())
+"""
+SOUND = """
+@hookimpl
+def pairmq_transports():
+    yield record()
+"""
+
+
+class Plugin:
+    """A plugin registered by hand."""
+
+    def __init__(self, *schemes: str, name: str = "made") -> None:
+        self.schemes, self.name = schemes, name
+
+    @hookimpl
+    def pairmq_transports(self) -> Iterable[TransportRecord]:
+        yield TransportRecord(
+            name=self.name,
+            schemes=self.schemes,
+            factory=lambda url: (self.name, url),  # type: ignore[arg-type, return-value]
+            capabilities=Capabilities(),
+        )
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterable[Install]:
+    """Write a plugin's module where it can be imported, and give its entry point."""
+    monkeypatch.syspath_prepend(tmp_path)
+    numbers, written = itertools.count(), []
+
+    def write(source: str, name: str = "broken", head: str = HEAD) -> tuple[EntryPoint, str]:
+        module = f"pairmq_test_plugin_{next(numbers)}"
+        (tmp_path / f"{module}.py").write_text(head + dedent(source))
+        written.append(module)
+        return EntryPoint(name, module, "pairmq"), f"pairmq-{name} 1.0"
+
+    yield write
+    for module in written:
+        sys.modules.pop(module, None)
+
+
+def registry_of(*found: tuple[EntryPoint, str | None]) -> Registry:
+    return Registry(lambda: found)
+
+
+def empty() -> Registry:
+    return registry_of()
+
+
+# ------------------------------------------------------------------------------------------------------ what is found
+
+
+def test_a_sound_plugin_is_found_with_all_it_brings(install: Install):
+    source = """
+    @hookimpl
+    def pairmq_transports():
+        yield record("one", ("one", "ones"))
+        yield record("two", ("two",))
+
+    @hookimpl
+    def pairmq_observers():
+        return [ObserverRecord(name="audit", factory=object)]
+    """
+    (plugin,) = registry_of(install(source, "both")).plugins
+    assert (plugin.name, plugin.distribution, plugin.error) == ("both", "pairmq-both 1.0", None)
+    assert [record.name for record in (*plugin.transports, *plugin.observers)] == ["one", "two", "audit"]
+
+
+def test_without_plugins_there_is_nothing():
+    assert (empty().plugins, empty().transports(), empty().observers(), empty().conflicts()) == ((), (), (), ())
+
+
+@pytest.mark.parametrize("url", ["made://host", "MADE://host", "Made://u:p@host/x?y#z"])
+def test_the_transport_of_a_url_is_picked_by_its_scheme_in_any_case(url: str):
+    registry = empty()
+    registry.register(Plugin("made"))
+    registry.register(Plugin("other"))
+    assert registry.transport_record(url).schemes == ("made",)
+
+
+def test_a_transport_is_made_of_the_url_as_it_was_given():
+    registry = empty()
+    registry.register(Plugin("made"))
+    assert registry.transport("made://u:p@host/x") == ("made", "made://u:p@host/x")
+
+
+def test_one_transport_may_serve_several_schemes():
+    registry = empty()
+    registry.register(Plugin("a", "a+tls", "a-1.2"))
+    assert {registry.transport_record(f"{scheme}://x").name for scheme in ("a", "a+tls", "a-1.2")} == {"made"}
+
+
+def test_an_observers_record_makes_observers(install: Install):
+    class Audit:
+        def on_event(self, event: Any) -> None: ...
+
+        async def close(self) -> None: ...
+
+    assert isinstance(ObserverRecord(name="audit", factory=Audit).factory(), Observer)
+
+
+# -------------------------------------------------------------------------------------------------------- registering
+
+
+def test_a_plugin_registered_by_hand_belongs_to_no_distribution():
+    registry = empty()
+    registry.register(Plugin("made"), name="mine")
+    assert [(plugin.name, plugin.distribution) for plugin in registry.plugins] == [("mine", None)]
+
+
+@pytest.mark.parametrize(
+    ("plugin", "name"), [(Plugin("made"), "Plugin"), (SimpleNamespace(__name__="my.module"), "my.module")]
+)
+def test_a_plugin_registered_without_a_name_is_named_after_itself(plugin: Any, name: str):
+    registry = empty()
+    registry.register(plugin)
+    assert registry.plugins[0].name == name
+
+
+def test_a_plugin_registered_after_the_first_question_is_found_too():
+    registry = empty()
+    assert registry.plugins == ()
+    registry.register(Plugin("made"))
+    assert registry.transport_record("made://x").name == "made"
+
+
+def test_an_unregistered_plugin_is_gone():
+    registry, plugin = empty(), Plugin("made")
+    registry.register(plugin)
+    registry.unregister(plugin)
+    assert registry.plugins == ()
+
+
+def test_unregistering_leaves_the_others():
+    registry, plugin = empty(), Plugin("made")
+    registry.register(plugin)
+    registry.register(Plugin("other", name="other"))
+    registry.unregister(plugin)
+    assert [record.name for record in registry.transports()] == ["other"]
+
+
+def test_unregistering_a_stranger_does_nothing():
+    registry = empty()
+    registry.unregister(Plugin("made"))
+    assert registry.plugins == ()
+
+
+# ------------------------------------------------------------------------------------------------------------ laziness
+
+
+def test_nothing_is_looked_for_before_the_first_question():
+    asked: list[str] = []
+
+    def find() -> Iterable[tuple[EntryPoint, str | None]]:
+        asked.append("asked")
+        return ()
+
+    registry = Registry(find)
+    registry.register(Plugin("made"))
+    assert asked == []
+    registry.transports()
+    assert asked == ["asked"]
+
+
+def test_plugins_are_looked_for_once():
+    asked: list[str] = []
+
+    def find() -> Iterable[tuple[EntryPoint, str | None]]:
+        asked.append("asked")
+        return ()
+
+    registry = Registry(find)
+    for _ in range(3):
+        registry.transports()
+        registry.observers()
+    assert asked == ["asked"]
+
+
+def test_importing_pairmq_loads_no_plugin():
+    program = "import pairmq.plugins, sys; print(pairmq.plugins.registry._plugins)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "None"
+
+
+def test_the_processs_registry_finds_what_is_installed():
+    assert isinstance(process_registry, Registry)
+    assert all(isinstance(plugin, PluginInfo) for plugin in process_registry.plugins)
+
+
+# ------------------------------------------------------------------------------------------------------ broken plugins
+
+BROKEN: dict[str, tuple[str, str]] = {
+    "an exception at import": ("raise RuntimeError('no luck')", "RuntimeError: no luck"),
+    "SystemExit at import": ("raise SystemExit(3)", "SystemExit: 3"),
+    "GeneratorExit at import": ("raise GeneratorExit", "GeneratorExit"),
+    "a missing library": ("import pairmq_no_such_library", "ModuleNotFoundError: No module named"),
+    "a syntax error": ("def (:", "SyntaxError"),
+    "an exception whose text raises": (
+        """
+        class Nasty(Exception):
+            def __str__(self):
+                raise RuntimeError
+        raise Nasty
+        """,
+        "Nasty",
+    ),
+    "a hook that raises": (
+        """
+        @hookimpl
+        def pairmq_transports():
+            raise OSError("hook")
+        """,
+        "OSError: hook",
+    ),
+    "a hook that raises in mid-way": (
+        """
+        @hookimpl
+        def pairmq_transports():
+            yield record()
+            raise OSError("half")
+        """,
+        "OSError: half",
+    ),
+    "a hook that exits": (
+        """
+        @hookimpl
+        def pairmq_transports():
+            raise SystemExit
+        """,
+        "SystemExit",
+    ),
+    "a hook that yields nonsense": (
+        """
+        @hookimpl
+        def pairmq_transports():
+            yield "redis"
+        """,
+        "TypeError: a hook yields a str: it must yield TransportRecord",
+    ),
+    "a hook that yields the other hook's records": (
+        """
+        @hookimpl
+        def pairmq_observers():
+            yield record()
+        """,
+        "TypeError: a hook yields a TransportRecord: it must yield ObserverRecord",
+    ),
+    "a hook that returns one record instead of several": (
+        """
+        @hookimpl
+        def pairmq_transports():
+            return record()
+        """,
+        "TypeError: 'TransportRecord' object is not iterable",
+    ),
+    "a hook that returns nothing": (
+        """
+        @hookimpl
+        def pairmq_transports():
+            pass
+        """,
+        "ValueError: it brings neither transports nor observers",
+    ),
+    "an asynchronous hook": (
+        """
+        @hookimpl
+        async def pairmq_transports():
+            yield record()
+        """,
+        "TypeError: 'async_generator' object is not iterable",
+    ),
+    "a hook with arguments unknown to the specification": (
+        """
+        @hookimpl
+        def pairmq_transports(url):
+            yield record()
+        """,
+        "PluginValidationError",
+    ),
+    "a hook of an unknown name": (
+        """
+        @hookimpl
+        def pairmq_transport():
+            yield record()
+        """,
+        "PluginValidationError: unknown hook 'pairmq_transport'",
+    ),
+    "a sound hook beside one of an unknown name": (
+        """
+        @hookimpl
+        def pairmq_transports():
+            yield record()
+
+        @hookimpl
+        def pairmq_observer():
+            yield None
+        """,
+        "PluginValidationError: unknown hook 'pairmq_observer'",
+    ),
+    "hooks without their marker": (
+        """
+        def pairmq_transports():
+            yield record()
+        """,
+        "ValueError: it brings neither transports nor observers: does a hook lack its @hookimpl?",
+    ),
+    "an empty module": ("", "ValueError: it brings neither"),
+    "a transport without a scheme": (
+        """
+        @hookimpl
+        def pairmq_transports():
+            yield record(schemes=())
+        """,
+        "ValueError: transport 'sound' serves no URL scheme",
+    ),
+    "a scheme that is none": (
+        """
+        @hookimpl
+        def pairmq_transports():
+            yield record(schemes=("ok", "red_is"))
+        """,
+        "ValueError: transport 'sound': 'red_is' is no URL scheme",
+    ),
+    "a scheme in upper case": (
+        """
+        @hookimpl
+        def pairmq_transports():
+            yield record(schemes=("Redis",))
+        """,
+        "ValueError: transport 'sound': 'Redis' is no URL scheme in lower case",
+    ),
+    "schemes that are a string": (
+        """
+        @hookimpl
+        def pairmq_transports():
+            yield record(schemes=("redis"))
+        """,
+        "TypeError: transport 'sound': schemes is a string: write ('redis',)",
+    ),
+    "a name that is none": (
+        """
+        @hookimpl
+        def pairmq_transports():
+            yield record(name="My Redis")
+        """,
+        "ValueError: the name 'My Redis'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "error"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_plugin_is_reported_with_its_error(install: Install, source: str, error: str):
+    (plugin,) = registry_of(install(source)).plugins
+    assert (plugin.transports, plugin.observers) == ((), ())
+    assert str(plugin.error).startswith(error)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["broken first", "broken last"])
+@pytest.mark.parametrize("source", [source for source, _ in BROKEN.values()], ids=BROKEN)
+def test_a_broken_plugin_harms_no_other(install: Install, source: str, first: bool):
+    found = [install(source), install(SOUND, "sound")]
+    registry = registry_of(*(found if first else reversed(found)))
+    assert registry.transport_record("sound://x").name == "sound"
+
+
+def test_an_entry_point_that_names_nothing_is_reported():
+    (plugin,) = registry_of((EntryPoint("gone", "pairmq_no_such_module:plugin", "pairmq"), None)).plugins
+    assert str(plugin.error).startswith("ModuleNotFoundError")
+
+
+def test_a_broken_plugin_registered_by_hand_is_reported():
+    registry = empty()
+    registry.register(object(), name="mine")
+    assert "brings neither" in str(registry.plugins[0].error)
+
+
+def test_the_user_may_interrupt_a_plugins_import(install: Install):
+    with pytest.raises(KeyboardInterrupt):
+        registry_of(install("raise KeyboardInterrupt")).transports()
+
+
+# ------------------------------------------------------------------------------------------------------------ conflicts
+
+
+def test_two_plugins_that_claim_one_scheme_are_both_named(install: Install):
+    registry = registry_of(install(SOUND, "first"))
+    registry.register(Plugin("sound"), name="second")
+    with pytest.raises(ConfigurationError) as caught:
+        registry.transport_record("sound://x")
+    assert str(caught.value) == (
+        "the scheme sound:// is claimed by two plugins, 'second' (registered by hand) and 'first' (pairmq-first 1.0): "
+        "uninstall one of them"
+    )
+
+
+def test_two_plugins_of_one_name_are_both_loaded(install: Install):
+    registry = registry_of(install(SOUND, "same"), install(SOUND.replace("()\n", "(schemes=('other',))\n"), "same"))
+    assert len(registry.plugins) == 2
+
+
+def test_schemes_that_are_not_claimed_twice_work_beside_a_conflict():
+    registry = empty()
+    registry.register(Plugin("both", "only"), name="first")
+    registry.register(Plugin("both", name="other"), name="second")
+    assert registry.transport_record("only://x").name == "made"
+
+
+def test_conflicts_tell_each_scheme_once():
+    registry = empty()
+    registry.register(Plugin("b", "a", "only"), name="first")
+    registry.register(Plugin("a", "b"), name="second")
+    assert [text[:16] for text in registry.conflicts()] == ["the scheme a:// ", "the scheme b:// "]
+
+
+def test_without_a_conflict_there_is_none_to_tell():
+    registry = empty()
+    registry.register(Plugin("a"))
+    registry.register(Plugin("b"))
+    assert registry.conflicts() == ()
+
+
+# --------------------------------------------------------------------------------------------------- unknown schemes
+
+
+@pytest.mark.parametrize(
+    ("scheme", "package"),
+    [
+        ("redis", "pairmq-redis"),
+        ("rediss", "pairmq-redis"),
+        ("memory", "pairmq-redis[memory]"),
+        ("amqp", "pairmq-rabbitmq"),
+        ("amqps", "pairmq-rabbitmq"),
+        ("sb", "pairmq-servicebus"),
+    ],
+)
+def test_the_error_for_a_known_scheme_says_what_to_install(scheme: str, package: str):
+    with pytest.raises(ConfigurationError) as caught:
+        empty().transport_record(f"{scheme}://host")
+    assert str(caught.value) == (
+        f"no transport for {scheme}://: install it with: pip install '{package}'; installed: none"
+    )
+
+
+def test_the_error_for_a_strange_scheme_lists_what_is_there():
+    registry = empty()
+    registry.register(Plugin("b", "a"))
+    with pytest.raises(ConfigurationError) as caught:
+        registry.transport_record("kafka://host")
+    assert str(caught.value) == "no transport for kafka://; installed: a://, b://"
+
+
+def test_the_error_for_a_missing_transport_names_the_broken_plugins(install: Install):
+    with pytest.raises(ConfigurationError, match=r"broken: redis \(see: pairmq plugins\)"):
+        registry_of(install("raise OSError", "redis")).transport_record("redis://host")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "://", "host", "redis:host", "redis:/host", "localhost:6379", "1redis://x", "re dis://x", "réd://x", "x\n://"],
+)
+def test_a_url_without_a_scheme_is_refused(url: str):
+    with pytest.raises(ConfigurationError, match="the broker URL has no scheme: write it as scheme://"):
+        empty().transport_record(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://user:hunter2@host",
+        "user:hunter2@host:6379",
+        "user:hunter2@redis://host",
+        "hunter2 ://host",
+        "both://user:hunter2@host?password=hunter2",
+        "://hunter2",
+        "kafka://:hunter2@host",
+    ],
+)
+@pytest.mark.parametrize("ask", [Registry.transport_record, Registry.transport], ids=["record", "transport"])
+def test_no_error_repeats_a_password(ask: Callable[[Registry, str], Any], url: str):
+    registry = empty()
+    registry.register(Plugin("both"), name="first")
+    registry.register(Plugin("both"), name="second")
+    with pytest.raises(ConfigurationError) as caught:
+        ask(registry, url)
+    assert "hunter2" not in f"{caught.value!r}"
+    assert caught.value.__cause__ is None
+
+
+# ------------------------------------------------------------------------------------------- what is really installed
+
+
+def write_distribution(folder: Path, name: str, entry_points: str) -> None:
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(entry_points)
+
+
+def test_an_installed_distributions_plugin_is_found_with_its_name_and_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write_distribution(tmp_path, "pairmq-test-dist", "[pairmq]\ntested = pairmq_no_such_module\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = [plugin for plugin in Registry().plugins if plugin.name == "tested"]
+    assert [plugin.distribution for plugin in found] == ["pairmq-test-dist 1.0"]
+
+
+def test_a_distribution_that_stands_twice_on_the_path_is_one_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for folder in ("one", "two"):
+        write_distribution(tmp_path / folder, "pairmq-test-dist", "[pairmq]\ntested = pairmq_no_such_module\n")
+        monkeypatch.syspath_prepend(tmp_path / folder)
+    assert [plugin.name for plugin in Registry().plugins].count("tested") == 1
+
+
+def test_entry_points_of_other_groups_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_distribution(
+        tmp_path, "pairmq-test-dist", "[pairmq.other]\nstranger = os\n\n[console_scripts]\nrun = os:abort\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert {plugin.name for plugin in Registry().plugins}.isdisjoint({"stranger", "run"})
+
+
+def test_a_plugin_unregistered_after_the_first_question_is_gone():
+    registry, plugin = empty(), Plugin("made")
+    registry.register(plugin)
+    assert registry.transports() != ()
+    registry.unregister(plugin)
+    assert registry.transports() == ()
