@@ -12,9 +12,8 @@ import resource
 import statistics
 import sys
 
-from pairmq_redis.testing import RedisServer
-
 from pairmq import Entity, EntityState, Message, Pair, PairOptions
+from pairmq_redis.testing import RedisServer
 
 
 def processor_time() -> float:

@@ -22,10 +22,15 @@ pytestmark = pytest.mark.real_server
 
 # `make soak` raises it; at 100 000 the test takes well under a minute where nothing else runs.
 LINES = int(os.environ.get("PAIRMQ_TEST_LINES", "100000"))
+PATIENCE = 120 + LINES / 500  # s
 
-SHORT = (
-    "--failover-interval=1s --ping-interval=500ms --attempt-timeout=2s --backlog-queues=4 --send-timeout=30s".split()
-)
+SHORT = [
+    "--failover-interval=1s",
+    "--ping-interval=500ms",
+    "--attempt-timeout=2s",
+    "--backlog-queues=4",
+    "--send-timeout=30s",
+]
 
 
 def pairmq(*arguments: str, **more) -> subprocess.Popen:
@@ -39,14 +44,15 @@ def count_lines(path: Path) -> int:
         return 0
 
 
-def until(condition, seconds: float, what: str) -> None:
+def until(condition, what: str) -> None:
+    seconds = PATIENCE
     ends_at = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < ends_at, f"not in {seconds} s: {what}"
         time.sleep(0.02)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(300 + LINES / 200)
 @pytest.mark.parametrize("kill_the_syphon", [False, True], ids=["", "syphon-killed"])
 def test_every_line_of_a_file_arrives_through_an_outage(servers, tmp_path, kill_the_syphon):
     """The primary is killed (SIGKILL) at a third and restarted later; the syphon, too, in the second run."""
@@ -64,21 +70,21 @@ def test_every_line_of_a_file_arrives_through_an_outage(servers, tmp_path, kill_
     syphon_options = ["syphon", *brokers, "--ping-interval=500ms", "--backlog-queues=4", "--receive-wait=2s"]
     syphon = pairmq(*syphon_options, stderr=subprocess.PIPE)
     try:
-        until(lambda: count_lines(receipts) >= LINES // 3, 60, "a third is sent")
+        until(lambda: count_lines(receipts) >= LINES // 3, "a third is sent")
         east.kill()
-        until(lambda: count_lines(receipts) >= LINES * 2 // 3, 60, "two thirds are sent")
+        until(lambda: count_lines(receipts) >= LINES * 2 // 3, "two thirds are sent")
         assert b'"backlog"' in receipts.read_bytes()
         east.restart()
         if kill_the_syphon:
-            until(lambda: _stored(east) > LINES // 2, 60, "the drain has begun")
+            until(lambda: _stored(east) > LINES // 2, "the drain has begun")
             syphon.kill()
             syphon.wait()
             syphon.stderr.close()
             syphon = pairmq(*syphon_options, stderr=subprocess.PIPE)
-        assert send.wait(120) == 0, (tmp_path / "send.log").read_text()
+        assert send.wait(PATIENCE) == 0, (tmp_path / "send.log").read_text()
 
         drain = pairmq(*syphon_options, "--until-empty", stderr=subprocess.PIPE)
-        errors = drain.communicate(timeout=150)[1]
+        errors = drain.communicate(timeout=PATIENCE)[1]
         assert drain.returncode == 0, errors.decode()
         syphon.send_signal(signal.SIGTERM)
         assert syphon.wait(20) == 0, syphon.stderr.read().decode()
@@ -87,7 +93,7 @@ def test_every_line_of_a_file_arrives_through_an_outage(servers, tmp_path, kill_
         receive = pairmq(
             "receive", "--entity=orders", "--idle=2s", "--json", "--output", str(out), "--primary", east.url
         )
-        assert receive.wait(120) == 0
+        assert receive.wait(PATIENCE) == 0
     finally:
         for process in (send, syphon):
             if process.poll() is None:

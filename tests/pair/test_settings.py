@@ -91,7 +91,7 @@ def test_a_wrong_variable_is_named(name, text, error):
 
 
 def test_a_missing_broker_says_where_to_name_it():
-    with pytest.raises(ConfigurationError, match="no secondary broker: .*PAIRMQ_SECONDARY"):
+    with pytest.raises(ConfigurationError, match=r"no secondary broker: .*PAIRMQ_SECONDARY"):
         load_settings(primary=EAST, environ={})
 
 
