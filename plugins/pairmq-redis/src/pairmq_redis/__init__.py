@@ -1,0 +1,1 @@
+"""Redis (Streams) for PairMQ: ``redis://``, ``rediss://`` and ``memory://``."""

@@ -1,12 +1,13 @@
 """A message as the fields of a stream entry, and back, exactly.
 
-One letter a field, and only those that are set, so that *unset* and *empty* stay different. The body always stands there:
-an entry without it is not ours. Application properties are one JSON object, in which JSON's own types carry str, bool, int
-and float (Python keeps 1, 1.0 and true apart), and an object with one tagged member carries the rest. Fields that this version does
-not know are ignored, so that a newer one may add some; names that begin with ``!`` are the dead-letter queue's.
+One letter a field, and only those that are set, so that *unset* and *empty* stay different. The body always
+stands there: an entry without it is not ours. Application properties are one JSON object, in which JSON's
+own types carry str, bool, int and float (Python keeps 1, 1.0 and true apart), and an object with one tagged
+member carries the rest. Fields that this version does not know are ignored, so that a newer one may add
+some; names that begin with ``!`` are the dead-letter queue's.
 
-Whoever can write to Redis can put anything into a stream: decoding raises `MalformedEntry` and nothing else, and
-evaluates nothing.
+Whoever can write to Redis can put anything into a stream: decoding raises `MalformedEntry` and nothing
+else, and evaluates nothing.
 """
 
 from __future__ import annotations
@@ -102,12 +103,14 @@ def decode(fields: Sequence[bytes]) -> Message:
     except MalformedEntry:
         raise
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        # The values come from outside and so does the text: it is cut, and never holds more than one field of it.
+        # The values come from outside and so does the text: it is cut, and never holds more than one field
+        # of it.
         raise MalformedEntry(f"{type(error).__name__}: {error}"[:200]) from error
 
 
 def decode_leniently(fields: Sequence[bytes]) -> Message:
-    """Show an entry that may be malformed, so that a person can look at it: fields that can't be read become properties.
+    """Show an entry that may be malformed, so that a person can look at it: fields that can't be read
+    become properties.
 
     Args:
         fields: as for `decode`.

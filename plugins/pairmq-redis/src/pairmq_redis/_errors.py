@@ -2,11 +2,13 @@
 
 The first row that fits decides. What is worth a second look:
 
-- Out of memory (``OOM``) is *unavailable*, although the server answers: like a publisher that a memory alarm blocks, nobody can send
-  until somebody makes room, and that is what the backlog is for. The same goes for ``MISCONF`` (it can't write to its disk),
-  ``READONLY`` (it became a replica) and ``NOREPLICAS``.
-- ``BUSY`` (a script is running) passes by itself: *busy*. Too many clients is *unavailable*: this process can't get in.
-- A server that answered with an error did not do what was asked. One that did not answer may have, if a byte had left.
+- Out of memory (``OOM``) is *unavailable*, although the server answers: like a publisher that a memory
+  alarm blocks, nobody can send until somebody makes room, and that is what the backlog is for. The same
+  goes for ``MISCONF`` (it can't write to its disk), ``READONLY`` (it became a replica) and ``NOREPLICAS``.
+- ``BUSY`` (a script is running) passes by itself: *busy*. Too many clients is *unavailable*: this process
+  can't get in.
+- A server that answered with an error did not do what was asked. One that did not answer may have, if a
+  byte had left.
 """
 
 from __future__ import annotations
@@ -46,8 +48,11 @@ class _Row:
 
 
 _NOT_ALLOWED = "the broker does not let this user in, or not do this: check user, password and ACL"
+_NO_ENTITY = "the broker has no such queue, topic or subscription"
+_CLUSTER = "this is a node of a Redis Cluster: PairMQ needs a single master"
 
-# Error replies first; redis-py takes the code away from those that it knows, which are matched by class.
+# redis-py takes the code away from those replies that it knows, which are matched by class; which these are depends on
+# its version.
 _ANSWERS: tuple[_Row, ...] = (
     _Row(driver.AuthenticationError, _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
     _Row(driver.AuthorizationError, _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
@@ -59,8 +64,11 @@ _ANSWERS: tuple[_Row, ...] = (
     _Row(driver.BusyLoadingError, _UNAVAILABLE, FailureReason.OTHER),
     _Row("max number of clients", _UNAVAILABLE, FailureReason.CONNECTION),
     _Row(driver.MasterDownError, _UNAVAILABLE, FailureReason.OTHER),
+    _Row("MASTERDOWN", _UNAVAILABLE, FailureReason.OTHER),
     _Row(driver.ClusterDownError, _UNAVAILABLE, FailureReason.OTHER),
+    _Row("CLUSTERDOWN", _UNAVAILABLE, FailureReason.OTHER),
     _Row(driver.TryAgainError, _TRANSIENT, FailureReason.OTHER),
+    _Row("TRYAGAIN", _TRANSIENT, FailureReason.OTHER),
     _Row(driver.ReadOnlyError, _UNAVAILABLE, FailureReason.OTHER),
     _Row("READONLY", _UNAVAILABLE, FailureReason.OTHER),
     _Row(driver.OutOfMemoryError, _UNAVAILABLE, FailureReason.QUOTA),
@@ -69,16 +77,19 @@ _ANSWERS: tuple[_Row, ...] = (
     _Row("NOREPLICAS", _UNAVAILABLE, FailureReason.OTHER),
     _Row("BUSY ", _BUSY, FailureReason.OTHER),
     _Row("UNKILLABLE", _BUSY, FailureReason.OTHER),
-    _Row("NOENTITY", _REFUSED, FailureReason.NOT_FOUND, "the broker has no such queue, topic or subscription"),
-    _Row("NOGROUP", _REFUSED, FailureReason.NOT_FOUND, "the broker has no such queue, topic or subscription"),
-    _Row("UNBLOCKED", _REFUSED, FailureReason.NOT_FOUND, "the queue or topic was deleted"),
+    _Row("NOENTITY", _REFUSED, FailureReason.NOT_FOUND, _NO_ENTITY),
+    _Row("NOGROUP", _REFUSED, FailureReason.NOT_FOUND, _NO_ENTITY),
+    _Row("UNBLOCKED", _REFUSED, FailureReason.NOT_FOUND, _NO_ENTITY),
+    _Row("The XGROUP subcommand requires the key", _REFUSED, FailureReason.NOT_FOUND, _NO_ENTITY),
     _Row("OTHERKIND", _REFUSED, FailureReason.ALREADY_EXISTS),
     _Row("WRONGTYPE", _REFUSED, FailureReason.MALFORMED),
     _Row("Protocol error: invalid bulk length", _REFUSED, FailureReason.TOO_LARGE),
     _Row("Elements are too large", _REFUSED, FailureReason.TOO_LARGE),
     _Row("string exceeds maximum allowed size", _REFUSED, FailureReason.TOO_LARGE),
-    _Row(driver.MovedError, _REFUSED, FailureReason.NOT_SUPPORTED, "a Redis Cluster node: PairMQ needs one master"),
-    _Row(driver.AskError, _REFUSED, FailureReason.NOT_SUPPORTED, "a Redis Cluster node: PairMQ needs one master"),
+    _Row(driver.MovedError, _REFUSED, FailureReason.NOT_SUPPORTED, _CLUSTER),
+    _Row("MOVED", _REFUSED, FailureReason.NOT_SUPPORTED, _CLUSTER),
+    _Row(driver.AskError, _REFUSED, FailureReason.NOT_SUPPORTED, _CLUSTER),
+    _Row("ASK ", _REFUSED, FailureReason.NOT_SUPPORTED, _CLUSTER),
     _Row("unknown command", _REFUSED, FailureReason.NOT_SUPPORTED),
     _Row(driver.ResponseError, _REFUSED, FailureReason.OTHER),
 )
@@ -100,6 +111,11 @@ def is_answer(error: BaseException) -> bool:
         refusals = driver.AuthenticationError | driver.AuthorizationError | driver.BusyLoadingError
         return isinstance(error, refusals) or "max number of clients" in str(error)
     return isinstance(error, driver.ResponseError)
+
+
+def is_unknown_script(reply: object) -> bool:
+    """Tell whether the server does not know a script by this name, and therefore ran nothing."""
+    return isinstance(reply, driver.NoScriptError)
 
 
 def failure(error: BaseException, doing: str) -> TransportError:
@@ -149,4 +165,4 @@ def _fits(row: _Row, error: BaseException) -> bool:
     if isinstance(row.match, type):
         return isinstance(error, row.match)
     text = str(error)
-    return text.startswith(row.match) or text.startswith(f"ERR {row.match}")
+    return text.startswith((row.match, f"ERR {row.match}"))

@@ -1,9 +1,9 @@
 """Where an entity lives in Redis.
 
-Every key of one entity holds the same ``{path}``, so that Redis keeps them together (a *hash tag*) and one Lua script may
-use them all. Curly brackets in a path would end the tag early, or let one entity's keys run into another's, and are
-refused. A queue's and a topic's stream have different names, so that a sender of the wrong kind meets no stream and
-is told so, at no cost.
+Every key of one entity holds the same ``{path}``, so that Redis keeps them together (a *hash tag*) and one
+Lua script may use them all. Curly brackets in a path would end the tag early, or let one entity's keys run
+into another's, and are refused. A queue's and a topic's stream have different names, so that a sender of
+the wrong kind meets no stream and is told so, at no cost.
 
 ===========================  ======================================================================
 ``pairmq:{orders}:meta``     hash: kind and settings; the entity exists when this does

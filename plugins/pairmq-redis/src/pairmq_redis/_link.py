@@ -1,14 +1,15 @@
 """A connection that many tasks share, made when first needed and made anew after it was lost.
 
-Commands are written in the order of the calls, at once, and replies are matched by their order: concurrent calls are
-pipelined without anybody waiting for a turn, and a single call costs one write and one read.
+Commands are written in the order of the calls, at once, and replies are matched by their order: concurrent
+calls are pipelined without anybody waiting for a turn, and a single call costs one write and one read.
 
 What becomes of a connection:
 
 - It is *lost*: every call on it ends with `Unanswered`; the next call connects.
-- A call on it is *cancelled*: its reply may still come, or the server may be hung. The connection is *retired*: it takes no more commands,
-  the calls in flight on it may still get their replies, and with the last of them it is dropped. So a cancelled call harms no
-  other, and no later call waits on a connection in doubt.
+- A call on it is *cancelled*: its reply may still come, or the server may be hung. The connection is
+  *retired*: it takes no more commands, the calls in flight on it may still get their replies, and with the
+  last of them it is dropped. So a cancelled call harms no other, and no later call waits on a connection in
+  doubt.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ class Link:
         self._make = make
         self._session: _Session | None = None
         self._attempt: asyncio.Task[None] | None = None
-        self._waiters: set[asyncio.Future[object]] = set()
+        self._waiters: dict[asyncio.Future[object], None] = {}  # in the order of their calls
         self._readers: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -155,11 +156,15 @@ class Link:
             TransportError: the scope was closed.
         """
         session = self._session
+        if session is not None and session.usable:
+            try:
+                return await session.call(commands, scope)
+            except NotSent:
+                pass  # it was lost a moment ago and nothing left: this call is the next one, which connects anew
+        await self._connect(scope)
+        session = self._session
         if session is None or not session.usable:
-            await self._connect(scope)
-            session = self._session
-            if session is None or not session.usable:
-                raise NotSent(ConnectionResetError("the connection was lost as soon as it was made"))
+            raise NotSent(ConnectionResetError("the connection was lost as soon as it was made"))
         return await session.call(commands, scope)
 
     def drop(self, cause: BaseException) -> None:
@@ -188,13 +193,13 @@ class Link:
             self._attempt = loop.create_task(self._open())
         attempt = self._attempt
         waiter: asyncio.Future[object] = loop.create_future()
-        self._waiters.add(waiter)
+        self._waiters[waiter] = None
         scope.add(waiter)
         try:
             await waiter
         finally:
             scope.discard(waiter)
-            self._waiters.discard(waiter)
+            self._waiters.pop(waiter, None)
             if not self._waiters and self._attempt is attempt:
                 self._attempt = None
                 attempt.cancel()
@@ -220,7 +225,7 @@ class Link:
     def _settle(self, error: NotSent | None) -> None:
         if self._attempt is asyncio.current_task():
             self._attempt = None
-        waiters, self._waiters = self._waiters, set()
+        waiters, self._waiters = self._waiters, {}
         for waiter in waiters:
             if waiter.done():
                 continue

@@ -1,12 +1,14 @@
 """The Lua scripts: what must happen in one step, in the server, happens here.
 
-Every script about a source gets the same five keys (`SourceKeys.keys`): the stream that is read, the dead-letter stream, meta, due,
-waiting; and begins its arguments with mode (queue, topic or dead), group and consumer.
+Every script about a source gets the same five keys (`SourceKeys.keys`): the stream that is read, the
+dead-letter stream, meta, due, waiting; and begins its arguments with mode (queue, topic or dead), group and
+consumer.
 
-Time is the server's clock throughout, so that clients' clocks don't matter: a lock is the idle time of an entry in its group's
-pending list, a message's age is that of its id.
+Time is the server's clock throughout, so that clients' clocks don't matter: a lock is the idle time of an
+entry in its group's pending list, a message's age is that of its id.
 
-Numbers are handed to Redis through ``%.0f``, because Lua writes large ones in a form that Redis would not read.
+Numbers are handed to Redis through ``%.0f``, because Lua writes large ones in a form that Redis would not
+read.
 """
 
 from __future__ import annotations
@@ -58,8 +60,9 @@ local function info(flat)  -- XINFO's names and values as a table
   return found
 end
 
--- Remove entries for good. A topic's entry goes only once no other subscription needs it: none has it still to read (its last
--- id is smaller) or has it pending. That is looked up per entry and other subscription; a queue pays nothing.
+-- Remove entries for good. A topic's entry goes only once no other subscription needs it: none has it still
+-- to read (its last id is smaller) or has it pending. That is looked up per entry and other subscription; a
+-- queue pays nothing.
 local function drop(ids)
   if #ids == 0 then return end
   redis.call('XACK', stream, group, unpack(ids))
@@ -86,7 +89,8 @@ local function drop(ids)
   end
 end
 
--- Move an entry to the dead-letter stream. The marks stand after the raw fields, so that they win over forged ones.
+-- Move an entry to the dead-letter stream. The marks stand after the raw fields, so that they win over
+-- forged ones.
 local function bury(id, fields, reason, description, count)
   local entry = {}
   for i, field in ipairs(fields) do entry[i] = field end
@@ -131,9 +135,17 @@ TAKE = _script(
     _SOURCE,
     """
 -- ARGV: 4 how many; 5 no lock ends before this instant, as the last take told (0: look); 6 poll interval in ms;
--- 7 '1': clean up consumers without work; 8 '1': what this consumer has pending but is not among 9.. was never handed out
+-- 7 '1': clean up consumers without work; 8 '1': what this consumer has pending but is not among 9.. was never
+-- handed out
 local want, sweep_at, poll = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local out = {}
+
+-- Large messages come fewer at a time, so that a reply stays near 8 MB, whatever was asked for.
+local room, used = 8388608, 0
+local function hand_out(id, count, fields)
+  out[#out + 1] = {id, count, fields}
+  for _, field in ipairs(fields) do used = used + #field end
+end
 
 -- 1. Scheduled messages whose time has come join the stream.
 if mode ~= 'dead' then
@@ -147,8 +159,8 @@ if mode ~= 'dead' then
   end
 end
 
--- 2. A receive that was cut off may have left entries with this consumer that nobody was given: they go back as if never
--- delivered, since an outage must not use up a message's deliveries.
+-- 2. A receive that was cut off may have left entries with this consumer that nobody was given: they go
+-- back as if never delivered, since an outage must not use up a message's deliveries.
 if ARGV[8] == '1' then
   local given = {}
   for i = 9, #ARGV do given[ARGV[i]] = true end
@@ -157,8 +169,8 @@ if ARGV[8] == '1' then
   end
 end
 
--- 3. What was given back, or whose lock ended, is delivered again. The second needs a walk through all that is pending, so
--- it is done only when a lock may have ended.
+-- 3. What was given back, or whose lock ended, is delivered again. The second needs a walk through all that
+-- is pending, so it is done only when a lock may have ended.
 local sweep = now >= sweep_at
 local again
 if sweep then
@@ -166,32 +178,23 @@ if sweep then
 else
   again = redis.call('XPENDING', stream, group, '-', '+', want, 'returned')
 end
-if #again > 0 then
-  local claim = {}
-  for i, pending in ipairs(again) do claim[i] = pending[1] end
-  local present = {}
-  for _, entry in ipairs(redis.call('XCLAIM', stream, group, me, 0, unpack(claim))) do
-    if entry then present[entry[1]] = entry[2] end
+local taken = 0
+while taken < #again and used < room do
+  taken = taken + 1
+  local id, count = again[taken][1], again[taken][4]
+  local entry = redis.call('XCLAIM', stream, group, me, 0, id)[1]
+  if not entry then
+    drop({id})  -- deleted behind our back
+  elseif expired(id, entry[2]) then
+    expire(id, entry[2], count)
+  elseif mode ~= 'dead' and max and count >= max then
+    bury(id, entry[2], 'max-delivery-count', 'it was delivered ' .. num(count) .. ' times and never completed', count)
+  else
+    hand_out(id, count + 1, entry[2])
   end
-  local gone = {}
-  for _, pending in ipairs(again) do
-    local id, count = pending[1], pending[4] + 1
-    local fields = present[id]
-    if not fields then
-      gone[#gone + 1] = id  -- deleted behind our back
-    elseif expired(id, fields) then
-      expire(id, fields, pending[4])
-    elseif mode ~= 'dead' and max and count > max then
-      local told = 'it was delivered ' .. num(pending[4]) .. ' times and never completed'
-      bury(id, fields, 'max-delivery-count', told, pending[4])
-    else
-      out[#out + 1] = {id, count, fields}
-    end
-  end
-  drop(gone)
 end
 if sweep then
-  if #again == want then
+  if #again == want or taken < #again then
     sweep_at = 0  -- there may be more
   else
     sweep_at = now + lock  -- locks given from now on end no earlier
@@ -201,19 +204,23 @@ if sweep then
   end
 end
 
--- 4. New ones. Those that expired unread make room for more.
-for _ = 1, 10 do
-  if #out >= want then break end
-  local read = redis.call('XREADGROUP', 'GROUP', group, me, 'COUNT', want - #out, 'STREAMS', stream, '>')
+-- 4. New ones. Those that expired unread make room for more. The first few tell how large the others may be.
+local step = 4
+while #out < want and used < room do
+  local count = math.min(want - #out, step)
+  local read = redis.call('XREADGROUP', 'GROUP', group, me, 'COUNT', count, 'STREAMS', stream, '>')
   if not read or not read[1] then break end
   local fresh = type(read[1]) == 'table' and read[1][2] or read[2]  -- the second is how fakeredis answers
   for _, entry in ipairs(fresh) do
     if expired(entry[1], entry[2]) then
       expire(entry[1], entry[2], 0)
     else
-      out[#out + 1] = {entry[1], 1, entry[2]}
+      hand_out(entry[1], 1, entry[2])
     end
   end
+  if #fresh < count then break end
+  step = 250
+  if #out > 0 then step = math.max(1, math.min(250, math.floor((room - used) / (used / #out)))) end
 end
 
 -- 5. Dead receivers' names go once nothing is pending for them; a living one's name comes back by itself.
@@ -234,7 +241,7 @@ end
 return {num(now), num(sweep_at), num(next_at), num(lock), out}
 """,
 )
-"""Give a receiver its next messages: now, next sweep, next event, lock duration (all ms), entries of (id, count, fields)."""
+"""Give a receiver its next messages: now, next sweep, next event, lock duration (ms), entries (id, count, fields)."""
 
 COMPLETE = _script(
     _SOURCE,
@@ -418,7 +425,7 @@ end
 return purged
 """,
 )
-"""Delete everything that a source holds, locked or not; a topic's scheduled messages belong to all subscriptions and stay."""
+"""Delete all that a source holds, locked or not; a topic's scheduled messages belong to all subscriptions and stay."""
 
 CREATE = _script(
     """
@@ -491,7 +498,8 @@ for i = 3, #ARGV do fields[i - 2] = ARGV[i] end
 if tonumber(ARGV[1]) <= tonumber(clock[1]) * 1000 + math.floor(tonumber(clock[2]) / 1000) then
   redis.call('XADD', KEYS[1], '*', unpack(fields))
 else
-  -- Equal scores are ordered by name, so the number in it is padded: messages due at once keep the order they came in.
+  -- Equal scores are ordered by name, so the number in it is padded: messages due at once keep the order
+  -- they came in.
   local id = redis.call('XADD', KEYS[3], '*', unpack(fields))
   local ms, seq = string.match(id, '^(%d+)-(%d+)$')
   redis.call('ZADD', KEYS[2], ARGV[1], ms .. '-' .. string.format('%010d', tonumber(seq)))
@@ -504,7 +512,8 @@ return 1
 PROBE = _script(
     """
 -- KEYS: stream, meta; ARGV: kind
--- A message is written to the very stream and taken out in the same step: waiting readers are served only after a script.
+-- A message is written to the very stream and taken out in the same step: waiting readers are served only
+-- after a script.
 if redis.call('HGET', KEYS[2], 'kind') ~= ARGV[1] then return 0 end
 if redis.call('EXISTS', KEYS[1]) == 0 then
   if ARGV[1] == 'topic' then

@@ -1,14 +1,15 @@
 """Sending: one XADD a message, confirmed by the id that Redis gives it.
 
-``XADD … NOMKSTREAM`` answers nil when there is no stream, so that an immediate message costs exactly what it costs a bare client. All
-senders of a transport share one connection, on which concurrent sends are pipelined. A batch is a pipeline in chunks; a chunk's
-replies are awaited while the next chunk is packed.
+``XADD … NOMKSTREAM`` answers nil when there is no stream, so that an immediate message costs exactly what
+it costs a bare client. All senders of a transport share one connection, on which concurrent sends are
+pipelined. A batch is a pipeline in chunks; a chunk's replies are awaited while the next chunk is packed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, TransportError
 from pairmq.transport import Sender
@@ -58,7 +59,7 @@ class RedisSender(Sender):
             raise _errors.failure(error, self._doing) from error.cause
         failed = self._outcome(replies[0])
         if failed is None and replies[0] is None:
-            failed = (await self._missing([None]))[0]
+            failed = await self._why_missing()
         if failed is None and self._wait is not None:
             failed = self._context.replicated(replies[1], self._doing)
         if failed is not None:
@@ -68,23 +69,21 @@ class RedisSender(Sender):
         if self._scope.closed or self._context.closed:
             return [_errors.closed(self._doing) for _ in messages]
         outcomes: list[TransportError | None] = []
-        running: asyncio.Task[list[TransportError | None]] | None = None
+        under_way: deque[asyncio.Task[list[TransportError | None]]] = deque()
         loop = asyncio.get_running_loop()
         try:
-            for chunk in _chunks([self._command(message) for message in messages]):
-                # Started before the last one is awaited: the server works while we pack. One connection keeps the order.
-                following = loop.create_task(self._send_chunk(chunk))
-                await asyncio.sleep(0)
-                if running is not None:
-                    outcomes += await running
-                running = following
-            if running is not None:
-                outcomes += await running
-        except asyncio.CancelledError:
-            if running is not None:
-                running.cancel()
-            following.cancel()
-            raise
+            for chunk in self._chunks(messages):
+                under_way.append(loop.create_task(self._send_chunk(chunk)))
+                await asyncio.sleep(0)  # it writes; one connection keeps the chunks in order
+                if len(under_way) == 2:
+                    outcomes += await under_way[0]
+                    under_way.popleft()
+            while under_way:
+                outcomes += await under_way[0]
+                under_way.popleft()
+        finally:
+            for task in under_way:
+                task.cancel()
         return outcomes
 
     async def close(self) -> None:
@@ -104,9 +103,24 @@ class RedisSender(Sender):
         keys = self._keys
         due = str(_codec.due_at_ms(message)).encode()
         kind = keys.entity.kind.value.encode()
-        # The script itself, not its name: scheduled messages are few, and a name may be unknown in mid-pipeline.
+        # The script itself, not its name: scheduled messages are few, and a name may be unknown in
+        # mid-pipeline.
         script = _scripts.SCHEDULE.text
         return (b"EVAL", script, b"4", keys.stream, keys.due, keys.waiting, keys.meta, due, kind, *fields), size
+
+    def _chunks(self, messages: Sequence[Message]) -> Iterator[list[tuple[Command, int]]]:
+        """Cut a batch so that a chunk is big enough to fill the pipeline and small enough to be answered soon."""
+        chunk: list[tuple[Command, int]] = []
+        total = 0
+        for message in messages:
+            entry = self._command(message)
+            if chunk and (len(chunk) == CHUNK_MESSAGES or total + entry[1] > CHUNK_BYTES):
+                yield chunk
+                chunk, total = [], 0
+            chunk.append(entry)
+            total += entry[1]
+        if chunk:
+            yield chunk
 
     async def _send_chunk(self, chunk: Sequence[tuple[Command, int]]) -> list[TransportError | None]:
         fitting = [command for command, size in chunk if size <= MAX_MESSAGE_BYTES]
@@ -133,7 +147,8 @@ class RedisSender(Sender):
                 failed = self._context.replicated(waited, self._doing)
             outcomes.append(failed)
         if missing:
-            for position, failed in zip(missing, await self._missing([None] * len(missing)), strict=True):
+            failed = await self._why_missing()
+            for position in missing:
                 outcomes[position] = failed
         return outcomes
 
@@ -144,22 +159,16 @@ class RedisSender(Sender):
             return _errors.not_found(self._doing)
         return None
 
-    async def _missing(self, messages: Sequence[None]) -> list[TransportError | None]:
+    async def _why_missing(self) -> TransportError | None:
         """Tell what nil means: a topic without subscriptions discards what it is sent, anything else does not exist."""
-        outcome: TransportError | None = _errors.not_found(self._doing)
-        if self._topic:
-            try:
-                kind = (await self._context.sending.call([(b"HGET", self._keys.meta, b"kind")], self._scope))[0]
-            except NotSent as error:
-                outcome = _errors.failure(error, self._doing)
-            except TransportError as error:
-                outcome = error
-            else:
-                if isinstance(kind, BaseException):
-                    outcome = _errors.failure(kind, self._doing)
-                elif kind == b"topic":
-                    outcome = None
-        return [outcome for _ in messages]
+        if not self._topic:
+            return _errors.not_found(self._doing)
+        command = (b"HGET", self._keys.meta, b"kind")
+        try:
+            replies = await self._context.run(self._context.sending, self._scope, [command], self._doing)
+        except TransportError as error:
+            return error
+        return None if replies[0] == b"topic" else _errors.not_found(self._doing)
 
     def _too_large(self, size: int) -> TransportError:
         return TransportError(
@@ -167,17 +176,3 @@ class RedisSender(Sender):
             FailureKind.REFUSED,
             FailureReason.TOO_LARGE,
         )
-
-
-def _chunks(commands: Sequence[tuple[Command, int]]) -> list[list[tuple[Command, int]]]:
-    """Cut a batch so that a chunk is big enough to fill the pipeline and small enough to be answered soon."""
-    chunks: list[list[tuple[Command, int]]] = []
-    room_messages = room_bytes = 0
-    for entry in commands:
-        if room_messages == 0 or room_bytes < entry[1]:
-            chunks.append([])
-            room_messages, room_bytes = CHUNK_MESSAGES, CHUNK_BYTES
-        chunks[-1].append(entry)
-        room_messages -= 1
-        room_bytes -= entry[1]
-    return chunks

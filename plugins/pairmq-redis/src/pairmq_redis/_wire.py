@@ -1,25 +1,30 @@
 """One connection to a server, as the link sees it: commands in, replies out, in the same order.
 
-redis-py opens it (TCP or TLS, AUTH, SELECT) and reads its replies. Three things it does are left out on purpose: retries and reconnections
-(the core decides about those), health checks, and waiting for the socket's buffer when writing, since a wait there could
-not be told from a hung server; every caller waits for its reply anyway, which bounds what is in the buffer.
+redis-py opens it: TCP or TLS, AUTH, SELECT. From then on its streams are used directly, and three things that it would
+do are left out on purpose: retries and reconnections (the core decides about those), health checks, and waiting for
+the socket's buffer when writing, since a wait there could not be told from a hung server; every caller waits for its
+reply anyway, which bounds what is in the buffer.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from redis.asyncio import Connection
 
-from pairmq_redis._errors import is_answer
+from pairmq_redis._resp import ReplyParser
 
 Command: TypeAlias = Sequence[bytes]
 """A command's name and arguments."""
 
 Reply: TypeAlias = Any
 """What the server answered: None, int, bytes, a list of replies, or an exception for an error reply."""
+
+
+_READ_SIZE = 1 << 18
 
 
 class Wire(Protocol):
@@ -49,11 +54,13 @@ class RedisWire:
     def __init__(self, make: Callable[[], Connection], connect_timeout: float) -> None:
         self._connection = make()
         self._connect_timeout = connect_timeout
+        self._parser = ReplyParser()
+        self._replies: deque[Reply] = deque()
 
     async def open(self) -> None:
         try:
             async with asyncio.timeout(self._connect_timeout):
-                await self._connection.connect()
+                await self._connection.connect()  # type: ignore[no-untyped-call]  # redis-py's
         except BaseException:
             self.abort()
             raise
@@ -65,19 +72,21 @@ class RedisWire:
         writer.write(b"".join(map(_packed, commands)))
 
     async def read(self) -> Reply:
-        try:
-            return await self._connection.read_response(disconnect_on_error=False)
-        except Exception as error:
-            if is_answer(error):
-                return error
-            raise
+        replies = self._replies
+        while not replies:
+            reader = self._connection._reader
+            data = await reader.read(_READ_SIZE) if reader is not None else b""
+            if not data:
+                raise ConnectionResetError("the server closed the connection")
+            replies.extend(self._parser.feed(data))
+        return replies.popleft()
 
     def abort(self) -> None:
         # redis-py's own disconnect first sends what is buffered, which a hung server never takes.
         writer = self._connection._writer
         if writer is not None:
             writer.transport.abort()
-            self._connection._close()
+            self._connection._close()  # type: ignore[no-untyped-call]  # redis-py's
 
 
 def _packed(command: Command) -> bytes:

@@ -1,0 +1,197 @@
+"""Administration: entities are keys, settings are a hash, counts are exact."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import asdict, fields
+from typing import Any
+
+from pairmq.model import Delivery, Entity, EntityKind, Source
+from pairmq.transport import Admin, QueueCounts, QueueProperties
+from pairmq_redis import _codec, _errors, _scripts
+from pairmq_redis._context import Context
+from pairmq_redis._keys import META_PATTERN, QUEUE_GROUP, EntityKeys, SourceKeys, path_of
+from pairmq_redis._link import Scope
+from pairmq_redis._receiver import delivery_of
+from pairmq_redis._scripts import Script
+from pairmq_redis._wire import Command, Reply
+
+DEFAULT_LOCK_DURATION = 60.0
+_DEFAULTS = QueueProperties(lock_duration=DEFAULT_LOCK_DURATION)
+_SCAN_STEP = b"1000"
+
+
+class RedisAdmin(Admin):
+    """Looks after queues and topics in Redis.
+
+    Args:
+        context: the transport's connections and settings.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._scope = Scope()
+        context.scopes.add(self._scope)
+
+    async def check(self) -> None:
+        await self._run("check the connection", (b"PING",))
+
+    async def exists(self, entity: Entity) -> bool:
+        keys = EntityKeys(entity)
+        doing = f"look for {entity}"
+        kind, stream = await self._context.run(
+            self._context.control, self._scope, [(b"HGET", keys.meta, b"kind"), (b"EXISTS", keys.stream)], doing
+        )
+        if kind != entity.kind.value.encode():
+            return False
+        return entity.kind is EntityKind.TOPIC or bool(stream)
+
+    async def create(self, entity: Entity, properties: QueueProperties | None = None) -> bool:
+        """Make a queue or topic; what Redis does with each setting stands in the README.
+
+        ``lock_duration``, ``max_delivery_count``, ``default_time_to_live`` and
+        ``dead_letter_on_expiration`` are kept to. The others are remembered and told by `properties`, and
+        have no effect: Redis has no quota for one stream, deletes no idle one, and always batches. A lock
+        duration of None becomes 60 s, since no lock here is bound to a connection.
+        """
+        keys = EntityKeys(entity)
+        asked = properties or _DEFAULTS
+        if asked.lock_duration is None:
+            asked = QueueProperties(**{**asdict(asked), "lock_duration": DEFAULT_LOCK_DURATION})
+        lock_ms = max(math.ceil((asked.lock_duration or DEFAULT_LOCK_DURATION) * 1000), 1)
+        count, ttl = asked.max_delivery_count, asked.default_time_to_live
+        arguments = [
+            entity.kind.value.encode(),
+            b"%d" % lock_ms,
+            b"" if count is None else b"%d" % count,
+            b"" if ttl is None else repr(float(ttl)).encode(),
+            b"1" if asked.dead_letter_on_expiration else b"0",
+            json.dumps(asdict(asked)).encode(),
+            QUEUE_GROUP,
+        ]
+        doing = f"create {entity}"
+        made = await self._script(_scripts.CREATE, (keys.stream, keys.dead, keys.meta), arguments, doing)
+        await self._replicate(doing)
+        return bool(made)
+
+    async def create_subscription(self, topic: Entity, name: str) -> bool:
+        """Make a subscription. A topic without any discards what it is sent, as there is nobody to keep it for."""
+        source = SourceKeys(Source(topic, subscription=name))
+        stream, dead, meta, _, _ = source.keys
+        doing = f"create subscription {source.source}"
+        made = await self._script(_scripts.SUBSCRIBE, (stream, dead, meta), [source.group, QUEUE_GROUP], doing)
+        await self._replicate(doing)
+        return bool(made)
+
+    async def properties(self, entity: Entity) -> QueueProperties:
+        keys = EntityKeys(entity)
+        doing = f"read the settings of {entity}"
+        kind, stored = await self._run(doing, (b"HMGET", keys.meta, b"kind", b"settings"))
+        if kind != entity.kind.value.encode():
+            raise _errors.not_found(doing)
+        return _settings_of(stored)
+
+    async def counts(self, source: Source) -> QueueCounts:
+        """Count exactly, in one step. Ended locks count as active, and so do expired messages until a
+        receiver meets them.
+
+        For a topic, ``scheduled`` tells the whole topic's, and ``active`` is found by walking over what the
+        subscription has not read.
+        """
+        active, locked, scheduled, dead = await self._source_script(_scripts.COUNT, source, f"count {source}")
+        return QueueCounts(active=active, locked=locked, scheduled=scheduled, dead_letter=dead)
+
+    async def delete(self, entity: Entity) -> bool:
+        keys = EntityKeys(entity)
+        all_keys = (keys.stream, keys.dead, keys.meta, keys.due, keys.waiting)
+        return bool(await self._script(_scripts.DELETE, all_keys, [entity.kind.value.encode()], f"delete {entity}"))
+
+    async def list_entities(self, prefix: str = "") -> list[Entity]:
+        escaped = re.sub(r"([*?\[\]\\^-])", r"\\\1", prefix).encode()
+        pattern = META_PATTERN.replace(b"{*", b"{" + escaped + b"*")
+        doing = "list the entities"
+        cursor, found = b"0", set[bytes]()
+        while True:
+            cursor, keys = await self._run(doing, (b"SCAN", cursor, b"MATCH", pattern, b"COUNT", _SCAN_STEP))
+            cursor = cursor if isinstance(cursor, bytes) else b"%d" % cursor
+            found.update(keys)
+            if cursor == b"0":
+                break
+        if not found:
+            return []
+        metas = sorted(found)
+        kinds = await self._context.run(
+            self._context.control, self._scope, [(b"HGET", meta, b"kind") for meta in metas], doing
+        )
+        entities = [_entity_of(path_of(meta), kind) for meta, kind in zip(metas, kinds, strict=True)]
+        return sorted((e for e in entities if e and e.path.startswith(prefix)), key=lambda entity: entity.path)
+
+    async def peek(self, source: Source, max_messages: int) -> list[Delivery]:
+        """Show the oldest messages, locked ones included and scheduled ones not; a malformed one shows raw fields."""
+        entries = await self._source_script(_scripts.PEEK, source, f"peek into {source}", b"%d" % max(max_messages, 1))
+        return [delivery_of(id_, _codec.decode_leniently(fields), fields, None) for id_, fields in entries]
+
+    async def purge(self, source: Source) -> int:
+        return int(await self._source_script(_scripts.PURGE, source, f"purge {source}"))
+
+    async def probe(self, entity: Entity) -> None:
+        """Write a message to the entity's own stream and take it out again, in one script.
+
+        It proves that the server is there and lets this user in, that the entity exists and is of this
+        kind, and that the server takes writes to this very stream at this moment: out of memory, a full or
+        failing disk (``MISCONF``), a master turned replica and a revoked permission refuse the script just
+        as they refuse a send. With ``wait_replicas`` it proves that so many replicas follow. No consumer
+        ever sees it: readers are served only after a script has ended.
+
+        It cannot prove that the next, larger message fits into memory, nor that what is written now is on
+        the disk (see ``appendfsync``), nor that this server is still the master that other clients see.
+        """
+        keys = EntityKeys(entity)
+        doing = f"probe {entity}"
+        kind = entity.kind.value.encode()
+        if not await self._script(_scripts.PROBE, (keys.stream, keys.meta), [kind], doing):
+            raise _errors.not_found(doing)
+        await self._replicate(doing)
+
+    def is_system_entity(self, entity: Entity) -> bool:
+        """Redis has no entities of its own, and this transport makes none: nothing is reserved."""
+        return False
+
+    async def _replicate(self, doing: str) -> None:
+        wait = self._context.wait_command()
+        if wait is not None:
+            failed = self._context.replicated(await self._run(doing, wait), doing)
+            if failed is not None:
+                raise failed
+
+    async def _run(self, doing: str, command: Command) -> Reply:
+        return (await self._context.run(self._context.control, self._scope, [command], doing))[0]
+
+    async def _script(self, script: Script, keys: tuple[bytes, ...], arguments: list[bytes], doing: str) -> Reply:
+        return await self._context.script(self._context.control, self._scope, script, keys, arguments, doing)
+
+    async def _source_script(self, script: Script, source: Source, doing: str, *arguments: bytes) -> Reply:
+        keys = SourceKeys(source)
+        kind = (await self._run(doing, (b"HGET", keys.keys[2], b"kind"))) if source.dead_letter else None
+        if kind is not None and kind != source.entity.kind.value.encode():
+            raise _errors.not_found(doing)
+        return await self._script(script, keys.keys, [keys.mode, keys.group, b"", *arguments], doing)
+
+
+def _settings_of(stored: bytes | None) -> QueueProperties:
+    """Read remembered settings; what can't be read is told as the default, since nothing depends on it."""
+    try:
+        values: Any = json.loads(stored or b"{}")
+        known = {entry.name for entry in fields(QueueProperties)}
+        return QueueProperties(**{key: value for key, value in values.items() if key in known})
+    except (AttributeError, TypeError, ValueError):
+        return _DEFAULTS
+
+
+def _entity_of(path: str | None, kind: bytes | None) -> Entity | None:
+    try:
+        return Entity(path or "", EntityKind((kind or b"").decode()))
+    except ValueError:
+        return None  # somebody else's key

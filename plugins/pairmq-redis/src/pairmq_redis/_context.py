@@ -1,0 +1,102 @@
+"""What a transport's senders, receivers and admin share: its connections, its settings, its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pairmq.model import FailureKind, FailureReason, TransportError
+from pairmq.transport import Receiver
+from pairmq_redis import _errors
+from pairmq_redis._errors import NotSent
+from pairmq_redis._link import Link, Scope
+from pairmq_redis._scripts import Script
+from pairmq_redis._url import RedisUrl
+from pairmq_redis._wire import Command, Reply, Wire
+
+
+class Context:
+    """One transport's shared parts.
+
+    Messages are sent on one connection and settled (and administered) on another, so that a large batch on
+    its way out does not hold up locks. A receiver that waits blocks its connection, so each brings its own.
+
+    Args:
+        url: the settings.
+        make_wire: makes a connection that is not open yet.
+    """
+
+    def __init__(self, url: RedisUrl, make_wire: Callable[[], Wire]) -> None:
+        self.url = url
+        self.make_wire = make_wire
+        self.sending = Link(make_wire)
+        self.control = Link(make_wire)
+        self.scopes: set[Scope] = set()
+        self.receivers: set[Receiver] = set()
+        self.closed = False
+
+    async def run(self, link: Link, scope: Scope, commands: Sequence[Command], doing: str) -> list[Reply]:
+        """Call Redis and raise the first failure.
+
+        Raises:
+            TransportError: not connected, an error reply, no reply, or closed.
+        """
+        if self.closed or scope.closed:
+            raise _errors.closed(doing)
+        try:
+            replies = await link.call(commands, scope)
+        except NotSent as error:
+            raise _errors.failure(error, doing) from error.cause
+        for reply in replies:
+            if isinstance(reply, BaseException):
+                failed = _errors.failure(reply, doing)
+                raise failed from failed.__cause__
+        return replies
+
+    async def script(
+        self,
+        link: Link,
+        scope: Scope,
+        script: Script,
+        keys: Sequence[bytes],
+        arguments: Sequence[bytes],
+        doing: str,
+    ) -> Reply:
+        """Run a script by its name, or by its text where the server does not know it yet.
+
+        Raises:
+            TransportError: as `run`.
+        """
+        if self.closed or scope.closed:
+            raise _errors.closed(doing)
+        rest = (b"%d" % len(keys), *keys, *arguments)
+        try:
+            reply = (await link.call([(b"EVALSHA", script.sha, *rest)], scope))[0]
+            if _errors.is_unknown_script(reply):
+                reply = (await link.call([(b"EVAL", script.text, *rest)], scope))[0]
+        except NotSent as error:
+            raise _errors.failure(error, doing) from error.cause
+        if isinstance(reply, BaseException):
+            failed = _errors.failure(reply, doing)
+            raise failed from failed.__cause__
+        return reply
+
+    def wait_command(self) -> Command | None:
+        """The command that waits for replicas after a write; None when it is not asked for."""
+        if not self.url.wait_replicas:
+            return None
+        return (b"WAIT", b"%d" % self.url.wait_replicas, b"%d" % round(self.url.wait_timeout * 1000))
+
+    def replicated(self, reply: Reply, doing: str) -> TransportError | None:
+        """Judge the answer of `wait_command`: too few replicas means stored, but not as safely as asked for."""
+        if isinstance(reply, BaseException):
+            failed = _errors.failure(reply, doing)
+            failed.maybe_applied = True  # the write before it was answered
+            return failed
+        if reply >= self.url.wait_replicas:
+            return None
+        return TransportError(
+            f"{doing}: {reply} of {self.url.wait_replicas} replicas confirmed in time",
+            FailureKind.UNAVAILABLE,
+            FailureReason.TIMEOUT,
+            maybe_applied=True,
+        )

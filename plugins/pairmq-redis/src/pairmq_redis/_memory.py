@@ -1,0 +1,368 @@
+"""``memory://name``: a broker in this process, which is the same transport over fakeredis.
+
+There is one broker per name and process; what it holds lives as long as the process, or until it is told to
+forget. Faults act below the transport, where a real server's would: on the connection and on single
+commands, so that the transport sees what a client of a real server sees.
+
+What differs from fakeredis' own connections, and why: a blocking read is done here, because theirs goes on
+after its client has gone and would take a message for nobody, and because theirs belongs to one event loop;
+here it waits by the loop's own timers, so that a loop with virtual time works too. The server's clock
+(locks, time-to-live, schedules) is the wall clock all the same.
+
+A transport belongs to one event loop, a broker to none: loops one after another, or in several threads, may
+share it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from redis import exceptions as driver
+
+from pairmq.model import ConfigurationError
+from pairmq_redis import _scripts
+from pairmq_redis._errors import is_answer
+from pairmq_redis._transport import CAPABILITIES, StreamsTransport
+from pairmq_redis._url import parse_memory_url
+from pairmq_redis._wire import Command, Reply
+
+MEMORY_CAPABILITIES = replace(CAPABILITIES, durable=False)
+"""All that Redis does, but nothing outlives the process."""
+
+_OPEN_TIMEOUT = 5.0
+
+# What stores something on a client's behalf: these are refused, or lose their confirmation. Reading and
+# settling go on, as they do on a server that is out of memory.
+_STORING_SCRIPTS = frozenset(
+    name
+    for script in (_scripts.CREATE, _scripts.PROBE, _scripts.SCHEDULE, _scripts.SUBSCRIBE)
+    for name in (script.sha, script.text)
+)
+# What may put a message into a stream that somebody waits for.
+_FEEDING_SCRIPTS = frozenset(name for s in (_scripts.SCHEDULE, _scripts.TAKE) for name in (s.sha, s.text))
+
+_REFUSALS = {
+    "unavailable": driver.OutOfMemoryError("command not allowed when used memory > 'maxmemory'."),
+    "busy": driver.ResponseError("BUSY Redis is busy running a script."),
+    "refused": driver.NoPermissionError("this user has no permissions to run the command"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    stopped: bool = False
+    hanging: bool = False
+    delay: float = 0.0
+    refusal: Exception | None = None
+    lose_confirms: bool = False
+    applied: bool = True
+
+
+_SOUND = _Fault()
+_brokers: dict[str, MemoryBroker] = {}
+_brokers_lock = threading.Lock()
+
+
+class MemoryBroker:
+    """One broker in this process, and the control over it (`pairmq.plugins.BrokerControl`).
+
+    Args:
+        name: for error texts.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.fault = _SOUND
+        self._lock = threading.RLock()
+        self._wires: set[MemoryWire] = set()
+        self._late: list[Command] = []
+        self._connection: Any = None  # fakeredis, when first needed
+
+    # -------------------------------------------------------------------- faults
+
+    async def stop(self) -> None:
+        """Drop every connection and refuse new ones; what is stored stays."""
+        with self._lock:
+            self.fault = _Fault(stopped=True)
+            self._late.clear()
+            for wire in list(self._wires):
+                wire.break_off()
+
+    async def hang(self) -> None:
+        """Take connections and commands and answer nothing; commands already taken are done at `restore`,
+        even for clients that have left, as a real server does that wakes up with full socket buffers."""
+        self._change(_Fault(hanging=True))
+
+    async def slow(self, delay: float) -> None:
+        """Answer each call ``delay`` seconds late."""
+        if not delay >= 0:
+            raise ValueError(f"delay is {delay!r} s: 0 or more")
+        self._change(_Fault(delay=delay))
+
+    async def refuse(self, *, kind: str = "unavailable") -> None:
+        """Answer sends, probes and creations with out of memory, busy or no permission; receivers go on."""
+        if kind not in _REFUSALS:
+            raise ValueError(f"kind is {kind!r}: one of {', '.join(_REFUSALS)}")
+        self._change(_Fault(refusal=_REFUSALS[kind]))
+
+    async def lose_confirms(self, *, applied: bool = True) -> None:
+        """Drop the connection instead of confirming a send, a probe or a creation, done or not."""
+        self._change(_Fault(lose_confirms=True, applied=applied))
+
+    async def restore(self) -> None:
+        """End every fault."""
+        with self._lock:
+            late, self._late = self._late, []
+            for command in late:
+                self.execute(command)
+        self._change(_SOUND)
+
+    async def forget(self) -> None:
+        """End every fault, drop every connection, and lose all data."""
+        with self._lock:
+            self._late.clear()
+            for wire in list(self._wires):
+                wire.break_off()
+            self._connection = None
+        self._change(_SOUND)
+
+    def _change(self, fault: _Fault) -> None:
+        with self._lock:
+            self.fault = fault
+            for wire in list(self._wires):
+                wire.wake()
+
+    # --------------------------------------------------------------------- wires
+
+    def execute(self, command: Command) -> Reply:
+        """Do one command, and wake those that wait for what it may have stored."""
+        with self._lock:
+            if self._connection is None:
+                self._connection = _fake_connection()
+            try:
+                self._connection.send_command(*command, check_health=False)
+                reply = self._connection.read_response()
+            except driver.RedisError as error:
+                if not is_answer(error):
+                    raise
+                reply = error
+            if command[0] == b"XADD" or (command[0].startswith(b"EVAL") and command[1] in _FEEDING_SCRIPTS):
+                for wire in self._wires:
+                    if wire.waits_for is not None and wire.waits_for in command:
+                        wire.wake()
+        return reply
+
+    def attach(self, wire: MemoryWire) -> None:
+        """Count a connection."""
+        with self._lock:
+            self._wires.add(wire)
+
+    def detach(self, wire: MemoryWire, undone: Sequence[Command]) -> None:
+        """Forget a connection whose client left, with the commands that it had sent and that were not done yet."""
+        with self._lock:
+            if wire not in self._wires:
+                return
+            self._wires.discard(wire)
+            doable = [command for command in undone if b"BLOCK" not in command]
+            if self.fault.hanging:
+                self._late += doable
+            elif self.fault.delay:
+                for command in doable:
+                    self.execute(command)
+
+
+class MemoryWire:
+    """A connection to a broker in this process.
+
+    Args:
+        broker: where to.
+    """
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self._broker = broker
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._woken = asyncio.Event()
+        self._inbox: deque[list[Command]] = deque()
+        self._replies: deque[Reply] = deque()
+        self._lost = False
+        self.waits_for: bytes | None = None
+
+    async def open(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._broker.attach(self)
+        try:
+            async with asyncio.timeout(_OPEN_TIMEOUT):
+                if self._broker.fault.delay:
+                    await asyncio.sleep(self._broker.fault.delay)
+                while self._broker.fault.hanging:
+                    await self._sleep()
+            self._check()
+        except BaseException:
+            self.abort()
+            raise
+
+    def write(self, commands: Sequence[Command]) -> None:
+        self._check()
+        self._inbox.append(list(commands))
+        self._woken.set()
+
+    async def read(self) -> Reply:
+        while not self._replies:
+            self._check()
+            if not self._inbox or self._broker.fault.hanging:
+                await self._sleep()
+                continue
+            delay = self._broker.fault.delay
+            if delay:
+                await asyncio.sleep(delay)
+                if self._lost or self._broker.fault.hanging:
+                    continue
+            await self._serve()
+        return self._replies.popleft()
+
+    def abort(self) -> None:
+        undone = [command for batch in self._inbox for command in batch]
+        self._inbox.clear()
+        self._lost = True
+        self._broker.detach(self, undone)
+
+    def break_off(self) -> None:
+        """Lose the connection, from the broker's side."""
+        self._lost = True
+        self._inbox.clear()
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the reader look again, from whatever thread."""
+        loop = self._loop
+        if loop is None:
+            return
+        try:
+            running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is loop:
+            self._woken.set()
+        elif not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # closed in this very moment
+                loop.call_soon_threadsafe(self._woken.set)
+
+    async def _serve(self) -> None:
+        """Do the oldest batch."""
+        batch = self._inbox[0]
+        fault = self._broker.fault
+        while batch:
+            command = batch[0]
+            if _is_blocking(command):
+                reply = await self._wait_for_entries(command)
+            elif fault.refusal is not None and _stores(command):
+                reply = fault.refusal
+            elif fault.lose_confirms and _stores(command):
+                if fault.applied:
+                    for lost in batch:
+                        self._broker.execute(lost)
+                self.break_off()
+                raise driver.ConnectionError("Connection closed by server.")
+            else:
+                reply = self._broker.execute(command)
+            batch.pop(0)
+            self._replies.append(reply)
+        self._inbox.popleft()
+
+    async def _wait_for_entries(self, command: Command) -> Reply:
+        """XREADGROUP with BLOCK: read without it, and again whenever the stream may have got something."""
+        loop = asyncio.get_running_loop()
+        at = list(command).index(b"BLOCK")
+        deadline = loop.time() + int(command[at + 1]) / 1000
+        plain = (*command[:at], *command[at + 2 :])
+        try:
+            self.waits_for = command[-2]
+            while True:
+                self._check()
+                self._woken.clear()
+                if not self._broker.fault.hanging:
+                    reply = self._broker.execute(plain)
+                    if reply:  # entries, or an error
+                        return reply
+                    if loop.time() >= deadline:
+                        return None
+                try:
+                    async with asyncio.timeout_at(None if self._broker.fault.hanging else deadline):
+                        await self._woken.wait()
+                except TimeoutError:
+                    pass
+        finally:
+            self.waits_for = None
+
+    async def _sleep(self) -> None:
+        self._woken.clear()
+        await self._woken.wait()
+
+    def _check(self) -> None:
+        if self._broker.fault.stopped:
+            raise driver.ConnectionError(f"Error 111 connecting to memory://{self._broker.name}. Connection refused.")
+        if self._lost:
+            raise driver.ConnectionError("Connection closed by server.")
+
+
+class MemoryTransport(StreamsTransport):
+    """A transport to a broker in this process.
+
+    Args:
+        url: ``memory://name``.
+
+    Raises:
+        ConfigurationError: the URL can't work, or fakeredis is not installed.
+    """
+
+    def __init__(self, url: str) -> None:
+        parsed = parse_memory_url(url)
+        _fakeredis()
+        super().__init__(parsed, lambda: MemoryWire(_broker(parsed.host)), MEMORY_CAPABILITIES)
+
+
+def memory_control(url: str) -> MemoryBroker:
+    """Give the control of the broker that a URL names; it is made if there is none.
+
+    Raises:
+        ConfigurationError: as `MemoryTransport`.
+    """
+    return _broker(parse_memory_url(url).host)
+
+
+def _broker(name: str) -> MemoryBroker:
+    with _brokers_lock:
+        if name not in _brokers:
+            _brokers[name] = MemoryBroker(name)
+        return _brokers[name]
+
+
+def _fake_connection() -> Any:
+    fakeredis = _fakeredis()
+    server = fakeredis.FakeServer(version=(7,))
+    return fakeredis.FakeRedis(server=server, version=(7,), protocol=2).connection_pool.make_connection()
+
+
+def _fakeredis() -> Any:
+    """Import fakeredis, which most installations don't need."""
+    try:
+        import fakeredis
+        import lupa  # noqa: F401  # its Lua; without it scripts are unknown commands
+    except ImportError as error:
+        text = "memory:// needs fakeredis with Lua: pip install 'pairmq-redis[memory]'"
+        raise ConfigurationError(text) from error
+    return fakeredis
+
+
+def _stores(command: Command) -> bool:
+    return command[0] == b"XADD" or (command[0].startswith(b"EVAL") and command[1] in _STORING_SCRIPTS)
+
+
+def _is_blocking(command: Command) -> bool:
+    return command[0] == b"XREADGROUP" and b"BLOCK" in command[:8]

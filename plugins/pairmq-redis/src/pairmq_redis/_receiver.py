@@ -1,0 +1,335 @@
+"""Receiving under peek-lock, out of a consumer group's list of pending entries.
+
+Each receiver is a consumer with a name of its own. An entry that it read is pending for it, and locked as
+long as it has been idle for less than the lock's duration; settling checks both in the server. One script
+gives a receiver its next messages: what came back first (in the stream's order), then new ones. Only when
+it finds none does the receiver wait, in ``XREADGROUP BLOCK``, which costs the server nothing and is woken
+by the next message.
+
+New messages end that wait; what comes back to the queue does not: scheduled messages, ended locks,
+abandoned deliveries. So it is cut into slices that end at the next such instant that the script knew of,
+and after ``poll_interval`` for the others.
+
+A call that was cut off (cancelled, connection lost) may have fetched messages that nobody was given. Until
+their locks would have ended, the next calls hand the script the ids that *were* given, and it puts back the
+others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pairmq.model import Delivery, FailureKind, FailureReason, Source, TransportError
+from pairmq.transport import Receiver
+from pairmq_redis import _codec, _errors, _scripts
+from pairmq_redis._context import Context
+from pairmq_redis._errors import NotSent
+from pairmq_redis._keys import SourceKeys
+from pairmq_redis._link import Link, Scope
+from pairmq_redis._scripts import Script
+from pairmq_redis._wire import Reply
+
+MAX_TAKE = 1000
+"""Most messages of one call, so that no script runs long; the next call brings more."""
+
+MAX_BLOCKED = 20
+"""Most messages that a wait ends with: they come in one reply of unknown size, and more are had at once."""
+
+MAX_DESCRIPTION = 1024
+MIN_SLICE = 0.005
+ANSWER_GRACE = 5.0
+"""Seconds after a slice's end until the server counts as gone: a half-open connection would never tell."""
+
+CLOSE_TIMEOUT = 1.5
+CLEAN_INTERVAL = 60.0
+_SETTLE_CHUNK = 500
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Token:
+    """What settles a delivery: the entry's id, and the receiver that it was given to."""
+
+    id: bytes
+    owner: RedisReceiver
+
+
+class RedisReceiver(Receiver):
+    """Reads a queue, a subscription or a dead-letter queue.
+
+    Args:
+        context: the transport's connections and settings.
+        source: what to read.
+
+    Raises:
+        TransportError: reason *malformed* when Redis can't keep such a name.
+    """
+
+    def __init__(self, context: Context, source: Source) -> None:
+        self._context = context
+        self._source = SourceKeys(source)
+        self._doing = f"receive from {source}"
+        self._settling = f"settle a delivery of {source}"
+        self._name = f"r-{secrets.token_hex(8)}".encode()
+        self._who = (self._source.mode, self._source.group, self._name)
+        self._link = Link(context.make_wire)
+        self._scope = Scope()
+        self._given: dict[bytes, float] = {}  # id of each unsettled delivery: when its lock ends, on the wall clock
+        self._sweep_at = b"0"
+        self._next_at_ms = 0.0
+        self._lock_ms = 60_000.0
+        self._clock_offset_ms = 0.0  # our wall clock minus the server's, never too large
+        self._clean_at = -math.inf
+        self._suspect_until = -math.inf
+        self._used = False
+        self._nudging: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        context.scopes.add(self._scope)
+        context.receivers.add(self)
+
+    # ------------------------------------------------------------------ receive
+
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        if max_messages < 1:
+            raise ValueError(f"max_messages is {max_messages}: at least 1")
+        want = min(max_messages, MAX_TAKE)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait
+        self._used = True
+        try:
+            while True:
+                deliveries, now_ms = await self._take(want)
+                left = deadline - loop.time()
+                if deliveries or left <= 0:
+                    return deliveries
+                until_next = max((self._next_at_ms - now_ms) / 1000, MIN_SLICE)
+                deliveries = await self._block(want, min(left, until_next))
+                if deliveries:
+                    return deliveries
+        except (asyncio.CancelledError, TransportError):
+            self._suspect_until = loop.time() + self._lock_ms / 1000
+            self._sweep_at = b"0"
+            raise
+
+    async def _take(self, want: int) -> tuple[list[Delivery], float]:
+        """Ask the script for messages; also tells the server's clock in ms."""
+        loop = asyncio.get_running_loop()
+        clean = loop.time() >= self._clean_at
+        suspect = loop.time() < self._suspect_until
+        arguments = [b"%d" % want, self._sweep_at, b"%d" % max(round(self._context.url.poll_interval * 1000), 1)]
+        arguments += [b"1" if clean else b"0", b"1" if suspect else b"0"]
+        if suspect:
+            arguments += self._given
+        asked_at_ms = time.time() * 1000
+        now, self._sweep_at, next_at, lock, entries = await self._script(
+            self._link, _scripts.TAKE, arguments, self._doing
+        )
+        if clean:
+            self._clean_at = loop.time() + CLEAN_INTERVAL
+        now_ms = float(now)
+        self._next_at_ms, self._lock_ms = float(next_at), float(lock)
+        self._clock_offset_ms = asked_at_ms - now_ms
+        self._prune()
+        return await self._deliver(entries, now_ms), now_ms
+
+    async def _block(self, want: int, seconds: float) -> list[Delivery]:
+        """Wait for new messages in the server, until the poll interval or ``seconds`` are over."""
+        loop = asyncio.get_running_loop()
+        poll = self._context.url.poll_interval
+        block_ms = max(math.ceil(min(seconds, poll) * 1000), 1)  # 0 would be for ever
+        read = (b"XREADGROUP", b"GROUP", self._source.group, self._name, b"COUNT", b"%d" % min(want, MAX_BLOCKED))
+        waiting = (*read, b"BLOCK", b"%d" % block_ms, b"STREAMS", self._source.stream, b">")
+        # Redis notices that a wait is over when anything happens, but else up to 100 ms late: where the instant
+        # matters, we see to it that something happens.
+        nudge = loop.call_later(block_ms / 1000 + 0.001, self._nudge) if seconds < poll else None
+        try:
+            async with asyncio.timeout(block_ms / 1000 + ANSWER_GRACE):
+                # TIME is answered when the read is: it tells when the locks began, and what has expired.
+                found, clock = await self._context.run(self._link, self._scope, [waiting, (b"TIME",)], self._doing)
+        except TimeoutError as error:
+            raise _errors.failure(_errors.Unanswered(error), self._doing) from error
+        finally:
+            if nudge is not None:
+                nudge.cancel()
+        now_ms = int(clock[0]) * 1000 + int(clock[1]) // 1000
+        entries = [(id_, 1, fields) for id_, fields in _entries_of(found)]
+        late = [id_ for id_, _, fields in entries if self._may_be_expired(id_, fields, now_ms)]
+        if late:
+            await self._script(self._context.control, _scripts.EXPIRE, late, self._doing)
+            entries = [entry for entry in entries if entry[0] not in late]
+        return await self._deliver(entries, now_ms)
+
+    async def _deliver(self, entries: Iterable[Any], now_ms: float) -> list[Delivery]:
+        """Make deliveries of entries; what can't be read goes to the dead-letter queue."""
+        until_ms = now_ms + self._lock_ms + self._clock_offset_ms
+        locked_until = _codec.instant(until_ms)
+        dead = self._source.source.dead_letter
+        deliveries: list[Delivery] = []
+        for id_, count, fields in entries:
+            try:
+                message = _codec.decode_leniently(fields) if dead else _codec.decode(fields)
+            except _codec.MalformedEntry as problem:
+                arguments = [id_, b"malformed", str(problem).encode(errors="replace")]
+                await self._script(self._context.control, _scripts.DEAD_LETTER, arguments, self._doing)
+                continue
+            self._given[id_] = until_ms
+            deliveries.append(
+                delivery_of(id_, message, fields, _Token(id_, self), count=count, locked_until=locked_until)
+            )
+        return deliveries
+
+    def _nudge(self) -> None:
+        """Make the server look at its clock; what comes of it is the waiting call's business."""
+
+        async def ping() -> None:
+            with contextlib.suppress(NotSent, TransportError):
+                await self._context.control.call([(b"PING",)], self._scope)
+
+        if self._nudging is None or self._nudging.done():
+            self._nudging = asyncio.get_running_loop().create_task(ping())
+
+    def _may_be_expired(self, id_: bytes, fields: Sequence[bytes], now_ms: float) -> bool:
+        """Whether a fresh entry had a short life; the queue's own default is left to the script, which knows it."""
+        if self._source.source.dead_letter or not fields or fields[0] != _codec.TTL_FIELD:
+            return False
+        try:
+            return int(id_.partition(b"-")[0]) + float(fields[1]) * 1000 <= now_ms
+        except ValueError:
+            return False
+
+    def _prune(self) -> None:
+        """Forget deliveries that nobody settled, long after their locks ended."""
+        if len(self._given) > 10 * MAX_TAKE:
+            limit_ms = time.time() * 1000 - 2 * self._lock_ms
+            self._given = {id_: until for id_, until in self._given.items() if until > limit_ms}
+
+    # ------------------------------------------------------------------- settle
+
+    async def complete(self, delivery: Delivery) -> None:
+        failed = (await self.complete_batch([delivery]))[0]
+        if failed is not None:
+            raise failed
+
+    async def complete_batch(self, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
+        outcomes: list[TransportError | None] = []
+        for start in range(0, len(deliveries), _SETTLE_CHUNK):
+            outcomes += await self._complete_chunk(deliveries[start : start + _SETTLE_CHUNK])
+        return outcomes
+
+    async def _complete_chunk(self, deliveries: Sequence[Delivery]) -> list[TransportError | None]:
+        ids = [self._id(delivery) for delivery in deliveries]
+        known = [id_ for id_ in ids if id_ is not None]
+        try:
+            done = await self._settle(_scripts.COMPLETE, known) if known else []
+        except TransportError as error:
+            return [error] * len(deliveries)
+        answers = iter(done)
+        settled = [id_ is not None and next(answers) == 1 for id_ in ids]
+        for id_ in known:
+            self._given.pop(id_, None)
+        return [None if ok else _errors.lock_lost(self._settling) for ok in settled]
+
+    async def abandon(self, delivery: Delivery) -> None:
+        await self._settle_one(_scripts.ABANDON, delivery)
+
+    async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
+        if self._source.source.dead_letter:
+            raise TransportError(
+                f"{self._settling}: it is in the dead-letter queue already",
+                FailureKind.REFUSED,
+                FailureReason.NOT_SUPPORTED,
+            )
+        texts = (reason[:MAX_DESCRIPTION], description[:MAX_DESCRIPTION])
+        await self._settle_one(_scripts.DEAD_LETTER, delivery, *(text.encode(errors="replace") for text in texts))
+
+    async def renew_lock(self, delivery: Delivery) -> Delivery:
+        id_ = self._id(delivery)
+        asked_at_ms = time.time() * 1000
+        renewed = await self._settle(_scripts.RENEW, [id_]) if id_ is not None else 0
+        if id_ is None or not renewed or renewed == b"0":
+            raise _errors.lock_lost(self._settling)
+        until_ms = asked_at_ms + self._lock_ms
+        self._given[id_] = until_ms
+        return replace(delivery, locked_until=_codec.instant(until_ms))
+
+    def _id(self, delivery: Delivery) -> bytes | None:
+        token = delivery.lock_token
+        return token.id if isinstance(token, _Token) and token.owner is self else None
+
+    async def _settle_one(self, script: Script, delivery: Delivery, *arguments: bytes) -> None:
+        id_ = self._id(delivery)
+        if id_ is None or not await self._settle(script, [id_, *arguments]):
+            raise _errors.lock_lost(self._settling)
+        self._given.pop(id_, None)
+
+    async def _settle(self, script: Script, arguments: Sequence[bytes]) -> Reply:
+        return await self._script(self._context.control, script, arguments, self._settling)
+
+    async def _script(self, link: Link, script: Script, arguments: Sequence[bytes], doing: str) -> Reply:
+        return await self._context.script(link, self._scope, script, self._source.keys, (*self._who, *arguments), doing)
+
+    # -------------------------------------------------------------------- close
+
+    async def close(self) -> None:
+        if self._closing is None:
+            self._scope.close(lambda: _errors.closed(self._doing, maybe_applied=True))
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        # A caller that is cancelled leaves the rest to the task, which ends by itself.
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        await self._link.close()
+        self._context.scopes.discard(self._scope)
+        self._context.receivers.discard(self)
+        if not self._used:
+            return
+        keys, text = self._source.keys, _scripts.RELEASE.text
+        release = (b"EVAL", text, b"%d" % len(keys), *keys, *self._who)
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT):
+                await self._context.control.call([release], Scope())
+        except (NotSent, TimeoutError, TransportError):
+            return  # the locks end by themselves
+
+
+def delivery_of(
+    id_: bytes, message: Any, fields: Sequence[bytes], token: object, *, count: int = 1, locked_until: Any = None
+) -> Delivery:
+    """Make a delivery of a stream entry, with the dead-letter queue's marks where it has them.
+
+    Args:
+        id_: the entry's id, whose first part is when Redis took it.
+        message: the decoded message.
+        fields: names and values in turn.
+        token: what settles it.
+        count: deliveries, this one included.
+        locked_until: when its lock ends.
+    """
+    reason = description = None
+    if len(fields) > 1 and fields[-2].startswith(b"!"):  # the marks stand last, and most messages have none
+        marks = dict(zip(fields[::2], fields[1::2], strict=False))
+        reason, description = marks.get(b"!reason"), marks.get(b"!description")
+    return Delivery(
+        message=message,
+        lock_token=token,
+        delivery_count=max(int(count), 1),
+        sequence_number=id_.decode(),
+        enqueued_at=_codec.instant(int(id_.partition(b"-")[0])),
+        locked_until=locked_until,
+        dead_letter_reason=None if reason is None else reason.decode(errors="replace"),
+        dead_letter_description=None if description is None else description.decode(errors="replace"),
+    )
+
+
+def _entries_of(reply: Reply) -> list[tuple[bytes, list[bytes]]]:
+    """The entries in XREADGROUP's reply about one stream; RESP3-minded servers give a map."""
+    if not reply:
+        return []
+    entries = next(iter(reply.values())) if isinstance(reply, dict) else reply[0][1]
+    return [(id_, fields) for id_, fields in entries]

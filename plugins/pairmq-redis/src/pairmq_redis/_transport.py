@@ -1,0 +1,126 @@
+"""The transport: settings and connections, and the objects that use them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from redis.asyncio import Connection, SSLConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from pairmq.model import Entity, Message, Source
+from pairmq.transport import Admin, Capabilities, Receiver, Sender, Transport
+from pairmq_redis import _codec, _errors
+from pairmq_redis._admin import RedisAdmin
+from pairmq_redis._context import Context
+from pairmq_redis._receiver import RedisReceiver
+from pairmq_redis._sender import MAX_MESSAGE_BYTES, RedisSender
+from pairmq_redis._url import RedisUrl, parse_redis_url, tls_context
+from pairmq_redis._wire import RedisWire, Wire
+
+CAPABILITIES = Capabilities(
+    max_message_bytes=MAX_MESSAGE_BYTES,
+    topics=True,
+    scheduling=True,
+    time_to_live=True,
+    dead_letter=True,
+    lock_renewal=True,
+    probes=True,
+    peek=True,
+    durable=True,
+)
+"""What Redis does. Durable as far as ``appendfsync`` is on; sessions and single active consumers it does not have."""
+
+_CLOSE_TIMEOUT = 1.8
+
+
+class StreamsTransport(Transport):
+    """The transport over any connection that speaks Redis.
+
+    Args:
+        url: the settings.
+        make_wire: makes a connection that is not open yet.
+        capabilities: what it can do.
+    """
+
+    def __init__(self, url: RedisUrl, make_wire: Callable[[], Wire], capabilities: Capabilities) -> None:
+        super().__init__(url.endpoint)
+        self._context = Context(url, make_wire)
+        self._capabilities = capabilities
+        self._admin = RedisAdmin(self._context)
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    @property
+    def admin(self) -> Admin:
+        return self._admin
+
+    def sender(self, entity: Entity) -> Sender:
+        return RedisSender(self._context, entity)
+
+    def receiver(self, source: Source) -> Receiver:
+        return RedisReceiver(self._context, source)
+
+    def measure(self, message: Message) -> int:
+        return _codec.size(message)
+
+    async def _close(self) -> None:
+        if self._closing is None:
+            self._context.closed = True
+            self._closing = asyncio.get_running_loop().create_task(self._close_all())
+        await asyncio.shield(self._closing)
+
+    async def _close_all(self) -> None:
+        for scope in list(self._context.scopes):
+            scope.close(lambda: _errors.closed("the call was under way", maybe_applied=True))
+        closing = [asyncio.ensure_future(receiver.close()) for receiver in list(self._context.receivers)]
+        if closing:
+            await asyncio.wait(closing, timeout=_CLOSE_TIMEOUT)
+        await self._context.sending.close()
+        await self._context.control.close()
+
+
+class RedisTransport(StreamsTransport):
+    """A transport to a Redis or Valkey server, 6.2 or newer.
+
+    Args:
+        url: ``redis://`` or ``rediss://``; the options stand in the README.
+
+    Raises:
+        ConfigurationError: the URL can't work.
+    """
+
+    def __init__(self, url: str) -> None:
+        parsed = parse_redis_url(url)
+        make = _connection_factory(parsed)
+        super().__init__(parsed, lambda: RedisWire(make, parsed.connect_timeout), CAPABILITIES)
+
+
+def _connection_factory(url: RedisUrl) -> Callable[[], Connection]:
+    """Prepare what makes redis-py's connections, with everything it would do on its own accord switched off."""
+    settings: dict[str, Any] = {
+        "host": url.host,
+        "port": url.port,
+        "db": url.db,
+        "username": url.username,
+        "password": url.password,
+        "protocol": 2,  # plain lists as replies, on every server, in every version of redis-py
+        "retry": Retry(NoBackoff(), 0),
+        "socket_timeout": None,  # time limits come from above
+        "socket_connect_timeout": url.connect_timeout,
+        "health_check_interval": 0,
+    }
+    if url.tls is None:
+        return lambda: Connection(**settings)
+    tls_context(url.tls, for_url=url.endpoint.url)
+    settings["ssl_ca_certs"] = url.tls.ca_certs
+    settings["ssl_certfile"] = url.tls.certfile
+    settings["ssl_keyfile"] = url.tls.keyfile
+    settings["ssl_cert_reqs"] = "required" if url.tls.verify else "none"
+    settings["ssl_check_hostname"] = url.tls.verify
+    return lambda: SSLConnection(**settings)

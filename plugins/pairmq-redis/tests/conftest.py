@@ -1,0 +1,62 @@
+"""The brokers that the tests run against: one in this process, and a real redis-server started once."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+
+from pairmq.model import Entity, Message
+from pairmq.plugins import registry
+from pairmq.transport import QueueProperties, Transport
+from pairmq_redis._memory import memory_control
+from pairmq_redis.testing import RedisServer
+
+LOCK = 0.3
+"""Seconds a lock lasts in these tests."""
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    with RedisServer(appendfsync="no") as server:
+        yield server
+
+
+@pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.real_server)])
+async def url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
+    """A broker without data."""
+    if request.param == "redis":
+        server: RedisServer = request.getfixturevalue("redis_server")
+        server.flush()
+        yield f"{server.url}?poll_interval=0.2"
+        return
+    name = f"plugin-{uuid.uuid4().hex[:8]}"
+    yield f"memory://{name}?poll_interval=0.2"
+    await memory_control(f"memory://{name}").forget()
+
+
+@pytest.fixture
+async def transport(url: str) -> AsyncIterator[Transport]:
+    transport = registry.transport(url)
+    yield transport
+    await transport.close()
+
+
+@pytest.fixture
+async def queue(transport: Transport) -> Entity:
+    """A queue with short locks."""
+    entity = Entity("orders")
+    await transport.admin.create(entity, QueueProperties(lock_duration=LOCK))
+    return entity
+
+
+@pytest.fixture
+def message() -> Callable[..., Message]:
+    """Makes messages with an id."""
+
+    def make(body: bytes | str = b"", **fields: object) -> Message:
+        content = body.encode() if isinstance(body, str) else body
+        return Message(content, **{"message_id": uuid.uuid4().hex, **fields})  # type: ignore[arg-type]
+
+    return make

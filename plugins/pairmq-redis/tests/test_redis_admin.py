@@ -1,0 +1,183 @@
+"""Administration: entities, settings, counts, and a probe that nobody sees."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from pairmq.model import Entity, EntityKind, FailureReason, Message, Source, TransportError
+from pairmq.transport import QueueCounts, QueueProperties, Transport
+from pairmq_redis._keys import EntityKeys
+from pairmq_redis._link import Scope
+
+Make = Callable[..., Message]
+ASKED = QueueProperties(
+    max_size_megabytes=5120,
+    max_delivery_count=2**31 - 1,
+    default_time_to_live=None,
+    auto_delete_after=None,
+    lock_duration=60,
+    dead_letter_on_expiration=True,
+    batched_operations=True,
+)
+
+
+async def test_creating_twice_changes_nothing(transport: Transport) -> None:
+    entity = Entity("contoso/x-servicebus-transfer/0")
+    assert not await transport.admin.exists(entity)
+    assert await transport.admin.create(entity, ASKED)
+    assert await transport.admin.exists(entity)
+    assert not await transport.admin.create(entity, QueueProperties(lock_duration=1))
+    assert ASKED.differences(await transport.admin.properties(entity)) == ()
+    assert not transport.admin.is_system_entity(entity)
+
+
+async def test_defaults_of_a_queue(transport: Transport) -> None:
+    await transport.admin.create(Entity("plain"))
+    assert await transport.admin.properties(Entity("plain")) == QueueProperties()
+    await transport.admin.create(Entity("bound"), QueueProperties(lock_duration=None))
+    assert (await transport.admin.properties(Entity("bound"))).lock_duration == 60
+
+
+async def test_a_name_belongs_to_one_kind(transport: Transport) -> None:
+    await transport.admin.create(Entity("one"))
+    topic = Entity("one", EntityKind.TOPIC)
+    with pytest.raises(TransportError) as caught:
+        await transport.admin.create(topic)
+    assert caught.value.reason is FailureReason.ALREADY_EXISTS
+    assert not await transport.admin.exists(topic)
+    assert not await transport.admin.delete(topic)
+    with pytest.raises(TransportError):
+        await transport.admin.properties(topic)
+
+
+async def test_deleting_takes_everything(transport: Transport, queue: Entity, message: Make) -> None:
+    later = datetime.now(UTC) + timedelta(seconds=60)
+    await transport.sender(queue).send_batch([message(), message(scheduled_enqueue_at=later)])
+    assert await transport.admin.delete(queue)
+    assert not await transport.admin.delete(queue)
+    assert not await transport.admin.exists(queue)
+    control = transport._context.control  # type: ignore[attr-defined]
+    assert await control.call([(b"KEYS", b"*")], Scope()) == [[]]
+
+
+async def test_what_does_not_exist_is_told(transport: Transport) -> None:
+    nobody = Entity("nobody")
+    calls = (
+        transport.admin.properties(nobody),
+        transport.admin.counts(Source(nobody)),
+        transport.admin.peek(Source(nobody), 1),
+        transport.admin.purge(Source(nobody)),
+        transport.admin.counts(Source(nobody, dead_letter=True)),
+        transport.admin.probe(nobody),
+        transport.admin.probe(Entity("nobody", EntityKind.TOPIC)),
+    )
+    for call in calls:
+        with pytest.raises(TransportError) as caught:
+            await call
+        assert caught.value.reason is FailureReason.NOT_FOUND
+
+
+async def test_entities_are_listed_by_path(transport: Transport) -> None:
+    for path in ("b", "a/1", "a/2", "a-star", "ab"):
+        await transport.admin.create(Entity(path))
+    await transport.admin.create(Entity("a/topic", EntityKind.TOPIC))
+    await transport.admin.create_subscription(Entity("a/topic", EntityKind.TOPIC), "s")
+    assert [e.path for e in await transport.admin.list_entities()] == ["a-star", "a/1", "a/2", "a/topic", "ab", "b"]
+    assert await transport.admin.list_entities("a/t") == [Entity("a/topic", EntityKind.TOPIC)]
+    assert await transport.admin.list_entities("*") == []
+    assert await transport.admin.list_entities("[a]") == []
+    assert [e.path for e in await transport.admin.list_entities("a-")] == ["a-star"]
+
+
+async def test_foreign_keys_are_no_entities(transport: Transport) -> None:
+    control = transport._context.control  # type: ignore[attr-defined]
+    await control.call(
+        [(b"HSET", b"pairmq:{odd*}:meta", b"kind", b"queue"), (b"HSET", b"pairmq:{kind}:meta", b"kind", b"x")], Scope()
+    )
+    assert await transport.admin.list_entities() == []
+
+
+async def test_counts_are_exact(transport: Transport, queue: Entity, message: Make) -> None:
+    later = datetime.now(UTC) + timedelta(seconds=60)
+    await transport.sender(queue).send_batch([message(str(n)) for n in range(6)])
+    await transport.sender(queue).send(message(scheduled_enqueue_at=later))
+    receiver = transport.receiver(Source(queue))
+    deliveries = await receiver.receive(4, 1)
+    await receiver.complete(deliveries[0])
+    await receiver.dead_letter(deliveries[1], "r", "d")
+    await receiver.abandon(deliveries[2])
+    assert await transport.admin.counts(Source(queue)) == QueueCounts(active=3, locked=1, scheduled=1, dead_letter=1)
+    dead = await transport.admin.counts(Source(queue, dead_letter=True))
+    assert dead == QueueCounts(active=1)
+    await asyncio.sleep(0.32)  # the lock ends
+    assert await transport.admin.counts(Source(queue)) == QueueCounts(active=4, scheduled=1, dead_letter=1)
+
+
+async def test_peek_locks_and_changes_nothing(transport: Transport, queue: Entity, message: Make) -> None:
+    await transport.sender(queue).send_batch([message(str(n)) for n in range(3)])
+    receiver = transport.receiver(Source(queue))
+    [held] = await receiver.receive(1, 1)
+    before = await transport.admin.counts(Source(queue))
+    shown = await transport.admin.peek(Source(queue), 2)
+    assert [d.message.body for d in shown] == [b"0", b"1"]
+    assert await transport.admin.counts(Source(queue)) == before
+    with pytest.raises(TransportError) as caught:
+        await receiver.complete(shown[1])
+    assert caught.value.reason is FailureReason.LOCK_LOST
+    await receiver.complete(held)
+
+
+async def test_purge_takes_locked_and_scheduled_ones_too(transport: Transport, queue: Entity, message: Make) -> None:
+    later = datetime.now(UTC) + timedelta(seconds=60)
+    await transport.sender(queue).send_batch([message(str(n)) for n in range(5)])
+    await transport.sender(queue).send(message(scheduled_enqueue_at=later))
+    receiver = transport.receiver(Source(queue))
+    first, second = await receiver.receive(2, 1)
+    await receiver.dead_letter(first, "r", "d")
+    waiting = asyncio.create_task(transport.receiver(Source(queue)).receive(10, 5))
+    await waiting
+    assert await transport.admin.purge(Source(queue)) == 5
+    assert await transport.admin.counts(Source(queue)) == QueueCounts(dead_letter=1)
+    with pytest.raises(TransportError) as caught:
+        await receiver.complete(second)
+    assert caught.value.reason is FailureReason.LOCK_LOST
+    assert await transport.admin.purge(Source(queue, dead_letter=True)) == 1
+    assert await transport.admin.purge(Source(queue)) == 0
+    await transport.sender(queue).send(message("goes on"))
+    assert len(await receiver.receive(1, 1)) == 1
+
+
+async def test_no_consumer_ever_sees_a_probe(transport: Transport, queue: Entity, message: Make) -> None:
+    waiting = asyncio.create_task(transport.receiver(Source(queue)).receive(10, 1.0))
+    await asyncio.sleep(0.05)
+    for _ in range(20):
+        await transport.admin.probe(queue)
+    await transport.sender(queue).send(message("real"))
+    assert [d.message.body for d in await waiting] == [b"real"]
+    assert await transport.receiver(Source(queue)).receive(10, 0) == []
+    counts = await transport.admin.counts(Source(queue))
+    assert (counts.active, counts.locked) == (0, 1)
+
+
+async def test_a_probe_finds_a_key_of_the_wrong_type(transport: Transport, queue: Entity) -> None:
+    control = transport._context.control  # type: ignore[attr-defined]
+    await control.call([(b"SET", EntityKeys(queue).stream, b"overwritten")], Scope())
+    for call in (transport.admin.probe(queue), transport.sender(queue).send(Message(message_id="1"))):
+        with pytest.raises(TransportError) as caught:
+            await call
+        assert caught.value.reason is FailureReason.MALFORMED
+
+
+async def test_check_makes_a_round_trip(transport: Transport) -> None:
+    await transport.admin.check()
+
+
+async def test_lost_settings_are_told_as_defaults(transport: Transport, queue: Entity) -> None:
+    control = transport._context.control  # type: ignore[attr-defined]
+    for text in (b"[1]", b"{", b'{"unknown":1}'):
+        await control.call([(b"HSET", EntityKeys(queue).meta, b"settings", text)], Scope())
+        assert await transport.admin.properties(queue) == QueueProperties()

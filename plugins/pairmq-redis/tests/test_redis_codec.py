@@ -1,0 +1,182 @@
+"""Messages as stream fields: every field and type comes back as it was, and nothing else gets through."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+from datetime import UTC, datetime, timedelta, timezone
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pairmq.model import MAX_TIME_TO_LIVE, Message
+from pairmq_redis import _codec
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+ids = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=128)
+instants = st.datetimes(
+    min_value=datetime(1, 1, 3),  # noqa: DTZ001  # hypothesis adds the zone
+    max_value=datetime(9999, 12, 29),  # noqa: DTZ001
+    timezones=st.sampled_from([UTC, timezone(timedelta(hours=5))]),
+)
+values = st.one_of(
+    texts,
+    st.binary(max_size=40),
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False, allow_infinity=False),
+    instants,
+    st.uuids(),
+)
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> Message:
+    session = draw(st.none() | ids)
+    return Message(
+        draw(st.binary(max_size=100)),
+        message_id=draw(st.none() | ids),
+        session_id=session,
+        time_to_live=draw(st.none() | st.floats(1e-6, MAX_TIME_TO_LIVE)),
+        scheduled_enqueue_at=draw(st.none() | instants),
+        content_type=draw(st.none() | texts),
+        correlation_id=draw(st.none() | texts),
+        subject=draw(st.none() | texts),
+        to=draw(st.none() | texts),
+        reply_to=draw(st.none() | texts),
+        reply_to_session_id=draw(st.none() | ids),
+        partition_key=draw(st.none() | st.just(session) if session else st.none() | ids),
+        application_properties=draw(st.dictionaries(ids, values, max_size=5)),
+    )
+
+
+@given(messages())
+def test_every_message_comes_back_as_it_was(message: Message) -> None:
+    back = _codec.decode(_codec.encode(message))
+    assert back == message
+    before, after = message.application_properties, back.application_properties
+    assert {k: type(v) for k, v in after.items()} == {k: type(v) for k, v in before.items()}
+    floats = [[repr(v) for v in p.values() if type(v) is float] for p in (before, after)]
+    assert floats[0] == floats[1]  # tells -0.0 from 0.0
+
+
+@given(st.lists(st.binary(max_size=30), max_size=12))
+def test_arbitrary_fields_raise_nothing_but_malformed(fields: list[bytes]) -> None:
+    with contextlib.suppress(_codec.MalformedEntry):
+        assert isinstance(_codec.decode(fields), Message)
+    assert isinstance(_codec.decode_leniently(fields), Message)
+
+
+NAMES = [b"t", b"b", b"e", b"a", b"i", b"s", b"c", b"r", b"l", b"o", b"p", b"q", b"k", b"!reason", b"unknown"]
+JSONISH = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("bdux") | st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(NAMES), st.binary(max_size=30) | JSONISH.map(lambda j: json.dumps(j).encode())),
+        max_size=8,
+    )
+)
+def test_known_fields_with_arbitrary_values_raise_nothing_but_malformed(pairs: list[tuple[bytes, bytes]]) -> None:
+    fields = [part for pair in pairs for part in pair]
+    with contextlib.suppress(_codec.MalformedEntry):
+        assert isinstance(_codec.decode(fields), Message)
+    assert isinstance(_codec.decode_leniently(fields), Message)
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        b"[1]",
+        b"null",
+        b'{"a":null}',
+        b'{"a":[1]}',
+        b'{"a":{"z":1}}',
+        b'{"a":{"b":"*"}}',
+        b'{"a":{"b":1}}',
+        b'{"a":{"d":true}}',
+        b'{"a":{"d":99999999999999999999999}}',
+        b'{"a":{"u":"nope"}}',
+        b'{"a":NaN}',
+        b'{"a":1e999}',
+        b'{"a":9223372036854775808}',
+        b'{"":1}',
+        b'{"a":"\\ud800"}',
+        b"[" * 100_000,
+        b'{"a":' + b"9" * 5000 + b"}",
+        b"\xff",
+    ],
+)
+def test_bad_properties_are_malformed(properties: bytes) -> None:
+    with pytest.raises(_codec.MalformedEntry):
+        _codec.decode([b"b", b"", b"a", properties])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [],
+        [b"b"],
+        [b"x", b"y"],
+        [b"b", b"", b"t", b"nan"],
+        [b"b", b"", b"t", b"-1"],
+        [b"b", b"", b"e", b"9" * 40],
+        [b"b", b"", b"i", b""],
+        [b"b", b"", b"i", b"x" * 129],
+        [b"b", b"", b"i", b"\xff"],
+        [b"b", b"", b"s", b"1", b"k", b"2"],
+    ],
+)
+def test_bad_fields_are_malformed(fields: list[bytes]) -> None:
+    with pytest.raises(_codec.MalformedEntry):
+        _codec.decode(fields)
+
+
+def test_nothing_is_unpickled() -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return (pytest.fail, ("unpickled",))
+
+    bomb = pickle.dumps(Bomb())
+    assert _codec.decode([b"b", bomb]).body == bomb
+    with pytest.raises(_codec.MalformedEntry):
+        _codec.decode([b"b", b"", b"a", bomb])
+
+
+def test_unset_and_empty_stay_different() -> None:
+    assert _codec.decode(_codec.encode(Message(subject=""))).subject == ""
+    assert _codec.decode(_codec.encode(Message())).subject is None
+
+
+def test_fields_of_a_newer_version_are_ignored() -> None:
+    assert _codec.decode([b"b", b"1", b"zz", b"new", b"!reason", b"old"]) == Message(b"1")
+
+
+def test_the_time_to_live_stands_first_for_the_scripts() -> None:
+    assert _codec.encode(Message(b"1", time_to_live=1.5, subject="x"))[:2] == [b"t", b"1.5"]
+
+
+def test_a_malformed_entry_is_shown_with_its_raw_fields() -> None:
+    shown = _codec.decode_leniently([b"x", b"\x00", b"b", b"body", b"i", b"", b"!reason", b"malformed"])
+    assert shown.body == b"body"
+    assert shown.application_properties == {"raw:x": b"\x00", "raw:i": b""}
+
+
+def test_a_schedule_is_due_at_the_next_whole_millisecond() -> None:
+    at = datetime(2030, 1, 1, 0, 0, 0, 1, tzinfo=UTC)
+    assert _codec.due_at_ms(Message(scheduled_enqueue_at=at)) == 1893456000001
+
+
+def test_the_size_counts_names_and_values() -> None:
+    assert _codec.size(
+        Message(b"12345", message_id="id", application_properties={"u": UUID(int=0)})
+    ) == 5 + 1 + 2 + 1 + len(b'a{"u":{"u":"00000000000000000000000000000000"}}')

@@ -1,0 +1,283 @@
+"""The broker in this process, and each of its faults as the transport sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from pairmq.model import Entity, FailureKind, FailureReason, Message, Source, TransportError
+from pairmq.plugins import BrokerControl, registry
+from pairmq.testing._memory import MemoryBroker, memory_broker
+from pairmq.transport import QueueProperties, Transport
+from pairmq_redis._memory import memory_control
+
+Make = Callable[..., Message]
+QUEUE = Entity("orders")
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[MemoryBroker]:
+    async with memory_broker() as broker:
+        yield broker
+
+
+@pytest.fixture
+async def transport(broker: MemoryBroker) -> AsyncIterator[Transport]:
+    async with broker.transport() as transport:
+        await transport.admin.create(QUEUE, QueueProperties(lock_duration=0.3))
+        yield transport
+
+
+async def error_of(call: object) -> TransportError:
+    with pytest.raises(TransportError) as caught:
+        await call  # type: ignore[misc]
+    return caught.value
+
+
+async def bodies(transport: Transport) -> list[bytes]:
+    deliveries = await transport.receiver(Source(QUEUE)).receive(100, 0)
+    return [delivery.message.body for delivery in deliveries]
+
+
+async def test_the_control_is_a_broker_control(broker: MemoryBroker) -> None:
+    control: BrokerControl = memory_control(broker.url)
+    assert control is memory_control(broker.url)
+
+
+async def test_a_stopped_broker_refuses_and_drops(broker: MemoryBroker, transport: Transport, message: Make) -> None:
+    sender, receiver = transport.sender(QUEUE), transport.receiver(Source(QUEUE))
+    await sender.send(message("before"))
+    await receiver.complete((await receiver.receive(1, 1))[0])
+    waiting = asyncio.create_task(receiver.receive(1, 30))
+    await asyncio.sleep(0.02)
+    await broker.stop()
+    before = time.monotonic()
+    error = await error_of(waiting)
+    assert time.monotonic() - before < 0.1
+    assert (error.kind, error.reason) == (FailureKind.UNAVAILABLE, FailureReason.CONNECTION)
+    error = await error_of(sender.send(message("during")))
+    assert (error.kind, error.reason) == (FailureKind.UNAVAILABLE, FailureReason.CONNECTION)
+    assert not error.maybe_applied
+    assert [o and o.kind for o in await sender.send_batch([message()])] == [FailureKind.UNAVAILABLE]
+    assert (await error_of(transport.admin.probe(QUEUE))).kind is FailureKind.UNAVAILABLE
+    await broker.restore()
+    await sender.send(message("after"))
+    assert await bodies(transport) == [b"after"]
+
+
+async def test_what_was_accepted_survives_a_stop(broker: MemoryBroker, transport: Transport, message: Make) -> None:
+    await transport.sender(QUEUE).send(message("kept"))
+    await broker.stop()
+    await broker.restore()
+    assert await bodies(transport) == [b"kept"]
+
+
+async def test_a_hung_broker_never_answers_and_a_cancelled_call_returns_at_once(
+    broker: MemoryBroker, transport: Transport, message: Make
+) -> None:
+    sender, receiver = transport.sender(QUEUE), transport.receiver(Source(QUEUE))
+    await sender.send(message("before"))
+    await receiver.complete((await receiver.receive(1, 1))[0])
+    await broker.hang()
+    fresh = broker.transport()
+    calls = [sender.send(message("late")), receiver.receive(1, 0), transport.admin.probe(QUEUE), fresh.admin.check()]
+    for call in calls:
+        before = time.monotonic()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await call
+        assert time.monotonic() - before < 0.15
+    await broker.restore()
+    await sender.send(message("after"))
+    # As a real server does that wakes up, it did what it had been sent: the send, and the receive that took it.
+    found = await receiver.receive(5, 1)
+    assert sorted(d.message.body for d in found) == [b"after", b"late"]
+    assert [d.delivery_count for d in found] == [1, 1]
+    await fresh.close()
+
+
+async def test_a_hung_broker_holds_a_waiting_receiver(
+    broker: MemoryBroker, transport: Transport, message: Make
+) -> None:
+    receiver = transport.receiver(Source(QUEUE))
+    waiting = asyncio.create_task(receiver.receive(1, 0.1))
+    await asyncio.sleep(0.02)
+    await broker.hang()
+    await asyncio.sleep(0.2)
+    assert not waiting.done()
+    await broker.restore()
+    assert await waiting == []
+
+
+async def test_a_slow_broker_answers_late(broker: MemoryBroker, transport: Transport, message: Make) -> None:
+    sender = transport.sender(QUEUE)
+    await sender.send(message())
+    await broker.slow(0.1)
+    before = time.monotonic()
+    await sender.send(message())
+    assert 0.09 < time.monotonic() - before < 0.3
+    before = time.monotonic()
+    assert not any(await sender.send_batch([message() for _ in range(50)]))
+    assert time.monotonic() - before < 0.3
+    await broker.restore()
+    before = time.monotonic()
+    await sender.send(message())
+    assert time.monotonic() - before < 0.05
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("unavailable", FailureKind.UNAVAILABLE), ("busy", FailureKind.BUSY), ("refused", FailureKind.REFUSED)],
+)
+async def test_a_refusing_broker_refuses_writes_only(
+    broker: MemoryBroker, transport: Transport, message: Make, kind: str, expected: FailureKind
+) -> None:
+    sender, receiver = transport.sender(QUEUE), transport.receiver(Source(QUEUE))
+    await sender.send(message("before"))
+    await broker.refuse(kind=kind)
+    for call in (sender.send(message()), transport.admin.probe(QUEUE), transport.admin.create(Entity("other"))):
+        error = await error_of(call)
+        assert (error.kind, error.maybe_applied) == (expected, False)
+    assert [o and o.kind for o in await sender.send_batch([message(), message()])] == [expected] * 2
+    [delivery] = await receiver.receive(5, 1)
+    await receiver.complete(delivery)
+    await transport.admin.check()
+    await broker.restore()
+    await transport.admin.probe(QUEUE)
+    assert await bodies(transport) == []
+
+
+@pytest.mark.parametrize("applied", [True, False])
+async def test_lost_confirmations_leave_the_outcome_open(
+    broker: MemoryBroker, transport: Transport, message: Make, applied: bool
+) -> None:
+    sender = transport.sender(QUEUE)
+    await sender.send(message("before"))
+    await broker.lose_confirms(applied=applied)
+    error = await error_of(sender.send(message("single")))
+    assert (error.kind, error.reason, error.maybe_applied) == (FailureKind.UNAVAILABLE, FailureReason.CONNECTION, True)
+    outcomes = await sender.send_batch([message("batch 1"), message("batch 2")])
+    assert [o and (o.kind, o.maybe_applied) for o in outcomes] == [(FailureKind.UNAVAILABLE, True)] * 2
+    await broker.restore()
+    await sender.send(message("after"))
+    doubtful = [b"single", b"batch 1", b"batch 2"] if applied else []
+    assert await bodies(transport) == [b"before", *doubtful, b"after"]
+
+
+async def test_faults_are_checked(broker: MemoryBroker) -> None:
+    with pytest.raises(ValueError, match="kind"):
+        await broker.refuse(kind="sometimes")
+    with pytest.raises(ValueError, match="delay"):
+        await broker.slow(-1)
+
+
+async def test_a_forgotten_broker_is_empty(message: Make) -> None:
+    async with memory_broker("forgetful") as broker, broker.transport() as transport:
+        await transport.admin.create(QUEUE)
+        await transport.sender(QUEUE).send(message())
+        await broker.forget()
+        assert not await transport.admin.exists(QUEUE)
+    async with memory_broker("forgetful").transport() as transport:
+        assert await transport.admin.list_entities() == []
+
+
+async def test_one_name_is_one_broker_and_two_names_are_two(message: Make) -> None:
+    async with (
+        memory_broker("shared") as broker,
+        broker.transport() as one,
+        registry.transport("memory://shared") as two,
+    ):
+        await one.admin.create(QUEUE)
+        assert await two.admin.exists(QUEUE)
+        async with memory_broker("Shared") as other, other.transport() as three:
+            assert not await three.admin.exists(QUEUE)
+
+
+def test_loops_one_after_another_share_a_broker() -> None:
+    async def first() -> None:
+        async with registry.transport("memory://loops") as transport:
+            await transport.admin.create(QUEUE, QueueProperties(lock_duration=0.1))
+            waiting = asyncio.create_task(transport.receiver(Source(QUEUE)).receive(1, 30))
+            await asyncio.sleep(0.02)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            # A receiver still waits when the loop ends without a word.
+            task = asyncio.create_task(registry.transport("memory://loops").receiver(Source(QUEUE)).receive(1, 30))
+            await asyncio.sleep(0.02)
+            task.cancel()
+
+    async def second() -> list[bytes]:
+        async with registry.transport("memory://loops") as transport:
+            await transport.sender(QUEUE).send(Message(b"seen", message_id="1"))
+            return await bodies(transport)
+
+    asyncio.run(first())
+    assert asyncio.run(second()) == [b"seen"]
+    asyncio.run(memory_control("memory://loops").forget())
+    gc.collect()
+
+
+async def test_threads_share_a_broker(broker: MemoryBroker, transport: Transport) -> None:
+    async def other() -> None:
+        async with registry.transport(broker.url) as theirs:
+            for n in range(20):
+                await theirs.sender(QUEUE).send(Message(b"%d" % n, message_id=str(n)))
+
+    thread = threading.Thread(target=lambda: asyncio.run(other()))
+    receiver = transport.receiver(Source(QUEUE))
+    waiting = asyncio.create_task(receiver.receive(1, 5))
+    await asyncio.sleep(0.02)
+    thread.start()
+    got = await waiting
+    while len(got) < 20:
+        deliveries = await receiver.receive(20, 2)
+        assert deliveries
+        got += deliveries
+    await asyncio.to_thread(thread.join)
+    assert [d.message.body for d in got] == [b"%d" % n for n in range(20)]
+
+
+async def test_a_receiver_that_left_takes_no_message(broker: MemoryBroker, transport: Transport, message: Make) -> None:
+    for _ in range(3):
+        waiting = asyncio.create_task(transport.receiver(Source(QUEUE)).receive(1, 30))
+        await asyncio.sleep(0.02)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+    await transport.sender(QUEUE).send(message("here"))
+    assert await bodies(transport) == [b"here"]
+
+
+async def test_waiting_costs_next_to_nothing(broker: MemoryBroker, transport: Transport) -> None:
+    waiting = [asyncio.create_task(transport.receiver(Source(QUEUE)).receive(1, 1.0)) for _ in range(10)]
+    await asyncio.sleep(0.2)
+    before = time.process_time()
+    await asyncio.sleep(0.6)
+    assert time.process_time() - before < 0.06
+    await asyncio.gather(*waiting)
+
+
+def test_waiting_works_in_virtual_time() -> None:
+    from pairmq.testing import run_virtual
+
+    async def main() -> tuple[float, int]:
+        loop = asyncio.get_running_loop()
+        async with registry.transport("memory://virtual") as transport:
+            await transport.admin.create(QUEUE)
+            receiver = transport.receiver(Source(QUEUE))
+            waiting = asyncio.create_task(receiver.receive(1, 900))
+            await asyncio.sleep(300)
+            await transport.sender(QUEUE).send(Message(message_id="1"))
+            found = len(await waiting)
+            assert await receiver.receive(1, 900) == []
+            return loop.time(), found
+
+    before = time.monotonic()
+    ended_at, found = run_virtual(main())
+    assert (round(ended_at), found) == (1200, 1)
+    assert time.monotonic() - before < 10
+    asyncio.run(memory_control("memory://virtual").forget())

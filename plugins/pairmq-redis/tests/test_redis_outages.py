@@ -1,0 +1,338 @@
+"""A real server that hangs, dies, runs full, or turns its back on the user."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+
+from pairmq.model import Entity, FailureKind, FailureReason, Message, Source, TransportError
+from pairmq.plugins import registry
+from pairmq.testing.servers import free_port
+from pairmq.transport import QueueProperties, Transport
+from pairmq_redis.testing import RedisServer
+
+pytestmark = pytest.mark.real_server
+Make = Callable[..., Message]
+QUEUE = Entity("orders")
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with RedisServer(appendfsync="always") as server:
+        yield server
+
+
+@pytest.fixture
+async def transport(server: RedisServer) -> AsyncIterator[Transport]:
+    async with registry.transport(f"{server.url}?poll_interval=0.2") as transport:
+        await transport.admin.create(QUEUE, QueueProperties(lock_duration=1))
+        yield transport
+
+
+async def error_of(call: object) -> TransportError:
+    with pytest.raises(TransportError) as caught:
+        await call  # type: ignore[misc]
+    return caught.value
+
+
+async def test_under_sigstop_every_cancelled_call_returns_and_later_ones_work(
+    server: RedisServer, transport: Transport, message: Make
+) -> None:
+    sender, receiver = transport.sender(QUEUE), transport.receiver(Source(QUEUE))
+    await sender.send_batch([message("a"), message("b")])
+    [delivery] = await receiver.receive(1, 1)
+    fresh = registry.transport(server.url)
+    server.pause()
+    try:
+        big = message(b"x" * 8_000_000)  # more than the socket's buffers hold
+        calls = {
+            "send": sender.send(message("c")),
+            "send big": sender.send(big),
+            "batch": sender.send_batch([message("d") for _ in range(1000)]),
+            "receive": receiver.receive(1, 10),
+            "complete": receiver.complete(delivery),
+            "probe": transport.admin.probe(QUEUE),
+            "first call": fresh.admin.check(),
+        }
+        for name, call in calls.items():
+            task = asyncio.ensure_future(call)
+            await asyncio.sleep(0.05)
+            before = time.monotonic()
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled(), name
+            assert time.monotonic() - before < 0.05, name
+        before = time.monotonic()
+        await fresh.close()
+        assert time.monotonic() - before < 0.25
+    finally:
+        server.resume()
+    await sender.send(message("after"))
+    await transport.admin.probe(QUEUE)
+    got = []
+    while deliveries := await receiver.receive(100, 1):
+        got += [d.message.body[:5] for d in deliveries]
+        assert not any(await receiver.complete_batch(deliveries))
+    assert b"after" in got
+    assert b"b" in got
+
+
+async def test_close_returns_within_two_seconds_under_sigstop(
+    server: RedisServer, transport: Transport, message: Make
+) -> None:
+    sender, receiver = transport.sender(QUEUE), transport.receiver(Source(QUEUE))
+    await sender.send(message("a"))
+    await receiver.receive(1, 1)
+    server.pause()
+    try:
+        sending = asyncio.create_task(sender.send(message("b")))
+        receiving = asyncio.create_task(receiver.receive(1, 60))
+        await asyncio.sleep(0.05)
+        before = time.monotonic()
+        await transport.close()
+        assert time.monotonic() - before < 2.0
+        for task in (sending, receiving):
+            assert (await error_of(task)).reason is FailureReason.CLOSED
+    finally:
+        server.resume()
+
+
+async def test_a_server_that_stays_silent_fails_a_long_poll(
+    server: RedisServer, transport: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pairmq_redis import _receiver
+
+    monkeypatch.setattr(_receiver, "ANSWER_GRACE", 0.2)
+    receiver = transport.receiver(Source(QUEUE))
+    waiting = asyncio.create_task(receiver.receive(1, 900))
+    await asyncio.sleep(0.05)
+    server.pause()
+    try:
+        before = time.monotonic()
+        error = await error_of(waiting)
+        assert (error.kind, error.reason) == (FailureKind.UNAVAILABLE, FailureReason.TIMEOUT)
+        assert time.monotonic() - before < 1.0
+    finally:
+        server.resume()
+
+
+async def test_kill_9_keeps_every_confirmed_message(server: RedisServer, transport: Transport, message: Make) -> None:
+    sender = transport.sender(QUEUE)
+    confirmed: list[str] = []
+    failures: list[TransportError] = []
+
+    async def keep_sending(worker: int) -> None:
+        for n in range(10_000):
+            try:
+                await sender.send(message(f"{worker}-{n}"))
+            except TransportError as error:
+                failures.append(error)
+                return
+            confirmed.append(f"{worker}-{n}")
+
+    workers = [asyncio.create_task(keep_sending(worker)) for worker in range(8)]
+    await asyncio.sleep(0.3)
+    before = time.monotonic()
+    server.kill()
+    await asyncio.wait_for(asyncio.gather(*workers), 1)
+    assert time.monotonic() - before < 0.5
+    assert len(confirmed) > 100
+    assert {error.kind for error in failures} == {FailureKind.UNAVAILABLE}
+    error = await error_of(sender.send(message()))
+    assert (error.kind, error.reason, error.maybe_applied) == (FailureKind.UNAVAILABLE, FailureReason.CONNECTION, False)
+    server.start()
+    receiver, got = transport.receiver(Source(QUEUE)), []
+    while deliveries := await receiver.receive(1000, 0):
+        got += [d.message.body.decode() for d in deliveries]
+        assert not any(await receiver.complete_batch(deliveries))
+    assert set(confirmed) <= set(got)
+    assert len(got) == len(set(got))
+
+
+async def test_a_batch_cut_off_in_the_middle_tells_which_messages_are_sure(
+    server: RedisServer, transport: Transport, message: Make
+) -> None:
+    sender = transport.sender(QUEUE)
+    await sender.send(message())
+    batch = [message(f"{n}".encode() + b" " * 2000) for n in range(20_000)]
+    sending = asyncio.create_task(sender.send_batch(batch))
+    while (await transport.admin.counts(Source(QUEUE))).active < 1000:
+        assert not sending.done()
+    server.kill()
+    outcomes = await sending
+    assert len(outcomes) == len(batch)
+    sure = [n for n, outcome in enumerate(outcomes) if outcome is None]
+    assert 0 < len(sure) < len(batch)
+    assert sure == list(range(len(sure)))
+    failed = [outcome for outcome in outcomes if outcome is not None]
+    assert {outcome.kind for outcome in failed} == {FailureKind.UNAVAILABLE}
+    assert failed[0].maybe_applied  # it was on its way
+    assert not failed[-1].maybe_applied  # it never left
+    server.start()
+    receiver, got = transport.receiver(Source(QUEUE)), set[int]()
+    while deliveries := await receiver.receive(1000, 0):
+        got |= {int(d.message.body or b"-1") for d in deliveries}
+        await receiver.complete_batch(deliveries)
+    assert set(sure) <= got
+    assert all(n in got or outcome is not None for n, outcome in enumerate(outcomes))
+    assert not any(n in got for n, outcome in enumerate(outcomes) if outcome is not None and not outcome.maybe_applied)
+
+
+async def test_nobody_listening_is_certain(message: Make) -> None:
+    async with registry.transport(f"redis://127.0.0.1:{free_port()}") as transport:
+        before = time.monotonic()
+        for call in (transport.sender(QUEUE).send(message()), transport.admin.check()):
+            error = await error_of(call)
+            assert (error.kind, error.reason) == (FailureKind.UNAVAILABLE, FailureReason.CONNECTION)
+            assert not error.maybe_applied
+        outcomes = await asyncio.gather(
+            *(transport.sender(QUEUE).send(message()) for _ in range(100)), return_exceptions=True
+        )
+        assert all(isinstance(outcome, TransportError) for outcome in outcomes)
+        assert time.monotonic() - before < 1
+
+
+async def test_a_listener_that_never_answers_times_out(message: Make) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        url = f"redis://127.0.0.1:{listener.getsockname()[1]}?connect_timeout=0.2"
+        async with registry.transport(url) as transport:
+            calls = [transport.sender(QUEUE).send(message()) for _ in range(20)]
+            before = time.monotonic()
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
+            assert time.monotonic() - before < 1  # all wait for one attempt
+            for outcome in outcomes:
+                assert isinstance(outcome, TransportError)
+                assert (outcome.kind, outcome.reason) == (FailureKind.UNAVAILABLE, FailureReason.TIMEOUT)
+                assert not outcome.maybe_applied
+
+
+async def test_out_of_memory_is_unavailable_for_sends_and_probes_alike(
+    server: RedisServer, transport: Transport, message: Make
+) -> None:
+    sender, receiver = transport.sender(QUEUE), transport.receiver(Source(QUEUE))
+    await sender.send(message("before"))
+    server.command("CONFIG", "SET", "maxmemory", "1")
+    for call in (sender.send(message()), transport.admin.probe(QUEUE)):
+        error = await error_of(call)
+        assert (error.kind, error.reason, error.maybe_applied) == (FailureKind.UNAVAILABLE, FailureReason.QUOTA, False)
+    [delivery] = await receiver.receive(1, 1)  # the way to get room again stays open
+    await receiver.complete(delivery)
+    server.command("CONFIG", "SET", "maxmemory", "0")
+    await transport.admin.probe(QUEUE)
+    await sender.send(message())
+
+
+async def test_a_replica_without_its_master_refuses_writes(
+    server: RedisServer, transport: Transport, message: Make
+) -> None:
+    sender = transport.sender(QUEUE)
+    await sender.send(message())
+    server.command("REPLICAOF", "127.0.0.1", str(free_port()))
+    for call in (sender.send(message()), transport.admin.probe(QUEUE)):
+        error = await error_of(call)
+        assert (error.kind, error.maybe_applied) == (FailureKind.UNAVAILABLE, False)
+    server.command("REPLICAOF", "NO", "ONE")
+    await sender.send(message())
+
+
+async def test_too_few_replicas_leave_the_outcome_open(server: RedisServer, message: Make) -> None:
+    server.command("CONFIG", "SET", "repl-diskless-sync-delay", "0")
+    with RedisServer(options=("--replicaof", "127.0.0.1", str(server.port))) as replica:
+        url = f"{server.url}?wait_replicas=1&wait_timeout=300"
+        async with registry.transport(url) as transport:
+            deadline = time.monotonic() + 10
+            while not replica.command("GET", "written").startswith("$1"):
+                server.command("SET", "written", "1")
+                assert time.monotonic() < deadline
+            await transport.admin.create(QUEUE)
+            sender = transport.sender(QUEUE)
+            await sender.send(message("both"))
+            await transport.admin.probe(QUEUE)
+            assert await sender.send_batch([message(), message()]) == [None, None]
+            replica.pause()
+            error = await error_of(sender.send(message("one")))
+            assert (error.kind, error.reason, error.maybe_applied) == (
+                FailureKind.UNAVAILABLE,
+                FailureReason.TIMEOUT,
+                True,
+            )
+            assert [o and o.maybe_applied for o in await sender.send_batch([message(), message()])] == [True, True]
+            assert (await error_of(transport.admin.probe(QUEUE))).kind is FailureKind.UNAVAILABLE
+            replica.resume()
+
+
+async def test_passwords_open_the_door_and_stand_nowhere(message: Make) -> None:
+    secret = "hunter2/with:odd@letters"
+    with RedisServer(password=secret) as server:
+        async with registry.transport(server.url) as transport:
+            await transport.admin.create(QUEUE)
+            await transport.sender(QUEUE).send(message())
+            assert secret not in repr(transport)
+            assert "hunter2" not in transport.endpoint.url
+        for login in ("", "alice:wrong-secret@", ":wrong-secret@"):
+            async with registry.transport(f"redis://{login}127.0.0.1:{server.port}/0") as transport:
+                for call in (transport.admin.check(), transport.sender(QUEUE).send(message())):
+                    error = await error_of(call)
+                    assert (error.kind, error.reason) == (FailureKind.REFUSED, FailureReason.UNAUTHORIZED)
+                    assert not error.maybe_applied
+                    shown = f"{error!r} {error.__cause__!r} {error.__context__!r}"
+                    assert "wrong-secret" not in shown
+                    assert "alice" not in shown
+
+
+async def test_a_user_without_the_right_is_refused_by_send_and_probe(server: RedisServer, message: Make) -> None:
+    server.command("ACL", "SETUSER", "reader", "on", ">pw", "~*", "+@all", "-xadd")
+    async with registry.transport(server.url) as admin:
+        await admin.admin.create(QUEUE)
+    async with registry.transport(f"redis://reader:pw@127.0.0.1:{server.port}") as transport:
+        for call in (transport.sender(QUEUE).send(message()), transport.admin.probe(QUEUE)):
+            error = await error_of(call)
+            assert (error.kind, error.reason) == (FailureKind.REFUSED, FailureReason.UNAUTHORIZED)
+            assert "reader" not in f"{error!r} {error.__cause__!r}"
+
+
+async def test_scripts_that_the_server_forgot_are_sent_again(
+    server: RedisServer, transport: Transport, message: Make
+) -> None:
+    await transport.sender(QUEUE).send(message("a"))
+    receiver = transport.receiver(Source(QUEUE))
+    server.command("SCRIPT", "FLUSH")
+    [delivery] = await receiver.receive(1, 1)
+    server.command("SCRIPT", "FLUSH")
+    await receiver.complete(delivery)
+
+
+async def test_every_client_dropped_is_noticed_at_once(
+    server: RedisServer, transport: Transport, message: Make
+) -> None:
+    sender, receiver = transport.sender(QUEUE), transport.receiver(Source(QUEUE))
+    await sender.send(message())
+    waiting = asyncio.create_task(receiver.receive(5, 10))
+    await waiting
+    waiting = asyncio.create_task(receiver.receive(1, 10))
+    await asyncio.sleep(0.05)
+    server.command("CLIENT", "KILL", "TYPE", "normal")
+    assert (await error_of(waiting)).reason is FailureReason.CONNECTION
+    await asyncio.sleep(0.05)
+    await sender.send(message("the next call connects anew"))
+    assert len(await receiver.receive(1, 1)) == 1
+
+
+async def test_ten_waiting_receivers_cost_next_to_nothing(server: RedisServer) -> None:
+    async with registry.transport(server.url) as transport:
+        await transport.admin.create(QUEUE)
+        waiting = [asyncio.create_task(transport.receiver(Source(QUEUE)).receive(1, 60)) for _ in range(10)]
+        await asyncio.sleep(0.5)
+        before, began = time.process_time(), time.monotonic()
+        await asyncio.sleep(2)
+        share = (time.process_time() - before) / (time.monotonic() - began)
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+        assert share < 0.02, share

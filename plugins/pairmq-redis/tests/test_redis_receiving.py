@@ -1,0 +1,410 @@
+"""Receiving under peek-lock: who holds a message, until when, and what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import pytest
+
+from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, Source, TransportError
+from pairmq.plugins import registry
+from pairmq.transport import QueueProperties, Receiver, Transport
+from pairmq_redis._keys import EntityKeys
+from pairmq_redis._link import Scope
+
+Make = Callable[..., Message]
+LOCK = 0.3
+
+
+async def fill(transport: Transport, queue: Entity, *bodies: str) -> None:
+    outcomes = await transport.sender(queue).send_batch(
+        [Message(body.encode(), message_id=f"{n}-{body}") for n, body in enumerate(bodies)]
+    )
+    assert not any(outcomes)
+
+
+def bodies(deliveries: list[Delivery]) -> list[str]:
+    return [delivery.message.body.decode() for delivery in deliveries]
+
+
+async def lost(receiver: Receiver, delivery: Delivery) -> None:
+    """Check that a delivery can no longer be settled in any way."""
+    calls = (
+        receiver.complete(delivery),
+        receiver.abandon(delivery),
+        receiver.dead_letter(delivery, "r", "d"),
+        receiver.renew_lock(delivery),
+    )
+    for call in calls:
+        with pytest.raises(TransportError) as caught:
+            await call
+        assert (caught.value.kind, caught.value.reason) == (FailureKind.REFUSED, FailureReason.LOCK_LOST)
+
+
+async def test_a_delivery_tells_all_about_itself(transport: Transport, queue: Entity) -> None:
+    before = time.time()
+    await fill(transport, queue, "a")
+    [delivery] = await transport.receiver(Source(queue)).receive(1, 1)
+    assert delivery.delivery_count == 1
+    assert delivery.sequence_number
+    assert delivery.enqueued_at is not None
+    assert abs(delivery.enqueued_at.timestamp() - before) < 1
+    assert delivery.locked_until is not None
+    assert 0 < delivery.locked_until.timestamp() - before <= LOCK + 0.2
+    assert (delivery.dead_letter_reason, delivery.dead_letter_description) == (None, None)
+
+
+async def test_a_completed_message_is_gone(transport: Transport, queue: Entity) -> None:
+    await fill(transport, queue, "a", "b")
+    receiver = transport.receiver(Source(queue))
+    first, second = await receiver.receive(2, 1)
+    await receiver.complete(first)
+    counts = await transport.admin.counts(Source(queue))
+    assert (counts.active, counts.locked) == (0, 1)
+    await receiver.complete(second)
+    assert (await transport.admin.counts(Source(queue))).pending == 0
+    await asyncio.sleep(LOCK)
+    assert await receiver.receive(10, 0) == []
+
+
+async def test_two_receivers_never_hold_the_same_message(transport: Transport, queue: Entity) -> None:
+    await fill(transport, queue, *map(str, range(100)))
+    receivers = [transport.receiver(Source(queue)) for _ in range(4)]
+    got = await asyncio.gather(*(receiver.receive(30, 1) for receiver in receivers))
+    together = [body for deliveries in got for body in bodies(deliveries)]
+    assert len(together) == len(set(together)) == 100
+
+
+async def test_a_lock_that_ends_gives_the_message_to_another(transport: Transport, queue: Entity) -> None:
+    await fill(transport, queue, "a")
+    one, other = transport.receiver(Source(queue)), transport.receiver(Source(queue))
+    [first] = await one.receive(1, 1)
+    assert await other.receive(1, 0) == []
+    before = time.monotonic()
+    [again] = await other.receive(1, 2)
+    assert time.monotonic() - before < LOCK + 0.3
+    assert (again.delivery_count, again.sequence_number) == (2, first.sequence_number)
+    await lost(one, first)
+    await other.complete(again)
+
+
+async def test_a_delivery_whose_lock_ended_cannot_be_settled_even_if_nobody_took_it(
+    transport: Transport, queue: Entity
+) -> None:
+    await fill(transport, queue, "a")
+    receiver = transport.receiver(Source(queue))
+    [delivery] = await receiver.receive(1, 1)
+    await asyncio.sleep(LOCK + 0.02)
+    assert (await transport.admin.counts(Source(queue))).active == 1
+    await lost(receiver, delivery)
+
+
+async def test_a_renewed_lock_lasts(transport: Transport, queue: Entity) -> None:
+    await fill(transport, queue, "a")
+    one, other = transport.receiver(Source(queue)), transport.receiver(Source(queue))
+    [delivery] = await one.receive(1, 1)
+    for _ in range(3):
+        await asyncio.sleep(LOCK * 0.6)
+        renewed = await one.renew_lock(delivery)
+        assert renewed.locked_until is not None
+        assert renewed.locked_until > datetime.now(UTC)
+        assert await other.receive(1, 0) == []
+    await one.complete(delivery)  # the old one settles just as well
+
+
+async def test_an_abandoned_message_comes_back_first_and_at_once(transport: Transport, queue: Entity) -> None:
+    await fill(transport, queue, "a", "b", "c", "d")
+    receiver = transport.receiver(Source(queue))
+    first, second, third = await receiver.receive(3, 1)
+    await receiver.abandon(third)
+    await receiver.abandon(first)
+    again = await transport.receiver(Source(queue)).receive(10, 0)
+    assert bodies(again) == ["a", "c", "d"]
+    assert [d.delivery_count for d in again] == [2, 2, 1]
+    await receiver.complete(second)
+    await lost(receiver, first)
+
+
+async def test_a_waiting_receiver_is_given_what_another_abandons(transport: Transport, queue: Entity) -> None:
+    await fill(transport, queue, "a")
+    one, other = transport.receiver(Source(queue)), transport.receiver(Source(queue))
+    [delivery] = await one.receive(1, 1)
+    waiting = asyncio.create_task(other.receive(1, 5))
+    await asyncio.sleep(0.05)
+    await one.renew_lock(delivery)
+    await one.abandon(delivery)
+    before = time.monotonic()
+    assert bodies(await waiting) == ["a"]
+    assert time.monotonic() - before < 0.5
+
+
+async def test_one_delivery_too_many_dead_letters(transport: Transport, message: Make) -> None:
+    entity = Entity("twice")
+    await transport.admin.create(entity, QueueProperties(max_delivery_count=2, lock_duration=0.1))
+    receiver = transport.receiver(Source(entity))
+    dead = Source(entity, dead_letter=True)
+    await transport.sender(entity).send(message("abandoned"))
+    for count in (1, 2):
+        [delivery] = await receiver.receive(1, 1)
+        assert delivery.delivery_count == count
+        await receiver.abandon(delivery)
+    assert (await transport.admin.counts(Source(entity))).dead_letter == 1
+    await transport.sender(entity).send(message("let go"))
+    for _ in range(2):
+        assert len(await receiver.receive(1, 1)) == 1
+        await asyncio.sleep(0.12)
+    assert await receiver.receive(1, 0) == []
+    found = await transport.admin.peek(dead, 10)
+    assert [(d.message.body, d.dead_letter_reason) for d in found] == [
+        (b"abandoned", "max-delivery-count"),
+        (b"let go", "max-delivery-count"),
+    ]
+
+
+async def test_dead_letters_keep_reason_and_description(transport: Transport, queue: Entity, message: Make) -> None:
+    sent = message("poison", application_properties={"a": 1}, time_to_live=30)
+    await transport.sender(queue).send(sent)
+    receiver = transport.receiver(Source(queue))
+    [delivery] = await receiver.receive(1, 1)
+    await receiver.dead_letter(delivery, "not-allowed", "x" * 5000)
+    await lost(receiver, delivery)
+    assert (await transport.admin.counts(Source(queue))).pending == 0
+    reader = transport.receiver(Source(queue, dead_letter=True))
+    [dead] = await reader.receive(10, 1)
+    assert dead.message == sent
+    assert dead.dead_letter_reason == "not-allowed"
+    assert dead.dead_letter_description is not None
+    assert set(dead.dead_letter_description) == {"x"}
+    with pytest.raises(TransportError) as caught:
+        await reader.dead_letter(dead, "again", "and again")
+    assert caught.value.reason is FailureReason.NOT_SUPPORTED
+    await reader.abandon(dead)
+    [dead] = await reader.receive(10, 1)
+    assert dead.delivery_count == 2
+    await reader.complete(dead)
+    assert (await transport.admin.counts(Source(queue))).dead_letter == 0
+
+
+async def test_a_batch_completes_what_it_can(transport: Transport, queue: Entity) -> None:
+    await fill(transport, queue, "a", "b", "c")
+    receiver = transport.receiver(Source(queue))
+    deliveries = await receiver.receive(3, 1)
+    await receiver.complete(deliveries[1])
+    foreign = Delivery(Message(), lock_token=None)
+    outcomes = await receiver.complete_batch([*deliveries, foreign])
+    assert [o and o.reason for o in outcomes] == [None, FailureReason.LOCK_LOST, None, FailureReason.LOCK_LOST]
+    assert (await transport.admin.counts(Source(queue))).pending == 0
+    assert await receiver.complete_batch([]) == []
+
+
+async def test_another_receivers_delivery_settles_nothing(transport: Transport, queue: Entity) -> None:
+    await fill(transport, queue, "a")
+    one, other = transport.receiver(Source(queue)), transport.receiver(Source(queue))
+    [delivery] = await one.receive(1, 1)
+    await lost(other, delivery)
+    await one.complete(delivery)
+
+
+async def test_a_long_poll_ends_with_the_first_message(transport: Transport, queue: Entity, message: Make) -> None:
+    receiver, sender = transport.receiver(Source(queue)), transport.sender(queue)
+    await sender.send(message("warm up"))
+    await receiver.complete((await receiver.receive(1, 1))[0])
+    waiting = asyncio.create_task(receiver.receive(10, 10))
+    await asyncio.sleep(0.25)
+    before = time.monotonic()
+    await sender.send(message("a"))
+    assert bodies(await waiting) == ["a"]
+    assert time.monotonic() - before < 0.1
+
+
+async def test_a_long_poll_ends_when_its_time_is_over(transport: Transport, queue: Entity) -> None:
+    receiver = transport.receiver(Source(queue))
+    before = time.monotonic()
+    assert await receiver.receive(1, 0.3) == []
+    assert 0.29 <= time.monotonic() - before < 0.6
+    before = time.monotonic()
+    assert await receiver.receive(1, 0) == []
+    assert time.monotonic() - before < 0.1
+
+
+async def test_a_message_that_ends_a_wait_but_has_expired_is_not_delivered(transport: Transport, queue: Entity) -> None:
+    # An id in 1970 makes it old from the start.
+    waiting = asyncio.create_task(transport.receiver(Source(queue)).receive(1, 0.4))
+    await asyncio.sleep(0.05)
+    old = (b"XADD", EntityKeys(queue).stream, b"1-1", b"t", b"1", b"b", b"gone")
+    await transport._context.control.call([old], Scope())  # type: ignore[attr-defined]
+    assert await waiting == []
+    assert (await transport.admin.counts(Source(queue))).dead_letter == 1
+
+
+async def test_a_closing_receiver_gives_back_what_it_holds(transport: Transport, queue: Entity) -> None:
+    await fill(transport, queue, "a", "b")
+    receiver = transport.receiver(Source(queue))
+    first, _ = await receiver.receive(2, 1)
+    await receiver.complete(first)
+    await receiver.close()
+    await receiver.close()
+    [again] = await transport.receiver(Source(queue)).receive(2, 0)
+    assert (again.message.body, again.delivery_count) == (b"b", 2)
+    with pytest.raises(TransportError) as caught:
+        await receiver.receive(1, 0)
+    assert caught.value.reason is FailureReason.CLOSED
+
+
+async def test_a_closing_receiver_ends_its_own_wait(transport: Transport, queue: Entity) -> None:
+    receiver = transport.receiver(Source(queue))
+    waiting = asyncio.create_task(receiver.receive(1, 30))
+    await asyncio.sleep(0.05)
+    await receiver.close()
+    with pytest.raises(TransportError) as caught:
+        await waiting
+    assert caught.value.reason is FailureReason.CLOSED
+
+
+async def test_a_closed_receiver_leaves_no_consumer_behind(transport: Transport, queue: Entity) -> None:
+    receiver = transport.receiver(Source(queue))
+    await receiver.receive(1, 0)
+    await receiver.close()
+    assert b"r-" not in await consumers(transport, queue)
+
+
+async def test_a_dead_receivers_messages_come_back(url: str, transport: Transport, queue: Entity) -> None:
+    await fill(transport, queue, "a", "b")
+    other = registry.transport(url)
+    dying = other.receiver(Source(queue))
+    assert len(await dying.receive(2, 1)) == 2
+    dying._used = False  # type: ignore[attr-defined]  # it dies without a word
+    await other.close()
+    again = await transport.receiver(Source(queue)).receive(5, 2)
+    assert bodies(again) == ["a", "b"]
+    assert [d.delivery_count for d in again] == [2, 2]
+
+
+async def test_a_cancelled_receive_loses_nothing(transport: Transport, queue: Entity, message: Make) -> None:
+    receiver = transport.receiver(Source(queue))
+    sender = transport.sender(queue)
+    for n in range(10):
+        waiting = asyncio.create_task(receiver.receive(1, 10))
+        await asyncio.sleep(0.02)
+        send = asyncio.create_task(sender.send(message(str(n))))
+        for _ in range(n % 4):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting, send])
+        deliveries = [] if waiting.cancelled() else waiting.result()
+        deadline = time.monotonic() + 2
+        while not deliveries and time.monotonic() < deadline:
+            deliveries = await receiver.receive(1, 1)
+        assert bodies(deliveries) == [str(n)]
+        await receiver.complete(deliveries[0])
+
+
+async def test_what_a_cut_off_receive_had_fetched_comes_back_at_once(transport: Transport, message: Make) -> None:
+    entity = Entity("long-locks")
+    await transport.admin.create(entity, QueueProperties(lock_duration=60))
+    await transport.sender(entity).send_batch([message("given"), message("fetched")])
+    receiver = transport.receiver(Source(entity))
+    [given] = await receiver.receive(1, 1)
+
+    # A reply that never arrives: the server has handed out the message, and the call is cancelled.
+    context = receiver._context  # type: ignore[attr-defined]
+    who = (b"XREADGROUP", b"GROUP", receiver._source.group, receiver._name)  # type: ignore[attr-defined]
+    read = (*who, b"COUNT", b"1", b"STREAMS", EntityKeys(entity).stream, b">")
+    assert await context.control.call([read], Scope())
+    waiting = asyncio.create_task(receiver.receive(1, 10))
+    await asyncio.sleep(0.02)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+
+    [fetched] = await receiver.receive(5, 1)
+    assert (fetched.message.body, fetched.delivery_count) == (b"fetched", 1)  # an outage uses up no delivery
+    assert not any(await receiver.complete_batch([given, fetched]))
+
+
+async def test_a_malformed_entry_is_dead_lettered_and_blocks_nothing(
+    transport: Transport, queue: Entity, message: Make
+) -> None:
+    control = transport._context.control  # type: ignore[attr-defined]
+    await transport.sender(queue).send(message("before"))
+    for fields in ([b"foreign", b"\xff\x00"], [b"b", b"body", b"t", b"nan"], [b"b", b"", b"a", b"{"]):
+        await control.call([(b"XADD", EntityKeys(queue).stream, b"*", *fields)], Scope())
+    await transport.sender(queue).send(message("after"))
+    receiver = transport.receiver(Source(queue))
+    assert bodies(await receiver.receive(10, 1)) == ["before", "after"]
+    dead = await transport.receiver(Source(queue, dead_letter=True)).receive(10, 1)
+    assert [d.dead_letter_reason for d in dead] == ["malformed"] * 3
+    assert dead[0].message.application_properties == {"raw:foreign": b"\xff\x00"}
+    assert dead[1].message.body == b"body"
+
+
+async def test_a_malformed_entry_does_not_end_a_wait(transport: Transport, queue: Entity, message: Make) -> None:
+    receiver = transport.receiver(Source(queue))
+    waiting = asyncio.create_task(receiver.receive(10, 5))
+    await asyncio.sleep(0.05)
+    await transport._context.control.call([(b"XADD", EntityKeys(queue).stream, b"*", b"x", b"y")], Scope())  # type: ignore[attr-defined]
+    await asyncio.sleep(0.05)
+    await transport.sender(queue).send(message("good"))
+    assert bodies(await waiting) == ["good"]
+
+
+async def test_a_deleted_queue_ends_a_wait(transport: Transport, queue: Entity) -> None:
+    receiver = transport.receiver(Source(queue))
+    waiting = asyncio.create_task(receiver.receive(1, 10))
+    await asyncio.sleep(0.05)
+    await transport.admin.delete(queue)
+    with pytest.raises(TransportError) as caught:
+        await waiting
+    assert caught.value.reason is FailureReason.NOT_FOUND
+
+
+async def test_reading_what_does_not_exist_is_refused(transport: Transport) -> None:
+    for source in (Source(Entity("nobody")), Source(Entity("nobody"), dead_letter=True)):
+        with pytest.raises(TransportError) as caught:
+            await transport.receiver(source).receive(1, 0)
+        assert (caught.value.kind, caught.value.reason) == (FailureKind.REFUSED, FailureReason.NOT_FOUND)
+
+
+async def test_at_least_one_message_must_be_asked_for(transport: Transport, queue: Entity) -> None:
+    with pytest.raises(ValueError, match="max_messages"):
+        await transport.receiver(Source(queue)).receive(0, 1)
+
+
+async def consumers(transport: Transport, queue: Entity) -> bytes:
+    control = transport._context.control  # type: ignore[attr-defined]
+    [found] = await control.call([(b"XINFO", b"CONSUMERS", EntityKeys(queue).stream, b"pairmq")], Scope())
+    return repr(found).encode()
+
+
+async def test_large_messages_come_fewer_at_a_time(transport: Transport, message: Make) -> None:
+    entity = Entity("large")
+    await transport.admin.create(entity, QueueProperties(lock_duration=60))
+    await transport.sender(entity).send_batch([message(b"x" * 1_000_000) for _ in range(30)])
+    receiver = transport.receiver(Source(entity))
+    first = await receiver.receive(1000, 1)
+    assert 1 <= len(first) <= 13
+    for delivery in first:
+        await receiver.abandon(delivery)
+    again = await receiver.receive(1000, 1)
+    assert 1 <= len(again) <= 13
+    got = [d.message.message_id for d in again]
+    while deliveries := await receiver.receive(1000, 0):
+        got += [d.message.message_id for d in deliveries]
+    assert len(got) == len(set(got)) == 30
+
+
+async def test_a_wait_ends_within_milliseconds_of_its_time(redis_server: object) -> None:
+    async with registry.transport(f"{redis_server.url}?poll_interval=5") as transport:  # type: ignore[attr-defined]
+        entity = Entity("punctual")
+        await transport.admin.create(entity)
+        receiver = transport.receiver(Source(entity))
+        await receiver.receive(1, 0)
+        lateness = []
+        for _ in range(5):
+            before = time.monotonic()
+            assert await receiver.receive(1, 0.13) == []
+            lateness.append(time.monotonic() - before - 0.13)
+        assert min(lateness) >= 0
+        assert max(lateness) < 0.04

@@ -1,0 +1,205 @@
+"""Sending: confirmed means stored, in order, and every failure says what may have happened."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import pytest
+
+from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
+from pairmq.transport import QueueProperties, Transport
+from pairmq_redis import _sender
+
+Make = Callable[..., Message]
+FULL = Message(
+    b"\x00\xffbody",
+    message_id="id",
+    session_id="s",
+    time_to_live=30.000001,
+    content_type="text/plain",
+    correlation_id="c",
+    subject="",
+    to="t",
+    reply_to="r",
+    reply_to_session_id="rs",
+    partition_key="s",
+    application_properties={
+        "str": "é\u0000",
+        "bytes": b"\x00",
+        "bool": True,
+        "int": 1,
+        "float": 1.0,
+        "big": -(2**63),
+        "datetime": datetime(2024, 2, 29, 23, 59, 59, 999999, tzinfo=UTC),
+        "uuid": UUID(int=7),
+    },
+)
+
+
+async def test_every_field_arrives(transport: Transport, queue: Entity) -> None:
+    await transport.sender(queue).send(FULL)
+    [delivery] = await transport.receiver(Source(queue)).receive(1, 1)
+    assert delivery.message == FULL
+    assert [type(v) for v in delivery.message.application_properties.values()] == [
+        type(v) for v in FULL.application_properties.values()
+    ]
+
+
+async def test_messages_stand_in_the_order_sent(transport: Transport, queue: Entity, message: Make) -> None:
+    sender = transport.sender(queue)
+    for n in range(5):
+        await sender.send(message(f"single {n}"))
+    assert not any(await sender.send_batch([message(f"batch {n}") for n in range(600)]))
+    bodies = [d.message.body for d in await transport.receiver(Source(queue)).receive(1000, 1)]
+    assert bodies == [b"single %d" % n for n in range(5)] + [b"batch %d" % n for n in range(600)]
+
+
+async def test_concurrent_sends_are_all_stored_in_call_order(
+    transport: Transport, queue: Entity, message: Make
+) -> None:
+    sender = transport.sender(queue)
+    await asyncio.gather(*(sender.send(message(str(n))) for n in range(200)))
+    bodies = [int(d.message.body) for d in await transport.receiver(Source(queue)).receive(300, 1)]
+    assert bodies == list(range(200))
+
+
+async def test_no_such_entity_is_refused(transport: Transport, queue: Entity, message: Make) -> None:
+    for entity in (Entity("nobody"), Entity("nobody", EntityKind.TOPIC), Entity(queue.path, EntityKind.TOPIC)):
+        with pytest.raises(TransportError) as caught:
+            await transport.sender(entity).send(message())
+        assert (caught.value.kind, caught.value.reason) == (FailureKind.REFUSED, FailureReason.NOT_FOUND)
+        assert not caught.value.maybe_applied
+        outcomes = await transport.sender(entity).send_batch(
+            [message(), message(scheduled_enqueue_at=datetime.now(UTC))]
+        )
+        assert [o and o.reason for o in outcomes] == [FailureReason.NOT_FOUND] * 2
+
+
+async def test_a_name_with_brackets_is_refused(transport: Transport) -> None:
+    for make in (lambda: transport.sender(Entity("a}b")), lambda: transport.receiver(Source(Entity("{a")))):
+        with pytest.raises(TransportError) as caught:
+            make()
+        assert caught.value.reason is FailureReason.MALFORMED
+
+
+async def test_an_empty_batch_is_nothing(transport: Transport, queue: Entity) -> None:
+    assert await transport.sender(queue).send_batch([]) == []
+
+
+async def test_a_message_that_is_too_large_is_refused_alone(
+    transport: Transport, queue: Entity, message: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_sender, "MAX_MESSAGE_BYTES", 200)
+    sender = transport.sender(queue)
+    with pytest.raises(TransportError) as caught:
+        await sender.send(message(b"x" * 300))
+    assert caught.value.reason is FailureReason.TOO_LARGE
+    outcomes = await sender.send_batch([message("a"), message(b"x" * 300), message("b")])
+    assert [o and o.reason for o in outcomes] == [None, FailureReason.TOO_LARGE, None]
+    assert (await transport.admin.counts(Source(queue))).active == 2
+
+
+async def test_a_batch_larger_than_a_chunk_goes_in_several(transport: Transport, queue: Entity, message: Make) -> None:
+    assert not any(await transport.sender(queue).send_batch([message(b"x" * 700_000) for _ in range(5)]))
+    assert (await transport.admin.counts(Source(queue))).active == 5
+
+
+async def test_a_scheduled_message_waits_for_its_time(transport: Transport, queue: Entity, message: Make) -> None:
+    receiver = transport.receiver(Source(queue))
+    sent = message("later", scheduled_enqueue_at=datetime.now(UTC) + timedelta(seconds=0.4), time_to_live=0.3)
+    await transport.sender(queue).send(sent)
+    assert (await transport.admin.counts(Source(queue))).scheduled == 1
+    assert await receiver.receive(1, 0) == []
+    before = time.time()
+    [delivery] = await receiver.receive(1, 3)
+    # It is due between sending and now, and its time-to-live counts from then on.
+    assert 0.2 < time.time() - before < 1.0
+    assert delivery.message == sent
+    assert (await transport.admin.counts(Source(queue))).scheduled == 0
+
+
+async def test_scheduled_messages_come_by_their_time_then_by_their_order(
+    transport: Transport, queue: Entity, message: Make
+) -> None:
+    at = datetime.now(UTC) + timedelta(seconds=0.2)
+    sender = transport.sender(queue)
+    await sender.send(message("last", scheduled_enqueue_at=at + timedelta(milliseconds=50)))
+    await sender.send_batch([message(str(n), scheduled_enqueue_at=at) for n in range(15)])
+    await asyncio.sleep(0.3)
+    bodies = [d.message.body for d in await transport.receiver(Source(queue)).receive(20, 1)]
+    assert bodies == [b"%d" % n for n in range(15)] + [b"last"]
+
+
+async def test_a_schedule_in_the_past_is_now(transport: Transport, queue: Entity, message: Make) -> None:
+    sent = message("past", scheduled_enqueue_at=datetime(2000, 1, 1, tzinfo=UTC))
+    await transport.sender(queue).send(sent)
+    [delivery] = await transport.receiver(Source(queue)).receive(1, 0)
+    assert delivery.message == sent
+
+
+@pytest.mark.parametrize("bury", [True, False])
+async def test_an_expired_message_is_dead_lettered_or_dropped(transport: Transport, message: Make, bury: bool) -> None:
+    entity = Entity("short-lived")
+    await transport.admin.create(entity, QueueProperties(dead_letter_on_expiration=bury))
+    await transport.sender(entity).send_batch([message("short", time_to_live=0.1), message("long", time_to_live=60)])
+    await asyncio.sleep(0.15)
+    [delivery] = await transport.receiver(Source(entity)).receive(10, 1)
+    assert delivery.message.body == b"long"
+    dead = await transport.receiver(Source(entity, dead_letter=True)).receive(10, 0)
+    assert [(d.message.body, d.dead_letter_reason) for d in dead] == ([(b"short", "expired")] if bury else [])
+    assert [d.message.time_to_live for d in dead] == ([0.1] if bury else [])
+
+
+async def test_the_queues_own_time_to_live_is_a_limit(transport: Transport, message: Make) -> None:
+    entity = Entity("limited")
+    await transport.admin.create(entity, QueueProperties(default_time_to_live=0.1))
+    await transport.sender(entity).send_batch([message("a"), message("b", time_to_live=60)])
+    await asyncio.sleep(0.15)
+    assert await transport.receiver(Source(entity)).receive(10, 0) == []
+    assert (await transport.admin.counts(Source(entity))).dead_letter == 2
+
+
+async def test_a_closed_sender_takes_nothing(transport: Transport, queue: Entity, message: Make) -> None:
+    sender = transport.sender(queue)
+    await sender.send(message())
+    await sender.close()
+    await sender.close()
+    with pytest.raises(TransportError) as caught:
+        await sender.send(message())
+    assert caught.value.reason is FailureReason.CLOSED
+    assert [o and o.reason for o in await sender.send_batch([message()])] == [FailureReason.CLOSED]
+    await transport.sender(queue).send(message())  # others go on
+
+
+async def test_a_closed_transport_takes_nothing(transport: Transport, queue: Entity, message: Make) -> None:
+    sender, receiver = transport.sender(queue), transport.receiver(Source(queue))
+    waiting = asyncio.create_task(receiver.receive(1, 30))
+    await asyncio.sleep(0.05)
+    await transport.close()
+    await transport.close()
+    for call in (waiting, sender.send(message()), transport.admin.check(), receiver.receive(1, 0)):
+        with pytest.raises(TransportError) as caught:
+            await call
+        assert caught.value.reason is FailureReason.CLOSED
+    assert transport.ended
+
+
+async def test_a_cancelled_send_harms_no_other(transport: Transport, queue: Entity, message: Make) -> None:
+    sender = transport.sender(queue)
+    await sender.send(message("first"))
+    tasks = [asyncio.create_task(sender.send(message(str(n)))) for n in range(20)]
+    await asyncio.sleep(0)
+    tasks[7].cancel()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [n for n, outcome in enumerate(outcomes) if outcome is not None] == [7]
+    await sender.send(message("last"))
+    bodies = {d.message.body for d in await transport.receiver(Source(queue)).receive(50, 1)}
+    assert {b"first", b"last"} | {b"%d" % n for n in range(20) if n != 7} <= bodies
+
+
+async def test_the_measure_is_what_is_stored(transport: Transport) -> None:
+    assert transport.measure(Message(b"x" * 100, message_id="id")) == 100 + 1 + 2 + 1

@@ -1,0 +1,83 @@
+"""Server processes in tests: nothing is left behind, and a failure tells why."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pairmq.testing.servers import ServerError, ServerProcess, accepts_connections, free_port
+from pairmq_redis.testing import RedisServer
+
+
+def alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.real_server
+def test_data_outlives_kill_and_restart() -> None:
+    with RedisServer() as server:
+        server.command("SET", "k", "v")
+        pid, directory = server.pid, server.directory
+        server.restart()
+        assert server.pid != pid
+        assert not alive(pid)
+        assert server.command("GET", "k") == "$1"
+        server.pause()
+        server.stop()  # also from a pause
+        assert not server.running
+    assert not directory.exists()
+
+
+def test_a_program_that_ends_is_told_with_its_last_words() -> None:
+    server = ServerProcess([sys.executable, "-c", "print('no licence'); raise SystemExit(3)"], ready=lambda: False)
+    with pytest.raises(ServerError, match=r"status 3\nno licence"):
+        server.start()
+    server.close()
+
+
+def test_a_program_that_is_never_ready_is_ended() -> None:
+    command = [sys.executable, "-c", "import time; print('booting', flush=True); time.sleep(60)"]
+    server = ServerProcess(command, ready=lambda: False, start_timeout=0.3, name="sleeper")
+    with pytest.raises(ServerError, match=r"sleeper was not ready after 0\.3 s"):
+        server.start()
+    assert not server.running
+    with pytest.raises(ServerError, match="does not run"):
+        server.pause()
+    server.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
+def test_a_server_dies_with_its_parent() -> None:
+    script = (
+        "import sys, time\n"
+        "from pairmq.testing.servers import ServerProcess\n"
+        "server = ServerProcess([sys.executable, '-c', 'import time; time.sleep(60)'], ready=lambda: True)\n"
+        "server.start(); print(server.pid, flush=True); time.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    assert alive(pid)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 5
+    while alive(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_free_ports_are_free() -> None:
+    assert not accepts_connections("127.0.0.1", free_port())
+
+
+def test_a_missing_redis_server_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(FileNotFoundError, match="apt-get install redis-server"):
+        RedisServer()

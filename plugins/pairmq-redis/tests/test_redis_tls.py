@@ -1,0 +1,89 @@
+"""rediss://: certificate and host name are checked, unless the URL says otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from pairmq.model import Entity, FailureKind, Message, TransportError
+from pairmq.plugins import registry
+from pairmq.testing.servers import free_port
+from pairmq_redis.testing import RedisServer
+
+pytestmark = [
+    pytest.mark.real_server,
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make certificates"),
+]
+QUEUE = Entity("orders")
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for localhost by name, not by address, signed by itself."""
+    directory = tmp_path_factory.mktemp("tls")
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", "key.pem", "-out", "cert.pem"]
+    subprocess.run(command, cwd=directory, check=True, capture_output=True)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def tls(certificate: Path) -> Iterator[tuple[RedisServer, int]]:
+    port = free_port()
+    files = ("--tls-cert-file", str(certificate / "cert.pem"), "--tls-key-file", str(certificate / "key.pem"))
+    more = ("--tls-ca-cert-file", str(certificate / "cert.pem"), "--tls-auth-clients", "no")
+    with RedisServer(appendfsync="no", options=("--tls-port", str(port), *files, *more)) as server:
+        yield server, port
+
+
+async def test_a_trusted_server_of_the_right_name_is_let_in(
+    tls: tuple[RedisServer, int], certificate: Path, message: Callable[..., Message]
+) -> None:
+    trusted = quote(str(certificate / "cert.pem"))
+    async with registry.transport(f"rediss://localhost:{tls[1]}?ssl_ca_certs={trusted}") as transport:
+        await transport.admin.create(QUEUE)
+        await transport.sender(QUEUE).send(message(b"x" * 300_000))
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+async def test_an_unknown_authority_or_a_wrong_name_is_not(
+    tls: tuple[RedisServer, int], certificate: Path, host: str
+) -> None:
+    options = f"?ssl_ca_certs={quote(str(certificate / 'cert.pem'))}" if host == "127.0.0.1" else ""
+    async with registry.transport(f"rediss://{host}:{tls[1]}{options}") as transport:
+        with pytest.raises(TransportError, match=r"(?i)certificate") as caught:
+            await transport.admin.check()
+        assert caught.value.kind is FailureKind.UNAVAILABLE
+        assert not caught.value.maybe_applied
+
+
+async def test_verification_can_be_switched_off(tls: tuple[RedisServer, int]) -> None:
+    async with registry.transport(f"rediss://127.0.0.1:{tls[1]}?ssl_cert_reqs=none") as transport:
+        await transport.admin.check()
+
+
+async def test_a_cancelled_call_returns_at_once_over_tls_too(
+    tls: tuple[RedisServer, int], message: Callable[..., Message]
+) -> None:
+    async with registry.transport(f"rediss://127.0.0.1:{tls[1]}?ssl_cert_reqs=none") as transport:
+        await transport.admin.create(QUEUE)
+        sender = transport.sender(QUEUE)
+        await sender.send(message())
+        tls[0].pause()
+        try:
+            sending = asyncio.create_task(sender.send(message(b"x" * 8_000_000)))
+            await asyncio.sleep(0.05)
+            before = time.monotonic()
+            sending.cancel()
+            await asyncio.wait([sending])
+            assert time.monotonic() - before < 0.05
+        finally:
+            tls[0].resume()
+        await sender.send(message())

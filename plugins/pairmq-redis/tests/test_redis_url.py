@@ -1,0 +1,139 @@
+"""Broker URLs: what they mean, and that a bad one is told in a sentence without secrets."""
+
+from __future__ import annotations
+
+import ssl
+
+import pytest
+
+from pairmq.model import ConfigurationError
+from pairmq.plugins import registry
+from pairmq_redis._url import parse_memory_url, parse_redis_url
+
+
+def test_a_full_url_is_read() -> None:
+    url = parse_redis_url(
+        "redis://us%40er:p%3Aw@Host.Example:6380/3?name=contoso&poll_interval=0.5&connect_timeout=2"
+        "&wait_replicas=1&wait_timeout=250"
+    )
+    assert (url.host, url.port, url.db, url.username, url.password) == ("host.example", 6380, 3, "us@er", "p:w")
+    assert (url.poll_interval, url.connect_timeout, url.wait_replicas, url.wait_timeout) == (0.5, 2.0, 1, 0.25)
+    assert url.endpoint.name == "contoso"
+    assert url.endpoint.identity == ("redis", "host.example", "6380", "3")
+    assert url.endpoint.url == "redis://host.example:6380/3"
+
+
+def test_defaults() -> None:
+    url = parse_redis_url("redis://example")
+    assert (url.port, url.db, url.username, url.password, url.tls) == (6379, 0, None, None, None)
+    assert url.endpoint.name == "example-6379-0"
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]", "LOCALHOST."])
+def test_names_of_this_machine_are_one_broker(host: str) -> None:
+    assert parse_redis_url(f"redis://{host}/1").endpoint.identity == ("redis", "127.0.0.1", "6379", "1")
+
+
+def test_tls_or_not_is_the_same_broker() -> None:
+    assert parse_redis_url("rediss://h:1").endpoint.identity == parse_redis_url("redis://h:1").endpoint.identity
+
+
+def test_certificate_and_host_name_are_checked_unless_switched_off() -> None:
+    tls = parse_redis_url("rediss://example").tls
+    assert tls is not None
+    assert tls.verify
+    off = parse_redis_url("rediss://example?ssl_cert_reqs=none").tls
+    assert off is not None
+    assert not off.verify
+
+
+def test_the_connection_verifies_too() -> None:
+    from pairmq_redis._transport import _connection_factory
+
+    connection = _connection_factory(parse_redis_url("rediss://example"))()
+    context = connection.ssl_context.get()  # type: ignore[attr-defined]
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.check_hostname
+
+
+@pytest.mark.parametrize(
+    ("url", "word"),
+    [
+        ("redis://", "host"),
+        ("redis:///0", "host"),
+        ("redis://:6379", "host"),
+        ("redis://h:0", "port"),
+        ("redis://h:70000", "port"),
+        ("redis://h:abc", "port"),
+        ("redis://h/x", "database"),
+        ("redis://h/-1", "database"),
+        ("redis://h/0/1", "database"),
+        ("redis://h/0#x", "#"),
+        ("redis://h\n/0", "control"),
+        ("redis://h /0", "space"),
+        ("redis://[::1", "IPv6"),
+        ("redis://h?nonsense=1", "nonsense"),
+        ("redis://h?password=1", "known are connect_timeout, name"),
+        ("redis://h?ssl_ca_certs=x", "ssl_ca_certs"),
+        ("redis://h?name=a&name=b", "twice"),
+        ("redis://h?name=a/b", "name"),
+        ("redis://h?name=..", "name"),
+        ("redis://h?name=a{b", "name"),
+        ("redis://h?poll_interval=0", "poll_interval"),
+        ("redis://h?poll_interval=nan", "poll_interval"),
+        ("redis://h?wait_replicas=1.5", "wait_replicas"),
+        ("redis://h?connect_timeout=x", "connect_timeout"),
+        ("redis://h?wait_timeout=0", "wait_timeout"),
+        ("rediss://h?ssl_cert_reqs=maybe", "ssl_cert_reqs"),
+        ("rediss://h?ssl_keyfile=k", "ssl_certfile"),
+        ("rediss://h?ssl_ca_certs=missing.pem", "TLS file"),
+        ("redis://u%0ax:y@h", "user name"),
+        ("memory://", "broker"),
+        ("memory://a/b", "broker"),
+        ("memory://a?wait_replicas=1", "wait_replicas"),
+        ("memory://a{", "name"),
+    ],
+)
+def test_a_url_that_cannot_work_is_told(url: str, word: str) -> None:
+    with pytest.raises(ConfigurationError, match=word) as caught:
+        registry.transport(url)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("rest", ["h:abc", "h/x", "h?nonsense=1", "[::1", "h:1/0#x", "h?poll_interval=0", " h"])
+def test_a_bad_url_never_tells_its_password(rest: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        registry.transport(f"redis://alice:hunter2@{rest}")
+    assert "hunter2" not in f"{caught.value!r} {caught.value} {caught.value.__cause__!r}"
+
+
+def test_secrets_stand_nowhere() -> None:
+    transport = registry.transport("redis://alice:hunter2@h:1/0?name=n")
+    parsed = parse_redis_url("redis://alice:hunter2@h:1/0?name=n")
+    shown = f"{transport!r} {transport} {transport.endpoint!r} {transport.endpoint} {parsed!r}"
+    assert "hunter2" not in shown
+    assert "alice" not in shown
+
+
+def test_a_memory_url_names_its_broker() -> None:
+    url = parse_memory_url("memory://Primary-1?poll_interval=0.1&name=contoso")
+    assert (url.host, url.poll_interval) == ("Primary-1", 0.1)
+    assert url.endpoint.name == "contoso"
+    assert url.endpoint.identity == ("memory", "Primary-1")
+    assert parse_memory_url("memory://a").endpoint.identity != parse_memory_url("memory://A").endpoint.identity
+
+
+def test_both_transports_are_registered() -> None:
+    records = {record.name: record for record in registry.transports()}
+    assert records["redis"].schemes == ("redis", "rediss")
+    assert records["redis"].broker_control is None
+    assert records["memory"].schemes == ("memory",)
+    assert records["memory"].broker_control is not None
+    assert records["redis"].capabilities.durable
+    assert not records["memory"].capabilities.durable
+
+
+def test_without_fakeredis_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "fakeredis", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'pairmq-redis\[memory\]'"):
+        registry.transport("memory://without")
