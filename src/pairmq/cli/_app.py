@@ -1,0 +1,136 @@
+"""The application: its commands, and the one place where errors become exit statuses."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import sys
+from typing import Annotated, Protocol, runtime_checkable
+
+import typer
+from typer.main import get_command
+
+from pairmq.cli import (
+    _backlog,
+    _cost,
+    _demo,
+    _doctor,
+    _entity,
+    _ping,
+    _plugins,
+    _receive,
+    _send,
+    _status,
+    _syphon,
+)
+from pairmq.cli._common import examples
+from pairmq.cli._errors import BadUsage, OutputClosed
+from pairmq.cli._output import complain, say
+from pairmq.model import ConfigurationError, PairMQError
+
+_BROKEN_PIPE = 141  # what a shell reports of a program that SIGPIPE ended
+
+app = typer.Typer(
+    name="pairmq",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=examples("pairmq demo", "pairmq COMMAND --help"),
+)
+
+
+@runtime_checkable
+class _UsageFault(Protocol):
+    """What the parser raises for a bad command line, whichever package it comes from."""
+
+    exit_code: int
+
+    def format_message(self) -> str: ...
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        say(f"pairmq {importlib.metadata.version('pairmq')}")
+        raise typer.Exit
+
+
+@app.callback()
+def pairmq(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", callback=_show_version, is_eager=True)
+    ] = False,
+    verbose: Annotated[
+        int, typer.Option("--verbose", "-v", count=True, help="Log events to stderr; twice: single messages too.")
+    ] = 0,
+) -> None:
+    """Messages that survive the loss of their broker: failover between a primary and a secondary of any product."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger = logging.getLogger("pairmq")
+    logger.handlers[:] = [handler]
+    # Without -v the commands tell themselves what matters.
+    logger.setLevel(logging.CRITICAL if not verbose else logging.INFO if verbose == 1 else logging.DEBUG)
+
+
+for _command in (_demo, _send, _receive, _syphon, _status, _ping, _backlog, _entity, _doctor, _plugins, _cost):
+    _command.add(app)
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run one command line.
+
+    Args:
+        arguments: without the program's name; those of the process when left out.
+
+    Returns:
+        The exit status: 0 when it did what it was asked, 1 when not, 2 for a command line or settings that can't work.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that can't show a character gets its escape, not a traceback.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        status = _run(arguments)
+        sys.stdout.flush()
+        return status
+    except (BrokenPipeError, OutputClosed):
+        _silence_stdout()
+        return _BROKEN_PIPE
+
+
+def _run(arguments: list[str] | None) -> int:
+    try:
+        status: object = get_command(app).main(args=arguments, prog_name="pairmq", standalone_mode=False)
+        return status if isinstance(status, int) else 0
+    except (BadUsage, ConfigurationError) as error:
+        complain(str(error))
+        return 2
+    except PairMQError as error:
+        complain(str(error))
+        return 1
+    except (BrokenPipeError, OutputClosed):
+        raise
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except Exception as error:
+        if isinstance(error, _UsageFault):
+            message = error.format_message()
+            if message:  # none where the help was printed instead
+                complain(message)
+            return error.exit_code
+        if logging.getLogger("pairmq").isEnabledFor(logging.INFO):
+            raise
+        text = f"{type(error).__name__}: {error}"
+        complain(f"unexpected {text} (run 'pairmq -v …' for the traceback)")
+        return 1
+
+
+def _silence_stdout() -> None:
+    """Nobody reads stdout any more: let the interpreter's own flush at exit go nowhere."""
+    try:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+    except (OSError, ValueError):
+        pass

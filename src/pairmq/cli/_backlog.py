@@ -1,0 +1,268 @@
+"""``pairmq backlog``: look at the backlog queues, empty them, and bring back what was set aside."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from pairmq.cli._backlog_counts import Depths, count_queues
+from pairmq.cli._backlog_requeue import requeue_queue
+from pairmq.cli._common import (
+    BACKLOG,
+    Json,
+    PairArguments,
+    at_broker,
+    backlog_queues,
+    examples,
+    transport_of,
+    with_pair,
+    within,
+)
+from pairmq.cli._errors import BadUsage, CommandFailed, printable
+from pairmq.cli._output import FAIL, cells, complain, note, put_json, say, stdout_console, table
+from pairmq.cli._records import delivery_record
+from pairmq.cli._signals import Stop, run_async
+from pairmq.cli._values import grouped, plural
+from pairmq.core import restore
+from pairmq.model import Delivery, Entity, EnvelopeError, FailureReason, Source, TransportError
+from pairmq.transport import Transport
+
+_EPILOG = examples(
+    "pairmq backlog list",
+    "pairmq backlog peek --index 3 -n 5",
+    "pairmq backlog peek --dead-letter",
+    "pairmq backlog requeue",
+)
+
+_ALL_SHOWN = 16
+
+group = typer.Typer(no_args_is_help=True, help="Look after the backlog queues on the secondary.", epilog=_EPILOG)
+
+Index = Annotated[int | None, typer.Option("--index", metavar="I", min=0, help="Only this queue.")]
+DeadLetter = Annotated[bool, typer.Option("--dead-letter", help="Their dead-letter queues instead.")]
+
+
+def add(app: typer.Typer) -> None:
+    """Enter the group into the application."""
+    app.add_typer(group, name="backlog")
+
+
+class _Backlog:
+    """The secondary's transport and the queues that a command is about."""
+
+    def __init__(self, pair: PairArguments, index: int | None = None) -> None:
+        settings = pair.settings()
+        self.limit = settings.options.attempt_timeout
+        queues = backlog_queues(transport_of(settings.primary), settings.options)
+        if index is not None and index >= len(queues):
+            raise BadUsage(f"--index is {index}: the pair has {len(queues)} backlog queues, 0 to {len(queues) - 1}")
+        self.queues: tuple[tuple[int, Entity], ...] = tuple(
+            (number, queue) for number, queue in enumerate(queues) if index in (None, number)
+        )
+        self.transport: Transport = transport_of(settings.secondary)
+
+    def failed(self, error: TransportError) -> CommandFailed:
+        """The broker's failure as the command's."""
+        return CommandFailed(at_broker(self.transport, error))
+
+
+@group.command(name="list")
+@with_pair(BACKLOG)
+def list_queues(pair: PairArguments, json: Json = False) -> int:
+    """Count what every backlog queue holds; exit status 1 when one could not be asked."""
+    backlog = _Backlog(pair)
+
+    async def run(stop: Stop) -> int:
+        async with backlog.transport:
+            depths = await count_queues(backlog.transport, [queue for _, queue in backlog.queues], backlog.limit)
+        if json:
+            put_json(depths_as_json(depths), indent=2)
+        else:
+            show_depths(depths)
+        return 1 if depths.error else 0
+
+    return run_async(run)
+
+
+@group.command()
+@with_pair(BACKLOG)
+def peek(
+    pair: PairArguments,
+    index: Index = None,
+    number: Annotated[int, typer.Option("-n", "--number", metavar="N", min=1, help="Messages of each queue.")] = 10,
+    dead_letter: DeadLetter = False,
+    json: Json = False,
+) -> int:
+    """Show the oldest messages of the backlog queues and leave them as they are."""
+    backlog = _Backlog(pair, index)
+
+    async def run(stop: Stop) -> int:
+        seen = 0
+        async with backlog.transport:
+            for at, queue in backlog.queues:
+                source = Source(queue, dead_letter=dead_letter)
+                try:
+                    found = await within(backlog.limit, backlog.transport.admin.peek(source, number))
+                except TransportError as error:
+                    if error.reason is FailureReason.NOT_FOUND:
+                        continue
+                    raise backlog.failed(error) from error
+                seen += len(found)
+                for delivery in found:
+                    if json:
+                        put_json({"index": at, "queue": queue.path, **delivery_record(delivery)})
+                    else:
+                        _show_message(at, delivery)
+        if not seen:
+            note("nothing there")
+        return 0
+
+    return run_async(run)
+
+
+@group.command()
+@with_pair(BACKLOG)
+def purge(
+    pair: PairArguments,
+    index: Index = None,
+    dead_letter: DeadLetter = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Yes, the messages are lost for good.")] = False,
+    json: Json = False,
+) -> int:
+    """Delete what the backlog queues, or their dead-letter queues, hold: these messages are lost."""
+    if not yes:
+        raise BadUsage("this deletes messages that were accepted and not yet delivered: add --yes if you mean it")
+    backlog = _Backlog(pair, index)
+
+    async def run(stop: Stop) -> int:
+        deleted: dict[str, int] = {}
+        async with backlog.transport:
+            for _, queue in backlog.queues:
+                try:
+                    source = Source(queue, dead_letter=dead_letter)
+                    deleted[queue.path] = await within(backlog.limit, backlog.transport.admin.purge(source))
+                except TransportError as error:
+                    if error.reason is FailureReason.NOT_FOUND:
+                        continue
+                    note(f"deleted so far: {grouped(sum(deleted.values()))}")
+                    raise backlog.failed(error) from error
+        if json:
+            put_json({"deleted": sum(deleted.values()), "queues": deleted}, indent=2)
+        else:
+            say(f"deleted {plural(sum(deleted.values()), 'message')}")
+        return 0
+
+    return run_async(run)
+
+
+@group.command()
+@with_pair(BACKLOG)
+def requeue(pair: PairArguments, index: Index = None, json: Json = False) -> int:
+    """Put dead-lettered messages back into their backlog queue, so that the syphon tries them again.
+
+    Each is sent, confirmed, and only then removed from the dead-letter queue: none is lost, a crash can leave a copy.
+    """
+    backlog = _Backlog(pair, index)
+
+    async def run(stop: Stop) -> int:
+        moved: dict[str, int] = {}
+        async with backlog.transport:
+            for _, queue in backlog.queues:
+                if stop.asked:
+                    break
+                moved[queue.path] = 0
+                try:
+                    async for count in requeue_queue(backlog.transport, queue, backlog.limit, stop):
+                        moved[queue.path] += count
+                except TransportError as error:
+                    if error.reason is FailureReason.NOT_FOUND:
+                        continue
+                    note(f"requeued so far: {grouped(sum(moved.values()))}")
+                    raise backlog.failed(error) from error
+        if json:
+            put_json({"requeued": sum(moved.values()), "queues": moved}, indent=2)
+        else:
+            say(f"requeued {plural(sum(moved.values()), 'message')}")
+        if stop.asked:
+            note(f"stopped by {stop.name}: the rest is in the dead-letter queues still")
+            return stop.exit_status
+        return 0
+
+    return run_async(run, graceful=True)
+
+
+def show_depths(depths: Depths) -> None:
+    """Print the queues as a table."""
+    stdout_console().print(depths_table(depths))
+    if depths.error:
+        complain(depths.error)
+
+
+def depths_table(depths: Depths) -> RenderableType:
+    """The queues as a table, with their sum; of many, only those that hold something or are missing."""
+    listing = table(("queue", "right"), *((name, "right") for name in ("active", "locked", "scheduled", "dead-letter")))
+    sums = [0, 0, 0, 0]
+    hidden = 0
+    for index, depth in enumerate(depths.queues):
+        counts = depth.counts
+        if counts is None:
+            listing.add_row(*cells((index, "missing" if depth.missing else "?", "", "", ""), FAIL))
+            continue
+        values = [counts.active, counts.locked, counts.scheduled, counts.dead_letter]
+        sums = [sum(pair) for pair in zip(sums, values, strict=True)]
+        if len(depths.queues) > _ALL_SHOWN and not any(values):
+            hidden += 1
+            continue
+        listing.add_row(*cells((index, *map(grouped, values))))
+    listing.add_section()
+    listing.add_row(*cells(("all", *map(grouped, sums)), "bold"))
+    parts: list[RenderableType] = [Text(f"backlog queues {printable(depths.name)}"), listing]
+    if hidden:
+        parts.append(Text(f"{plural(hidden, 'queue')} not shown: empty"))
+    return Group(*parts)
+
+
+def depths_as_json(depths: Depths) -> dict[str, Any]:
+    """The queues for programs."""
+    return {
+        "pending": depths.pending,
+        "dead_letter": depths.dead_letter,
+        "queues": [
+            {
+                "queue": depth.queue.path,
+                "exists": None if depth.error else depth.counts is not None,
+                "error": depth.error,
+                **(
+                    {
+                        "active": depth.counts.active,
+                        "locked": depth.counts.locked,
+                        "scheduled": depth.counts.scheduled,
+                        "dead_letter": depth.counts.dead_letter,
+                    }
+                    if depth.counts is not None
+                    else {}
+                ),
+            }
+            for depth in depths.queues
+        ],
+    }
+
+
+def _show_message(index: int, delivery: Delivery) -> None:
+    try:
+        message, diversion = restore(delivery.message)
+        about = f"to {diversion.entity}, diverted {diversion.diverted_at.isoformat(timespec='seconds')}"
+    except EnvelopeError as error:
+        message, about = delivery.message, f"no envelope: {error}"
+    body = message.body[:60].decode("utf-8", "backslashreplace")
+    more = "…" if len(message.body) > 60 else ""
+    say(
+        printable(
+            f"{index}  {message.message_id or '(no id)'}  {about}  {plural(len(message.body), 'byte')}: {body}{more}"
+        )
+    )
+    if delivery.dead_letter_reason:
+        say(printable(f"   dead-lettered: {delivery.dead_letter_reason}: {delivery.dead_letter_description or ''}"))

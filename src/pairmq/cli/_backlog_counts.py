@@ -1,0 +1,88 @@
+"""How much is in the backlog, as far as it can be counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pairmq.cli._common import within
+from pairmq.model import Entity, FailureReason, Source, TransportError
+from pairmq.transport import QueueCounts, Transport
+
+_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """What one queue holds.
+
+    Args:
+        queue: which one.
+        counts: None when it does not exist or could not be asked.
+        error: why it could not be asked; None when it was, or does not exist.
+    """
+
+    queue: Entity
+    counts: QueueCounts | None
+    error: str | None = None
+
+    @property
+    def missing(self) -> bool:
+        """Whether it does not exist."""
+        return self.counts is None and self.error is None
+
+
+@dataclass(frozen=True, slots=True)
+class Depths:
+    """What all backlog queues hold.
+
+    Args:
+        queues: one entry each, by their index.
+    """
+
+    queues: tuple[Depth, ...]
+
+    @property
+    def pending(self) -> int:
+        """Messages still to be moved, in the queues that answered."""
+        return sum(depth.counts.pending for depth in self.queues if depth.counts is not None)
+
+    @property
+    def dead_letter(self) -> int:
+        """Messages set aside."""
+        return sum(depth.counts.dead_letter for depth in self.queues if depth.counts is not None)
+
+    @property
+    def error(self) -> str | None:
+        """Why a queue could not be asked; None when all answered."""
+        return next((depth.error for depth in self.queues if depth.error is not None), None)
+
+    @property
+    def name(self) -> str:
+        """The names of all queues as one: ``contoso/x-servicebus-transfer/{0…9}``."""
+        names = [depth.queue.path for depth in self.queues]
+        if len(names) == 1:
+            return names[0]
+        at = next(i for i, (zero, one) in enumerate(zip(names[0], names[1], strict=False)) if zero != one)
+        return f"{names[0][:at]}{{0…{len(names) - 1}}}{names[0][at + 1 :]}"
+
+    @property
+    def known_empty(self) -> bool:
+        """Whether every queue answered and none holds anything to be moved."""
+        return self.error is None and not self.pending
+
+
+async def count_queues(transport: Transport, queues: Sequence[Entity], time_limit: float) -> Depths:
+    """Count every queue; what fails is told in the result."""
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(queue: Entity) -> Depth:
+        async with turns:
+            try:
+                return Depth(queue, await within(time_limit, transport.admin.counts(Source(queue))))
+            except TransportError as error:
+                missing = error.reason is FailureReason.NOT_FOUND
+                return Depth(queue, None, None if missing else str(error))
+
+    return Depths(tuple(await asyncio.gather(*(one(queue) for queue in queues))))

@@ -1,0 +1,281 @@
+"""Options that commands share, and the settings that they make."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from pairmq.cli._values import duration, positive
+from pairmq.core import PairOptions
+from pairmq.model import (
+    ConfigurationError,
+    Entity,
+    EntityKind,
+    FailureKind,
+    FailureReason,
+    Source,
+    TransportError,
+)
+from pairmq.pair import Settings, load_settings
+from pairmq.plugins import registry
+from pairmq.transport import Transport
+
+T = TypeVar("T")
+
+_BROKERS = "Brokers"
+_BEHAVIOUR = "Behaviour of the pair"
+_UNUSED = "unused://"
+
+EntityName = Annotated[str, typer.Option("--entity", "-e", metavar="NAME", help="Queue or topic on the primary.")]
+Kind = Annotated[EntityKind, typer.Option("--kind", help="What the entity is.")]
+Json = Annotated[bool, typer.Option("--json", help="Write JSON on stdout, for programs.")]
+
+_PRIMARY = Annotated[
+    str | None,
+    typer.Option("--primary", metavar="URL", help="The primary; else PAIRMQ_PRIMARY.", rich_help_panel=_BROKERS),
+]
+_SECONDARY = Annotated[
+    str | None,
+    typer.Option("--secondary", metavar="URL", help="The secondary; else PAIRMQ_SECONDARY.", rich_help_panel=_BROKERS),
+]
+_CONFIG = Annotated[
+    str | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="TOML file with a table 'pair'; else the one that PAIRMQ_CONFIG names.",
+        rich_help_panel=_BROKERS,
+    ),
+]
+
+
+def _time(flag: str, text: str) -> Any:
+    option = typer.Option(flag, parser=duration, metavar="DURATION", help=text, rich_help_panel=_BEHAVIOUR)
+    return Annotated[float | None, option]
+
+
+_ATTEMPT = _time("--attempt-timeout", "One operation at a broker may take this long. Default 10s.")
+_QUEUES = Annotated[
+    int | None,
+    typer.Option(
+        "--backlog-queues", metavar="N", help="Backlog queues, 1 to 1000. Default 10.", rich_help_panel=_BEHAVIOUR
+    ),
+]
+_TEMPLATE = Annotated[
+    str | None,
+    typer.Option(
+        "--backlog-name-template",
+        metavar="TEXT",
+        help="Name of backlog queues, with {primary} and {index}.",
+        rich_help_panel=_BEHAVIOUR,
+    ),
+]
+
+PRIMARY_ONLY: Mapping[str, Any] = {"primary": _PRIMARY, "config": _CONFIG, "attempt_timeout": _ATTEMPT}
+"""Options of commands that need the primary and nothing else."""
+
+BACKLOG: Mapping[str, Any] = {
+    "primary": _PRIMARY,
+    "secondary": _SECONDARY,
+    "config": _CONFIG,
+    "backlog_queue_count": _QUEUES,
+    "backlog_name_template": _TEMPLATE,
+    "attempt_timeout": _ATTEMPT,
+}
+"""Options of commands that look at both brokers."""
+
+SENDING: Mapping[str, Any] = {
+    **BACKLOG,
+    "failover_interval": _time("--failover-interval", "An entity may fail this long before failover. Default 10s."),
+    "ping_primary_interval": _time("--ping-interval", "Between two pings of a failed-over entity. Default 60s."),
+    "send_timeout": _time("--send-timeout", "One send may take this long, everything included. Default 60s."),
+    "close_grace": _time("--close-grace", "Closing waits this long for what is in flight. Default 5s."),
+    "while_failing": Annotated[
+        str | None,
+        typer.Option(
+            "--while-failing",
+            metavar="wait|raise",
+            help="Try a failing send again until failover, or give it up at once. Default wait.",
+            rich_help_panel=_BEHAVIOUR,
+        ),
+    ],
+    "failover_on_busy": Annotated[
+        bool | None,
+        typer.Option(
+            "--failover-on-busy",
+            help="Let throttling count toward failover. Default no.",
+            rich_help_panel=_BEHAVIOUR,
+        ),
+    ],
+}
+"""Options of commands that send through a pair."""
+
+SYPHON: Mapping[str, Any] = {
+    **BACKLOG,
+    "ping_primary_interval": _time("--ping-interval", "Longest wait between probes of a destination. Default 60s."),
+    "close_grace": SENDING["close_grace"],
+    "syphon_receive_wait": _time("--receive-wait", "One long poll at a backlog queue. Default 15min."),
+    "syphon_batch": Annotated[
+        int | None,
+        typer.Option("--batch", metavar="N", help="Messages a receive. Default 100.", rich_help_panel=_BEHAVIOUR),
+    ],
+    "syphon_max_rate": Annotated[
+        float | None,
+        typer.Option(
+            "--max-rate",
+            parser=positive,
+            metavar="R",
+            help="Move at most R messages a second.",
+            rich_help_panel=_BEHAVIOUR,
+        ),
+    ],
+    "ttl_policy": Annotated[
+        str | None,
+        typer.Option(
+            "--ttl-policy",
+            metavar="restore|elapse",
+            help="Give a message its whole time-to-live again, or count its time in the backlog. Default restore.",
+            rich_help_panel=_BEHAVIOUR,
+        ),
+    ],
+    "allowed_entities": Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow",
+            metavar="PATTERN",
+            help="Deliver only to entities of these patterns; repeatable. Default all.",
+            rich_help_panel=_BEHAVIOUR,
+        ),
+    ],
+}
+"""Options of commands that run the syphon."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairArguments:
+    """What the shared options of one command line say; everything left out comes from environment and file.
+
+    Args:
+        primary: URL; may hold a password.
+        secondary: likewise.
+        config: path of a settings file.
+        options: pair options by name, None where left out.
+    """
+
+    primary: str | None = field(default=None, repr=False)
+    secondary: str | None = field(default=None, repr=False)
+    config: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def settings(self, **forced: Any) -> Settings:
+        """Both URLs and all options; ``forced`` wins over everything.
+
+        Raises:
+            ConfigurationError: a value is wrong or a URL is missing.
+        """
+        return load_settings(
+            primary=self.primary, secondary=self.secondary, config=self.config, overrides={**self.options, **forced}
+        )
+
+    def primary_settings(self) -> Settings:
+        """The primary's URL and all options; a secondary is not asked for. Raises as `settings`."""
+        return load_settings(
+            primary=self.primary,
+            secondary=self.secondary or _UNUSED,
+            config=self.config,
+            overrides=self.options,
+        )
+
+
+def with_pair(shared: Mapping[str, Any]) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Give a command the shared options; it gets their values as its argument ``pair``.
+
+    Args:
+        shared: `PRIMARY_ONLY`, `BACKLOG`, `SENDING` or `SYPHON`.
+    """
+
+    def decorate(command: Callable[..., int]) -> Callable[..., int]:
+        own = inspect.signature(command, eval_str=True)
+        kept = [parameter for name, parameter in own.parameters.items() if name != "pair"]
+        added = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+            for name, annotation in shared.items()
+        ]
+        keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in kept]
+
+        @functools.wraps(command)
+        def wrapper(**given: Any) -> int:
+            values = {name: given.pop(name) for name in shared}
+            urls = {name: values.pop(name, None) for name in ("primary", "secondary", "config")}
+            if isinstance(values.get("allowed_entities"), list):
+                values["allowed_entities"] = tuple(values["allowed_entities"]) or None
+            return command(pair=PairArguments(**urls, options=values), **given)
+
+        wrapper.__signature__ = inspect.Signature([*keywords, *added], return_annotation=int)  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {p.name: p.annotation for p in (*keywords, *added)} | {"return": int}
+        del wrapper.__dict__["__wrapped__"]  # or its signature would be looked at instead
+        return wrapper
+
+    return decorate
+
+
+def examples(*lines: str) -> str:
+    """An epilog with examples, a line each."""
+    return "\n\n".join(("Examples:", *(f"  {line}" for line in lines)))
+
+
+def entity_of(name: str, kind: EntityKind = EntityKind.QUEUE) -> Entity:
+    """The entity that a user named.
+
+    Raises:
+        ConfigurationError: no entity can have that name.
+    """
+    try:
+        return Entity(name, kind)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+
+
+def source_of(name: str, subscription: str | None, dead_letter: bool) -> Source:
+    """The source that a user named. Raises as `entity_of`."""
+    entity = entity_of(name, EntityKind.QUEUE if subscription is None else EntityKind.TOPIC)
+    try:
+        return Source(entity, subscription, dead_letter)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+
+
+def transport_of(url: str) -> Transport:
+    """The transport of a URL; no IO. Raises `ConfigurationError`."""
+    return registry.transport(url)
+
+
+def backlog_queues(primary: Transport, options: PairOptions) -> tuple[Entity, ...]:
+    """The backlog queues of a primary, by their index. Raises as `entity_of`."""
+    return tuple(entity_of(name) for name in options.backlog_queue_names(primary.endpoint.name))
+
+
+async def within(seconds: float, operation: Awaitable[T]) -> T:
+    """Await an operation of a broker under a time limit.
+
+    Raises:
+        TransportError: it failed, or did not end in time.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            return await operation
+    except TimeoutError:
+        text = f"no answer within {seconds:g} s"
+        raise TransportError(text, FailureKind.UNAVAILABLE, FailureReason.TIMEOUT) from None
+
+
+def at_broker(transport: Transport, error: BaseException) -> str:
+    """A broker's failure in words that name the broker, once."""
+    text = str(error) or type(error).__name__
+    return text if transport.endpoint.url in text else f"{transport.endpoint}: {text}"

@@ -1,0 +1,119 @@
+"""``pairmq demo``: watch a failover happen, and have every message counted."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated, Any
+
+import typer
+
+from pairmq.cli._common import entity_of, examples, transport_of
+from pairmq.cli._demo_plan import Plan, Texts
+from pairmq.cli._demo_run import DemoRun
+from pairmq.cli._errors import BadUsage
+from pairmq.cli._signals import run_async
+from pairmq.cli._values import duration, positive
+from pairmq.core import PairOptions
+from pairmq.plugins import BrokerControl, registry
+
+_MEMORY = ("memory://primary", "memory://secondary")
+_EPILOG = examples(
+    "pairmq demo",
+    "pairmq demo --messages 5000 --rate 1000 --seed 7",
+    "pairmq demo --json",
+    "pairmq demo --primary redis://127.0.0.1:6379/0 --secondary redis://127.0.0.1:6380/0",
+)
+
+
+def add(app: typer.Typer) -> None:
+    """Enter the command into the application."""
+    app.command(epilog=_EPILOG)(demo)
+
+
+def _interval(flag: str, text: str) -> Any:
+    return typer.Option(flag, parser=duration, metavar="DURATION", help=text)
+
+
+def demo(
+    primary: Annotated[str, typer.Option("--primary", metavar="URL", help="The primary.")] = _MEMORY[0],
+    secondary: Annotated[str, typer.Option("--secondary", metavar="URL", help="The secondary.")] = _MEMORY[1],
+    messages: Annotated[
+        int | None, typer.Option("--messages", "-n", metavar="N", min=1, max=10_000_000, help="Messages. Default 2000.")
+    ] = None,
+    input: Annotated[
+        str | None, typer.Option("--input", "-i", metavar="FILE", help="Send the lines of this file instead.")
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option("--rate", parser=positive, metavar="R", help="Messages a second. Default: all within 10 s."),
+    ] = None,
+    entity: Annotated[
+        list[str] | None,
+        typer.Option("--entity", "-e", metavar="NAME", help="Queues; repeatable. Default orders, prices."),
+    ] = None,
+    failover_interval: Annotated[
+        float, _interval("--failover-interval", "An entity may fail this long before failover.")
+    ] = "1s",  # type: ignore[assignment]  # the parser reads defaults too
+    ping_interval: Annotated[
+        float, _interval("--ping-interval", "Between two pings of a failed-over entity.")
+    ] = "500ms",  # type: ignore[assignment]
+    backlog_queues: Annotated[int, typer.Option("--backlog-queues", metavar="N", help="Backlog queues.")] = 4,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", help="Make the choices of chance repeatable.")
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Write the verdict as JSON on stdout, and nothing else.")
+    ] = False,
+) -> int:
+    """Send through a pair, take its primary away in mid-stream, bring it back, and count every message.
+
+    The brokers are made in this process unless others are named; those are not taken away: do that yourself meanwhile.
+    Exit status: 0 when every message was accepted and delivered, 1 when not, 130 after Ctrl-C.
+    """
+    if messages is not None and input is not None:
+        raise BadUsage("--messages and --input exclude each other: a file has as many messages as lines")
+    own = all(url.partition("://")[0].lower() == "memory" for url in (primary, secondary))
+    run_id = secrets.token_hex(3) if seed is None else f"{seed:x}"
+    names = entity or (
+        ["orders", "prices"] if own else [f"pairmq-demo/{run_id}/{name}" for name in ("orders", "prices")]
+    )
+    if len(set(names)) < len(names):
+        raise BadUsage("--entity names a queue twice")
+    entities = tuple(entity_of(name) for name in names)
+    with Texts(input, messages or 2000) as texts:
+        plan = Plan(len(texts), rate, failover_interval)
+        options = PairOptions(
+            backlog_queue_count=backlog_queues,
+            failover_interval=failover_interval,
+            ping_primary_interval=ping_interval,
+            enable_syphon=True,
+            send_timeout=max(30.0, 3 * failover_interval),
+            attempt_timeout=2.0,
+            syphon_batch=20,
+            syphon_max_rate=plan.drain_rate,
+            # Names of its own: it must not touch what another program has diverted.
+            backlog_name_template="{primary}/x-servicebus-transfer/{index}"
+            if own
+            else f"{{primary}}/pairmq-demo-{run_id}/{{index}}",
+        )
+        for url in (primary, secondary):
+            transport_of(url)  # a bad one fails here, before anything is drawn
+        run = DemoRun(
+            primary,
+            secondary,
+            options,
+            entities,
+            plan,
+            texts,
+            run_id=run_id,
+            seed=seed,
+            control=_control(primary),
+            json=json,
+        )
+        return run_async(run.run, graceful=True)
+
+
+def _control(url: str) -> BrokerControl | None:
+    """The control of an in-process broker; None for one that can't be taken away from here."""
+    control = registry.transport_record(url).broker_control
+    return None if control is None else control(url)

@@ -1,0 +1,103 @@
+"""The demo's consumer: takes everything out of the primary, and tells the account what it saw."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from pairmq.cli._common import within
+from pairmq.cli._demo_scene import Scene
+from pairmq.cli._demo_tally import Tally
+from pairmq.model import Delivery, Entity, Source, TransportError
+from pairmq.transport import Receiver, Transport
+
+_PREFETCH = 200
+_POLL = 2.0  # s of one long poll
+_LIMIT = 5.0  # s of one operation
+_LAST_LOOKS = 100
+
+
+class Consumer:
+    """Reads all entities at the same time, through every outage.
+
+    Args:
+        transport: to the primary; its own, as a consumer is another program.
+        entities: what to read.
+        tally: the account of all messages.
+        scene: shows how many came.
+    """
+
+    def __init__(self, transport: Transport, entities: Sequence[Entity], tally: Tally, scene: Scene) -> None:
+        self.transport = transport
+        self._entities = entities
+        self._tally = tally
+        self._scene = scene
+        self._tasks: list[asyncio.Task[None]] = []
+        self._uncompleted: set[tuple[Entity, str]] = set()  # counted, and still in the broker
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._tasks = [asyncio.create_task(self._consume(entity)) for entity in self._entities]
+
+    async def has_all(self) -> bool | None:
+        """Whether nothing is left in the primary; None if it does not answer."""
+        admin = self.transport.admin
+        try:
+            counts = [await within(_POLL, admin.counts(Source(entity))) for entity in self._entities]
+        except TransportError:
+            return None
+        return not any(one.pending for one in counts)
+
+    async def finish(self, *, patient: bool) -> bool:
+        """Read what is left, then stop; tells whether everything was seen.
+
+        Args:
+            patient: try again for a while if the primary does not answer.
+        """
+        seen = await self.has_all()
+        for _ in range(_LAST_LOOKS):
+            if seen or (seen is None and not patient):
+                break
+            await asyncio.sleep(0.1)
+            seen = await self.has_all()
+        await cancel(self._tasks)
+        return seen is True
+
+    async def _consume(self, entity: Entity) -> None:
+        receiver = self.transport.receiver(Source(entity))
+        while True:
+            try:
+                deliveries = await within(_POLL + _LIMIT, receiver.receive(_PREFETCH, _POLL))
+                await self._take(receiver, entity, deliveries)
+            except TransportError:
+                await asyncio.sleep(0.2)
+
+    async def _take(self, receiver: Receiver, entity: Entity, deliveries: Sequence[Delivery]) -> None:
+        ours = []
+        for delivery in deliveries:
+            index = self._tally.index(delivery.message.message_id)
+            if index is None:
+                await receiver.abandon(delivery)  # somebody else's
+                continue
+            ours.append(delivery)
+            copy = (entity, delivery.sequence_number)
+            if copy in self._uncompleted:  # the same copy again, as completing it had failed
+                continue
+            # Until completing it is confirmed, it may be delivered again.
+            self._uncompleted.add(copy)
+            self._tally.arrived(index)
+            self._scene.entities[entity].delivered += 1
+        if not ours:
+            return
+        results = await within(_LIMIT, receiver.complete_batch(ours))
+        for delivery, result in zip(ours, results, strict=True):
+            if result is None:
+                self._uncompleted.discard((entity, delivery.sequence_number))
+
+
+async def cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel tasks and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)

@@ -1,0 +1,323 @@
+"""Runs the demo: a producer, a consumer, an outage, and the account of it all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Coroutine
+from typing import Any
+
+from rich.live import Live
+
+from pairmq.cli._backlog_counts import count_queues
+from pairmq.cli._common import at_broker, transport_of, within
+from pairmq.cli._demo_consumer import Consumer, cancel
+from pairmq.cli._demo_plan import Plan, Texts
+from pairmq.cli._demo_scene import EntityScene, Scene
+from pairmq.cli._demo_tally import Tally
+from pairmq.cli._demo_view import DemoView, PlainView, verdict_table
+from pairmq.cli._errors import CommandFailed
+from pairmq.cli._output import note, put_json, stderr_console, stdout_console
+from pairmq.cli._signals import Stop
+from pairmq.core import PairOptions
+from pairmq.model import Entity, Message, PairMQError, SendError, SendRefused, Source, TransportError
+from pairmq.pair import Pair, PairSender
+from pairmq.plugins import BrokerControl
+from pairmq.runner import Clock
+from pairmq.transport import Transport
+
+_FRAME = 0.1  # s between two drawings
+_COUNTING = 0.2  # s between two looks at the backlog
+_SENDERS = 4  # per entity: each diverts to a backlog queue of its own choice
+_IN_FLIGHT = 5000
+_SETTLED = 0.6  # s that must pass without news before the account is closed
+
+
+class DemoRun:
+    """One run.
+
+    Args:
+        primary: URL.
+        secondary: URL.
+        options: of the pair.
+        entities: the queues that messages go to, in turn.
+        plan: when what happens.
+        texts: the bodies.
+        run_id: makes the ids of this run its own.
+        seed: of chance; None for another one each time.
+        control: takes the primary away; None when that can't be done from here.
+        json: write the verdict as JSON on stdout, the rest on stderr.
+    """
+
+    def __init__(
+        self,
+        primary: str,
+        secondary: str,
+        options: PairOptions,
+        entities: tuple[Entity, ...],
+        plan: Plan,
+        texts: Texts,
+        *,
+        run_id: str,
+        seed: int | None,
+        control: BrokerControl | None,
+        json: bool,
+    ) -> None:
+        self._entities = entities
+        self._plan = plan
+        self._texts = texts
+        self._control = control
+        self._json = json
+        self._secondary = transport_of(secondary)
+        # Chance spreads load here, it guards nothing.
+        clock = Clock(rng=None if seed is None else random.Random(seed))  # noqa: S311
+        self._pair = Pair.connect(primary, secondary, options=options, clock=clock)
+        self._tally = Tally(run_id, plan.messages)
+        self._scene = Scene(
+            primary=self._pair.primary.endpoint.url,
+            secondary=self._pair.secondary.endpoint.url,
+            entities=_scenes(entities),
+            tally=self._tally,
+            total=plan.messages,
+            queues=options.backlog_queue_count,
+            pace=plan.messages / plan.sending,
+            staged=control is not None,
+        )
+        self._console = stderr_console() if json else stdout_console()
+        self._lively = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._consumer = Consumer(transport_of(primary), entities, self._tally, self._scene)
+        self._plain = PlainView(self._scene, self._console)
+        self._made: list[Entity] = []
+        self._sends: set[asyncio.Task[None]] = set()
+        self._started = 0.0
+
+    async def run(self, stop: Stop) -> int:
+        """Run it; returns the exit status."""
+        try:
+            await self._prepare(self._pair.primary)
+            self._pair.subscribe(self._scene.on_event)
+            async with self._pair:
+                self._started = asyncio.get_running_loop().time()
+                if self._control is None:
+                    note(f"{self._pair.primary.endpoint} can't be taken away from here: stop and start it yourself")
+                self._consumer.start()
+                await self._with_picture(self._course(stop))
+            # The pair is closed: nothing is in the syphon's hand any more, a message is in the one place or the other.
+            gone = self._control is None and self._scene.primary_down
+            primary_read = await self._consumer.finish(patient=not gone)
+            async with self._secondary:
+                waiting = await self._still_waiting()
+                await self._clean_up()
+        finally:
+            await self._pair.close()
+            await self._consumer.transport.close()
+        verdict = self._tally.verdict(waiting, primary_read=primary_read)
+        status = stop.exit_status if stop.asked else 0 if verdict.ok else 1
+        if self._json:
+            extra = {
+                "outage_staged": self._control is not None,
+                "elapsed": round(self._scene.now, 3),
+                "stopped": stop.asked,
+            }
+            put_json({**verdict.as_json(), **extra})
+        else:
+            self._console.print(verdict_table(verdict, stopped=stop.asked))
+        return status
+
+    # The course of events.
+
+    async def _course(self, stop: Stop) -> None:
+        """Everything from the first send to the settled account."""
+        scene = self._scene
+        helpers = [asyncio.create_task(self._count())]
+        try:
+            scene.phase = "sending"
+            outage = asyncio.create_task(self._outage(stop))
+            helpers.append(outage)
+            await self._produce(stop)
+            if not stop.asked:
+                scene.phase = "draining"
+                await outage
+            await self._end_sends(stop)
+            if not stop.asked:
+                await self._settle(stop)
+            elif self._control is not None:
+                await self._control.restore()
+                scene.primary_is(down=False, text="stopped early: the primary is back")
+            scene.phase = "stopped" if stop.asked else "done"
+        finally:
+            await cancel(helpers)
+        for helper in helpers:
+            if not helper.cancelled() and helper.exception() is not None:
+                raise CommandFailed(str(helper.exception())) from helper.exception()
+
+    async def _produce(self, stop: Stop) -> None:
+        loop = asyncio.get_running_loop()
+        senders = [[self._pair.sender(entity.path) for _ in range(_SENDERS)] for entity in self._entities]
+        many = len(self._entities)
+        for index, body in enumerate(self._texts):
+            if index >= self._plan.messages:
+                return
+            wait = self._started + self._plan.due_at(index) - loop.time()
+            if wait > 0 and await stop.wait(wait):
+                return
+            while len(self._sends) >= _IN_FLIGHT and not stop.asked:
+                await asyncio.wait(self._sends, timeout=0.1, return_when=asyncio.FIRST_COMPLETED)
+            if stop.asked:
+                return
+            sender = senders[index % many][index // many % _SENDERS]
+            task = asyncio.create_task(self._send(sender, index, body))
+            self._sends.add(task)
+            task.add_done_callback(self._sends.discard)
+            if wait <= 0 and index % 50 == 49:
+                await asyncio.sleep(0)  # behind the plan: let the others work too
+
+    async def _send(self, sender: PairSender, index: int, body: bytes) -> None:
+        entity = self._scene.entities[sender.entity]
+        entity.in_flight += 1
+        self._tally.started(index)
+        message_id = self._tally.message_id(index)
+        try:
+            self._tally.ended_as(index, await sender.send(Message(body, message_id=message_id)))
+        except SendError as error:
+            self._tally.ended_as(index, error)
+            self._scene.add(str(error), "red")
+        except PairMQError as error:
+            self._tally.ended_as(index, SendRefused(str(error)))
+        finally:
+            entity.in_flight -= 1
+
+    async def _outage(self, stop: Stop) -> None:
+        if self._control is None:
+            return
+        loop = asyncio.get_running_loop()
+        if await stop.wait(max(0.0, self._started + self._plan.outage_at - loop.time())):
+            return
+        await self._control.stop()
+        self._scene.primary_is(down=True, text="the primary is taken away")
+        if await stop.wait(max(0.0, self._started + self._plan.outage_ends_at - loop.time())):
+            return
+        await self._control.restore()
+        self._scene.primary_is(down=False, text="the primary is back")
+
+    async def _end_sends(self, stop: Stop) -> None:
+        """Wait for what is in flight; after a signal no longer than the pair's grace."""
+        if self._sends and not stop.asked:
+            await stop.or_result(asyncio.wait(set(self._sends)))
+        if self._sends:
+            await asyncio.wait(set(self._sends), timeout=self._pair.options.close_grace)
+        for task in tuple(self._sends):
+            task.cancel()
+
+    async def _settle(self, stop: Stop) -> None:
+        """Wait until the backlog is empty and everything accepted was delivered, or nothing moves any more."""
+        loop = asyncio.get_running_loop()
+        seen: tuple[int, ...] = ()
+        since = loop.time()
+        while not await stop.wait(0.1):
+            depths = self._scene.depths
+            now_seen = (self._tally.delivered, self._scene.moved, self._scene.pending)
+            if now_seen != seen:
+                seen, since = now_seen, loop.time()
+            quiet = loop.time() - since
+            empty = depths is not None and depths.known_empty
+            waiting = self._control is None and self._scene.primary_down
+            self._scene.phase = "waiting, Ctrl-C ends" if waiting else "draining"
+            if empty and not self._tally.undelivered and quiet > _SETTLED:
+                return
+            if empty and quiet > 5 and await self._consumer.has_all():
+                return  # something is lost, and waiting does not bring it back
+            if self._control is not None and quiet > 30:
+                return
+
+    # Who watches.
+
+    async def _count(self) -> None:
+        while True:
+            queues = self._pair.backlog_queues
+            self._scene.saw_depths(await count_queues(self._pair.secondary, queues, 1.0))
+            await asyncio.sleep(_COUNTING)
+
+    # Before and after.
+
+    async def _prepare(self, primary: Transport) -> None:
+        """Make the queues; one that others use is left alone."""
+        admin = primary.admin
+        try:
+            await within(5.0, self._pair.secondary.admin.check())
+        except TransportError as error:
+            raise CommandFailed(at_broker(self._pair.secondary, error)) from error
+        try:
+            for entity in self._entities:
+                if await within(5.0, admin.create(entity)):
+                    self._made.append(entity)
+                elif (await within(5.0, admin.counts(Source(entity)))).pending:
+                    raise CommandFailed(
+                        f"{entity} on {primary.endpoint} holds messages: name another one with --entity"
+                    )
+        except TransportError as error:
+            raise CommandFailed(at_broker(primary, error)) from error
+
+    async def _still_waiting(self) -> frozenset[int]:
+        """Which messages are in the backlog still; none at an ordinary end."""
+        found: set[int] = set()
+        if not self._tally.undelivered:
+            return frozenset()
+        for queue in self._pair.backlog_queues:
+            with contextlib.suppress(TransportError):
+                for delivery in await within(5.0, self._secondary.admin.peek(Source(queue), 1_000_000)):
+                    index = self._tally.index(delivery.message.message_id)
+                    if index is not None:
+                        found.add(index)
+        return frozenset(found)
+
+    async def _clean_up(self) -> None:
+        """Delete what this run made, unless messages are left in it."""
+        if self._control is not None or self._tally.undelivered:
+            return
+        with contextlib.suppress(TransportError):
+            for entity in self._made:
+                await within(5.0, self._consumer.transport.admin.delete(entity))
+            for queue in self._pair.backlog_queues:
+                await within(5.0, self._secondary.admin.delete(queue))
+
+    # The picture.
+
+    async def _with_picture(self, course: Coroutine[Any, Any, None]) -> None:
+        drawing = asyncio.create_task(self._draw())
+        try:
+            await course
+        finally:
+            drawing.cancel()
+            await asyncio.wait((drawing,))
+            self._tick()
+            if not self._lively:
+                self._plain.update()
+
+    async def _draw(self) -> None:
+        if not self._lively:
+            while True:
+                self._tick()
+                self._plain.update()
+                await asyncio.sleep(_FRAME)
+        with Live(DemoView(self._scene), console=self._console, auto_refresh=False, screen=False) as live:
+            try:
+                while True:
+                    self._tick()
+                    live.refresh()
+                    await asyncio.sleep(_FRAME)
+            finally:
+                self._tick()
+                self._scene.finished = True
+                live.refresh()
+
+    def _tick(self) -> None:
+        self._scene.tick(asyncio.get_running_loop().time() - self._started)
+
+
+def _scenes(entities: tuple[Entity, ...]) -> dict[Entity, EntityScene]:
+    """One scene an entity, under the last part of its path where that tells them apart."""
+    short = [entity.path.rpartition("/")[2] for entity in entities]
+    names = short if len(set(short)) == len(short) else [entity.path for entity in entities]
+    return {entity: EntityScene(name) for entity, name in zip(entities, names, strict=True)}

@@ -1,0 +1,178 @@
+"""Keeps account of every message of a demo: what the sender was told, and what a consumer saw."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pairmq.model import Receipt, Route, SendError, SendUnknown
+
+
+class Fate(enum.IntEnum):
+    """What the sender was told of a message."""
+
+    UNSENT = 0
+    IN_FLIGHT = 1
+    PRIMARY = 2
+    BACKLOG = 3
+    REFUSED = 4
+    UNKNOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The account at the end.
+
+    Args:
+        sent: messages given to the pair.
+        accepted_primary: receipts from the primary.
+        accepted_backlog: receipts from a backlog queue.
+        refused: accepted nowhere, and said so.
+        unknown: the pair could not tell, and said so.
+        delivered: different messages that the consumer saw.
+        left_in_backlog: accepted, and still waiting for the syphon.
+        unverified: accepted, and in neither place as far as could be seen: the primary can't be read.
+        lost: accepted, and in neither place for certain.
+        duplicates_explained: further copies that a receipt or the syphon had announced as possible.
+        duplicates_unexplained: further copies, or refused messages that came all the same.
+        longest_send: seconds.
+    """
+
+    sent: int
+    accepted_primary: int
+    accepted_backlog: int
+    refused: int
+    unknown: int
+    delivered: int
+    left_in_backlog: int
+    unverified: int
+    lost: int
+    duplicates_explained: int
+    duplicates_unexplained: int
+    longest_send: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether every message was accepted, and nothing was lost or came unexplained."""
+        return not (self.lost or self.unverified or self.duplicates_unexplained or self.refused or self.unknown)
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, for programs."""
+        return {**asdict(self), "longest_send": round(self.longest_send, 6), "ok": self.ok}
+
+
+class Tally:
+    """The account; two bytes and a bit a message.
+
+    Args:
+        run_id: makes the ids of this run its own.
+        total: how many messages there will be.
+    """
+
+    def __init__(self, run_id: str, total: int) -> None:
+        self._prefix = f"demo-{run_id}-"
+        self._fates = bytearray(total)
+        self._copies = bytearray(total)
+        self._maybe = bytearray(total)
+        self.counts = [0] * len(Fate)
+        self.delivered = 0
+        self.longest_send = 0.0
+
+    def message_id(self, index: int) -> str:
+        """The id of a message."""
+        return f"{self._prefix}{index}"
+
+    def index(self, message_id: str | None) -> int | None:
+        """Which message an id is; None for one of somebody else."""
+        if message_id is None or not message_id.startswith(self._prefix):
+            return None
+        digits = message_id[len(self._prefix) :]
+        index = int(digits) if digits.isascii() and digits.isdigit() else -1
+        return index if 0 <= index < len(self._fates) else None
+
+    @property
+    def sent(self) -> int:
+        """Messages given to the pair."""
+        return sum(self.counts[Fate.IN_FLIGHT :])
+
+    @property
+    def accepted(self) -> int:
+        """Messages with a receipt."""
+        return self.counts[Fate.PRIMARY] + self.counts[Fate.BACKLOG]
+
+    @property
+    def ended(self) -> int:
+        """Messages whose sender was told something."""
+        return self.sent - self.counts[Fate.IN_FLIGHT]
+
+    def started(self, index: int) -> None:
+        """A message was given to the pair."""
+        self._fates[index] = Fate.IN_FLIGHT
+        self.counts[Fate.IN_FLIGHT] += 1
+
+    def ended_as(self, index: int, result: Receipt | SendError) -> None:
+        """A send ended."""
+        if isinstance(result, Receipt):
+            fate = Fate.PRIMARY if result.route is Route.PRIMARY else Fate.BACKLOG
+            self.longest_send = max(self.longest_send, result.elapsed)
+            self._maybe[index] |= result.maybe_duplicate
+        else:
+            fate = Fate.UNKNOWN if isinstance(result, SendUnknown) else Fate.REFUSED
+        self.counts[self._fates[index]] -= 1
+        self._fates[index] = fate
+        self.counts[fate] += 1
+
+    def announced(self, message_id: str) -> None:
+        """The syphon said that a second copy of a message may come."""
+        index = self.index(message_id)
+        if index is not None:
+            self._maybe[index] = 1
+
+    def arrived(self, index: int) -> None:
+        """The consumer saw a copy of a message."""
+        self.delivered += not self._copies[index]
+        self._copies[index] = min(255, self._copies[index] + 1)
+
+    @property
+    def undelivered(self) -> int:
+        """Accepted messages that the consumer has not seen."""
+        seen = sum(1 for fate, copies in zip(self._fates, self._copies, strict=True) if copies and fate in _ACCEPTED)
+        return self.accepted - seen
+
+    def verdict(self, waiting: frozenset[int] = frozenset(), *, primary_read: bool = True) -> Verdict:
+        """Settle the account.
+
+        Args:
+            waiting: messages that are still in the backlog.
+            primary_read: the consumer could see everything that the primary holds.
+        """
+        left = lost = explained = unexplained = 0
+        for index, (fate, copies) in enumerate(zip(self._fates, self._copies, strict=True)):
+            if fate in _ACCEPTED and not copies:
+                if index in waiting:
+                    left += 1
+                else:
+                    lost += 1
+            elif copies > 1 and (self._maybe[index] or fate == Fate.UNKNOWN):
+                explained += copies - 1
+            elif copies > 1:
+                unexplained += copies - 1
+            unexplained += bool(copies and fate == Fate.REFUSED)
+        return Verdict(
+            sent=self.sent,
+            accepted_primary=self.counts[Fate.PRIMARY],
+            accepted_backlog=self.counts[Fate.BACKLOG],
+            refused=self.counts[Fate.REFUSED],
+            unknown=self.counts[Fate.UNKNOWN] + self.counts[Fate.IN_FLIGHT],
+            delivered=self.delivered,
+            left_in_backlog=left,
+            unverified=0 if primary_read else lost,
+            lost=lost if primary_read else 0,
+            duplicates_explained=explained,
+            duplicates_unexplained=unexplained,
+            longest_send=self.longest_send,
+        )
+
+
+_ACCEPTED = (Fate.PRIMARY, Fate.BACKLOG)

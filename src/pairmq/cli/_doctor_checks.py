@@ -1,0 +1,210 @@
+"""The checks of ``pairmq doctor``, in order; each gives findings."""
+
+from __future__ import annotations
+
+import enum
+import platform
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from typing import Any
+
+from pairmq.cli._common import PairArguments, at_broker, backlog_queues, transport_of, within
+from pairmq.cli._status_look import see_broker
+from pairmq.cli._values import grouped, plural, short_duration
+from pairmq.core import Diversion, PairOptions, divert
+from pairmq.model import ConfigurationError, Entity, FailureReason, Message, TransportError
+from pairmq.pair import Settings
+from pairmq.plugins import registry
+from pairmq.runner._backlog import BACKLOG_PROPERTIES  # SPEC 5.2's values have this one home
+from pairmq.transport import Transport
+
+_SLOW = 0.5  # s: a broker that answers slower than this makes every send slow
+_ROOM = 0.95  # share of the primary's largest message that the backlog should take
+_WANTED = ("probes", "dead_letter", "lock_renewal", "time_to_live", "scheduling", "durable")
+
+
+class Grade(enum.StrEnum):
+    """How bad it is."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "FAIL"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check.
+
+    Args:
+        grade: how bad it is.
+        subject: what was checked.
+        text: what was found.
+        advice: what to do about it.
+    """
+
+    grade: Grade
+    subject: str
+    text: str
+    advice: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {"grade": self.grade.value.lower(), "subject": self.subject, "text": self.text, "advice": self.advice}
+
+
+async def all_checks(pair: PairArguments) -> AsyncIterator[Finding]:
+    """Check everything; what can't be checked because an earlier check failed is left out."""
+    yield _python()
+    for finding in _plugins():
+        yield finding
+    try:
+        settings = pair.settings()
+        transports = (transport_of(settings.primary), transport_of(settings.secondary))
+    except ConfigurationError as error:
+        yield Finding(Grade.FAIL, "settings", str(error), "mend it, and run this again")
+        return
+    for finding in _settings(settings, *transports):
+        yield finding
+    primary, secondary = transports
+    limit = settings.options.attempt_timeout
+    async with primary, secondary:
+        reachable = {}
+        for side, transport in (("primary", primary), ("secondary", secondary)):
+            seen = await see_broker(transport, limit)
+            reachable[side] = seen.error is None
+            yield _broker(side, transport, seen.seconds, seen.error)
+            if reachable[side]:
+                yield _capabilities(side, transport)
+        if all(reachable.values()):
+            yield _size(primary, secondary)
+        if reachable["secondary"]:
+            async for finding in _queues(secondary, backlog_queues(primary, settings.options), limit):
+                yield finding
+
+
+def _python() -> Finding:
+    return Finding(Grade.OK, "python", f"{platform.python_version()} on {platform.system()}")
+
+
+def _plugins() -> Iterator[Finding]:
+    for plugin in registry.plugins:
+        name = f"plugin {plugin.name}"
+        if plugin.error:
+            yield Finding(Grade.FAIL, name, plugin.error, f"reinstall or remove {plugin.distribution or 'it'}")
+        else:
+            schemes = [f"{scheme}://" for record in plugin.transports for scheme in record.schemes]
+            yield Finding(
+                Grade.OK, name, f"{plugin.distribution or 'registered by hand'}: {', '.join(schemes) or 'observers'}"
+            )
+    for conflict in registry.conflicts():
+        yield Finding(Grade.FAIL, "plugins", conflict)
+    if not registry.plugins:
+        yield Finding(Grade.FAIL, "plugins", "none installed", "pip install 'pairmq-redis[memory]', or another one")
+
+
+def _settings(settings: Settings, primary: Transport, secondary: Transport) -> Iterator[Finding]:
+    yield Finding(
+        Grade.OK, "settings", f"{primary.endpoint} backed by {secondary.endpoint}{_changed(settings.options)}"
+    )
+    if primary.endpoint.identity == secondary.endpoint.identity:
+        yield Finding(
+            Grade.FAIL, "settings", "primary and secondary are the same broker", "pair two that can fail independently"
+        )
+    elif primary.endpoint.identity[1:2] == secondary.endpoint.identity[1:2]:
+        yield Finding(
+            Grade.WARN,
+            "settings",
+            "primary and secondary are on the same host",
+            "a host that fails takes both away: use another one in production",
+        )
+    options = settings.options
+    if options.attempt_timeout >= options.send_timeout:
+        yield Finding(
+            Grade.WARN,
+            "settings",
+            f"attempt_timeout ({options.attempt_timeout:g} s) reaches send_timeout ({options.send_timeout:g} s)",
+            "a primary that hangs would leave no time for the backlog: lower attempt_timeout",
+        )
+    if options.while_failing == "wait" and options.failover_interval >= options.send_timeout:
+        yield Finding(
+            Grade.WARN,
+            "settings",
+            f"failover_interval ({options.failover_interval:g} s) reaches send_timeout ({options.send_timeout:g} s)",
+            "sends would end before failover is engaged: raise send_timeout",
+        )
+
+
+def _changed(options: PairOptions) -> str:
+    """The options that differ from their defaults."""
+    usual = PairOptions()
+    changed = [
+        f"{entry.name}={getattr(options, entry.name)!r}"
+        for entry in fields(options)
+        if getattr(options, entry.name) != getattr(usual, entry.name)
+    ]
+    return f"; {', '.join(changed)}" if changed else "; all options at their defaults"
+
+
+def _broker(side: str, transport: Transport, seconds: float, error: str | None) -> Finding:
+    if error is not None:
+        return Finding(Grade.FAIL, side, at_broker(transport, Exception(error)), "start it, or correct its URL")
+    if seconds > _SLOW:
+        text = f"{transport.endpoint} answers in {short_duration(seconds)}"
+        return Finding(Grade.WARN, side, text, "every send takes at least that long: use a nearer broker")
+    return Finding(Grade.OK, side, f"{transport.endpoint} answers in {short_duration(seconds)}")
+
+
+def _capabilities(side: str, transport: Transport) -> Finding:
+    capabilities = transport.capabilities
+    missing = [name.replace("_", "-") for name in _WANTED if not getattr(capabilities, name)]
+    subject = f"{side} can"
+    if missing:
+        consequence = "what it accepts is lost with its process" if "durable" in missing else "see the transport's docs"
+        return Finding(Grade.WARN, subject, f"not: {', '.join(missing)}", consequence)
+    return Finding(Grade.OK, subject, "all that a pair uses")
+
+
+def _size(primary: Transport, secondary: Transport) -> Finding:
+    """Whether the largest message of the primary fits the secondary in its backlog form (SPEC 3.8)."""
+    most, room = primary.capabilities.max_message_bytes, secondary.capabilities.max_message_bytes
+    if room is None:
+        return Finding(Grade.OK, "message size", "the secondary takes messages of any size")
+    sample = Message(message_id="0" * 32)
+    envelope = divert(sample, Diversion(Entity("e" * 100), datetime.now(UTC), "0" * 32, 1, True))
+    needed = secondary.measure(envelope) - primary.measure(sample)
+    largest = room - needed
+    if most is None or largest < _ROOM * most:
+        own = "of any size" if most is None else f"up to {grouped(most)} bytes"
+        text = f"the primary takes messages {own}, the backlog up to about {grouped(largest)} bytes"
+        return Finding(Grade.WARN, "message size", text, "larger ones are refused during an outage: keep them smaller")
+    return Finding(Grade.OK, "message size", f"up to about {grouped(min(most, largest))} bytes fit both brokers")
+
+
+async def _queues(secondary: Transport, queues: tuple[Entity, ...], limit: float) -> AsyncIterator[Finding]:
+    """Whether the backlog queues are what SPEC 5.2 asks for."""
+    missing, sound = [], 0
+    for queue in queues:
+        try:
+            actual = await within(limit, secondary.admin.properties(queue))
+        except TransportError as error:
+            if error.reason is FailureReason.NOT_FOUND:
+                missing.append(queue)
+                continue
+            yield Finding(Grade.FAIL, f"backlog queue {queue}", at_broker(secondary, error), "look at the secondary")
+            return
+        differences = BACKLOG_PROPERTIES.differences(actual)
+        if differences:
+            yield Finding(
+                Grade.WARN,
+                f"backlog queue {queue}",
+                "; ".join(differences),
+                "an existing queue is left as it is: change it at the broker if that matters",
+            )
+        else:
+            sound += 1
+    if missing:
+        text = f"{plural(len(missing), 'queue')} of {len(queues)} missing, the first is {missing[0]}"
+        yield Finding(Grade.WARN, "backlog queues", text, "they are made when a program opens the pair")
+    if sound:
+        yield Finding(Grade.OK, "backlog queues", f"{sound} of {len(queues)} as they should be")

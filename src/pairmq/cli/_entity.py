@@ -1,0 +1,134 @@
+"""``pairmq entity``: make, delete and list queues and topics of the primary."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pairmq.cli._common import (
+    PRIMARY_ONLY,
+    Json,
+    Kind,
+    PairArguments,
+    at_broker,
+    entity_of,
+    examples,
+    source_of,
+    transport_of,
+    with_pair,
+    within,
+)
+from pairmq.cli._errors import BadUsage, CommandFailed, printable
+from pairmq.cli._output import put_json, say
+from pairmq.cli._signals import Stop, run_async
+from pairmq.model import EntityKind, TransportError
+
+_EPILOG = examples("pairmq entity create orders", "pairmq entity list", "pairmq entity delete orders --yes")
+
+group = typer.Typer(
+    no_args_is_help=True, help="Make, delete and list queues and topics of the primary.", epilog=_EPILOG
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The queue's or topic's path.")]
+
+
+def add(app: typer.Typer) -> None:
+    """Enter the group into the application."""
+    app.add_typer(group, name="entity")
+
+
+@group.command()
+@with_pair(PRIMARY_ONLY)
+def create(
+    pair: PairArguments,
+    name: Name,
+    kind: Kind = EntityKind.QUEUE,
+    subscription: Annotated[
+        list[str] | None, typer.Option("--subscription", "-s", metavar="NAME", help="Of a topic; repeatable.")
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Make a queue or topic, with subscriptions; what exists is left as it is."""
+    entity = entity_of(name, kind)
+    if subscription and kind is not EntityKind.TOPIC:
+        raise BadUsage("a queue has no subscriptions: add --kind topic")
+    for one in subscription or ():
+        source_of(name, one, dead_letter=False)
+    settings = pair.primary_settings()
+    transport = transport_of(settings.primary)
+    limit = settings.options.attempt_timeout
+
+    async def run(stop: Stop) -> int:
+        async with transport:
+            try:
+                made = await within(limit, transport.admin.create(entity))
+                for one in subscription or ():
+                    await within(limit, transport.admin.create_subscription(entity, one))
+            except TransportError as error:
+                raise CommandFailed(at_broker(transport, error)) from error
+        if json:
+            put_json({"entity": str(entity), "created": made})
+        else:
+            say(f"{entity}: {'made' if made else 'exists already, left as it is'}")
+        return 0
+
+    return run_async(run)
+
+
+@group.command()
+@with_pair(PRIMARY_ONLY)
+def delete(
+    pair: PairArguments,
+    name: Name,
+    kind: Kind = EntityKind.QUEUE,
+    yes: Annotated[bool, typer.Option("--yes", help="Yes, with all messages that it holds.")] = False,
+) -> int:
+    """Delete a queue or topic with all it holds; exit status 1 when it did not exist."""
+    entity = entity_of(name, kind)
+    if not yes:
+        raise BadUsage(f"this deletes {entity} with every message in it: add --yes if you mean it")
+    settings = pair.primary_settings()
+    transport = transport_of(settings.primary)
+
+    async def run(stop: Stop) -> int:
+        async with transport:
+            try:
+                deleted = await within(settings.options.attempt_timeout, transport.admin.delete(entity))
+            except TransportError as error:
+                raise CommandFailed(at_broker(transport, error)) from error
+        if not deleted:
+            raise CommandFailed(f"{transport.endpoint} has no {entity.kind} {entity.path!r}")
+        say(f"{entity}: deleted")
+        return 0
+
+    return run_async(run)
+
+
+@group.command(name="list")
+@with_pair(PRIMARY_ONLY)
+def list_entities(
+    pair: PairArguments,
+    prefix: Annotated[str, typer.Option("--prefix", metavar="TEXT", help="Only paths that start so.")] = "",
+    kind: Annotated[EntityKind | None, typer.Option("--kind", help="Only queues, or only topics.")] = None,
+    json: Json = False,
+) -> int:
+    """List queues and topics of the primary, a path a line."""
+    settings = pair.primary_settings()
+    transport = transport_of(settings.primary)
+
+    async def run(stop: Stop) -> int:
+        async with transport:
+            try:
+                listed = await within(settings.options.attempt_timeout, transport.admin.list_entities(prefix))
+            except TransportError as error:
+                raise CommandFailed(at_broker(transport, error)) from error
+        entities = [entity for entity in listed if kind is None or entity.kind is kind]
+        if json:
+            put_json([{"path": entity.path, "kind": entity.kind.value} for entity in entities], indent=2)
+            return 0
+        for entity in entities:
+            say(printable(str(entity)))
+        return 0
+
+    return run_async(run)

@@ -1,0 +1,31 @@
+"""The errors that commands end with, on top of PairMQ's own."""
+
+from __future__ import annotations
+
+import os
+
+from pairmq.model import PairMQError
+
+
+class CommandFailed(PairMQError):
+    """The command could not do what it was asked; exit status 1."""
+
+
+class BadUsage(PairMQError):
+    """The command was asked for something that can't work; exit status 2."""
+
+
+class OutputClosed(Exception):  # not an error of the command
+    """Nobody reads stdout any more. Not an `OSError`, which the parser would take for its own affair."""
+
+
+def file_problem(path: str, error: OSError) -> str:
+    """Say which file can't be used, and why."""
+    return f"{printable(os.fspath(path))}: {error.strerror or error}"
+
+
+def printable(text: str) -> str:
+    """Escape what would steer a terminal: names, bodies and error texts come from elsewhere."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)

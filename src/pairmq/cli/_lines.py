@@ -1,0 +1,117 @@
+"""Reads a file or standard input in pieces that end at a separator, without holding up the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import stat
+import sys
+import threading
+from collections.abc import AsyncGenerator, Iterator
+
+from pairmq.cli._errors import BadUsage, CommandFailed, file_problem
+
+MAX_LINE = 64 * 1024 * 1024
+"""Longest line in bytes: more than any broker takes, so that a file without line ends can't fill the memory."""
+
+_BLOCK = 256 * 1024
+_AHEAD = 4  # blocks read and not yet taken
+
+
+class LineSource:
+    """The lines of one input, each without its separator; the last one may lack it.
+
+    A thread of its own reads, as nothing else can be interrupted while it waits for a terminal or a pipe. It is a
+    daemon and reads the bare descriptor: it can be left behind at exit.
+
+    Args:
+        path: a file, or ``-`` for standard input.
+        separator: one byte.
+
+    Raises:
+        BadUsage: the file can't be opened.
+    """
+
+    def __init__(self, path: str, separator: bytes = b"\n") -> None:
+        self.name = "standard input" if path == "-" else path
+        self._separator = separator
+        try:
+            self._descriptor = sys.stdin.fileno() if path == "-" else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self.size = _size(self._descriptor)
+        except OSError as error:
+            raise BadUsage(f"can't read {file_problem(self.name, error)}") from None
+        self._blocks: asyncio.Queue[list[bytes] | Exception | None] = asyncio.Queue()
+        self._room = threading.Semaphore(_AHEAD)
+        self._stopped = False
+
+    def stop(self) -> None:
+        """End the iteration: nothing more is taken from the input."""
+        self._stopped = True
+        self._blocks.put_nowait(None)
+
+    async def blocks(self) -> AsyncGenerator[list[bytes], None]:
+        """Some lines at a time, as they come.
+
+        Raises:
+            CommandFailed: reading failed, or a line is longer than `MAX_LINE`.
+        """
+        loop = asyncio.get_running_loop()
+        thread = threading.Thread(target=self._read, args=(loop,), name=f"reader of {self.name}", daemon=True)
+        thread.start()
+        try:
+            while not self._stopped:
+                block = await self._blocks.get()
+                if block is None:
+                    return
+                if isinstance(block, Exception):
+                    raise block
+                self._room.release()
+                yield block
+        finally:
+            self._stopped = True
+            self._room.release()
+
+    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
+        # The loop may be gone by the time that a blocked read returns.
+        with contextlib.suppress(RuntimeError):
+            try:
+                for lines in self._split():
+                    loop.call_soon_threadsafe(self._blocks.put_nowait, lines)
+                    self._room.acquire()
+                    if self._stopped:
+                        return
+                loop.call_soon_threadsafe(self._blocks.put_nowait, None)
+            except OSError as error:
+                failed = CommandFailed(f"can't read {file_problem(self.name, error)}")
+                loop.call_soon_threadsafe(self._blocks.put_nowait, failed)
+            except CommandFailed as error:
+                loop.call_soon_threadsafe(self._blocks.put_nowait, error)
+
+    def _split(self) -> Iterator[list[bytes]]:
+        parts: list[bytes] = []  # of a line that has not ended yet
+        length = count = 0
+        while block := os.read(self._descriptor, _BLOCK):
+            lines = block.split(self._separator)
+            rest = lines.pop()
+            if lines:
+                lines[0] = b"".join((*parts, lines[0]))
+                parts, length = [], 0
+                count += len(lines)
+                yield lines
+            if rest:
+                parts.append(rest)
+                length += len(rest)
+            if length > MAX_LINE:
+                raise CommandFailed(f"line {count + 1} of {self.name} is longer than {MAX_LINE >> 20} MiB")
+        if parts:
+            yield [b"".join(parts)]
+
+
+def _size(descriptor: int) -> int | None:
+    """Bytes of a regular file; None for what has no end to know of."""
+    status = os.fstat(descriptor)
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    return status.st_size if stat.S_ISREG(status.st_mode) else None

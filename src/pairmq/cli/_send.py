@@ -1,0 +1,92 @@
+"""``pairmq send``: every line of the input becomes a message."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pairmq.cli._common import SENDING, EntityName, Kind, PairArguments, entity_of, examples, with_pair
+from pairmq.cli._errors import BadUsage
+from pairmq.cli._lines import LineSource
+from pairmq.cli._send_job import Outputs, SendJob, Template
+from pairmq.cli._signals import run_async
+from pairmq.cli._values import duration
+from pairmq.model import EntityKind, Message
+from pairmq.pair import Pair
+
+_EPILOG = examples(
+    "pairmq send --entity orders --input orders.txt --failed left.txt",
+    "tail -F app.log | pairmq send --entity log --json > receipts.jsonl",
+    "find . -print0 | pairmq send --entity files --null --id-prefix run7",
+)
+
+
+def add(app: typer.Typer) -> None:
+    """Enter the command into the application."""
+    app.command(epilog=_EPILOG)(send)
+
+
+@with_pair(SENDING)
+def send(
+    pair: PairArguments,
+    entity: EntityName,
+    kind: Kind = EntityKind.QUEUE,
+    input: Annotated[
+        str, typer.Option("--input", "-i", metavar="FILE", help="Messages, one a line; - is stdin.")
+    ] = "-",
+    null: Annotated[bool, typer.Option("--null", "-0", help="A NUL ends a message, not a line end.")] = False,
+    create: Annotated[bool, typer.Option("--create", help="Make the entity on the primary if it is missing.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Write a receipt or error a line on stdout, as JSON.")] = False,
+    receipts: Annotated[
+        str | None, typer.Option("--receipts", metavar="FILE", help="Write the same lines to a file.")
+    ] = None,
+    failed: Annotated[
+        str | None, typer.Option("--failed", metavar="FILE", help="Write the lines that were not accepted to a file.")
+    ] = None,
+    id_prefix: Annotated[
+        str | None,
+        typer.Option(
+            "--id-prefix",
+            metavar="TEXT",
+            help="Message ids TEXT-1, TEXT-2 … by line, the same in every run; random when left out.",
+        ),
+    ] = None,
+    session_id: Annotated[
+        str | None, typer.Option("--session-id", metavar="TEXT", help="Session of all messages.")
+    ] = None,
+    content_type: Annotated[
+        str | None, typer.Option("--content-type", metavar="TYPE", help="Media type of all bodies.")
+    ] = None,
+    ttl: Annotated[
+        float | None,
+        typer.Option("--ttl", parser=duration, metavar="DURATION", help="Time-to-live of all messages."),
+    ] = None,
+    window: Annotated[
+        int, typer.Option("--window", metavar="N", min=1, max=100_000, help="Messages in flight.")
+    ] = 1000,
+) -> int:
+    """Send each line of a file or of stdin as a message, through failover and back.
+
+    An empty line is an empty message. Progress and a summary go to stderr.
+    Exit status: 0 when all were accepted, 1 when not, 130 or 143 when a signal stopped it.
+    """
+    target = entity_of(entity, kind)
+    template = _template(id_prefix, session_id, content_type, ttl)
+    settings = pair.settings()
+    opened = Pair.connect(settings.primary, settings.secondary, options=settings.options)
+    lines = LineSource(input, b"\0" if null else b"\n")
+    with Outputs(json=json, receipts=receipts, failed=failed, separator=b"\0" if null else b"\n") as outputs:
+        job = SendJob(opened, target, lines, template, outputs, create=create, window=window)
+        return run_async(job.run, graceful=True)
+
+
+def _template(id_prefix: str | None, session_id: str | None, content_type: str | None, ttl: float | None) -> Template:
+    """What all messages share, checked before the first line is read."""
+    if id_prefix is not None and not 1 <= len(id_prefix) <= 100:
+        raise BadUsage(f"--id-prefix has {len(id_prefix)} characters: 1 to 100 are allowed")
+    try:
+        sample = Message(session_id=session_id, content_type=content_type, time_to_live=ttl, message_id=id_prefix)
+    except (ValueError, TypeError) as error:
+        raise BadUsage(str(error)) from None
+    return Template(id_prefix, sample)

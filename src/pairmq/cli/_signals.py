@@ -1,0 +1,121 @@
+"""Runs a command's coroutine, and ends it cleanly on Ctrl-C and SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from pairmq.cli._errors import OutputClosed
+
+T = TypeVar("T")
+
+_SHOW_CURSOR = "\x1b[?25h"
+
+
+class Stop:
+    """Whether the user or the system has asked the command to end."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._event = asyncio.Event()
+        self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def asked(self) -> bool:
+        """Whether a signal came."""
+        return self.signal is not None
+
+    @property
+    def exit_status(self) -> int:
+        """130 after SIGINT, 143 after SIGTERM, as shells expect."""
+        return 128 + (self.signal or 0)
+
+    @property
+    def name(self) -> str:
+        """The signal's name, for people."""
+        return "" if self.signal is None else signal.Signals(self.signal).name
+
+    def request(self, number: int) -> None:
+        """Ask the command to end."""
+        self.signal = number
+        self._event.set()
+        for listener in self._listeners:
+            listener()
+
+    def on_request(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` when a signal comes."""
+        self._listeners.append(listener)
+
+    async def wait(self, seconds: float | None = None) -> bool:
+        """Wait for a signal, at most ``seconds``; tells whether one came."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._event.wait()
+        return self.asked
+
+    async def or_result(self, operation: Awaitable[T]) -> T | None:
+        """Await an operation, or cancel it when a signal comes and return None."""
+        task = asyncio.ensure_future(operation)
+        stopped = asyncio.ensure_future(self._event.wait())
+        try:
+            await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            for one in (task, stopped):
+                one.cancel()
+            await asyncio.wait((task, stopped))
+            if not task.cancelled():
+                task.exception()  # seen: a failure while being cancelled is of no interest any more
+
+
+def run_async(main: Callable[[Stop], Coroutine[Any, Any, int]], *, graceful: bool = False) -> int:
+    """Run a command's coroutine in a fresh event loop.
+
+    Args:
+        main: gives the exit status.
+        graceful: it watches its `Stop` itself; otherwise the first signal cancels it.
+
+    Returns:
+        The exit status; 130 or 143 for one that was cancelled. A second signal ends the process at once.
+    """
+
+    async def supervised() -> int:
+        stop = Stop()
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101  # we are in one
+
+        def on_signal(number: int) -> None:
+            if stop.asked:
+                _end_at_once(number)
+            stop.request(number)
+            if not graceful:
+                task.cancel()
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # Only the main thread may watch signals; elsewhere (in tests) there are none to watch.
+            with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
+                loop.add_signal_handler(number, on_signal, number)
+        try:
+            return await main(stop)
+        except asyncio.CancelledError:
+            if not stop.asked:
+                raise
+            return stop.exit_status
+
+    try:
+        return asyncio.run(supervised())
+    except BrokenPipeError:
+        raise OutputClosed from None
+
+
+def _end_at_once(number: int) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"{_SHOW_CURSOR}\n")
+        sys.stderr.flush()
+    os._exit(128 + number)

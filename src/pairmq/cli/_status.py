@@ -1,0 +1,140 @@
+"""``pairmq status``: what can be seen of a pair from outside; changes nothing and makes nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from pairmq.cli._backlog import depths_as_json, depths_table
+from pairmq.cli._common import (
+    BACKLOG,
+    Json,
+    Kind,
+    PairArguments,
+    backlog_queues,
+    entity_of,
+    examples,
+    transport_of,
+    with_pair,
+)
+from pairmq.cli._errors import printable
+from pairmq.cli._output import FAIL, OK, cells, put_json, stdout_console, table
+from pairmq.cli._signals import Stop, run_async
+from pairmq.cli._status_look import Look, look
+from pairmq.cli._values import duration, grouped, short_duration
+from pairmq.model import EntityKind
+
+_EPILOG = examples(
+    "pairmq status --config pair.toml",
+    "pairmq status --entity orders --entity prices --watch",
+    "pairmq status --json",
+)
+
+
+def add(app: typer.Typer) -> None:
+    """Enter the command into the application."""
+    app.command(epilog=_EPILOG)(status)
+
+
+@with_pair(BACKLOG)
+def status(
+    pair: PairArguments,
+    entity: Annotated[
+        list[str] | None, typer.Option("--entity", "-e", metavar="NAME", help="Probe and count it; repeatable.")
+    ] = None,
+    kind: Kind = EntityKind.QUEUE,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again until Ctrl-C.")] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", parser=duration, metavar="DURATION", help="Between two looks with --watch.")
+    ] = "2s",  # type: ignore[assignment]  # the parser reads defaults too
+    json: Json = False,
+) -> int:
+    """Show whether both brokers answer, what the backlog queues hold, and whether entities take messages.
+
+    Exit status: 0 when all brokers and entities asked for answer, 1 when not.
+    """
+    entities = tuple(entity_of(name, kind) for name in entity or ())
+    settings = pair.settings()
+    primary, secondary = transport_of(settings.primary), transport_of(settings.secondary)
+    queues = backlog_queues(primary, settings.options)
+    limit = settings.options.attempt_timeout
+
+    async def once() -> Look:
+        return await look(primary, secondary, queues, entities, limit)
+
+    async def run(stop: Stop) -> int:
+        async with primary, secondary:
+            if watch:
+                return await _watch(once, stop, max(0.1, interval), json=json)
+            seen = await once()
+        if json:
+            put_json(_as_json(seen), indent=2)
+        else:
+            stdout_console().print(_picture(seen))
+        return 0 if seen.ok else 1
+
+    return run_async(run, graceful=watch)
+
+
+async def _watch(once: Callable[[], Awaitable[Look]], stop: Stop, interval: float, *, json: bool) -> int:
+    console = stdout_console()
+    live = Live(console=console, auto_refresh=False) if console.is_terminal and not json else None
+    try:
+        if live is not None:
+            live.start()
+        while not stop.asked:
+            seen = await stop.or_result(once())
+            if seen is None:
+                break
+            if json:
+                put_json({"at": round(time.time(), 3), **_as_json(seen)})
+            elif live is not None:
+                live.update(_picture(seen), refresh=True)
+            else:
+                console.print(_picture(seen))
+            await stop.wait(interval)
+    finally:
+        if live is not None:
+            live.stop()
+    return stop.exit_status
+
+
+def _picture(seen: Look) -> RenderableType:
+    brokers = table("broker", "url", "answer")
+    for name, broker in (("primary", seen.primary), ("secondary", seen.secondary)):
+        answer = f"in {short_duration(broker.seconds)}" if broker.error is None else f"none: {broker.error}"
+        brokers.add_row(*cells((name, broker.url)), *cells((answer,), OK if broker.error is None else FAIL))
+    parts: list[RenderableType] = [brokers, Text("")]
+    if seen.entities:
+        entities = table("entity", "takes messages", ("active", "right"), ("locked", "right"), ("dead-letter", "right"))
+        for one in seen.entities:
+            verdict = f"yes, {short_duration(one.seconds)}" if one.error is None else f"no: {one.error}"
+            counts = (
+                ("", "", "") if one.counts is None else (one.counts.active, one.counts.locked, one.counts.dead_letter)
+            )
+            numbers = [grouped(count) if isinstance(count, int) else "" for count in counts]
+            entities.add_row(
+                *cells((one.entity,)), *cells((verdict,), OK if one.error is None else FAIL), *cells(numbers)
+            )
+        parts += [entities, Text("")]
+    parts.append(depths_table(seen.backlog))
+    error = seen.backlog.error
+    if error is not None and seen.secondary.error is None:
+        parts.append(Text(printable(error), FAIL))
+    return Group(*parts)
+
+
+def _as_json(seen: Look) -> dict[str, object]:
+    return {
+        "ok": seen.ok,
+        "primary": seen.primary.as_json(),
+        "secondary": seen.secondary.as_json(),
+        "entities": [one.as_json() for one in seen.entities],
+        "backlog": depths_as_json(seen.backlog),
+    }

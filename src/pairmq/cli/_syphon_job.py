@@ -1,0 +1,200 @@
+"""What ``pairmq syphon`` does: runs a pair with its syphon, and tells how far it is."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from rich.live import Live
+from rich.text import Text
+
+from pairmq.cli._backlog_counts import Depths, count_queues
+from pairmq.cli._common import at_broker, within
+from pairmq.cli._errors import CommandFailed, printable
+from pairmq.cli._output import note, put_json, stderr_console, warn
+from pairmq.cli._progress import Speed
+from pairmq.cli._signals import Stop
+from pairmq.cli._values import grouped, plural, rate, short_duration
+from pairmq.model import TransportError
+from pairmq.model.events import DestinationChanged, Event, MessageDeadLettered, PairEnded, SyphonFailed, Warned
+from pairmq.pair import Pair
+from pairmq.transport import Transport
+
+_LOOK = 0.5  # s between two looks at the backlog while something is there
+_NAMED = 10  # dead-lettered messages that are told one by one
+_RECOUNT = 2.0  # s that the last count may take
+_LOOK_IDLE = 2.0  # s while nothing is
+
+
+class SyphonJob:
+    """One run of the command.
+
+    Args:
+        pair: with the syphon enabled, not yet open.
+        recount: makes another connection to the secondary, to count what is left after the pair has closed.
+        until_empty: leave when nothing is left.
+        interval: seconds between two progress lines.
+        json: write them as JSON on stdout.
+    """
+
+    def __init__(
+        self, pair: Pair, recount: Callable[[], Transport], *, until_empty: bool, interval: float, json: bool
+    ) -> None:
+        self._pair = pair
+        self._recount = recount
+        self._until_empty = until_empty
+        self._interval = interval
+        self._json = json
+        self._speed = Speed()
+        self._per_second = 0.0
+        self._depths: Depths | None = None
+        self._dead_lettered = 0
+        self._shut: dict[str, str] = {}  # destination -> why nothing goes there
+        self._fault: str | None = None
+        self._failure: str | None = None
+        console = stderr_console()
+        self._live = Live(console=console, transient=True, auto_refresh=False) if console.is_terminal else None
+
+    async def run(self, stop: Stop) -> int:
+        """Move messages until a signal, or until nothing is left; returns the exit status."""
+        limit = self._pair.options.attempt_timeout
+        if self._until_empty:
+            # As a service it waits for its brokers; a run that is to end must not wait for ever.
+            try:
+                await stop.or_result(within(limit, self._pair.secondary.admin.check()))
+            except TransportError as error:
+                await self._pair.close()
+                raise CommandFailed(at_broker(self._pair.secondary, error)) from error
+        self._pair.subscribe(self._on_event)
+        note(f"syphon: {self._pair.secondary.endpoint} → {self._pair.primary.endpoint}")
+        try:
+            async with self._pair:
+                queues = self._pair.backlog_queues
+                emptied = await self._watch(stop, limit)
+                if stop.asked:
+                    note(f"{stop.name}: finishing what is in hand")
+        finally:
+            if self._live is not None:
+                self._live.stop()
+        if not emptied:
+            # What was in hand has been moved or given back by now.
+            async with self._recount() as secondary:
+                self._depths = await count_queues(secondary, queues, min(limit, _RECOUNT))
+        return self._end(stop, emptied)
+
+    async def _watch(self, stop: Stop, limit: float) -> bool:
+        """Look at the backlog again and again; tells whether it was left because all queues are empty."""
+        if self._live is not None:
+            self._live.start()
+        next_line = time.monotonic() + self._interval
+        while not stop.asked and self._fault is None:
+            counting = count_queues(self._pair.secondary, self._pair.backlog_queues, limit)
+            depths = await stop.or_result(counting)
+            now = time.monotonic()
+            self._per_second = self._speed.update(now, self._pair.moved)
+            if depths is not None:
+                self._depths = depths
+                if self._until_empty and depths.known_empty:
+                    return True
+            if self._live is not None:
+                self._live.update(Text(self._line(), no_wrap=True, overflow="ellipsis"), refresh=True)
+            if now >= next_line:
+                next_line = now + self._interval
+                self._tell()
+            busy = self._until_empty or (self._depths is not None and self._depths.pending > 0)
+            await stop.wait(min(_LOOK if busy else _LOOK_IDLE, self._interval))
+        return False
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, MessageDeadLettered):
+            self._dead_lettered += 1
+            self._tell_dead_letter(event)
+        elif isinstance(event, DestinationChanged):
+            name = str(event.entity)
+            if event.open:
+                self._shut.pop(name, None)
+                note(f"{name}: open again")
+            else:
+                self._shut[name] = event.error or ""
+                warn(f"{name} takes no messages, they wait: {event.error}")
+        elif isinstance(event, SyphonFailed):
+            # An outage of the secondary makes every pump fail again and again: one line for each new reason.
+            if event.error != self._failure:
+                self._failure = event.error
+                warn(f"{event.queue}: {event.error}; trying again")
+        elif isinstance(event, Warned):
+            warn(event.text)
+        elif isinstance(event, PairEnded) and event.fault is not None:
+            self._fault = event.fault
+
+    def _tell_dead_letter(self, event: MessageDeadLettered) -> None:
+        """A deleted entity can dead-letter a whole backlog: the first ones are told, all are counted."""
+        if self._dead_lettered <= _NAMED:
+            message = f"message {event.message_id or '(no id)'} for {event.entity or '(unknown)'}"
+            warn(f"{message} was dead-lettered in {event.queue}: {event.reason}: {event.description}")
+        elif self._dead_lettered == _NAMED + 1:
+            warn("further dead-lettered messages are counted, not shown")
+
+    def _tell(self) -> None:
+        if self._json:
+            put_json(self._record())
+        elif self._live is None:
+            note(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {self._line()}")
+
+    def _line(self) -> str:
+        parts = [f"moved {grouped(self._pair.moved)}"]
+        depths = self._depths
+        if depths is None or depths.error is not None:
+            parts.append("left: not known" if depths is None else f"left: not known ({printable(depths.error or '')})")
+        else:
+            parts.append(f"left {grouped(depths.pending)}")
+            if depths.pending and self._per_second:
+                parts += [rate(self._per_second), f"about {short_duration(depths.pending / self._per_second)} to go"]
+        if self._dead_lettered:
+            parts.append(f"dead-lettered {grouped(self._dead_lettered)}")
+        if self._shut:
+            parts.append(f"shut: {', '.join(sorted(map(printable, self._shut)))}")
+        return ", ".join(parts)
+
+    def _record(self, **more: object) -> dict[str, object]:
+        depths = self._depths
+        known = depths is not None and depths.error is None
+        left = depths.pending if depths is not None and known else None
+        return {
+            "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "moved": self._pair.moved,
+            "left": left,
+            "per_second": round(self._per_second, 2),
+            "seconds_to_go": round(left / self._per_second, 1) if left and self._per_second else None,
+            "dead_lettered": self._dead_lettered,
+            "shut": sorted(self._shut),
+            **more,
+        }
+
+    def _end(self, stop: Stop, emptied: bool) -> int:
+        status = self._status(stop)
+        if self._json:
+            put_json(self._record(ended=True, emptied=emptied, signal=stop.name or None, exit_status=status))
+        moved = plural(self._pair.moved, "message")
+        if emptied:
+            note(f"moved {moved}; the backlog is empty")
+        else:
+            left = "not known" if self._depths is None or self._depths.error else grouped(self._depths.pending)
+            note(f"moved {moved}; left in the backlog: {left}")
+        if self._dead_lettered:
+            hint = "look at them with 'pairmq backlog peek --dead-letter'"
+            note(f"dead-lettered {plural(self._dead_lettered, 'message')}: {hint}")
+        if self._fault is not None:
+            raise CommandFailed(f"the pair has faulted: {self._fault}")
+        return status
+
+    def _status(self, stop: Stop) -> int:
+        if self._fault is not None:
+            return 1
+        if stop.signal == signal.SIGTERM and not self._until_empty:
+            return 0  # how a service is stopped
+        if stop.asked:
+            return stop.exit_status
+        return 1 if self._dead_lettered else 0

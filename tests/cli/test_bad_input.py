@@ -1,0 +1,186 @@
+"""Whatever a user gets wrong is one line on stderr that says what to do: no traceback, and no secret."""
+
+from pathlib import Path
+
+import pytest
+
+from pairmq.testing.servers import free_port
+
+SECRET = "hunter2-very-secret"
+
+_NEEDS_ENTITY = {
+    "send": ["send", "--entity", "orders"],
+    "receive": ["receive", "--entity", "orders", "--idle", "1"],
+    "ping": ["ping", "--entity", "orders"],
+}
+_PRIMARY_ONLY = {**_NEEDS_ENTITY, "entity": ["entity", "list"]}
+_BOTH = {
+    "syphon": ["syphon", "--until-empty"],
+    "status": ["status"],
+    "backlog": ["backlog", "list"],
+    "doctor": ["doctor"],
+    "demo": ["demo"],
+}
+_ALL = {**_PRIMARY_ONLY, **_BOTH}
+_URLS = {
+    "no scheme": "nonsense",
+    "no host": f"redis://:{SECRET}@",
+    "unknown scheme": f"zz://user:{SECRET}@host",
+    "bad port": f"redis://:{SECRET}@127.0.0.1:99999/0",
+    "bad option": f"redis://:{SECRET}@127.0.0.1/0?nope=1",
+    "bad database": f"redis://:{SECRET}@127.0.0.1/zero",
+    "control character": f"redis://:{SECRET}@127.0.0.1\n/0",
+}
+
+
+def _one_line(ended, status: int) -> None:
+    assert ended.status == status, ended
+    assert "Traceback" not in ended.out + ended.err
+    assert SECRET not in ended.out + ended.err
+    assert len(ended.error_lines) == 1, ended.err
+
+
+@pytest.mark.parametrize("url", _URLS.values(), ids=_URLS)
+@pytest.mark.parametrize("command", sorted(set(_ALL) - {"doctor"}))
+def test_a_url_that_can_not_work(cli, command: str, url: str) -> None:
+    both = ["--secondary", "memory://other"] if command in _BOTH or command == "send" else []
+    ended = cli(*_ALL[command], "--primary", url, *both)
+    _one_line(ended, 2)
+    assert ended.out == ""
+
+
+def test_a_url_that_can_not_work_is_a_finding_of_the_doctor(cli) -> None:
+    ended = cli("doctor", "--primary", f"zz://u:{SECRET}@h", "--secondary", "memory://other")
+    assert ended.status == 1
+    assert "FAIL  settings: no transport for zz://" in ended.out
+    assert SECRET not in ended.out + ended.err
+
+
+@pytest.mark.parametrize("command", sorted(_ALL))
+def test_a_broker_that_is_down(cli, command: str) -> None:
+    down = f"redis://:{SECRET}@127.0.0.1:{free_port()}/0"
+    also_down = f"redis://:{SECRET}@127.0.0.1:{free_port()}/0"
+    quick = [] if command == "demo" else ["--attempt-timeout", "2s"]
+    both = ["--secondary", also_down] if command in _BOTH or command == "send" else []
+    more = ["--send-timeout", "300ms"] if command == "send" else []
+    ended = cli(*_ALL[command], "--primary", down, *both, *quick, *more, stdin=b"one\n")
+    assert ended.status == 1
+    assert "Traceback" not in ended.out + ended.err
+    assert SECRET not in ended.out + ended.err
+    assert "refused" in ended.out + ended.err or "Connect call failed" in ended.out + ended.err
+
+
+@pytest.mark.parametrize("name", ["", "x" * 300, "a\x07b", "a//b", "what?", "../up"], ids=range(6))
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["send", "--entity"],
+        ["receive", "--entity"],
+        ["ping", "--entity"],
+        ["status", "--entity"],
+        ["demo", "--entity"],
+        ["entity", "create"],
+        ["entity", "delete", "--yes"],
+    ],
+    ids=" ".join,
+)
+def test_an_entity_that_can_not_be(cli, brokers: list[str], arguments: list[str], name: str) -> None:
+    primary_only = arguments[0] in ("receive", "ping", "entity")
+    ended = cli(*arguments, name, *(brokers[:2] if primary_only else brokers))
+    _one_line(ended, 2)
+    assert "\x07" not in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["send", "-e", "q", "--failover-interval", "soon"], "write 10, 10s, 500ms, 5min or 1h"),
+        (["send", "-e", "q", "--failover-interval", "2h"], "failover_interval"),
+        (["send", "-e", "q", "--while-failing", "hope"], "'wait' or 'raise'"),
+        (["send", "-e", "q", "--backlog-queues", "0"], "1 to 1000"),
+        (["send", "-e", "q", "--backlog-queues", "many"], "--backlog-queues"),
+        (["send", "-e", "q", "--backlog-name-template", "x"], "{index}"),
+        (["send", "-e", "q", "--ttl", "0"], "time_to_live"),
+        (["send", "-e", "q", "--session-id", "s" * 200], "session_id"),
+        (["send", "-e", "q", "--id-prefix", "p" * 101], "--id-prefix"),
+        (["send", "-e", "q", "--kind", "exchange"], "--kind"),
+        (["send", "-e", "q", "--window", "0"], "--window"),
+        (["send", "-e", "q", "--input", "/nowhere/at/all"], "No such file"),
+        (["send", "-e", "q", "--input", "/"], "Is a directory"),
+        (["send", "-e", "q", "--receipts", "/nowhere/at/all"], "No such file"),
+        (["send", "-e", "q", "--failed", "/nowhere/at/all"], "No such file"),
+        (["send", "-e", "q", "--config", "/nowhere/at/all"], "No such file"),
+        (["send"], "--entity"),
+        (["syphon", "--max-rate", "0"], "above 0"),
+        (["syphon", "--ttl-policy", "guess"], "'restore' or 'elapse'"),
+        (["backlog", "peek", "--index", "10"], "0 to 9"),
+        (["backlog", "purge"], "add --yes"),
+        (["demo", "--messages", "0"], "--messages"),
+        (["demo", "--input", "/nowhere/at/all"], "No such file"),
+        (["demo", "--input", "x", "--messages", "3"], "exclude each other"),
+        (["demo", "--entity", "a", "--entity", "a"], "twice"),
+        (["status", "--nope"], "--nope"),
+        (["nope"], "nope"),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
+)
+def test_a_value_that_can_not_work(cli, brokers: list[str], arguments: list[str], says: str) -> None:
+    named = [] if arguments[0] in ("nope",) else brokers
+    ended = cli(*arguments, *named)
+    _one_line(ended, 2)
+    assert says in ended.err
+
+
+def test_the_same_broker_twice(cli) -> None:
+    ended = cli("send", "-e", "q", "--primary", "memory://one", "--secondary", "memory://one")
+    _one_line(ended, 2)
+    assert "same broker" in ended.err
+
+
+def test_no_broker_at_all(cli) -> None:
+    ended = cli("send", "-e", "q")
+    _one_line(ended, 2)
+    assert "PAIRMQ_PRIMARY" in ended.err
+
+
+def test_settings_come_from_the_environment_and_a_file(cli, monkeypatch, tmp_path: Path, brokers: list[str]) -> None:
+    file = tmp_path / "pair.toml"
+    file.write_text(f"[pair]\nsecondary = '{brokers[3]}'\nbacklog_queue_count = 2\n")
+    monkeypatch.setenv("PAIRMQ_PRIMARY", brokers[1])
+    monkeypatch.setenv("PAIRMQ_CONFIG", str(file))
+    ended = cli("status", "--json")
+    assert ended.status == 0
+    assert ended.out.count('"queue":') == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("[pair]\nnope = 1\n", "unknown nope"), ("[", "is no TOML"), ("pair = 1\n", "must be a table")],
+)
+def test_a_settings_file_that_can_not_work(cli, tmp_path: Path, brokers: list[str], text: str, says: str) -> None:
+    file = tmp_path / "pair.toml"
+    file.write_text(text)
+    ended = cli("status", *brokers, "--config", str(file))
+    _one_line(ended, 2)
+    assert says in ended.err
+
+
+def test_a_password_is_in_no_output_even_with_all_logging(cli) -> None:
+    down = [f"redis://me:{SECRET}@127.0.0.1:{free_port()}/0" for _ in range(2)]
+    ended = cli(
+        "-v",
+        "-v",
+        "send",
+        "-e",
+        "q",
+        "--primary",
+        down[0],
+        "--secondary",
+        down[1],
+        "--send-timeout",
+        "200ms",
+        stdin=b"x",
+    )
+    assert ended.status == 1
+    assert "127.0.0.1" in ended.err
+    assert SECRET not in ended.out + ended.err

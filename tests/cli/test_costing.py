@@ -1,0 +1,39 @@
+from decimal import Decimal
+
+import pytest
+
+from pairmq.cli._costing import Price, cost
+
+
+def test_the_defaults_cost_40_receives_an_hour_960_a_day_28_800_in_30_days() -> None:
+    result = cost()
+    assert result.receives_per_hour == 40
+    assert result.idle_receives_in(1) == 960
+    assert result.idle_receives == result.idle_receives_in(30) == 28_800
+
+
+@pytest.mark.parametrize(("queues", "wait", "per_day"), [(1, 900, 96), (10, 60, 14_400), (4, 3600, 96), (1, 7, 12_343)])
+def test_idle_receives_are_one_for_each_queue_and_long_poll(queues: int, wait: float, per_day: int) -> None:
+    assert cost(backlog_queues=queues, receive_wait=wait).idle_receives_in(1) == per_day
+
+
+def test_a_diverted_message_costs_two_operations_at_each_broker() -> None:
+    result = cost(messages_diverted=1000)
+    assert (result.primary_operations, result.secondary_operations) == (2000, 2000)
+    assert result.operations == 28_800 + 4000
+
+
+def test_each_broker_has_its_own_prices() -> None:
+    result = cost(
+        messages_diverted=1_000_000,
+        primary=Price(Decimal("0.80"), Decimal(10)),
+        secondary=Price(Decimal("0.05")),
+    )
+    assert result.primary_money == Decimal("11.6000")  # 2 million at 0.80, and the base
+    assert result.secondary_money == Decimal("0.1014")  # 2 028 800 at 0.05 a million
+    assert result.money == Decimal("11.7014")
+
+
+def test_the_base_charge_is_for_30_days() -> None:
+    assert cost(days=15, primary=Price(base=Decimal(10))).primary_money == 5
+    assert cost(days=365, primary=Price(base=Decimal(30))).primary_money == 365

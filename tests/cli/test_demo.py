@@ -1,0 +1,162 @@
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from pairmq.cli._demo_plan import Plan, Texts
+from pairmq.cli._demo_tally import Tally
+from pairmq.model import Entity, Receipt, Route, SendRefused, SendUnknown
+
+_QUICK = ["--rate", "400", "--failover-interval", "200ms", "--ping-interval", "100ms"]
+
+
+def _receipt(route: Route = Route.PRIMARY, *, maybe: bool = False, elapsed: float = 0.1) -> Receipt:
+    return Receipt(route, Entity("q"), "id", elapsed=elapsed, maybe_duplicate=maybe)
+
+
+def _tally(*results) -> Tally:
+    tally = Tally("t", len(results))
+    for index, result in enumerate(results):
+        tally.started(index)
+        tally.ended_as(index, result)
+    return tally
+
+
+# The account.
+
+
+def test_an_accepted_message_that_never_came_is_lost() -> None:
+    tally = _tally(_receipt(), _receipt(Route.BACKLOG))
+    tally.arrived(0)
+    verdict = tally.verdict()
+    assert (verdict.delivered, verdict.lost, verdict.ok) == (1, 1, False)
+
+
+def test_what_is_still_in_the_backlog_is_not_lost() -> None:
+    tally = _tally(_receipt(Route.BACKLOG))
+    verdict = tally.verdict(frozenset((0,)))
+    assert (verdict.left_in_backlog, verdict.lost) == (1, 0)
+
+
+def test_without_a_look_at_the_primary_nothing_is_called_lost() -> None:
+    verdict = _tally(_receipt()).verdict(primary_read=False)
+    assert (verdict.unverified, verdict.lost, verdict.ok) == (1, 0, False)
+
+
+@pytest.mark.parametrize("announced", ["receipt", "syphon", "nobody"])
+def test_a_second_copy_is_explained_only_if_it_was_announced(announced: str) -> None:
+    tally = _tally(_receipt(maybe=announced == "receipt"))
+    if announced == "syphon":
+        tally.announced(tally.message_id(0))
+    tally.arrived(0)
+    tally.arrived(0)
+    verdict = tally.verdict()
+    assert (verdict.duplicates_explained, verdict.duplicates_unexplained) == (
+        (0, 1) if announced == "nobody" else (1, 0)
+    )
+    assert verdict.ok is (announced != "nobody")
+
+
+def test_a_refused_message_that_came_all_the_same_is_unexplained() -> None:
+    tally = _tally(SendRefused("no"))
+    tally.arrived(0)
+    assert tally.verdict().duplicates_unexplained == 1
+
+
+def test_an_unknown_message_may_have_come_or_not_but_the_demo_has_not_succeeded() -> None:
+    tally = _tally(SendUnknown("?"), SendUnknown("?"))
+    tally.arrived(0)
+    verdict = tally.verdict()
+    assert (verdict.unknown, verdict.lost, verdict.duplicates_unexplained, verdict.ok) == (2, 0, 0, False)
+
+
+def test_the_longest_send_is_remembered() -> None:
+    assert _tally(_receipt(elapsed=0.5), _receipt(elapsed=2.5), _receipt()).verdict().longest_send == 2.5
+
+
+@pytest.mark.parametrize("message_id", [None, "", "demo-t-", "demo-t-5", "demo-t--1", "demo-t-x", "demo-u-0", "other"])
+def test_messages_of_others_are_not_ours(message_id: str | None) -> None:
+    assert Tally("t", 5).index(message_id) is None
+
+
+# The plan.
+
+
+def test_the_outage_lies_in_mid_stream_and_outlasts_the_failover_interval() -> None:
+    plan = Plan(2000, None, 1.0)
+    assert 0 < plan.outage_at < plan.outage_ends_at < plan.sending
+    assert plan.outage_ends_at - plan.outage_at > plan.failover_interval + 1
+    assert plan.due_at(0) > 0
+    assert plan.due_at(1999) < plan.sending
+
+
+def test_lines_of_a_file_are_split_at_line_feeds_only(tmp_path: Path) -> None:
+    file = tmp_path / "in"
+    file.write_bytes(b"a\r\n\n\xff\x00\x0bz")
+    with Texts(str(file), 0) as texts:
+        assert list(texts) == [b"a\r", b"", b"\xff\x00\x0bz"]
+        assert len(texts) == 3
+
+
+# The command.
+
+
+def test_the_demo_loses_nothing_and_says_so(cli) -> None:
+    ended = cli("demo", "--messages", "800", *_QUICK, "--primary", "memory://d1", "--secondary", "memory://d2")
+    assert ended.status == 0, ended
+    assert "the primary is taken away" in ended.out
+    assert "failing → failed-over" in ended.out
+    assert "the primary is back" in ended.out
+    assert "nothing was lost" in ended.out
+    assert "\x1b" not in ended.out
+    assert ended.err == ""
+
+
+def test_json_is_one_object_and_nothing_else(cli, tmp_path: Path) -> None:
+    file = tmp_path / "in.txt"
+    file.write_bytes(b"line\n" * 300)
+    arguments = ["--input", str(file), *_QUICK, "--seed", "7", "--primary", "memory://d3", "--secondary", "memory://d4"]
+    ended = cli("demo", "--json", "--entity", "one", *arguments)
+    assert ended.status == 0, ended
+    verdict = json.loads(ended.out)
+    assert verdict["sent"] == verdict["delivered"] == 300
+    assert verdict["accepted_primary"] + verdict["accepted_backlog"] == 300
+    assert verdict["accepted_backlog"] > 0
+    assert (verdict["lost"], verdict["duplicates_unexplained"], verdict["ok"]) == (0, 0, True)
+    assert verdict["outage_staged"] is True
+    assert verdict["longest_send"] < 5
+
+
+@pytest.mark.real_server
+def test_with_real_brokers_no_outage_is_staged_and_nothing_is_left_behind(cli, servers) -> None:
+    first, second = servers
+    ended = cli("demo", "-n", "100", "--rate", "200", "--primary", first.url, "--secondary", second.url, "--json")
+    assert ended.status == 0, ended
+    assert "can't be taken away from here" in ended.err
+    assert json.loads(ended.out)["outage_staged"] is False
+    assert cli("entity", "list", "--primary", first.url).out == ""
+    assert cli("entity", "list", "--primary", second.url).out == ""
+
+
+@pytest.mark.real_server
+def test_a_queue_that_holds_messages_of_others_is_left_alone(cli, servers) -> None:
+    first, second = servers
+    pair = ["--primary", first.url, "--secondary", second.url]
+    assert cli("send", "-e", "orders", "--create", *pair, stdin=b"mine\n").status == 0
+    ended = cli("demo", "-e", "orders", *pair)
+    assert ended.status == 1
+    assert "holds messages" in ended.err
+    assert cli("receive", "-e", "orders", "--max", "1", "--primary", first.url).out == "mine\n"
+
+
+@pytest.mark.parametrize("moment", ["sent", "taken away", "failed-over"])
+def test_ctrl_c_ends_it_with_the_verdict_so_far(program, moment: str) -> None:
+    demo = program("demo")
+    demo.wait_for(moment.encode())
+    demo.signal(signal.SIGINT)
+    ended = demo.end()
+    assert ended.status == 130
+    assert "stopped early" in ended.out
+    assert "nothing was lost" in ended.out
+    assert "Traceback" not in ended.err

@@ -1,0 +1,52 @@
+"""The reference names every command and option, and no other."""
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+from typer.main import get_command
+
+from pairmq.cli._app import app
+
+_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "command-line.md"
+_BUILT_IN = {"--help", "--version", "--install-completion", "--show-completion", "--verbose"}
+
+
+def _options(command, found: set[str]) -> set[str]:
+    for parameter in command.params:
+        found.update(option for option in (*parameter.opts, *parameter.secondary_opts) if option.startswith("--"))
+    for sub in getattr(command, "commands", {}).values():
+        _options(sub, found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return _PAGE.read_text("utf-8")
+
+
+def test_every_option_is_in_the_reference_and_every_one_there_exists(page: str) -> None:
+    known = _options(get_command(app), set()) - _BUILT_IN
+    named = set(re.findall(r"--[a-z][a-z-]+", page)) - _BUILT_IN
+    assert known - named == set()
+    assert named - known == set()
+
+
+def test_every_command_has_its_section(page: str) -> None:
+    command = get_command(app)
+    assert isinstance(command, typer.core.TyperGroup)
+    assert re.findall(r"(?m)^## (\w+)$", page) == [
+        "demo",
+        "send",
+        "receive",
+        "syphon",
+        "status",
+        "ping",
+        "backlog",
+        "entity",
+        "doctor",
+        "plugins",
+        "cost",
+    ]
+    assert set(re.findall(r"(?m)^## (\w+)$", page)) == set(command.commands)

@@ -1,0 +1,207 @@
+import base64
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pairmq.testing.servers import free_port
+
+
+@pytest.fixture
+def orders(cli, primary) -> None:
+    assert cli("entity", "create", "orders", *primary).status == 0
+
+
+@pytest.mark.usefixtures("orders")
+@pytest.mark.parametrize(
+    ("data", "bodies"),
+    [
+        (b"", []),
+        (b"a", [b"a"]),
+        (b"a\n", [b"a"]),
+        (b"\n", [b""]),
+        (b"a\n\nb\r\n\xff\x00\x0b\xe2\x80\xa8c", [b"a", b"", b"b\r", b"\xff\x00\x0b\xe2\x80\xa8c"]),
+        (b"x" * 600_000 + b"\ny", [b"x" * 600_000, b"y"]),
+    ],
+    ids=["nothing", "no end", "end", "empty line", "binary", "long"],
+)
+def test_lines_end_at_line_feeds_only_and_come_out_as_they_went_in(
+    cli, brokers, primary, data: bytes, bodies: list[bytes]
+) -> None:
+    assert cli("send", "-e", "orders", *brokers, stdin=data).status == 0
+    ended = cli("receive", "-e", "orders", "--idle", "50ms", "--json", *primary)
+    received = [base64.b64decode(json.loads(line)["body"]) for line in ended.out.splitlines()]
+    # Sorted: messages in flight while the connection is being made may change places.
+    assert sorted(received) == sorted(bodies)
+
+
+@pytest.mark.usefixtures("orders")
+def test_null_separates_at_nul_only(cli, brokers, primary) -> None:
+    assert cli("send", "-e", "orders", "--null", *brokers, stdin=b"a\nb\0c").status == 0
+    ended = cli("receive", "-e", "orders", "--idle", "50ms", "--null", *primary)
+    # Sorted: two messages in flight while the connection is being made may change places.
+    assert sorted(ended.out.split("\0")) == ["", "a\nb", "c"]
+
+
+@pytest.mark.usefixtures("orders")
+def test_a_file_is_sent_and_counted(cli, brokers, tmp_path: Path) -> None:
+    file = tmp_path / "in"
+    file.write_bytes(b"".join(b"%d\n" % number for number in range(5000)))
+    ended = cli("send", "-e", "orders", "--input", str(file), *brokers)
+    assert ended.status == 0
+    assert ended.out == ""
+    assert "5 000 messages accepted for orders" in ended.err
+
+
+@pytest.mark.usefixtures("orders")
+def test_receipts_are_json_lines_on_stdout_and_in_a_file(cli, brokers, tmp_path: Path) -> None:
+    file = tmp_path / "receipts"
+    ended = cli("send", "-e", "orders", "--json", "--receipts", str(file), *brokers, stdin=b"a\nb\n")
+    assert file.read_text() == ended.out
+    records = [json.loads(line) for line in ended.out.splitlines()]
+    assert [(record["line"], record["accepted"], record["route"]) for record in records] == [
+        (1, True, "primary"),
+        (2, True, "primary"),
+    ]
+
+
+@pytest.mark.usefixtures("orders")
+def test_an_id_prefix_makes_the_same_ids_in_every_run(cli, brokers, primary) -> None:
+    for _ in range(2):
+        assert cli("send", "-e", "orders", "--id-prefix", "run7", *brokers, stdin=b"a\nb\n").status == 0
+    ended = cli("receive", "-e", "orders", "--idle", "50ms", "--json", "--unique", *primary)
+    ids = [json.loads(line)["message_id"] for line in ended.out.splitlines()]
+    assert ids == ["run7-1", "run7-2"]
+    assert "seen before: 2" in ended.err
+
+
+@pytest.mark.usefixtures("orders")
+def test_what_all_messages_share_is_sent_along(cli, brokers, primary) -> None:
+    shared = ["--session-id", "s1", "--content-type", "text/plain", "--ttl", "1h"]
+    assert cli("send", "-e", "orders", *shared, *brokers, stdin=b"a").status == 0
+    record = json.loads(cli("receive", "-e", "orders", "--max", "1", "--json", *primary).out)
+    assert (record["session_id"], record["content_type"], record["time_to_live"]) == ("s1", "text/plain", 3600.0)
+
+
+def test_lines_that_no_broker_took_are_named_and_kept(cli, brokers, tmp_path: Path) -> None:
+    failed = tmp_path / "failed"
+    ended = cli("send", "-e", "nowhere", "--failed", str(failed), "--json", *brokers, stdin=b"a\n\xff\n")
+    assert ended.status == 1
+    assert failed.read_bytes() == b"a\n\xff\n"
+    assert "line 1: refused: " in ended.err
+    assert "line 2: refused: " in ended.err
+    records = [json.loads(line) for line in ended.out.splitlines()]
+    assert {(record["accepted"], record["error"]) for record in records} == {(False, "EntityNotFound")}
+
+
+def test_many_failing_lines_are_counted_not_shown(cli, brokers) -> None:
+    ended = cli("send", "-e", "nowhere", *brokers, stdin=b"x\n" * 500)
+    assert ended.status == 1
+    assert len(ended.err.splitlines()) < 40
+    assert "refused                   500" in ended.err
+
+
+def test_create_makes_the_entity(cli, brokers) -> None:
+    assert cli("send", "-e", "new/queue", "--create", *brokers, stdin=b"a").status == 0
+    assert cli("send", "-e", "news", "--kind", "topic", "--create", *brokers, stdin=b"a").status == 0
+
+
+@pytest.mark.real_server
+def test_with_the_primary_down_the_backlog_takes_everything(cli, servers) -> None:
+    _, second = servers
+    down = f"redis://127.0.0.1:{free_port()}/0"
+    pair = ["--primary", down, "--secondary", second.url, "--failover-interval", "0"]
+    ended = cli("send", "-e", "orders", "--create", *pair, stdin=b"a\nb\nc\n")
+    assert ended.status == 0
+    assert "warning: orders could not be made" in ended.err
+    assert "by the backlog              3" in ended.err
+
+
+@pytest.mark.real_server
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_an_open_input_cleanly(program, servers, number: int, status: int) -> None:
+    first, second = servers
+    sender = program("send", "-e", "q", "--create", "--json", "--primary", first.url, "--secondary", second.url)
+    sender.write(b"a\nb\nunfinished")
+    sender.wait_for(b'"line": 2')
+    sender.signal(number)
+    ended = sender.end()
+    assert ended.status == status
+    assert "2 messages accepted" in ended.err
+    assert f"stopped by {signal.Signals(number).name}: line 2 was the last one read; go on from line 3" in ended.err
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.real_server
+def test_a_signal_while_both_brokers_hang_gives_every_line_a_result(program, servers, tmp_path: Path) -> None:
+    first, second = servers
+    failed = tmp_path / "failed"
+    pair = ["--primary", first.url, "--secondary", second.url, "--close-grace", "500ms"]
+    sender = program("send", "-e", "q", "--create", "--json", "--failed", str(failed), *pair)
+    sender.write(b"a\n")
+    sender.wait_for(b'"line": 1')
+    first.pause()
+    second.pause()
+    sender.write(b"b\nc\n")
+    time.sleep(0.3)
+    sender.signal(signal.SIGINT)
+    ended = sender.end(15)
+    assert ended.status == 130
+    assert failed.read_bytes() == b"b\nc\n"
+    assert "go on from line 4" in ended.err
+
+
+@pytest.mark.real_server
+def test_a_second_ctrl_c_ends_at_once(program, servers) -> None:
+    first, second = servers
+    sender = program("send", "-e", "q", "--create", "--json", "--primary", first.url, "--secondary", second.url)
+    sender.write(b"a\n")
+    sender.wait_for(b'"line": 1')
+    first.pause()
+    second.pause()
+    sender.write(b"b\n")
+    time.sleep(0.3)
+    sender.signal(signal.SIGINT)
+    time.sleep(0.3)
+    began = time.monotonic()
+    sender.signal(signal.SIGINT)
+    assert sender.end().status == 130
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.real_server
+def test_a_reader_that_leaves_ends_it_quietly(servers) -> None:
+    first, second = servers
+    command = (
+        f"yes | {sys.executable} -m pairmq.cli send -e q --create --json "
+        f"--primary {first.url} --secondary {second.url} | head -n 1; echo ${{PIPESTATUS[1]}}"
+    )
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=30)
+    assert ended.stdout.splitlines()[-1] == "141"
+    assert ended.stderr == ""
+
+
+@pytest.mark.real_server
+@pytest.mark.slow
+def test_a_large_file_streams_in_little_memory(program, servers, tmp_path: Path) -> None:
+    first, second = servers
+    file = tmp_path / "large"
+    with file.open("wb") as out:
+        for number in range(150_000):
+            out.write(b"%d " % number + b"x" * 300 + b"\n")
+    sender = program("send", "-e", "q", "--create", "-i", str(file), "--primary", first.url, "--secondary", second.url)
+    peak = 0
+    status = Path(f"/proc/{sender.process.pid}/status")
+    while sender.process.poll() is None:
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM"):
+                peak = max(peak, int(line.split()[1]))
+        time.sleep(0.02)
+    ended = sender.end()
+    assert ended.status == 0
+    assert "150 000 messages accepted" in ended.err
+    assert peak < 150_000  # kB

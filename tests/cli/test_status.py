@@ -1,0 +1,121 @@
+import json
+import signal
+
+import pytest
+
+from pairmq.testing.servers import free_port
+
+
+def test_it_only_looks_and_shows_missing_queues_as_missing(cli, brokers) -> None:
+    ended = cli("status", *brokers)
+    assert ended.status == 0
+    assert ended.out.count("missing") == 10
+    assert cli("entity", "list", "--primary", brokers[3]).out == ""
+
+
+def test_queues_are_counted_and_entities_probed(cli, brokers) -> None:
+    assert cli("send", "-e", "orders", "--create", *brokers, stdin=b"1\n2\n").status == 0
+    seen = json.loads(cli("status", "-e", "orders", "--json", *brokers).out)
+    assert seen["ok"] is True
+    assert seen["primary"]["reachable"] is True
+    assert (seen["entities"][0]["accepts"], seen["entities"][0]["active"]) == (True, 2)
+    assert [queue["exists"] for queue in seen["backlog"]["queues"]] == [True] * 10
+
+
+def test_an_entity_that_takes_nothing_fails_it(cli, brokers) -> None:
+    ended = cli("status", "-e", "nowhere", *brokers)
+    assert ended.status == 1
+    assert "no: " in ended.out
+
+
+def test_a_broker_that_is_away_is_shown_as_that(cli, primary) -> None:
+    ended = cli("status", *primary, "--secondary", f"redis://127.0.0.1:{free_port()}/0")
+    assert ended.status == 1
+    assert "none: " in ended.out
+    assert ended.out.count("\n") < 30
+
+
+def test_many_queues_are_shortened(cli, brokers) -> None:
+    assert cli("send", "-e", "q", "--create", "--backlog-queues", "50", *brokers, stdin=b"").status == 0
+    ended = cli("backlog", "list", "--backlog-queues", "51", *brokers)
+    assert ended.status == 0
+    assert "50 queues not shown: empty" in ended.out
+    assert ended.out.count("missing") == 1
+
+
+@pytest.mark.real_server
+def test_watching_ends_with_a_signal(program, servers) -> None:
+    first, second = servers
+    pair = ["--primary", first.url, "--secondary", second.url]
+    watcher = program("status", "--watch", "--interval", "100ms", "--json", *pair)
+    watcher.wait_for(b'"ok": true')
+    first.pause()
+    watcher.signal(signal.SIGINT)
+    ended = watcher.end(10)
+    assert ended.status == 130
+    assert all(json.loads(line)["ok"] for line in ended.out.splitlines())
+    assert "Traceback" not in ended.err
+
+
+def test_ping_says_whether_an_entity_takes_messages(cli, primary) -> None:
+    assert cli("entity", "create", "orders", *primary).status == 0
+    ended = cli("ping", "-e", "orders", "--count", "2", "--interval", "10ms", *primary)
+    assert (ended.status, ended.out.count("orders: accepts messages")) == (0, 2)
+    failed = cli("ping", "-e", "nowhere", "--json", *primary)
+    assert failed.status == 1
+    assert json.loads(failed.out)["ok"] is False
+    assert cli("receive", "-e", "orders", "--idle", "50ms", *primary).out == ""
+
+
+@pytest.mark.real_server
+def test_a_command_that_waits_is_ended_by_a_signal(program, servers) -> None:
+    first, _ = servers
+    pings = program("ping", "-e", "q", "--count", "100", "--primary", first.url)
+    pings.wait_for(b"q: fails")
+    pings.signal(signal.SIGTERM)
+    assert pings.end().status == 143
+
+
+def test_entities_are_made_listed_and_deleted(cli, primary) -> None:
+    assert cli("entity", "create", "a/b", *primary).out == "a/b: made\n"
+    assert cli("entity", "create", "a/b", *primary).out == "a/b: exists already, left as it is\n"
+    assert cli("entity", "create", "news", "--kind", "topic", *primary).status == 0
+    assert cli("entity", "list", *primary).out == "a/b\ntopic:news\n"
+    assert cli("entity", "list", "--kind", "queue", *primary).out == "a/b\n"
+    assert json.loads(cli("entity", "list", "--prefix", "n", "--json", *primary).out) == [
+        {"path": "news", "kind": "topic"}
+    ]
+    assert cli("entity", "delete", "a/b", *primary).status == 2
+    assert cli("entity", "delete", "a/b", "--yes", *primary).status == 0
+    assert cli("entity", "delete", "a/b", "--yes", *primary).status == 1
+    assert cli("entity", "create", "q", "-s", "x", *primary).status == 2
+
+
+def test_the_doctor_is_content_with_a_sound_pair(cli, brokers) -> None:
+    cli("send", "-e", "q", "--create", *brokers, stdin=b"")
+    ended = cli("doctor", *brokers)
+    assert ended.status == 0
+    assert "backlog queues: 10 of 10 as they should be" in ended.out
+    assert "FAIL" not in ended.out
+
+
+def test_the_doctor_makes_nothing_and_names_what_is_missing(cli, brokers) -> None:
+    findings = json.loads(cli("doctor", "--json", *brokers).out)["findings"]
+    assert any(finding["grade"] == "warn" and "10 queues of 10 missing" in finding["text"] for finding in findings)
+    assert cli("entity", "list", "--primary", brokers[3]).out == ""
+
+
+def test_the_doctor_says_what_to_do_about_a_broker_that_is_away(cli, primary) -> None:
+    ended = cli("doctor", *primary, "--secondary", f"redis://127.0.0.1:{free_port()}/0")
+    assert ended.status == 1
+    assert "FAIL  secondary: " in ended.out
+    assert "start it, or correct its URL" in ended.out
+
+
+def test_the_doctor_sees_queues_that_differ_and_options_that_work_against_each_other(cli, brokers) -> None:
+    queue = f"{brokers[1].removeprefix('memory://')}/x-servicebus-transfer/0"
+    assert cli("entity", "create", queue, "--primary", brokers[3]).status == 0
+    ended = cli("doctor", "--attempt-timeout", "60s", *brokers)
+    assert ended.status == 0
+    assert "max_delivery_count" in ended.out
+    assert "lower attempt_timeout" in ended.out

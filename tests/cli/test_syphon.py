@@ -1,0 +1,136 @@
+import json
+import signal
+
+import pytest
+
+from pairmq.testing.servers import free_port
+
+
+@pytest.fixture
+def diverted(cli, servers) -> list[str]:
+    """Three messages for 'orders' in the backlog; the primary is there. Gives the pair's options."""
+    first, second = servers
+    pair = ["--primary", first.url, "--secondary", second.url]
+    assert cli("entity", "create", "orders", "--primary", first.url).status == 0
+    first.kill()
+    ended = cli("send", "-e", "orders", "--failover-interval", "0", *pair, stdin=b"a\nb\nc\n")
+    assert "by the backlog              3" in ended.err
+    first.start()
+    return pair
+
+
+@pytest.mark.real_server
+def test_it_brings_everything_home_and_leaves(cli, diverted) -> None:
+    ended = cli("syphon", "--until-empty", *diverted)
+    assert ended.status == 0, ended
+    assert "moved 3 messages; the backlog is empty" in ended.err
+    assert ended.out == ""
+    assert sorted(cli("receive", "-e", "orders", "--idle", "50ms", *diverted[:2]).out.split()) == ["a", "b", "c"]
+
+
+@pytest.mark.real_server
+def test_json_tells_the_end_on_stdout(cli, diverted) -> None:
+    ended = cli("syphon", "--until-empty", "--json", "--metrics-interval", "100ms", *diverted)
+    last = json.loads(ended.out.splitlines()[-1])
+    assert (last["moved"], last["left"], last["emptied"], last["exit_status"]) == (3, 0, True, 0)
+
+
+@pytest.mark.real_server
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_as_a_service_it_ends_cleanly_on_a_signal(program, diverted, number: int, status: int) -> None:
+    service = program("syphon", "--metrics-interval", "200ms", *diverted)
+    service.wait_for(b"moved 3, left 0")
+    service.signal(number)
+    ended = service.end()
+    assert ended.status == status
+    assert "moved 3 messages; left in the backlog: 0" in ended.err
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.real_server
+def test_it_waits_for_a_primary_that_is_away_and_loses_nothing(program, cli, servers, diverted) -> None:
+    first, _ = servers
+    first.kill()
+    service = program("syphon", "--until-empty", "--ping-interval", "500ms", *diverted)
+    service.wait_for(b"orders takes no messages, they wait")
+    first.start()
+    ended = service.end()
+    assert ended.status == 0
+    assert "orders: open again" in ended.err
+    assert "moved 3 messages" in ended.err
+
+
+@pytest.mark.real_server
+def test_stopping_it_in_an_outage_leaves_the_messages_in_the_backlog(program, cli, servers, diverted) -> None:
+    first, _ = servers
+    first.kill()
+    service = program("syphon", "--ping-interval", "500ms", *diverted)
+    service.wait_for(b"they wait")
+    service.signal(signal.SIGTERM)
+    ended = service.end()
+    assert ended.status == 0
+    assert "moved 0 messages; left in the backlog: 3" in ended.err
+    first.start()
+    assert cli("syphon", "--until-empty", *diverted).status == 0
+    assert len(cli("receive", "-e", "orders", "--idle", "50ms", *diverted[:2]).out.split()) == 3
+
+
+@pytest.mark.real_server
+def test_what_can_not_be_delivered_is_dead_lettered_told_and_can_be_requeued(cli, diverted) -> None:
+    assert cli("entity", "delete", "orders", "--yes", *diverted[:2]).status == 0
+    ended = cli("syphon", "--until-empty", *diverted)
+    assert ended.status == 1
+    assert "dead-lettered 3 messages" in ended.err
+    assert "not-found" in ended.err
+
+    listed = json.loads(cli("backlog", "list", "--json", *diverted).out)
+    assert (listed["pending"], listed["dead_letter"]) == (0, 3)
+    peeked = [
+        json.loads(line) for line in cli("backlog", "peek", "--dead-letter", "--json", *diverted).out.splitlines()
+    ]
+    assert [record["dead_letter_reason"] for record in peeked] == ["not-found"] * 3
+    assert all(record["application_properties"]["x-ms-path"] == "orders" for record in peeked)
+
+    assert cli("entity", "create", "orders", *diverted[:2]).status == 0
+    requeued = cli("backlog", "requeue", *diverted)
+    assert (requeued.status, requeued.out) == (0, "requeued 3 messages\n")
+    assert cli("syphon", "--until-empty", *diverted).status == 0
+    assert sorted(cli("receive", "-e", "orders", "--idle", "50ms", *diverted[:2]).out.split()) == ["a", "b", "c"]
+
+
+@pytest.mark.real_server
+def test_many_dead_letters_are_counted_not_shown(cli, servers, diverted) -> None:
+    first, _ = servers
+    first.kill()
+    more = cli("send", "-e", "orders", "--failover-interval", "0", *diverted, stdin=b"x\n" * 500)
+    assert more.status == 0
+    first.start()
+    assert cli("entity", "delete", "orders", "--yes", *diverted[:2]).status == 0
+    ended = cli("syphon", "--until-empty", *diverted)
+    assert ended.status == 1
+    assert "dead-lettered 503 messages" in ended.err
+    assert len(ended.err.splitlines()) < 30
+    assert cli("backlog", "requeue", "--json", *diverted).out.startswith('{\n  "requeued": 503')
+
+
+@pytest.mark.real_server
+def test_purge_deletes_what_waits_only_with_a_yes(cli, diverted) -> None:
+    assert cli("backlog", "purge", *diverted).status == 2
+    assert cli("backlog", "purge", "--dead-letter", "--yes", *diverted).out == "deleted 0 messages\n"
+    assert cli("backlog", "purge", "--yes", *diverted).out == "deleted 3 messages\n"
+    assert cli("backlog", "peek", *diverted).err == "nothing there\n"
+
+
+@pytest.mark.real_server
+def test_peek_shows_where_a_message_belongs(cli, diverted) -> None:
+    ended = cli("backlog", "peek", *diverted)
+    assert ended.status == 0
+    assert ended.out.count("to orders, diverted 20") == 3
+    assert "1 byte: a" in ended.out
+
+
+def test_a_secondary_that_is_down_fails_a_run_that_should_end(cli) -> None:
+    urls = [f"redis://127.0.0.1:{free_port()}/0" for _ in range(2)]
+    ended = cli("syphon", "--until-empty", "--primary", urls[0], "--secondary", urls[1])
+    assert ended.status == 1
+    assert len(ended.error_lines) == 1
