@@ -76,8 +76,8 @@ def test_every_kind_of_option_can_be_a_variable(name, text, value):
 @pytest.mark.parametrize(
     ("name", "text", "error"),
     [
-        ("failover_interval", "soon", "PAIRMQ_FAILOVER_INTERVAL is 'soon'"),
-        ("failover_interval", "-1", "PAIRMQ_FAILOVER_INTERVAL is '-1'"),
+        ("failover_interval", "soon", "PAIRMQ_FAILOVER_INTERVAL: 'soon' is no duration"),
+        ("failover_interval", "-1", "PAIRMQ_FAILOVER_INTERVAL: '-1' is no duration"),
         ("failover_interval", "2h", "failover_interval is 7200.0: it must be 0 s to 60 min"),
         ("enable_syphon", "maybe", "PAIRMQ_ENABLE_SYPHON is 'maybe': it must be true or false"),
         ("syphon_batch", "many", "PAIRMQ_SYPHON_BATCH is 'many': it must be a number"),

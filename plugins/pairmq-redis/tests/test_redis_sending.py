@@ -67,6 +67,19 @@ async def test_concurrent_sends_are_all_stored_in_call_order(
     assert bodies == list(range(200))
 
 
+async def test_sends_during_the_first_connect_keep_their_order(
+    transport: Transport, queue: Entity, message: Make
+) -> None:
+    """Those that waited for the connection come before one that is made just as it is there."""
+    sender, tasks = transport.sender(queue), []
+    for n in range(30):
+        tasks.append(asyncio.create_task(sender.send(message(b"%d" % n))))
+        await asyncio.sleep(0)
+    await asyncio.gather(*tasks)
+    found = await transport.admin.peek(Source(queue), 100)
+    assert [delivery.message.body for delivery in found] == [b"%d" % n for n in range(30)]
+
+
 async def test_no_such_entity_is_refused(transport: Transport, queue: Entity, message: Make) -> None:
     for entity in (Entity("nobody"), Entity("nobody", EntityKind.TOPIC), Entity(queue.path, EntityKind.TOPIC)):
         with pytest.raises(TransportError) as caught:

@@ -16,7 +16,7 @@ from pairmq.core import Diversion, PairOptions, divert
 from pairmq.model import ConfigurationError, Entity, FailureReason, Message, TransportError
 from pairmq.pair import Settings
 from pairmq.plugins import registry
-from pairmq.runner._backlog import BACKLOG_PROPERTIES  # SPEC 5.2's values have this one home
+from pairmq.runner import BACKLOG_PROPERTIES
 from pairmq.transport import Transport
 
 _SLOW = 0.5  # s: a broker that answers slower than this makes every send slow

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 
 import typer
 
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|min|h|d)?")
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, None: 1.0}
+from pairmq.model import ConfigurationError
+from pairmq.pair import parse_duration
 
 
 def duration(text: str) -> float:
@@ -17,10 +16,10 @@ def duration(text: str) -> float:
     Raises:
         typer.BadParameter: it is none of these.
     """
-    match = _DURATION.fullmatch(text.strip())
-    if match is None:
-        raise typer.BadParameter(f"{text[:40]!r} is no duration: write 10, 10s, 500ms, 5min or 1h")
-    return float(match[1]) * _UNITS[match[2]]
+    try:
+        return parse_duration(text)
+    except ConfigurationError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def positive(text: str) -> float:

@@ -59,9 +59,9 @@ class StateChanged(Event):
         cause: why.
         epoch: the machine's epoch after the change.
         lasted: seconds spent in ``previous``.
-        sent: sends accepted by the primary while in ``previous``.
-        diverted: sends routed to the backlog while in ``previous``.
-        failed: failures that count toward failover while in ``previous``.
+        sent: operations that the primary accepted while in ``previous``; a batch is one operation.
+        diverted: operations routed to the backlog while in ``previous``.
+        failed: failed operations that count toward failover while in ``previous``.
         late: late results while in ``previous`` (SPEC 4.6).
     """
 

@@ -16,8 +16,8 @@ from pairmq.model import ConfigurationError
 PREFIX = "PAIRMQ_"
 """What the names of environment variables start with: ``PAIRMQ_FAILOVER_INTERVAL=10``."""
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h)?")
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, None: 1.0}
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|min|m|h|d)?")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, None: 1.0}
 _TRUE = frozenset(("1", "true", "yes", "on"))
 _FALSE = frozenset(("0", "false", "no", "off"))
 _DEFAULTS = {entry.name: entry.default for entry in fields(PairOptions)}
@@ -84,6 +84,21 @@ def load_settings(
     if unknown:
         raise ConfigurationError(f"unknown option {', '.join(unknown)}: known are {', '.join(OPTION_NAMES)}")
     return Settings(urls[0], urls[1], PairOptions(**values))
+
+
+def parse_duration(text: str) -> float:
+    """Read ``10``, ``10s``, ``500ms``, ``5min``, ``1h`` or ``2d`` as seconds.
+
+    Args:
+        text: what a person wrote.
+
+    Raises:
+        ConfigurationError: it is none of these.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if not match:
+        raise ConfigurationError(f"{text[:40]!r} is no duration: write 10, 10s, 500ms, 5min or 1h")
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def _read(path: str | os.PathLike[str] | None) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Real broker processes in tests: started on a free port, killed for certain, their last words in the error.
 
-A server is ended by its process id only, and the kernel ends it when the test process dies (``PR_SET_PDEATHSIG``; on other
-systems than Linux an interrupted test run can leave one behind). That signal comes when the *thread* that started the server
-ends, so start servers in a thread that lives as long as they shall.
+A server is ended by its process id only, and the kernel ends it when the test process dies
+(``PR_SET_PDEATHSIG``; on other systems than Linux an interrupted test run can leave one behind). That
+signal comes when the *thread* that started the server ends, so start servers in a thread that lives as long
+as they shall.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ def accepts_connections(host: str, port: int) -> bool:
 class ServerProcess:
     """A server as a child process, to be killed, paused and started again.
 
-    Blocking, since a test that starts a server has nothing else to do; use ``asyncio.to_thread`` where that is not so, but
-    not for `start` and `restart` (see the module's text).
+    Blocking, since a test that starts a server has nothing else to do; use ``asyncio.to_thread`` where that
+    is not so, but not for `start` and `restart` (see the module's text).
 
     Args:
         command: program and arguments; run without a shell.
@@ -144,7 +145,8 @@ class ServerProcess:
         self._end(signal.SIGTERM, timeout)
 
     def pause(self) -> None:
-        """Stop it in its tracks (SIGSTOP): the kernel goes on taking connections and bytes for it, and it answers nothing.
+        """Stop it in its tracks (SIGSTOP): the kernel goes on taking connections and bytes for it, and it
+        answers nothing.
 
         Raises:
             ServerError: it does not run.
@@ -234,6 +236,7 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def _die_with_parent() -> None:
-    # Runs in the child before the program: nothing but this one call, for a fork may have happened at any moment.
+    # Runs in the child before the program: nothing but this one call, for a fork may have happened at any
+    # moment.
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

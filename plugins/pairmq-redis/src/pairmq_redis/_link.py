@@ -139,6 +139,7 @@ class Link:
         self._attempt: asyncio.Task[None] | None = None
         self._waiters: dict[asyncio.Future[object], None] = {}  # in the order of their calls
         self._readers: set[asyncio.Task[None]] = set()
+        self._queued = 0  # calls that wait for a connection, or were woken and have not written yet
         self._closed = False
 
     async def call(self, commands: Sequence[Command], scope: Scope) -> list[Reply]:
@@ -156,16 +157,28 @@ class Link:
             TransportError: the scope was closed.
         """
         session = self._session
-        if session is not None and session.usable:
+        if session is not None and session.usable and not self._queued:
             try:
                 return await session.call(commands, scope)
             except NotSent:
                 pass  # it was lost a moment ago and nothing left: this call is the next one, which connects anew
-        await self._connect(scope)
+        self._queued += 1
+        try:
+            if self._usable():
+                # The connection was made a moment ago, and those who waited for it have been woken and not yet run:
+                # one turn of the loop later this call comes behind them.
+                await asyncio.sleep(0)
+            if not self._usable():
+                await self._connect(scope)
+        finally:
+            self._queued -= 1
         session = self._session
         if session is None or not session.usable:
             raise NotSent(ConnectionResetError("the connection was lost as soon as it was made"))
         return await session.call(commands, scope)
+
+    def _usable(self) -> bool:
+        return self._session is not None and self._session.usable
 
     def drop(self, cause: BaseException) -> None:
         """Drop the connection at once; the next call makes a new one."""

@@ -3,7 +3,8 @@
 redis-py opens it: TCP or TLS, AUTH, SELECT. From then on its streams are used directly, and three things that it would
 do are left out on purpose: retries and reconnections (the core decides about those), health checks, and waiting for
 the socket's buffer when writing, since a wait there could not be told from a hung server; every caller waits for its
-reply anyway, which bounds what is in the buffer.
+reply anyway, which bounds what is in the buffer. Replies are parsed by hiredis, Redis' own parser: redis-py reads each
+element of a reply with awaits of its own, which was the dearest part of receiving.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
+import hiredis
 from redis.asyncio import Connection
-
-from pairmq_redis._resp import ReplyParser
+from redis.connection import DefaultParser
+from redis.exceptions import InvalidResponse
 
 Command: TypeAlias = Sequence[bytes]
 """A command's name and arguments."""
@@ -23,6 +25,9 @@ Command: TypeAlias = Sequence[bytes]
 Reply: TypeAlias = Any
 """What the server answered: None, int, bytes, a list of replies, or an exception for an error reply."""
 
+
+INCOMPLETE = object()
+"""What the parser gives when the next reply has not come whole."""
 
 _READ_SIZE = 1 << 18
 
@@ -54,7 +59,7 @@ class RedisWire:
     def __init__(self, make: Callable[[], Connection], connect_timeout: float) -> None:
         self._connection = make()
         self._connect_timeout = connect_timeout
-        self._parser = ReplyParser()
+        self._parser = reply_parser()
         self._replies: deque[Reply] = deque()
 
     async def open(self) -> None:
@@ -78,7 +83,9 @@ class RedisWire:
             data = await reader.read(_READ_SIZE) if reader is not None else b""
             if not data:
                 raise ConnectionResetError("the server closed the connection")
-            replies.extend(self._parser.feed(data))
+            self._parser.feed(data)
+            while (reply := self._parser.gets()) is not INCOMPLETE:
+                replies.append(reply)
         return replies.popleft()
 
     def abort(self) -> None:
@@ -87,6 +94,15 @@ class RedisWire:
         if writer is not None:
             writer.transport.abort()
             self._connection._close()  # type: ignore[no-untyped-call]  # redis-py's
+
+
+def reply_parser() -> hiredis.Reader:
+    """A parser whose error replies are redis-py's exceptions, and that gives `INCOMPLETE` until a reply is whole."""
+    return hiredis.Reader(
+        protocolError=InvalidResponse,
+        replyError=DefaultParser.parse_error,
+        notEnoughData=INCOMPLETE,
+    )
 
 
 def _packed(command: Command) -> bytes:
