@@ -142,12 +142,10 @@ def _parse(name: str, text: str, where: str) -> Any:
             return text.lower() in _TRUE
         raise ConfigurationError(f"{where} is {text!r}: it must be true or false")
     if isinstance(default, float):
-        match = _DURATION.fullmatch(text.strip())
-        if not match:
-            raise ConfigurationError(
-                f"{where} is {text!r}: it must be seconds, or a duration such as 500ms, 10s or 5min"
-            )
-        return float(match[1]) * _UNITS[match[2]]
+        try:
+            return parse_duration(text)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{where}: {error}") from None
     if isinstance(default, int) or default is None:
         try:
             return float(text) if default is None else int(text)
