@@ -233,12 +233,11 @@ async def test_events_can_be_iterated_until_the_pair_ends(world):
     async with world() as w:
         seen = []
 
-        async def watch():
-            async for event in w.pair.events():
+        async def watch(events):
+            async for event in events:
                 seen.append(type(event).__name__)
 
-        watcher = asyncio.create_task(watch())
-        await asyncio.sleep(0)
+        watcher = asyncio.create_task(watch(w.pair.events()))
         await w.pair.sender("orders").send(Message(b"1"))
         await w.pair.close()
         await watcher

@@ -220,13 +220,16 @@ class Pair:
         """The states of all entities that this process has used."""
         return self._opened.states()
 
-    async def events(self) -> AsyncIterator[Event]:
-        """Iterate over what happens from now on, until the pair ends.
+    def events(self) -> AsyncIterator[Event]:
+        """Iterate over what happens from this call on, until the pair ends.
 
         A reader that is slower than the events misses the oldest, and is told so by a `Warned` event.
         """
         stream = EventStream()
         self._emit.add(stream.put)
+        return self._iterate(stream)
+
+    async def _iterate(self, stream: EventStream) -> AsyncIterator[Event]:
         try:
             async for event in stream:
                 yield event
