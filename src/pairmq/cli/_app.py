@@ -59,7 +59,10 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def pairmq(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and leave.", callback=_show_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version", metavar="", help="Print the version and leave.", callback=_show_version, is_eager=True
+        ),
     ] = False,
     verbose: Annotated[
         int, typer.Option("--verbose", "-v", count=True, help="Log events to stderr; twice: single messages too.")

@@ -42,7 +42,7 @@ _ALL_SHOWN = 16
 group = typer.Typer(no_args_is_help=True, help="Look after the backlog queues on the secondary.", epilog=_EPILOG)
 
 Index = Annotated[int | None, typer.Option("--index", metavar="I", min=0, help="Only this queue.")]
-DeadLetter = Annotated[bool, typer.Option("--dead-letter", help="Their dead-letter queues instead.")]
+DeadLetter = Annotated[bool, typer.Option("--dead-letter", metavar="", help="Their dead-letter queues instead.")]
 
 
 def add(app: typer.Typer) -> None:
@@ -129,7 +129,7 @@ def purge(
     pair: PairArguments,
     index: Index = None,
     dead_letter: DeadLetter = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Yes, the messages are lost for good.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", metavar="", help="Yes, the messages are lost for good.")] = False,
     json: Json = False,
 ) -> int:
     """Delete what the backlog queues, or their dead-letter queues, hold: these messages are lost."""

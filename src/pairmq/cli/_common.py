@@ -34,7 +34,7 @@ _UNUSED = "unused://"
 
 EntityName = Annotated[str, typer.Option("--entity", "-e", metavar="NAME", help="Queue or topic on the primary.")]
 Kind = Annotated[EntityKind, typer.Option("--kind", help="What the entity is.")]
-Json = Annotated[bool, typer.Option("--json", help="Write JSON on stdout, for programs.")]
+Json = Annotated[bool, typer.Option("--json", metavar="", help="Write JSON on stdout, for programs.")]
 
 _PRIMARY = Annotated[
     str | None,

@@ -62,7 +62,7 @@ def demo(
         int | None, typer.Option("--seed", metavar="N", help="Make the choices of chance repeatable.")
     ] = None,
     json: Annotated[
-        bool, typer.Option("--json", help="Write the verdict as JSON on stdout, and nothing else.")
+        bool, typer.Option("--json", metavar="", help="Write the verdict as JSON on stdout, and nothing else.")
     ] = False,
 ) -> int:
     """Send through a pair, take its primary away in mid-stream, bring it back, and count every message.

@@ -82,7 +82,7 @@ def delete(
     pair: PairArguments,
     name: Name,
     kind: Kind = EntityKind.QUEUE,
-    yes: Annotated[bool, typer.Option("--yes", help="Yes, with all messages that it holds.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", metavar="", help="Yes, with all messages that it holds.")] = False,
 ) -> int:
     """Delete a queue or topic with all it holds; exit status 1 when it did not exist."""
     entity = entity_of(name, kind)

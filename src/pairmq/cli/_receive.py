@@ -31,7 +31,7 @@ def receive(
     subscription: Annotated[
         str | None, typer.Option("--subscription", "-s", metavar="NAME", help="Subscription of the topic to read.")
     ] = None,
-    dead_letter: Annotated[bool, typer.Option("--dead-letter", help="Read its dead-letter queue.")] = False,
+    dead_letter: Annotated[bool, typer.Option("--dead-letter", metavar="", help="Read its dead-letter queue.")] = False,
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="FILE", help="Append to this file; - is stdout.")
     ] = "-",
@@ -40,13 +40,18 @@ def receive(
         float | None,
         typer.Option("--idle", parser=duration, metavar="DURATION", help="Stop when nothing came for so long."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Write a JSON object a line, the body in base64.")] = False,
-    null: Annotated[bool, typer.Option("--null", "-0", help="End each body with a NUL, not a line end.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", metavar="", help="Write a JSON object a line, the body in base64.")
+    ] = False,
+    null: Annotated[
+        bool, typer.Option("--null", "-0", metavar="", help="End each body with a NUL, not a line end.")
+    ] = False,
     peek: Annotated[
-        bool, typer.Option("--peek", help="Only look: lock nothing, remove nothing; 100 unless --max.")
+        bool, typer.Option("--peek", metavar="", help="Only look: lock nothing, remove nothing; 100 unless --max.")
     ] = False,
     unique: Annotated[
-        bool, typer.Option("--unique", help="Drop messages whose id this run has seen already, and count them.")
+        bool,
+        typer.Option("--unique", metavar="", help="Drop messages whose id this run has seen already, and count them."),
     ] = False,
     prefetch: Annotated[
         int, typer.Option("--prefetch", metavar="N", min=1, max=10_000, help="Messages a receive.")

@@ -35,9 +35,15 @@ def send(
     input: Annotated[
         str, typer.Option("--input", "-i", metavar="FILE", help="Messages, one a line; - is stdin.")
     ] = "-",
-    null: Annotated[bool, typer.Option("--null", "-0", help="A NUL ends a message, not a line end.")] = False,
-    create: Annotated[bool, typer.Option("--create", help="Make the entity on the primary if it is missing.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Write a receipt or error a line on stdout, as JSON.")] = False,
+    null: Annotated[
+        bool, typer.Option("--null", "-0", metavar="", help="A NUL ends a message, not a line end.")
+    ] = False,
+    create: Annotated[
+        bool, typer.Option("--create", metavar="", help="Make the entity on the primary if it is missing.")
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", metavar="", help="Write a receipt or error a line on stdout, as JSON.")
+    ] = False,
     receipts: Annotated[
         str | None, typer.Option("--receipts", metavar="FILE", help="Write the same lines to a file.")
     ] = None,

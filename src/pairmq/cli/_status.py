@@ -49,7 +49,9 @@ def status(
         list[str] | None, typer.Option("--entity", "-e", metavar="NAME", help="Probe and count it; repeatable.")
     ] = None,
     kind: Kind = EntityKind.QUEUE,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again until Ctrl-C.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", metavar="", help="Show it again and again until Ctrl-C.")
+    ] = False,
     interval: Annotated[
         float, typer.Option("--interval", parser=duration, metavar="DURATION", help="Between two looks with --watch.")
     ] = "2s",  # type: ignore[assignment]  # the parser reads defaults too

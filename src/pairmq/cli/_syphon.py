@@ -28,13 +28,15 @@ def add(app: typer.Typer) -> None:
 def syphon(
     pair: PairArguments,
     until_empty: Annotated[
-        bool, typer.Option("--until-empty", help="Leave when all backlog queues are empty.")
+        bool, typer.Option("--until-empty", metavar="", help="Leave when all backlog queues are empty.")
     ] = False,
     metrics_interval: Annotated[
         float,
         typer.Option("--metrics-interval", parser=duration, metavar="DURATION", help="Between two progress lines."),
     ] = "10s",  # type: ignore[assignment]  # the parser reads defaults too
-    json: Annotated[bool, typer.Option("--json", help="Write each progress line as JSON on stdout.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", metavar="", help="Write each progress line as JSON on stdout.")
+    ] = False,
 ) -> int:
     """Move messages from the backlog queues to the entities of the primary where they belong.
 
