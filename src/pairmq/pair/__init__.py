@@ -3,6 +3,15 @@
 from pairmq.pair._pair import Pair
 from pairmq.pair._receiver import PairDelivery, PairReceiver
 from pairmq.pair._sender import PairSender
-from pairmq.pair._settings import Settings, load_settings, parse_duration
+from pairmq.pair._settings import Settings, check_available, load_settings, parse_duration
 
-__all__ = ["Pair", "PairDelivery", "PairReceiver", "PairSender", "Settings", "load_settings", "parse_duration"]
+__all__ = [
+    "Pair",
+    "PairDelivery",
+    "PairReceiver",
+    "PairSender",
+    "Settings",
+    "check_available",
+    "load_settings",
+    "parse_duration",
+]

@@ -23,7 +23,7 @@ from pairmq.pair import _active
 from pairmq.pair._events import EventStream
 from pairmq.pair._receiver import PairReceiver
 from pairmq.pair._sender import PairSender
-from pairmq.pair._settings import load_settings
+from pairmq.pair._settings import check_available, load_settings
 from pairmq.plugins import Observer, Registry, registry
 from pairmq.runner import Clock, Emitter, Engine
 from pairmq.transport import Transport
@@ -46,10 +46,7 @@ class Pair:
         clock: Clock | None = None,
     ) -> None:
         self._options = options or PairOptions()
-        if self._options.ordering != "none":
-            raise ConfigurationError(
-                "ordering='session' is not available yet: use ordering='none', and one sender per session meanwhile"
-            )
+        check_available(self._options)
         self._primary = primary
         self._secondary = secondary
         self._clock = clock or Clock()

@@ -86,6 +86,18 @@ def load_settings(
     return Settings(urls[0], urls[1], PairOptions(**values))
 
 
+def check_available(options: PairOptions) -> None:
+    """Refuse what an option promises and no code keeps yet.
+
+    Raises:
+        ConfigurationError: ``ordering="session"`` (SPEC 8) is not built yet.
+    """
+    if options.ordering != "none":
+        raise ConfigurationError(
+            "ordering='session' is not available yet: use ordering='none', and one sender per session meanwhile"
+        )
+
+
 def parse_duration(text: str) -> float:
     """Read ``10``, ``10s``, ``500ms``, ``5min``, ``1h`` or ``2d`` as seconds.
 

@@ -23,7 +23,7 @@ class Gate:
         entity: the destination.
     """
 
-    __slots__ = ("entity", "failures", "opened", "probing")
+    __slots__ = ("entity", "failures", "opened", "probing", "try_after")
 
     def __init__(self, entity: Entity) -> None:
         self.entity = entity
@@ -31,6 +31,7 @@ class Gate:
         self.opened = asyncio.Event()
         self.opened.set()
         self.probing: asyncio.Task[None] | None = None
+        self.try_after = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -57,6 +58,7 @@ class Gates:
         self._emit = emit
         self._gates: dict[Entity, Gate] = {}
         self._closed = False
+        self._tasks: set[asyncio.Task[None]] = set()
         self.any_opened = asyncio.Event()
 
     def of(self, entity: Entity) -> Gate:
@@ -70,9 +72,12 @@ class Gates:
         """Deliver nothing more to a destination that failed, until a probe says that it is back."""
         if not gate.is_open or self._closed:
             return
+        self._gates.setdefault(gate.entity, gate)  # it may have been forgotten while a message was on its way
         gate.opened.clear()
         self._emit(DestinationChanged, entity=gate.entity, open=False, error=str(error))
-        gate.probing = asyncio.create_task(self._watch(gate), name=f"syphon probe {gate.entity}")
+        task = gate.probing = asyncio.create_task(self._watch(gate), name=f"syphon probe {gate.entity}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def delivered(self, gate: Gate) -> None:
         """A delivery was confirmed: the next failure starts from short waits again."""
@@ -92,22 +97,31 @@ class Gates:
     async def close(self) -> None:
         """Stop all probes."""
         self._closed = True
-        tasks = [gate.probing for gate in self._gates.values() if gate.probing is not None]
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=1)
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks), timeout=1)
 
     async def try_now(self, gate: Gate) -> bool:
-        """Ask a shut destination at once, instead of at its next turn; tells whether its gate is open now."""
-        if not gate.is_open and await self._answers(gate.entity):
+        """Ask a shut destination now instead of at its next turn; tells whether its gate is open.
+
+        Not more often than its growing waits allow: probes may go on being good while messages are not taken.
+        """
+        now = self._clock.now()
+        if gate.is_open or now < gate.try_after:
+            return gate.is_open
+        gate.try_after = now + self._backoff.wait(gate.failures, 0.0)
+        gate.failures += 1
+        if await self._answers(gate.entity):
             self._open(gate)
         return gate.is_open
 
     async def _watch(self, gate: Gate) -> None:
         while True:
-            await asyncio.sleep(self._backoff.wait(gate.failures, self._clock.chance()))
+            wait = self._backoff.wait(gate.failures, self._clock.chance())
+            await asyncio.sleep(wait)
             gate.failures += 1
+            gate.try_after = self._clock.now() + wait
             if await self._answers(gate.entity):
                 self._open(gate)
                 return

@@ -1,12 +1,18 @@
-"""The secondary's side of a pump: one backlog queue's receiver, the locks of what is in hand, and their settling."""
+"""The secondary's side of a pump: one backlog queue's receiver, the locks of what is in hand, and their settling.
+
+What is to be settled stays in hand, under a renewed lock, until the broker has confirmed it or the lock is lost: a
+completion that failed in passing is tried again, because giving the message up instead would bring a second copy of it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
-from pairmq.core import Diversion, PairOptions
+from pairmq.core import Backoff, Diversion, PairOptions
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.model.events import SyphonFailed
 from pairmq.runner._attempt import TimeLimits
@@ -17,20 +23,42 @@ from pairmq.transport import Receiver, Transport
 T = TypeVar("T")
 
 _UNKNOWN_LOCK = 15.0  # s: how long a lock is taken to last until the queue was asked
+_AT_ONCE = 25  # settlements and renewals side by side, each under a time limit of its own
+_BACKOFF = Backoff(first=0.1, factor=2.0, cap=5.0)
 
 
 class Item:
-    """One message in a pump's hand, locked until it is settled; ``lost`` once its lock is."""
+    """One message in a pump's hand, locked until it is settled; ``lost`` once its lock is.
 
-    __slots__ = ("delivery", "diversion", "lost", "message", "taken_at", "unknown")
+    ``diversion`` is None for poison that has none; ``locked_until`` is an instant of the loop's clock.
+    """
 
-    def __init__(self, delivery: Delivery, message: Message, diversion: Diversion, taken_at: float) -> None:
+    __slots__ = ("delivery", "diversion", "locked_until", "lost", "message", "unknown")
+
+    def __init__(self, delivery: Delivery, message: Message, diversion: Diversion | None, locked_until: float) -> None:
         self.delivery = delivery
         self.message = message
         self.diversion = diversion
-        self.taken_at = taken_at
+        self.locked_until = locked_until
         self.lost = False
-        self.unknown = diversion.maybe_duplicate
+        self.unknown = diversion is not None and diversion.maybe_duplicate
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """How an item is to leave the queue: completed, or dead-lettered with a reason.
+
+    Args:
+        item: in hand.
+        done: told once, with None when the broker confirmed it, or why it will be delivered again.
+        reason: of a dead-letter; None to complete.
+        description: of a dead-letter.
+    """
+
+    item: Item
+    done: Callable[[TransportError | None], None]
+    reason: str | None = None
+    description: str = ""
 
 
 class Intake:
@@ -40,7 +68,7 @@ class Intake:
         queue: the backlog queue.
         secondary: its transport.
         options: the pair's.
-        clock: time.
+        clock: time and chance.
         emit: takes events.
     """
 
@@ -55,12 +83,19 @@ class Intake:
         self._polls = TimeLimits()
         self._limits = TimeLimits()
         self._hand: dict[int, Item] = {}
+        self._unsettled: list[Settlement] = []
+        self._retries: asyncio.Task[None] | None = None
         self._renewals: asyncio.Task[None] | None = None
 
     @property
     def in_hand(self) -> int:
         """Messages received and not yet settled."""
         return len(self._hand)
+
+    @property
+    def unsettled(self) -> int:
+        """Settlements that failed and are being tried again."""
+        return len(self._unsettled) + (self._retries is not None)
 
     def start(self) -> None:
         """Begin to renew locks."""
@@ -71,8 +106,10 @@ class Intake:
         self._polls.end_by(self._clock.now())
         self._limits.end_by(instant)
 
-    async def close(self) -> None:
-        """Give back what is in hand."""
+    async def close(self, grace: float) -> None:
+        """Try for ``grace`` seconds to settle what is done, and give the rest back."""
+        if self._retries is not None and grace > 0:
+            await asyncio.wait((self._retries,), timeout=grace)
         if self._renewals is not None:
             self._renewals.cancel()
             await asyncio.wait((self._renewals,), timeout=1)
@@ -81,11 +118,22 @@ class Intake:
     async def reset(self) -> None:
         """Begin anew after an error: what is in hand is lost to this pump, and will be delivered again."""
         receiver, self._receiver = self._receiver, None
+        if self._retries is not None:
+            self._retries.cancel()
+            await asyncio.wait((self._retries,), timeout=1)
+        unsettled, self._unsettled = self._unsettled, []
         for item in self._hand.values():
             item.lost = True
         self._hand.clear()
+        for settlement in unsettled:
+            settlement.done(_gone())
         if receiver is not None:
-            await receiver.close()
+            try:
+                async with asyncio.timeout(3):  # a transport promises 2
+                    await receiver.close()
+            except Exception as error:
+                # The broker gives back what it held when the locks end.
+                self._failed(f"close: {str(error) or type(error).__name__}", 0.0)
 
     async def limited(self, operation: Awaitable[T]) -> T:
         """Await an operation at either broker, for less than half of a lock (SPEC 7.6)."""
@@ -108,9 +156,9 @@ class Intake:
         limit = self._clock.now() + wait + self._options.attempt_timeout
         return await self._polls.run(self._receiver.receive(most, wait), limit)
 
-    def take(self, delivery: Delivery, message: Message, diversion: Diversion) -> Item:
+    def take(self, delivery: Delivery, message: Message, diversion: Diversion | None) -> Item:
         """Keep a delivery in hand: its lock is renewed until it is settled."""
-        item = Item(delivery, message, diversion, self._clock.now())
+        item = Item(delivery, message, diversion, self._lock_ends_at())
         self._hand[id(item)] = item
         return item
 
@@ -118,50 +166,134 @@ class Intake:
         """Whether an item is still in hand."""
         return id(item) in self._hand
 
-    async def complete(self, items: Sequence[Item]) -> Sequence[TransportError | None]:
-        """Complete items; they are out of hand whatever comes of it. One entry each, None for done."""
-        receiver = self._receiver
-        try:
-            if receiver is None:
-                raise TransportError("the receiver was closed", FailureKind.UNAVAILABLE, FailureReason.CLOSED)
-            return await self.limited(receiver.complete_batch([item.delivery for item in items]))
-        except TransportError as error:
-            return [error] * len(items)
-        finally:
-            for item in items:
-                self._hand.pop(id(item), None)
+    async def fresh(self, items: Sequence[Item]) -> list[Item]:
+        """Those whose locks outlast one more operation, renewed if need be; the others come again (SPEC 7.6)."""
+        margin = 0.5 * (self._lock_duration or 0.0)
+        now = self._clock.now()
+        stale = [item for item in items if not item.lost and item.locked_until - now < margin]
+        renewed = set(map(id, await self._renew(stale)))
+        for item in stale:
+            if id(item) not in renewed:
+                self._lose(item)
+        return [item for item in items if not item.lost]
 
-    async def dead_letter(self, delivery: Delivery, reason: str, description: str, item: Item | None = None) -> bool:
-        """Set a delivery aside; tells whether that worked. If not, it comes again when its lock ends."""
-        if item is not None:
-            self._hand.pop(id(item), None)
-        if self._receiver is None:
-            return False
+    # Settling.
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        """Settle items; one attempt now, and more in the background for what fails in passing."""
+        failed = await self._try(settlements)
+        if failed:
+            self._unsettled.extend(failed)
+            if self._retries is None:
+                self._retries = asyncio.create_task(self._retry(), name=f"settle {self.queue}")
+
+    async def _retry(self) -> None:
         try:
-            await self.limited(self._receiver.dead_letter(delivery, reason, description))
+            retry = 0
+            while self._unsettled:
+                await asyncio.sleep(_BACKOFF.wait(retry, self._clock.chance()))
+                retry += 1
+                # Emptied only when the attempt is over: whoever resets meanwhile must find them all.
+                batch = list(self._unsettled)
+                failed = await self._try(batch)
+                left = {id(settlement) for settlement in failed}
+                tried = {id(settlement) for settlement in batch}
+                self._unsettled = [s for s in self._unsettled if id(s) not in tried or id(s) in left]
+        finally:
+            self._retries = None
+
+    async def _try(self, settlements: Sequence[Settlement]) -> list[Settlement]:
+        """One attempt for each; gives those that are worth another one."""
+        failed: list[Settlement] = []
+        completions = [settlement for settlement in settlements if settlement.reason is None]
+        for part in _slices(completions, _AT_ONCE * 4):
+            for settlement, error in zip(part, await self._complete(part), strict=True):
+                self._settled(settlement, error, failed)
+        others = [settlement for settlement in settlements if settlement.reason is not None]
+        for part in _slices(others, _AT_ONCE):
+            outcomes = await asyncio.gather(*(self._dead_letter(settlement) for settlement in part))
+            for settlement, error in zip(part, outcomes, strict=True):
+                self._settled(settlement, error, failed)
+        return failed
+
+    def _settled(self, settlement: Settlement, error: TransportError | None, failed: list[Settlement]) -> None:
+        item = settlement.item
+        if error is None:
+            self._hand.pop(id(item), None)
+            settlement.done(None)
+        elif item.lost or error.reason in (FailureReason.LOCK_LOST, FailureReason.NOT_FOUND, FailureReason.CLOSED):
+            self._lose(item)
+            settlement.done(error)
+        else:
+            self._failed(f"settle: {error}", 0.0)
+            failed.append(settlement)
+
+    async def _complete(self, part: Sequence[Settlement]) -> Sequence[TransportError | None]:
+        receiver = self._receiver
+        if receiver is None:
+            return [_gone()] * len(part)
+        try:
+            return await self.limited(receiver.complete_batch([settlement.item.delivery for settlement in part]))
         except TransportError as error:
-            self._emit(SyphonFailed, queue=self.queue.path, error=f"dead-letter: {error}", retry_after=0.0)
-            return False
-        return True
+            return [error] * len(part)
+
+    async def _dead_letter(self, settlement: Settlement) -> TransportError | None:
+        if self._receiver is None:
+            return _gone()
+        delivery, reason = settlement.item.delivery, settlement.reason or ""
+        try:
+            await self.limited(self._receiver.dead_letter(delivery, reason, settlement.description))
+        except TransportError as error:
+            return error
+        return None
+
+    # Locks.
+
+    def _lock_ends_at(self) -> float:
+        return math.inf if self._lock_duration is None else self._clock.now() + self._lock_duration
+
+    def _lose(self, item: Item) -> None:
+        """It will be delivered again; sending it from here as well would make a second copy."""
+        item.lost = True
+        self._hand.pop(id(item), None)
 
     async def _renew_locks(self) -> None:
         while True:
             duration = self._lock_duration
-            every = (duration or _UNKNOWN_LOCK) / 3
-            await asyncio.sleep(every)
-            if duration is not None and self._receiver is not None:
-                await self._renew_once(self._receiver, every / 2)
+            await asyncio.sleep((duration or _UNKNOWN_LOCK) / 3)
+            if duration is not None:
+                due = self._clock.now() + duration * 5 / 6
+                await self._renew([item for item in self._hand.values() if item.locked_until < due])
 
-    async def _renew_once(self, receiver: Receiver, age: float) -> None:
-        """Renew the locks of what is in hand for longer than a moment."""
-        now = self._clock.now()
-        for item in [item for item in self._hand.values() if now - item.taken_at >= age]:
-            if not self.holds(item) or self._receiver is not receiver:
-                continue
-            try:
-                item.delivery = await self.limited(receiver.renew_lock(item.delivery))
-            except TransportError as error:
-                if error.reason is FailureReason.LOCK_LOST:
-                    # It will be delivered again; sending it from here as well would make a second copy.
-                    item.lost = True
-                    self._hand.pop(id(item), None)
+    async def _renew(self, items: Sequence[Item]) -> list[Item]:
+        """Renew locks, some side by side; gives the items whose renewal was confirmed."""
+        renewed: list[Item] = []
+        for part in _slices(items, _AT_ONCE):
+            outcomes = await asyncio.gather(*(self._renew_one(item) for item in part))
+            renewed += [item for item, good in zip(part, outcomes, strict=True) if good]
+        return renewed
+
+    async def _renew_one(self, item: Item) -> bool:
+        receiver = self._receiver
+        if receiver is None or not self.holds(item):
+            return False
+        ends_at = self._lock_ends_at()
+        try:
+            item.delivery = await self.limited(receiver.renew_lock(item.delivery))
+        except TransportError as error:
+            if error.reason is FailureReason.LOCK_LOST:
+                self._lose(item)
+            return False
+        item.locked_until = ends_at
+        return True
+
+    def _failed(self, error: str, retry_after: float) -> None:
+        self._emit(SyphonFailed, queue=self.queue.path, error=error, retry_after=retry_after)
+
+
+def _gone() -> TransportError:
+    return TransportError("the receiver was closed", FailureKind.UNAVAILABLE, FailureReason.CLOSED)
+
+
+def _slices(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]

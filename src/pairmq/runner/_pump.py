@@ -10,10 +10,11 @@ on an outage.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 from pairmq.core import MAYBE_DUPLICATE, Backoff, Diversion, PairOptions, elapsed_time_to_live, restore
 from pairmq.model import (
@@ -29,7 +30,7 @@ from pairmq.model.events import MessageDeadLettered, MessageMoved, SyphonFailed
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
 from pairmq.runner._gates import Gate, Gates
-from pairmq.runner._intake import Intake, Item
+from pairmq.runner._intake import Intake, Item, Settlement
 from pairmq.runner._rate import RateLimit
 from pairmq.transport import Sender, Transport
 
@@ -41,6 +42,21 @@ _ROOM_BACKOFF = Backoff(first=0.1, factor=2.0, cap=2.0)
 _NOT_POISON = frozenset((FailureReason.UNAUTHORIZED, FailureReason.QUOTA, FailureReason.DISABLED, FailureReason.CLOSED))
 
 
+_REMEMBERED = 10_000  # messages that came home and may come again, because their completion was lost
+
+
+class _Line:
+    """Messages of one destination that wait at its gate, in order."""
+
+    __slots__ = ("entity", "items", "sending", "task")
+
+    def __init__(self, entity: Entity) -> None:
+        self.entity = entity
+        self.items: deque[Item] = deque()
+        self.sending = False
+        self.task: asyncio.Task[None] | None = None
+
+
 class Pump:
     """The pump of one backlog queue.
 
@@ -49,7 +65,8 @@ class Pump:
         primary: where messages belong; never the pair's own sender, so that none can loop (SPEC 7.2).
         secondary: where they wait.
         home: gives the primary's sender to an entity, shared by all pumps.
-        forget: drops what is kept for an entity that does not exist; paths in a backlog queue are anyone's words.
+        forget: drops what is kept for a destination of poison; paths in a backlog queue are anyone's words.
+        missing: told when the queue itself is gone, so that it is made again.
         tail: the secondary's sender to the queue itself.
         gates: the destinations' gates, shared by all pumps.
         rate: shared by all pumps.
@@ -65,6 +82,7 @@ class Pump:
         secondary: Transport,
         home: Callable[[Entity], Sender],
         forget: Callable[[Entity], None],
+        missing: Callable[[TransportError], None],
         tail: Sender,
         gates: Gates,
         rate: RateLimit,
@@ -79,6 +97,7 @@ class Pump:
         self._secondary = secondary
         self._home = home
         self._forget = forget
+        self._missing = missing
         self._tail = tail
         self._gates = gates
         self._rate = rate
@@ -87,8 +106,9 @@ class Pump:
         self._emit = emit
         self._intake = Intake(queue, secondary, options, clock, emit)
         self._stopping = asyncio.Event()
-        self._held: dict[Entity, deque[Item]] = {}
-        self._redeliveries: dict[Entity, asyncio.Task[None]] = {}
+        self._lines: dict[Entity, _Line] = {}
+        self._primary_was_away = False
+        self._arrived: OrderedDict[tuple[str, str, int], None] = OrderedDict()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -104,12 +124,11 @@ class Pump:
     async def stop(self, grace: float) -> None:
         """Receive nothing more, finish what is on its way within ``grace`` seconds, give the rest back (SPEC 9.1)."""
         self._stopping.set()
-        self._intake.end_by(self._clock.now() + grace)
-        if self._task is not None:
-            await _end((self._task,), grace)
-        await _end(tuple(self._redeliveries.values()), 0)
-        # Closing gives back what was not settled; it is bounded by the transport's contract.
-        await self._intake.close()
+        ends_at = self._clock.now() + grace
+        self._intake.end_by(ends_at)
+        tasks = [self._task, *(line.task for line in self._lines.values())]
+        await _end([task for task in tasks if task is not None], grace)
+        await self._intake.close(max(0.0, ends_at - self._clock.now()))
 
     # Receiving.
 
@@ -129,36 +148,40 @@ class Pump:
                 wait = _BACKOFF.wait(retry, self._clock.chance())
                 retry += 1
                 self._emit(SyphonFailed, queue=self.queue.path, error=_text(error), retry_after=wait)
+                if isinstance(error, TransportError) and error.reason is FailureReason.NOT_FOUND:
+                    self._missing(error)
                 await self._begin_anew()
                 await self._pause(wait)
 
     async def _begin_anew(self) -> None:
         """Let go of everything in hand: after an error of the queue nothing of it can be settled."""
+        lines, self._lines = self._lines, {}
         await self._intake.reset()
-        await _end(tuple(self._redeliveries.values()), 0)
-        self._redeliveries.clear()
-        self._held.clear()
+        await _end([line.task for line in lines.values() if line.task is not None], 0)
 
     # Moving.
 
     async def _move(self, deliveries: Sequence[Delivery]) -> None:
         groups: dict[Entity, list[Item]] = {}
-        poison: list[tuple[Delivery, str | None, str, str]] = []
+        aside: list[Settlement] = []
         for delivery in deliveries:
             try:
                 message, diversion = restore(delivery.message)
             except EnvelopeError as error:
-                poison.append((delivery, None, "malformed-envelope", str(error)))
-                continue
-            problem = self._problem(message, diversion)
-            if problem is not None:
-                poison.append((delivery, diversion.entity.path, *problem))
+                item = self._intake.take(delivery, delivery.message, None)
+                aside.append(self._poison(item, None, "malformed-envelope", str(error)))
                 continue
             item = self._intake.take(delivery, message, diversion)
-            groups.setdefault(diversion.entity, []).append(item)
-        for delivery, path, reason, description in poison:
-            await self._dead_letter(delivery, path, reason, description)
-        await asyncio.gather(*(self._deliver(entity, items) for entity, items in groups.items()))
+            problem = self._problem(message, diversion)
+            if problem is not None:
+                aside.append(self._poison(item, diversion.entity.path, *problem))
+            elif _identity(item) in self._arrived:
+                # It came home before and its completion was lost: to send it again would make a second copy.
+                aside.append(Settlement(item, partial(self._completed_again, item)))
+            else:
+                groups.setdefault(diversion.entity, []).append(item)
+        work = [self._deliver(entity, items) for entity, items in groups.items()]
+        await asyncio.gather(self._intake.settle(aside), *work)
 
     def _problem(self, message: Message, diversion: Diversion) -> tuple[str, str] | None:
         """Reason and description if the message must not be delivered, whatever the destination says."""
@@ -172,24 +195,25 @@ class Pump:
             return "TTLExpiredException", text
         return None
 
-    def _time_left(self, message: Message, diversion: Diversion) -> float | None:
+    def _time_left(self, message: Message, diversion: Diversion | None) -> float | None:
         """Seconds left to live, where the time in the backlog counts; None where it does not."""
-        if self._options.ttl_policy == "restore":
+        if self._options.ttl_policy == "restore" or diversion is None:
             return None
         return elapsed_time_to_live(message, diversion, self._clock.instant())
 
     async def _deliver(self, entity: Entity, items: list[Item]) -> None:
         gate = self._gates.of(entity)
         # Behind held messages of the same destination even an open gate has to be waited at, for order.
-        if gate.is_open and entity not in self._held:
+        if gate.is_open and entity not in self._lines:
             items = await self._send_home(gate, items)
         if items:
             self._hold(gate, items)
 
     async def _send_home(self, gate: Gate, items: list[Item]) -> list[Item]:
         """Send, have it confirmed, complete; returns the items that the destination did not take, in order."""
-        await self._rate.take(len(items))
-        items = [item for item in items if not item.lost and not await self._expired(item)]
+        if not await self._rate.take(len(items), self._stopping):
+            return items
+        items = await self._unexpired(await self._intake.fresh(items))
         if not items:
             return []
         messages = [self._outgoing(item) for item in items]
@@ -202,126 +226,153 @@ class Pump:
                 results = await self._intake.limited(sender.send_batch(messages))
         except TransportError as error:
             results = [error] * len(items)
-        done, left, failure = [], [], None
+        settlements: list[Settlement] = []
+        left: list[Item] = []
+        failure = None
         for item, result in zip(items, results, strict=True):
             if result is None:
-                done.append(item)
+                self._remember(item)
+                settlements.append(Settlement(item, partial(self._came_home, gate.entity, item)))
             elif result.kind is FailureKind.REFUSED and result.reason not in _NOT_POISON:
-                if result.reason is FailureReason.NOT_FOUND:
-                    self._forget(gate.entity)
-                await self._dead_letter(item.delivery, gate.entity.path, result.reason.value, str(result), item)
+                settlements.append(self._poison(item, gate.entity.path, result.reason.value, str(result)))
+                self._forget(gate.entity)
             else:
                 item.unknown = item.unknown or result.maybe_applied
                 left.append(item)
                 failure = result
-        if done:
+        if None in results:
             self._gates.delivered(gate)
-            await self._complete(gate.entity, done)
         if failure is not None:
             self._gates.shut(gate, failure)
+        await self._intake.settle(settlements)
         return left
 
-    async def _expired(self, item: Item) -> bool:
-        """Set an item aside whose time-to-live ran out while it was held."""
-        problem = self._problem(item.message, item.diversion) if self._options.ttl_policy == "elapse" else None
-        if problem is not None:
-            await self._dead_letter(item.delivery, item.diversion.entity.path, *problem, item)
-        return problem is not None
+    async def _unexpired(self, items: list[Item]) -> list[Item]:
+        """Set aside what ran out of time while it was held."""
+        aside = []
+        for item in items:
+            left = self._time_left(item.message, item.diversion)
+            if left is not None and left <= 0 and item.diversion is not None:
+                problem = self._problem(item.message, item.diversion)
+                if problem is not None:
+                    aside.append(self._poison(item, item.diversion.entity.path, *problem))
+        if not aside:
+            return items
+        await self._intake.settle(aside)
+        gone = {id(settlement.item) for settlement in aside}
+        return [item for item in items if id(item) not in gone]
 
     def _outgoing(self, item: Item) -> Message:
         left = self._time_left(item.message, item.diversion)
         return item.message if left is None else replace(item.message, time_to_live=max(left, 1e-6))
 
-    async def _complete(self, entity: Entity, items: list[Item]) -> None:
-        outcomes = await self._intake.complete(items)
-        wall = self._clock.instant()
-        for item, outcome in zip(items, outcomes, strict=True):
-            self.moved += 1
-            if outcome is not None:
-                self._emit(SyphonFailed, queue=self.queue.path, error=f"complete: {outcome}", retry_after=0.0)
-            if self._emit.active:
-                self._emit(
-                    MessageMoved,
-                    queue=self.queue.path,
-                    entity=entity,
-                    message_id=item.message.message_id or "",
-                    waited=max(0.0, (wall - item.diversion.diverted_at).total_seconds()),
-                    maybe_duplicate=item.unknown,
-                    redelivered=item.delivery.delivery_count > 1,
-                    completed=outcome is None,
-                )
+    # What settlements report.
 
-    async def _dead_letter(
-        self, delivery: Delivery, path: str | None, reason: str, description: str, item: Item | None = None
-    ) -> None:
-        """Set poison aside, and say so."""
-        if not await self._intake.dead_letter(delivery, reason, description, item):
-            return
-        self.dead_lettered += 1
-        self._emit(
-            MessageDeadLettered,
-            queue=self.queue.path,
-            entity=path,
-            message_id=delivery.message.message_id,
-            reason=reason,
-            description=description,
-        )
+    def _came_home(self, entity: Entity, item: Item, error: TransportError | None) -> None:
+        self.moved += 1
+        self._completed_again(item, error)
+        if self._emit.active and item.diversion is not None:
+            waited = (self._clock.instant() - item.diversion.diverted_at).total_seconds()
+            self._emit(
+                MessageMoved,
+                queue=self.queue.path,
+                entity=entity,
+                message_id=item.message.message_id or "",
+                waited=max(0.0, waited),
+                maybe_duplicate=item.unknown,
+                redelivered=item.delivery.delivery_count > 1,
+                completed=error is None,
+            )
+
+    def _remember(self, item: Item) -> None:
+        """Until its completion is confirmed, the message may come again."""
+        self._arrived[_identity(item)] = None
+        if len(self._arrived) > _REMEMBERED:
+            self._arrived.popitem(last=False)
+
+    def _completed_again(self, item: Item, error: TransportError | None) -> None:
+        if error is None:
+            self._arrived.pop(_identity(item), None)
+
+    def _poison(self, item: Item, path: str | None, reason: str, description: str) -> Settlement:
+        def done(error: TransportError | None) -> None:
+            if error is not None:
+                return  # it comes again, and so does this
+            self.dead_lettered += 1
+            self._emit(
+                MessageDeadLettered,
+                queue=self.queue.path,
+                entity=path,
+                message_id=item.message.message_id,
+                reason=reason,
+                description=description,
+            )
+
+        return Settlement(item, done, reason, description)
 
     # Holding messages of unavailable destinations.
 
-    def _hold(self, gate: Gate, items: list[Item]) -> None:
-        held = self._held.get(gate.entity)
-        if held is not None:
-            held.extend(items)
-            return
-        held = self._held[gate.entity] = deque(items)
-        task = asyncio.create_task(self._redeliver(gate, held), name=f"redeliver {gate.entity}")
-        self._redeliveries[gate.entity] = task
+    def _hold(self, gate: Gate, items: Sequence[Item]) -> None:
+        line = self._lines.get(gate.entity)
+        if line is None:
+            line = self._lines[gate.entity] = _Line(gate.entity)
+            line.task = asyncio.create_task(self._redeliver(gate, line), name=f"redeliver {gate.entity}")
+        line.items.extend(items)
 
-    async def _redeliver(self, gate: Gate, held: deque[Item]) -> None:
+    async def _redeliver(self, gate: Gate, line: _Line) -> None:
         """Deliver what is held for a destination, in order, whenever its gate is open."""
         retry = 0
-        while held:
-            await gate.opened.wait()
-            batch = [held.popleft() for _ in range(min(len(held), self._options.syphon_batch))]
+        while line.items:
+            await _first((gate.opened.wait(), self._stopping.wait()))
+            if self._stopping.is_set():
+                break
+            batch = [line.items.popleft() for _ in range(min(len(line.items), self._options.syphon_batch))]
+            line.sending = True
             try:
                 left = await self._send_home(gate, batch)
+                line.items.extendleft(reversed(left))
                 retry = 0
             except Exception as error:
-                left = [item for item in batch if self._intake.holds(item)]
+                line.items.extendleft(reversed([item for item in batch if self._intake.holds(item)]))
                 wait = _BACKOFF.wait(retry, self._clock.chance())
                 retry += 1
                 self._emit(SyphonFailed, queue=self.queue.path, error=_text(error), retry_after=wait)
-                held.extendleft(reversed(left))
                 await self._pause(wait)
-                continue
-            held.extendleft(reversed(left))
-        if self._held.get(gate.entity) is held:
-            del self._held[gate.entity]
-            del self._redeliveries[gate.entity]
+            finally:
+                line.sending = False
+        if self._lines.get(line.entity) is line:
+            del self._lines[line.entity]
+
+    @property
+    def _waiting(self) -> int:
+        return sum(len(line.items) for line in self._lines.values()) + self._intake.unsettled
 
     async def _make_room(self) -> None:
-        """Wait, or postpone, while as many messages are held as one batch has."""
-        retry, asked = 0, False
-        while sum(map(len, self._held.values())) >= self._options.syphon_batch and not self._stopping.is_set():
+        """Wait, or postpone, while as many messages are held or unsettled as one batch has."""
+        retry = 0
+        while self._waiting >= self._options.syphon_batch and not self._stopping.is_set():
             self._gates.any_opened.clear()
-            shut = [entity for entity in self._held if not self._gates.of(entity).is_open]
-            postponed = 0
-            if shut and await self._primary_is_there():
-                worst = max(shut, key=lambda entity: len(self._held[entity]))
-                if not asked:
-                    # The whole primary may have just come back, and nothing needs to be postponed. Asked only once,
-                    # as a probe may go on being good while messages are not taken.
-                    asked = True
-                    await self._gates.try_now(self._gates.of(worst))
-                elif worst in self._held:
-                    postponed = await self._postpone(worst)
-            elif shut:
-                asked = False
-            if not postponed:
+            if not await self._made_some_room():
                 # The whole primary is away, or the secondary: no other destination could be served either.
-                await self._wait_for_gate(_ROOM_BACKOFF.wait(retry, self._clock.chance()))
+                await self._pause(_ROOM_BACKOFF.wait(retry, self._clock.chance()), self._gates.any_opened)
                 retry += 1
+
+    async def _made_some_room(self) -> bool:
+        shut = [line for line in self._lines.values() if line.items and not self._gates.of(line.entity).is_open]
+        if not shut:
+            return False
+        if not await self._primary_is_there():
+            self._primary_was_away = True
+            return False
+        line = max(shut, key=lambda line: len(line.items))
+        gate = self._gates.of(line.entity)
+        if self._primary_was_away:
+            self._primary_was_away = False
+            gate.try_after = 0.0
+        if await self._gates.try_now(gate):
+            return False  # its line moves on by itself
+        # What was copied before has to be gone from its place first, or the next round would copy it again.
+        return not self._intake.unsettled and bool(line.items) and await self._postpone(line)
 
     async def _primary_is_there(self) -> bool:
         try:
@@ -330,12 +381,12 @@ class Pump:
             return False
         return True
 
-    async def _postpone(self, entity: Entity) -> int:
-        """Put what is held for a destination at the tail of the queue, to be seen again later; tells how many."""
-        held = self._held[entity]
+    async def _postpone(self, line: _Line) -> bool:
+        """Put what waits in a line at the tail of the queue, to be seen again later; tells whether any was."""
         # Taken out before anything is awaited: should the gate open meanwhile, no one else may send them.
-        items = [item for item in held if not item.lost]
-        held.clear()
+        items = list(line.items)
+        line.items.clear()
+        items = await self._intake.fresh(items)
         scheduling = self._secondary.capabilities.scheduling
         wait = min(60.0, max(1.0, self._options.ping_primary_interval))
         copies = [self._postponed(item, wait if scheduling else None) for item in items]
@@ -343,22 +394,33 @@ class Pump:
             results = await self._intake.limited(self._tail.send_batch(copies))
         except TransportError as error:
             results = [error] * len(items)
-        sent = [item for item, result in zip(items, results, strict=True) if result is None]
-        rest = [item for item, result in zip(items, results, strict=True) if result is not None]
-        if sent:
-            await self._intake.complete(sent)
-        if rest:
-            if self._held.get(entity) is held:
-                held.extendleft(reversed(rest))
+        sent: list[Settlement] = []
+        rest: list[Item] = []
+        for item, result in zip(items, results, strict=True):
+            if result is None:
+                sent.append(Settlement(item, _nothing))
             else:
-                self._hold(self._gates.of(entity), rest)
+                item.unknown = item.unknown or result.maybe_applied
+                rest.append(item)
+        await self._intake.settle(sent)
+        if rest:
+            if self._lines.get(line.entity) is line:
+                line.items.extendleft(reversed(rest))
+            else:
+                self._hold(self._gates.of(line.entity), rest)
+        elif not line.items and not line.sending and line.task is not None:
+            # Nobody is left in the line: a task that waits at the gate of every path ever seen would be a leak.
+            line.task.cancel()
+            if self._lines.get(line.entity) is line:
+                del self._lines[line.entity]
         if sent and not scheduling:
             await self._pause(min(wait, 1.0))  # they are visible again at once: don't spin
-        return len(sent)
+        return bool(sent)
 
     def _postponed(self, item: Item, wait: float | None) -> Message:
         copy = item.delivery.message
-        if item.unknown:
+        if item.unknown or item.delivery.delivery_count > 1:
+            # The copy starts with a delivery count of its own: what this one told must not be forgotten.
             copy = replace(copy, application_properties={**copy.application_properties, MAYBE_DUPLICATE: "true"})
         if wait is not None:
             copy = replace(copy, scheduled_enqueue_at=self._clock.instant() + timedelta(seconds=wait))
@@ -366,18 +428,27 @@ class Pump:
 
     # Small helpers.
 
-    async def _pause(self, seconds: float) -> None:
-        await _first((self._stopping.wait(),), seconds)
+    async def _pause(self, seconds: float, event: asyncio.Event | None = None) -> None:
+        """Wait, but not beyond the end, nor beyond an event."""
+        events = [self._stopping.wait()] if event is None else [self._stopping.wait(), event.wait()]
+        await _first(events, seconds)
 
-    async def _wait_for_gate(self, seconds: float) -> None:
-        await _first((self._stopping.wait(), self._gates.any_opened.wait()), seconds)
+
+def _identity(item: Item) -> tuple[str, str, int]:
+    """What names a diverted message wherever its copies lie: its id, and its sender's number of it."""
+    diversion = item.diversion
+    return (item.message.message_id or "", diversion.sender_id, diversion.sequence) if diversion else ("", "", 0)
+
+
+def _nothing(_: TransportError | None) -> None:
+    """A settlement that nobody waits for."""
 
 
 def _text(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-async def _first(waits: Sequence[Awaitable[object]], seconds: float) -> None:
+async def _first(waits: Sequence[Awaitable[object]], seconds: float | None = None) -> None:
     """Return at the first of several events, or after ``seconds``."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:

@@ -16,14 +16,19 @@ class RateLimit:
         self._per_second = per_second
         self._free_at = 0.0
 
-    async def take(self, messages: int) -> None:
-        """Wait until that many more messages may go; a cancelled wait gives its turn up unused."""
+    async def take(self, messages: int, stopping: asyncio.Event) -> bool:
+        """Wait until that many more messages may go; False when ``stopping`` came first."""
         if self._per_second is None:
-            return
+            return not stopping.is_set()
         now = asyncio.get_running_loop().time()
         starts_at = max(now, self._free_at)
         self._free_at = starts_at + messages / self._per_second
-        await asyncio.sleep(starts_at - now)
+        try:
+            async with asyncio.timeout_at(starts_at):
+                await stopping.wait()
+        except TimeoutError:
+            return True
+        return False
 
     def most_at_once(self, wanted: int) -> int:
         """How many messages one operation should carry, so that a low rate is not spent in bursts of many seconds."""

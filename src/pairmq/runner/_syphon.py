@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from pairmq.core import PairOptions
 from pairmq.model import Entity
@@ -42,6 +43,7 @@ class Syphon:
         self._clock = clock
         self._limits = TimeLimits()
         self._senders: dict[Entity, Sender] = {}
+        self._closing: set[asyncio.Task[None]] = set()
         self.gates = Gates(self._probe, options.ping_primary_interval, clock, emit)
         rate = RateLimit(options.syphon_max_rate)
         self.pumps = tuple(
@@ -51,6 +53,7 @@ class Syphon:
                 secondary,
                 self._sender,
                 self._forget,
+                partial(backlog.take_out, index),
                 backlog.sender(index),
                 self.gates,
                 rate,
@@ -85,7 +88,7 @@ class Syphon:
         """Stop all pumps side by side; each finishes or gives back what it holds (SPEC 9.1)."""
         await asyncio.gather(*(pump.stop(grace) for pump in self.pumps))
         await self.gates.close()
-        await asyncio.gather(*(sender.close() for sender in self._senders.values()))
+        await asyncio.gather(*self._closing, *(sender.close() for sender in self._senders.values()))
 
     def _sender(self, entity: Entity) -> Sender:
         sender = self._senders.get(entity)
@@ -94,7 +97,11 @@ class Syphon:
         return sender
 
     def _forget(self, entity: Entity) -> None:
-        self._senders.pop(entity, None)
+        sender = self._senders.pop(entity, None)
+        if sender is not None:
+            task = asyncio.create_task(sender.close(), name=f"close {entity}")
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
         self.gates.forget(entity)
 
     async def _probe(self, entity: Entity) -> None:
