@@ -96,9 +96,12 @@ async def test_a_stream_keeps_its_receipts_when_the_pair_closes(world):
             yield Message(b"2")
 
         results = []
-        async for result in sender.send_stream(source()):
-            results.append(result)
-            await w.pair.close()
+        stream = sender.send_stream(source())
+        results.append(await anext(stream))
+        await w.pair.close()
+        results.append(await anext(stream))
+        with pytest.raises(PairClosed):
+            await anext(stream)
         assert isinstance(results[0], Receipt)
         assert isinstance(results[1], SendRefused)
 

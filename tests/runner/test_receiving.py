@@ -52,7 +52,7 @@ async def test_a_single_receive_raises_in_an_outage_and_never_hangs(world):
     async with world(attempt_timeout=1) as w:
         w.east.fail(Fault.HANG)
         receiver = w.pair.receiver("orders")
-        with pytest.raises(TransportError, match="did not answer within 4 s"):
+        with pytest.raises(TransportError, match="no answer within the time limit"):
             await receiver.receive(wait=3)
         await receiver.close()
 

@@ -153,6 +153,8 @@ def _backlog_pattern(template: str) -> re.Pattern[str]:
 
 def _bad(name: str, value: object, allowed: str) -> ConfigurationError:
     shown = repr(value)
+    if "://" in shown:  # a URL in the wrong place may hold a password
+        shown = "a URL"
     return ConfigurationError(f"{name} is {shown if len(shown) < 80 else shown[:79] + '…'}: it must be {allowed}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import fields
 
+from pairmq.model import EntityState
 from pairmq.model.events import (
     AttemptFailed,
     BacklogQueueChecked,
@@ -42,8 +43,8 @@ _LEFT_OUT = frozenset(("at", "pair"))
 class LogObserver:
     """Writes each event as one line ``StateChanged entity=orders previous=healthy …``.
 
-    State changes, lost queues, dead-letters and warnings are warnings; pings and closes are information; what happens
-    to single messages is a debug line each.
+    Changes for the worse, lost queues, dead-letters and warnings are warnings; recoveries, pings and closes are
+    information; what happens to single messages is a debug line each.
 
     Args:
         logger: where to write; the logger ``pairmq`` when left out.
@@ -55,11 +56,21 @@ class LogObserver:
     def on_event(self, event: Event) -> None:
         """Write one line."""
         level = _LEVELS.get(type(event), logging.INFO)
+        if _is_recovery(event):
+            level = logging.INFO
         if self._logger.isEnabledFor(level):
             self._logger.log(level, "%s", describe(event))
 
     async def close(self) -> None:
         """Nothing is held back."""
+
+
+def _is_recovery(event: Event) -> bool:
+    if isinstance(event, StateChanged):
+        return event.current in (EntityState.HEALTHY, EntityState.DRAINING)
+    return (isinstance(event, DestinationChanged) and event.open) or (
+        isinstance(event, RotationChanged) and event.in_use
+    )
 
 
 def describe(event: Event) -> str:

@@ -33,6 +33,11 @@ class EventStream(AsyncIterator[Event]):
         self._ended = self._ended or isinstance(event, PairEnded)
         self._arrived.set()
 
+    def end(self) -> None:
+        """Let the reader end once it has read what is there."""
+        self._ended = True
+        self._arrived.set()
+
     async def __anext__(self) -> Event:
         while not self._events:
             if self._ended:

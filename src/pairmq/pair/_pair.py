@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
@@ -14,6 +15,7 @@ from pairmq.model import (
     Entity,
     EntityKind,
     EntityState,
+    PairClosed,
     Source,
     TransportError,
 )
@@ -27,6 +29,8 @@ from pairmq.pair._settings import check_available, load_settings
 from pairmq.plugins import Observer, Registry, registry
 from pairmq.runner import Clock, Emitter, Engine
 from pairmq.transport import Transport
+
+_log = logging.getLogger("pairmq")
 
 
 class Pair:
@@ -58,6 +62,9 @@ class Pair:
         debugging = logging.getLogger("pairmq").isEnabledFor(logging.DEBUG)
         self._emit.add(LogObserver().on_event, per_message=debugging)
         self._engine: Engine | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._streams: set[EventStream] = set()
 
     @classmethod
     def connect(
@@ -118,37 +125,58 @@ class Pair:
         Raises:
             ConfigurationError: this pair contradicts another one of the process (SPEC 9.3).
             TransportError: the secondary refuses to let the backlog queues be made.
+            PairClosed, PairFaulted: it was closed, or has faulted: a pair is opened once.
         """
-        if self._engine is not None:
-            self._engine.check_open()
-            return self
+        if self._ending is not None:
+            raise PairClosed("the pair is closed: make a new one")
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open(), name="pair open")
+        try:
+            await asyncio.shield(self._opening)
+        except asyncio.CancelledError:
+            self._opening.cancel()
+            await asyncio.wait((self._opening,))
+            raise
+        self._opened.check_open()
+        return self
+
+    async def _open(self) -> None:
         _active.claim(self._primary, self._secondary)
+        engine = None
         try:
             engine = Engine(self._primary, self._secondary, self._options, self._clock, self._emit)
             await engine.start()
         except BaseException:
             _active.release(self._primary, self._secondary)
+            if engine is not None:
+                await engine.close()
             await self._primary.close()
             await self._secondary.close()
             raise
         self._engine = engine
-        return self
 
     async def close(self) -> None:
         """End the pair: sends in flight get ``close_grace``, then are unknown; both connections close (SPEC 9.1).
 
-        Idempotent; never raises and never hangs. A pair that was never opened only closes its connections.
+        Idempotent; never raises and never hangs, whatever brokers and observers do. Cancelling it does not stop the
+        closing. A pair that was never opened only closes its connections.
         """
-        try:
-            if self._engine is not None:
-                await self._engine.close()
-            else:
-                await self._primary.close()
-                await self._secondary.close()
-        finally:
-            _active.release(self._primary, self._secondary)
-            for observer in self._observers:
-                await observer.close()
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end(), name="pair end")
+        await asyncio.shield(self._ending)
+
+    async def _end(self) -> None:
+        if self._opening is not None and not self._opening.done():
+            self._opening.cancel()
+            await asyncio.wait((self._opening,))
+        if self._engine is not None:
+            await self._engine.close()
+        else:
+            await asyncio.gather(self._primary.close(), self._secondary.close(), return_exceptions=True)
+        _active.release(self._primary, self._secondary)
+        for stream in self._streams:
+            stream.end()
+        await asyncio.gather(*(_close_observer(observer) for observer in self._observers))
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self.open().__await__()
@@ -198,7 +226,7 @@ class Pair:
             PairClosed, PairFaulted: the pair has ended or is not open.
         """
         entity = self._entity(path, "queue" if subscription is None else "topic")
-        if prefetch < 1:
+        if type(prefetch) is not int or prefetch < 1:
             raise ConfigurationError(f"prefetch is {prefetch!r}: it must be a whole number of at least 1")
         engine = self._opened
         try:
@@ -224,6 +252,9 @@ class Pair:
         """
         stream = EventStream()
         self._emit.add(stream.put)
+        self._streams.add(stream)
+        if self._ending is not None and self._ending.done():
+            stream.end()
         return self._iterate(stream)
 
     async def _iterate(self, stream: EventStream) -> AsyncIterator[Event]:
@@ -232,6 +263,7 @@ class Pair:
                 yield event
         finally:
             self._emit.remove(stream.put)
+            self._streams.discard(stream)
 
     def subscribe(self, sink: Callable[[Event], None]) -> Callable[[], None]:
         """Give ``sink`` every event from now on, synchronously; returns what ends that.
@@ -308,3 +340,12 @@ class Pair:
         if len(path) > longest:
             raise ConfigurationError(f"entity path of {len(path)} characters: the primary takes at most {longest}")
         return entity
+
+
+async def _close_observer(observer: Observer) -> None:
+    """Let an observer write out what it holds, for as long as a transport may take to close."""
+    try:
+        async with asyncio.timeout(2):
+            await observer.close()
+    except Exception:
+        _log.exception("an observer failed to close: %r", observer)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from pairmq.core import Backoff
 from pairmq.model import Delivery, FailureKind, FailureReason, LockLost, Message, Source, TransportError
-from pairmq.runner import Clock, Engine
+from pairmq.runner import Clock, Engine, TimeLimits
 from pairmq.transport import Receiver, Transport
+
+T = TypeVar("T")
+Limited = Callable[[Awaitable[Any]], Awaitable[Any]]
 
 _POLL = 60.0  # s: one long poll of an iteration; only its cost depends on it
 _BACKOFF = Backoff(first=0.1, factor=2.0, cap=5.0)
@@ -20,11 +23,12 @@ _BACKOFF = Backoff(first=0.1, factor=2.0, cap=5.0)
 class PairDelivery:
     """A received message, locked for this receiver until it is settled by one of the methods below."""
 
-    __slots__ = ("_delivery", "_receiver")
+    __slots__ = ("_delivery", "_limited", "_receiver")
 
-    def __init__(self, delivery: Delivery, receiver: Receiver) -> None:
+    def __init__(self, delivery: Delivery, receiver: Receiver, limited: Limited) -> None:
         self._delivery = delivery
         self._receiver = receiver
+        self._limited = limited
 
     @property
     def message(self) -> Message:
@@ -49,22 +53,22 @@ class PairDelivery:
             TransportError: the broker could not be reached; it may be delivered again.
         """
         with _lock_errors():
-            await self._receiver.complete(self._delivery)
+            await self._limited(self._receiver.complete(self._delivery))
 
     async def abandon(self) -> None:
         """Give the message back at once, to be delivered again. Raises as `complete`."""
         with _lock_errors():
-            await self._receiver.abandon(self._delivery)
+            await self._limited(self._receiver.abandon(self._delivery))
 
     async def dead_letter(self, reason: str, description: str = "") -> None:
         """Set the message aside in the entity's dead-letter queue, with a reason. Raises as `complete`."""
         with _lock_errors():
-            await self._receiver.dead_letter(self._delivery, reason, description)
+            await self._limited(self._receiver.dead_letter(self._delivery, reason, description))
 
     async def renew_lock(self) -> None:
         """Make the lock last its whole duration from now. Raises as `complete`."""
         with _lock_errors():
-            self._delivery = await self._receiver.renew_lock(self._delivery)
+            self._delivery = await self._limited(self._receiver.renew_lock(self._delivery))
 
     def __repr__(self) -> str:
         return f"PairDelivery({self._delivery!r})"
@@ -83,6 +87,7 @@ class PairReceiver:
         self._prefetch = prefetch
         self._clock = clock
         self._receiver = transport.receiver(source)
+        self._limits = TimeLimits()
         self._ready: deque[PairDelivery] = deque()
 
     @property
@@ -112,13 +117,11 @@ class PairReceiver:
         self._engine.check_open()
         receiver = self._receiver
         limit = wait + self._engine.options.attempt_timeout
-        try:
-            async with asyncio.timeout(limit):
-                deliveries = await receiver.receive(max_messages, wait)
-        except TimeoutError:
-            text = f"the primary did not answer within {limit:g} s"
-            raise TransportError(text, FailureKind.UNAVAILABLE, FailureReason.TIMEOUT) from None
-        return [PairDelivery(delivery, receiver) for delivery in deliveries]
+        deliveries = await self._limits.run(receiver.receive(max_messages, wait), self._clock.now() + limit)
+        return [PairDelivery(delivery, receiver, self._limited) for delivery in deliveries]
+
+    async def _limited(self, operation: Awaitable[T]) -> T:
+        return await self._limits.run(operation, self._clock.now() + self._engine.options.attempt_timeout)
 
     def __aiter__(self) -> AsyncIterator[PairDelivery]:
         return self
@@ -129,7 +132,8 @@ class PairReceiver:
             try:
                 self._ready.extend(await self.receive(self._prefetch, _POLL))
             except TransportError as error:
-                if error.kind is FailureKind.REFUSED:
+                self._engine.check_open()
+                if error.kind is FailureKind.REFUSED or self._transport.ended:
                     raise
                 await asyncio.sleep(_BACKOFF.wait(retry, self._clock.chance()))
                 retry += 1

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Self
 
-from pairmq.model import Entity, Message, PairClosed, Receipt, SendError, SendRefused
+from pairmq.model import Entity, Message, PairClosed, PairFaulted, Receipt, SendError, SendRefused
 from pairmq.runner import Engine, SenderState
 
 _CHUNK = 500  # messages in one operation: large enough for the brokers' batches, small beside the attempt's time limit
@@ -27,6 +27,7 @@ class PairSender:
         self._state = state
         self._timeout = timeout
         self._closed = False
+        self._in_flight = 0
 
     @property
     def entity(self) -> Entity:
@@ -59,7 +60,11 @@ class PairSender:
         A cancelled send's outcome is unknown; nothing else of the pair is disturbed (SPEC 3.7).
         """
         self._check_open()
-        return await self._engine.send(self._state, message, self._timeout if timeout is None else timeout)
+        self._in_flight += 1
+        try:
+            return await self._engine.send(self._state, message, self._timeout if timeout is None else timeout)
+        finally:
+            await self._leave()
 
     async def send_batch(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -75,12 +80,17 @@ class PairSender:
 
         Raises:
             PairClosed, PairFaulted: as `send`, if that is so from the start.
+            TypeError: one of them is no message; none was sent.
 
         A cancelled call leaves the outcome of the messages of the present chunk unknown; later ones were not sent.
         """
         self._check_open()
         results: list[Receipt | SendError] = []
-        for chunk in _chunks(messages):
+        whole = list(messages)
+        for message in whole:  # before the first is sent: an error half-way would take the receipts with it
+            if not isinstance(message, Message):
+                raise TypeError(f"a {type(message).__name__} can't be sent: make a Message of it")
+        for chunk in _chunks(whole):
             results.extend(await self._send_chunk(chunk, timeout, raising=not results))
         return results
 
@@ -98,7 +108,7 @@ class PairSender:
             One entry a message, in the order of the source: its receipt, or the error that `send` would have raised.
 
         Raises:
-            PairClosed, PairFaulted: as `send`, if that is so from the start.
+            PairClosed, PairFaulted: as `send`; when the pair ends on the way, after the results of what was read.
             ValueError: the window is below 1.
 
         Leaving the loop early gives up the messages in flight; their outcome is unknown.
@@ -115,9 +125,16 @@ class PairSender:
             await stream.end()
 
     async def close(self) -> None:
-        """Give the sender up; the pair and its other senders go on. Idempotent, never raises."""
+        """Take no more sends; those in flight go on, and the last of them closes the link. Idempotent, never raises."""
         if not self._closed:
             self._closed = True
+            if not self._in_flight:
+                await self._state.primary.close()
+
+    async def _leave(self) -> None:
+        # A link that is closed under a send would look like a failing primary to all senders of the entity.
+        self._in_flight -= 1
+        if self._closed and not self._in_flight:
             await self._state.primary.close()
 
     async def __aenter__(self) -> Self:
@@ -140,13 +157,16 @@ class PairSender:
         self, chunk: Sequence[Message], timeout: float | None, *, raising: bool
     ) -> list[Receipt | SendError]:
         limit = self._timeout if timeout is None else timeout
+        self._in_flight += 1
         try:
             return await self._engine.send_batch(self._state, list(chunk), limit)
-        except Exception as error:
+        except (PairClosed, PairFaulted) as error:
             # The pair ended between two chunks: the earlier results must not be lost with it.
             if raising:
                 raise
             return [_ended(self._entity, message, error) for message in chunk]
+        finally:
+            await self._leave()
 
 
 class _Stream:
@@ -200,6 +220,7 @@ class _Stream:
                     self._running.add(task)
                     task.add_done_callback(self._running.discard)
                     self._operations.put_nowait(task)
+                    self._sender._engine.check_open()  # an ended pair would refuse an endless source for ever
         finally:
             self._operations.put_nowait(None)
 
@@ -226,12 +247,17 @@ async def _gather(source: Iterable[Message] | AsyncIterable[Message], size: int)
     """Cut a source into chunks: full ones while it is fast, and whatever is there when it pauses."""
     if not isinstance(source, AsyncIterable):
         chunk: list[Message] = []
-        for message in source:
-            chunk.append(message)
-            if len(chunk) >= size:
-                yield chunk
-                chunk = []
-                await asyncio.sleep(0)
+        try:
+            for message in source:
+                chunk.append(message)
+                if len(chunk) >= size:
+                    yield chunk
+                    chunk = []
+                    await asyncio.sleep(0)
+        except Exception:
+            if chunk:
+                yield chunk  # what was read is sent before the source's error is raised
+            raise
         if chunk:
             yield chunk
         return

@@ -63,7 +63,7 @@ def load_settings(
         ConfigurationError: a value, a name or the file is wrong, or a URL is missing; says which and what to do.
     """
     environ = os.environ if environ is None else environ
-    table = _read(config or environ.get(f"{PREFIX}CONFIG"))
+    table = _read(config or environ.get(f"{PREFIX}CONFIG") or None)
     values: dict[str, Any] = {name: _own_type(name, value) for name, value in table.items()}
     for name in ("primary", "secondary", *OPTION_NAMES):
         text = environ.get(PREFIX + name.upper())
@@ -109,7 +109,9 @@ def parse_duration(text: str) -> float:
     """
     match = _DURATION.fullmatch(text.strip())
     if not match:
-        raise ConfigurationError(f"{text[:40]!r} is no duration: write 10, 10s, 500ms, 5min or 1h")
+        # A URL in the wrong place may hold a password.
+        shown = "a URL" if "://" in text else repr(text[:40])
+        raise ConfigurationError(f"{shown} is no duration: write 10, 10s, 500ms, 5min or 1h")
     return float(match[1]) * _UNITS[match[2]]
 
 
@@ -164,5 +166,8 @@ def _parse(name: str, text: str, where: str) -> Any:
         except ValueError:
             raise ConfigurationError(f"{where} is {text!r}: it must be a number") from None
     if isinstance(default, tuple):
-        return tuple(part.strip() for part in text.split(",") if part.strip())
+        parts = tuple(part.strip() for part in text.split(",") if part.strip())
+        if not parts:
+            raise ConfigurationError(f"{where} is {text!r}: it must name at least one, divided by commas")
+        return parts
     return text

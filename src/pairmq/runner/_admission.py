@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
 
 
 class Admission:
@@ -16,7 +16,7 @@ class Admission:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._free = limit
-        self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._queue: OrderedDict[asyncio.Future[None], int] = OrderedDict()
 
     @property
     def in_flight(self) -> int:
@@ -36,19 +36,19 @@ class Admission:
         if self.try_enter(messages):
             return True
         loop = asyncio.get_running_loop()
-        entry = (min(messages, self.limit), loop.create_future())
-        self._queue.append(entry)
+        turn = loop.create_future()
+        self._queue[turn] = min(messages, self.limit)
         try:
-            await asyncio.wait((entry[1],), timeout=max(0.0, deadline - loop.time()))
+            await asyncio.wait((turn,), timeout=max(0.0, deadline - loop.time()))
         except asyncio.CancelledError:
-            if entry[1].done():
+            if turn.done():
                 self.leave(messages)
             else:
-                self._drop(entry)
+                self._drop(turn)
             raise
-        if entry[1].done():
+        if turn.done():
             return True
-        self._drop(entry)
+        self._drop(turn)
         return False
 
     def leave(self, messages: int) -> None:
@@ -56,13 +56,16 @@ class Admission:
         self._free += min(messages, self.limit)
         self._let_in()
 
-    def _drop(self, entry: tuple[int, asyncio.Future[None]]) -> None:
-        self._queue.remove(entry)
+    def _drop(self, turn: asyncio.Future[None]) -> None:
+        del self._queue[turn]
         # A large batch at the head may have held up smaller sends that fit.
         self._let_in()
 
     def _let_in(self) -> None:
-        while self._queue and self._queue[0][0] <= self._free:
-            messages, turn = self._queue.popleft()
+        while self._queue:
+            turn, messages = next(iter(self._queue.items()))
+            if messages > self._free:
+                return
+            del self._queue[turn]
             self._free -= messages
             turn.set_result(None)

@@ -48,6 +48,12 @@ class TimeLimits:
             ) from None
         except TransportError:
             raise
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Nobody cancelled us: a driver's own task or future was cancelled, as some do with a lost connection.
+            raise _unmapped(error) from error
         except Exception as error:
             raise _unmapped(error) from error
         finally:
@@ -62,7 +68,7 @@ class TimeLimits:
                 limit.reschedule(instant)
 
 
-def _unmapped(error: Exception) -> TransportError:
+def _unmapped(error: BaseException) -> TransportError:
     return TransportError(
         f"unexpected {type(error).__name__}: {error}", FailureKind.UNAVAILABLE, FailureReason.OTHER, maybe_applied=True
     )

@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 from pairmq.core import PairOptions, Rotation
-from pairmq.model import ConfigurationError, Entity, FailureKind, TransportError
+from pairmq.model import ConfigurationError, Entity, FailureKind, FailureReason, TransportError
 from pairmq.model.events import BacklogQueueChecked, RotationChanged, Warned
 from pairmq.runner._attempt import TimeLimits
 from pairmq.runner._clock import Clock
@@ -76,21 +76,26 @@ class BacklogQueues:
             TransportError: the secondary refuses this user or the names; waiting would not mend that.
         """
         turns = asyncio.Semaphore(_AT_ONCE)
-
-        async def one(index: int) -> None:
-            async with turns:
-                try:
-                    await self._ensure(index)
-                except TransportError as error:
-                    if error.kind is FailureKind.REFUSED:
-                        raise
-                    self.take_out(index, error)
-
-        results = await asyncio.gather(*(one(index) for index in range(len(self.entities))), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        tasks = [asyncio.create_task(self._prepare_one(index, turns)) for index in range(len(self.entities))]
+        # One limit for all: a secondary that hangs must not hold up the start of every process for minutes.
+        _, late = await _settled(tasks, self._options.attempt_timeout)
+        for task in tasks:
+            if task not in late and (refusal := task.exception()) is not None:
+                raise refusal
+        for index, task in enumerate(tasks):
+            if task in late:
+                text = "the secondary did not answer in time"
+                self.take_out(index, TransportError(text, FailureKind.UNAVAILABLE, FailureReason.TIMEOUT))
         self._retries = asyncio.create_task(self._bring_back(), name="backlog queues")
+
+    async def _prepare_one(self, index: int, turns: asyncio.Semaphore) -> None:
+        async with turns:
+            try:
+                await self._ensure(index)
+            except TransportError as error:
+                if error.kind is FailureKind.REFUSED:
+                    raise
+                self.take_out(index, error)
 
     def sender(self, index: int) -> Sender:
         """The sender to a queue, made when first needed."""
@@ -141,16 +146,38 @@ class BacklogQueues:
                 await self._failed.wait()
                 continue
             await asyncio.sleep(max(0.0, deadline - self._clock.now()))
-            for index in self.rotation.due(self._clock.now()):
-                try:
-                    await self._ensure(index)
-                    await self._limited(self._transport.admin.probe(self.entities[index]))
-                except TransportError as error:
-                    self.last_failure = error
-                    continue
-                if self.rotation.put_back(index):
-                    left = len(self.rotation.in_use)
-                    self._emit(RotationChanged, queue=self.entities[index].path, in_use=True, left=left)
+            turns = asyncio.Semaphore(_AT_ONCE)
+            due = self.rotation.due(self._clock.now())
+            await asyncio.gather(*(self._bring_back_one(index, turns) for index in due))
+
+    async def _bring_back_one(self, index: int, turns: asyncio.Semaphore) -> None:
+        async with turns:
+            try:
+                await self._ensure(index)
+                await self._limited(self._transport.admin.probe(self.entities[index]))
+            except TransportError as error:
+                self.last_failure = error
+                return
+        if self.rotation.put_back(index):
+            left = len(self.rotation.in_use)
+            self._emit(RotationChanged, queue=self.entities[index].path, in_use=True, left=left)
 
     async def _limited(self, operation: Awaitable[T]) -> T:
         return await self._limits.run(operation, self._clock.now() + self._options.attempt_timeout)
+
+
+async def _settled(
+    tasks: list[asyncio.Task[None]], seconds: float
+) -> tuple[set[asyncio.Task[None]], set[asyncio.Task[None]]]:
+    """Wait for tasks and cancel the late ones; tells which ended in time and which did not."""
+    try:
+        done, late = await asyncio.wait(tasks, timeout=seconds)
+    except asyncio.CancelledError:
+        for task in tasks:
+            task.cancel()
+        raise
+    for task in late:
+        task.cancel()
+    if late:
+        await asyncio.wait(late, timeout=1)
+    return done, late

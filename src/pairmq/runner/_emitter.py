@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,8 @@ class Emitter:
         self._sinks: tuple[Callable[[Event], None], ...] = ()
         self._message_sinks: tuple[Callable[[Event], None], ...] = ()
         self._reported: set[int] = set()
+        self._waiting: deque[tuple[tuple[Callable[[Event], None], ...], Event]] = deque()
+        self._handing_out = False
 
     @property
     def active(self) -> bool:
@@ -50,7 +53,17 @@ class Emitter:
         sinks = self._message_sinks if kind in _PER_MESSAGE else self._sinks
         if not sinks:
             return
-        event = kind(at=self._clock.wall(), pair=self.pair, **values)
+        self._waiting.append((sinks, kind(at=self._clock.wall(), pair=self.pair, **values)))
+        if self._handing_out:
+            return  # a sink has caused this event: each sink gets all events in the order in which they happened
+        self._handing_out = True
+        try:
+            while self._waiting:
+                self._hand_out(*self._waiting.popleft())
+        finally:
+            self._handing_out = False
+
+    def _hand_out(self, sinks: tuple[Callable[[Event], None], ...], event: Event) -> None:
         for sink in sinks:
             try:
                 sink(event)

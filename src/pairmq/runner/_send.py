@@ -141,7 +141,7 @@ class SendProcedure:
         try:
             if not entered:
                 entered = await self._admission.enter(len(pending), deadline)
-                self._check_open()
+                self._check_open(state, pending)
             if entered:
                 await self._go_round(state, pending, started, deadline)
             else:
@@ -177,7 +177,8 @@ class SendProcedure:
             pending = [job for job in pending if job.result is None]
             if not pending:
                 return
-            transient = transient + 1 if worst is FailureKind.TRANSIENT else 0
+            passing = worst is FailureKind.TRANSIENT or (diverting and worst is FailureKind.BUSY)
+            transient = transient + 1 if passing else 0
             if diverting and worst is FailureKind.UNAVAILABLE:
                 continue  # another queue takes it at once
             if not diverting and not self._primary_enabled(runner):
@@ -213,6 +214,9 @@ class SendProcedure:
                 runner.accepted(epoch)
             else:  # all refused, which says nothing about the primary's health
                 runner.abandoned(epoch)
+        elif None in failures:
+            # It does take messages: those that it did not take go round again, and a failure of all of them counts.
+            runner.accepted(epoch)
         elif worst is FailureKind.TRANSIENT and transient < TRANSIENT_RETRIES:
             runner.abandoned(epoch)
         else:
@@ -263,8 +267,10 @@ class SendProcedure:
             self._endings.fail_attempt(state, job, failure, queue=queue, late=False, final=at_fault)
             if at_fault:
                 continue
-            may_pass = failure.kind is FailureKind.TRANSIENT and transient < TRANSIENT_RETRIES
-            if failure.kind is FailureKind.BUSY or may_pass:
+            passing = failure.kind in (FailureKind.TRANSIENT, FailureKind.BUSY) and transient < TRANSIENT_RETRIES
+            # A throttled queue is left for another one, but the last one is waited for.
+            last = failure.kind is FailureKind.BUSY and len(backlog.rotation.in_use) == 1
+            if passing or last:
                 worst = worst or failure.kind
             else:
                 worst = FailureKind.UNAVAILABLE
@@ -306,7 +312,10 @@ class SendProcedure:
 
     # Small questions.
 
-    def _check_open(self) -> None:
+    def _check_open(self, state: SenderState | None = None, pending: Sequence[Job] = ()) -> None:
+        if state is not None and self._ends_at is not None:
+            for job in pending:  # never given to a broker: the report must not call them unknown
+                self._endings.refuse(state, job, SendRefused, "the pair closed before its turn came")
         if self._fault is not None:
             raise PairFaulted(f"the pair has faulted: {self._fault}") from self._fault
         if self._ends_at is not None:

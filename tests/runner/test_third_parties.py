@@ -1,0 +1,242 @@
+"""Transports, observers and callers that do not keep their side: nothing hangs, nothing is lost, nothing stops."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from pairmq import Message, Pair, PairClosed, PairOptions, Receipt, Route, SendRefused, TransportError
+from pairmq.model import Entity, EntityState, FailureKind
+from pairmq.model.events import Cause, SendCompleted, StateChanged
+from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time
+from pairmq.testing import _simulated as simulated
+
+
+@in_virtual_time
+async def test_a_driver_that_cancels_itself_ends_no_pump(world, monkeypatch):
+    """Some drivers raise CancelledError for a lost connection; nobody has cancelled the pump."""
+    receive = simulated._SimulatedReceiver.receive
+    hits = []
+
+    async def bad(self, most, wait):
+        if not hits:
+            hits.append(1)
+            future = asyncio.get_running_loop().create_future()
+            future.cancel()
+            await future
+        return await receive(self, most, wait)
+
+    monkeypatch.setattr(simulated._SimulatedReceiver, "receive", bad)
+    async with world(enable_syphon=True, backlog_queue_count=1) as w:
+        w.pair.hold("orders")
+        await w.pair.sender("orders").send(Message(b"1"))
+        await asyncio.sleep(10)
+        assert w.home() == [b"1"]
+
+
+@in_virtual_time
+async def test_a_receiver_that_fails_to_close_ends_no_pump(world, monkeypatch):
+    async def bad(self):
+        raise RuntimeError("driver bug")
+
+    monkeypatch.setattr(simulated._SimulatedReceiver, "close", bad)
+    async with world(enable_syphon=True, backlog_queue_count=1) as w:
+        w.west.fail(Fault.DOWN, Operation.RECEIVE, times=2)
+        w.pair.hold("orders")
+        await w.pair.sender("orders").send(Message(b"1"))
+        await asyncio.sleep(10)
+        assert w.home() == [b"1"]
+
+
+@pytest.mark.parametrize("what", ["complete", "abandon", "renew_lock"])
+@in_virtual_time
+async def test_settling_never_hangs(world, what):
+    async with world(attempt_timeout=1) as w:
+        await w.pair.sender("orders").send(Message(b"1"))
+        async with w.pair.receiver("orders") as receiver:
+            (delivery,) = await receiver.receive()
+            w.east.fail(Fault.HANG, Operation.SETTLE)
+            with pytest.raises(TransportError, match="no answer"):
+                await getattr(delivery, what)()
+            w.east.heal()
+
+
+class _Observer:
+    def __init__(self, close) -> None:
+        self.close = close
+        self.events = []
+
+    def on_event(self, event) -> None:
+        self.events.append(event)
+
+
+@in_virtual_time
+async def test_an_observer_that_hangs_or_raises_does_not_hold_up_the_close(caplog):
+    async def hang():
+        await asyncio.Event().wait()
+
+    async def fail():
+        raise RuntimeError("disk full")
+
+    closed = []
+
+    async def fine():
+        closed.append(1)
+
+    observers = [_Observer(hang), _Observer(fail), _Observer(fine)]
+    east, west = SimulatedBroker("east"), SimulatedBroker("west")
+    pair = await Pair(east.transport(), west.transport(), observers=observers)
+    started = asyncio.get_running_loop().time()
+    await pair.close()
+    await pair.close()
+    assert asyncio.get_running_loop().time() - started < 3
+    assert closed == [1]
+
+
+@in_virtual_time
+async def test_a_hung_secondary_delays_the_opening_by_one_time_limit():
+    east, west = SimulatedBroker("east"), SimulatedBroker("west")
+    west.fail(Fault.HANG)
+    started = asyncio.get_running_loop().time()
+    pair = await Pair(east.transport(), west.transport(), PairOptions(backlog_queue_count=100, attempt_timeout=3))
+    assert asyncio.get_running_loop().time() - started < 5
+    await pair.close()
+
+
+@in_virtual_time
+async def test_a_throttled_backlog_queue_is_left_for_another_one(world):
+    async with world() as w:
+        w.pair.hold("orders")
+        sender = w.pair.sender("orders")
+        first = await sender.send(Message(b"0"))
+        w.west.fail(Fault.BUSY, entities=[first.backlog_queue])
+        second = await sender.send(Message(b"1"))
+        assert second.backlog_queue != first.backlog_queue
+
+
+@in_virtual_time
+async def test_a_batch_that_the_primary_took_in_part_is_no_failure_of_the_primary(world, monkeypatch):
+    send_batch = simulated._SimulatedSender.send_batch
+
+    async def partly(self, messages):
+        results = list(await send_batch(self, messages[1:]))
+        return [TransportError("first one lost", FailureKind.UNAVAILABLE), *results]
+
+    async with world(failover_interval=0) as w:
+        monkeypatch.setattr(simulated._SimulatedSender, "send_batch", partly)
+        results = await w.pair.sender("orders").send_batch([Message(b"%d" % n) for n in range(100)])
+        assert all(isinstance(r, Receipt) and r.route is Route.PRIMARY for r in results)
+        assert w.pair.state("orders") is EntityState.HEALTHY
+
+
+@in_virtual_time
+async def test_closing_one_sender_harms_no_other(world):
+    async with world(failover_interval=0) as w:
+        closing, other = w.pair.sender("orders"), w.pair.sender("orders")
+        w.east.fail(Fault.SLOW, Operation.SEND, delay=0.5, times=1)
+        slow = asyncio.create_task(closing.send(Message(b"1")))
+        await asyncio.sleep(0.1)
+        await closing.close()
+        assert (await slow).route is Route.PRIMARY
+        assert (await other.send(Message(b"2"))).route is Route.PRIMARY
+        with pytest.raises(PairClosed):
+            await closing.send(Message(b"3"))
+
+
+@in_virtual_time
+async def test_events_of_an_ended_pair_end(world):
+    async with world() as w:
+        await w.pair.close()
+        assert [event async for event in w.pair.events()] == []
+
+
+@in_virtual_time
+async def test_closing_while_opening_leaves_nothing_behind():
+    east, west = SimulatedBroker("east"), SimulatedBroker("west")
+    pair = Pair(east.transport(), west.transport(), PairOptions(enable_syphon=True))
+    opening = asyncio.create_task(pair.open())
+    await asyncio.sleep(0.0005)
+    await pair.close()
+    await asyncio.wait((opening,))
+    assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+    with pytest.raises(PairClosed):
+        await pair.open()
+
+
+@in_virtual_time
+async def test_opening_twice_at_once_is_opening_once():
+    east, west = SimulatedBroker("east"), SimulatedBroker("west")
+    pair = Pair(east.transport(), west.transport())
+    assert await asyncio.gather(pair.open(), pair.open()) == [pair, pair]
+    await pair.close()
+
+
+@in_virtual_time
+async def test_a_sink_that_acts_on_the_pair_does_not_reverse_the_events(world):
+    async with world(failover_interval=0) as w:
+        seen = []
+
+        def holding(event):
+            if isinstance(event, StateChanged) and event.cause is Cause.SEND_FAILED:
+                w.pair.hold("orders")
+
+        w.pair.subscribe(holding)
+        w.pair.subscribe(lambda event: seen.append(event.epoch) if isinstance(event, StateChanged) else None)
+        w.east.fail(Fault.DOWN, times=1)
+        await w.pair.sender("orders").send(Message(b"1"))
+        assert seen == sorted(seen)
+        assert len(seen) == 2
+
+
+@in_virtual_time
+async def test_a_send_that_never_had_its_turn_is_not_reported_as_unknown(world):
+    async with world(max_pending_sends=1, close_grace=1) as w:
+        w.east.fail(Fault.HANG, Operation.SEND)
+        tasks = [asyncio.create_task(w.pair.sender("orders").send(Message(b"%d" % n))) for n in range(3)]
+        await asyncio.sleep(0.1)
+        await w.pair.close()
+        await asyncio.wait(tasks)
+        outcomes = sorted(event.outcome for event in w.of(SendCompleted))
+        assert outcomes == ["refused", "refused", "unknown"]
+
+
+@in_virtual_time
+async def test_a_source_that_raises_loses_nothing_of_what_it_gave(world):
+    async with world() as w:
+
+        def source():
+            for n in range(100):
+                yield Message(b"%d" % n)
+            raise RuntimeError("torn")
+
+        results = []
+
+        async def collect():
+            async for result in w.pair.sender("orders").send_stream(source()):
+                results.append(result)
+
+        with pytest.raises(RuntimeError, match="torn"):
+            await collect()
+        assert len(results) == len(w.home()) == 100
+
+
+@in_virtual_time
+async def test_what_is_no_message_is_a_type_error(world):
+    async with world() as w:
+        sender = w.pair.sender("orders")
+        with pytest.raises(TypeError, match="make a Message of it"):
+            await sender.send(b"bytes")
+        with pytest.raises(TypeError, match="make a Message of it"):
+            await sender.send_batch([b"bytes"])
+
+
+@in_virtual_time
+async def test_a_refused_send_is_nowhere(world):
+    async with world(while_failing="raise") as w:
+        w.east.fail(Fault.DOWN)
+        with pytest.raises(SendRefused):
+            await w.pair.sender("orders").send(Message(b"1"))
+        assert w.home() == []
+        assert w.backlog() == []
+        assert Entity("orders") in w.east.queues
