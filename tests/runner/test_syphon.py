@@ -303,6 +303,15 @@ async def test_good_probes_with_lost_confirmations_bring_few_copies(world):
 
 
 @in_virtual_time
+async def test_brokers_that_need_longer_for_a_batch_than_its_limit_are_drained_all_the_same(world):
+    east, west = SimulatedBroker("east"), SimulatedBroker("west", latency=0.1)  # 10 s for a hundred completions
+    async with world(east=east, west=west, enable_syphon=True, attempt_timeout=0.5) as w:
+        leave(w, *(envelope(b"%d" % n) for n in range(150)))
+        await drained(w, 120)
+        assert set(w.home()) == {b"%d" % n for n in range(150)}
+
+
+@in_virtual_time
 async def test_forged_destinations_leave_nothing_behind(world):
     async with world(enable_syphon=True) as w:
         leave(w, *(envelope(b"%d" % n, f"nowhere-{n}") for n in range(300)))

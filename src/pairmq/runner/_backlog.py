@@ -79,8 +79,9 @@ class BacklogQueues:
         tasks = [asyncio.create_task(self._prepare_one(index, turns)) for index in range(len(self.entities))]
         # One limit for all: a secondary that hangs must not hold up the start of every process for minutes.
         _, late = await _settled(tasks, self._options.attempt_timeout)
-        for task in tasks:
-            if task not in late and (refusal := task.exception()) is not None:
+        refusals = [task.exception() for task in tasks if task not in late]
+        for refusal in refusals:
+            if refusal is not None:
                 raise refusal
         for index, task in enumerate(tasks):
             if task in late:

@@ -23,7 +23,7 @@ class Gate:
         entity: the destination.
     """
 
-    __slots__ = ("entity", "failures", "opened", "probing", "try_after")
+    __slots__ = ("entity", "failures", "most", "opened", "probing", "try_after")
 
     def __init__(self, entity: Entity) -> None:
         self.entity = entity
@@ -32,6 +32,7 @@ class Gate:
         self.opened.set()
         self.probing: asyncio.Task[None] | None = None
         self.try_after = 0.0
+        self.most = 1_000_000  # messages in one operation; grows and shrinks with what the destination can take
 
     @property
     def is_open(self) -> bool:

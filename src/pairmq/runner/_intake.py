@@ -82,6 +82,7 @@ class Intake:
         self._lock_duration: float | None = None
         self._polls = TimeLimits()
         self._limits = TimeLimits()
+        self._most = _AT_ONCE * 4
         self._hand: dict[int, Item] = {}
         self._unsettled: list[Settlement] = []
         self._retries: asyncio.Task[None] | None = None
@@ -205,9 +206,12 @@ class Intake:
     async def _try(self, settlements: Sequence[Settlement]) -> list[Settlement]:
         """One attempt for each; gives those that are worth another one."""
         failed: list[Settlement] = []
-        completions = [settlement for settlement in settlements if settlement.reason is None]
-        for part in _slices(completions, _AT_ONCE * 4):
-            for settlement, error in zip(part, await self._complete(part), strict=True):
+        completions: Sequence[Settlement] = [settlement for settlement in settlements if settlement.reason is None]
+        while completions:
+            part, completions = completions[: self._most], completions[self._most :]
+            errors = await self._complete(part)
+            self._most = adapted(self._most, len(part), errors, _AT_ONCE * 4)
+            for settlement, error in zip(part, errors, strict=True):
                 self._settled(settlement, error, failed)
         others = [settlement for settlement in settlements if settlement.reason is not None]
         for part in _slices(others, _AT_ONCE):
@@ -289,6 +293,17 @@ class Intake:
 
     def _failed(self, error: str, retry_after: float) -> None:
         self._emit(SyphonFailed, queue=self.queue.path, error=error, retry_after=retry_after)
+
+
+def adapted(most: int, tried: int, errors: Sequence[TransportError | None], ceiling: int) -> int:
+    """How many messages the next operation should carry.
+
+    An operation that hits its time limit tells of none of its messages what became of it: if the same number were tried
+    again, a slow broker would never get anywhere. So fewer, until it fits.
+    """
+    if any(error is not None and error.reason is FailureReason.TIMEOUT for error in errors):
+        return max(1, tried // 2)
+    return min(ceiling, most * 2)
 
 
 def _gone() -> TransportError:

@@ -30,7 +30,7 @@ from pairmq.model.events import MessageDeadLettered, MessageMoved, SyphonFailed
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
 from pairmq.runner._gates import Gate, Gates
-from pairmq.runner._intake import Intake, Item, Settlement
+from pairmq.runner._intake import Intake, Item, Settlement, adapted
 from pairmq.runner._rate import RateLimit
 from pairmq.transport import Sender, Transport
 
@@ -211,6 +211,15 @@ class Pump:
 
     async def _send_home(self, gate: Gate, items: list[Item]) -> list[Item]:
         """Send, have it confirmed, complete; returns the items that the destination did not take, in order."""
+        while items:
+            part, items = items[: gate.most], items[gate.most :]
+            left = await self._send_part(gate, part)
+            if left:
+                return left + items
+        return []
+
+    async def _send_part(self, gate: Gate, items: list[Item]) -> list[Item]:
+        """The same in one operation."""
         if not await self._rate.take(len(items), self._stopping):
             return items
         items = await self._unexpired(await self._intake.fresh(items))
@@ -226,6 +235,7 @@ class Pump:
                 results = await self._intake.limited(sender.send_batch(messages))
         except TransportError as error:
             results = [error] * len(items)
+        gate.most = adapted(gate.most, len(items), results, self._options.syphon_batch)
         settlements: list[Settlement] = []
         left: list[Item] = []
         failure = None
