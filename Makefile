@@ -37,7 +37,7 @@ soak: setup system ## the long tests: a file of a million lines through an outag
 	@PAIRMQ_TEST_LINES="$(or $(LINES),1000000)" $(BIN)/python -m pytest -q --timeout 3600 \
 		tests/integration/test_file_through_an_outage.py
 
-bench-idle: setup system ## what an idle pair with a syphon costs (ARGS=--json)
+bench-idle: setup system ## processor time of an idle pair with a syphon (ARGS=--json)
 	@$(BIN)/python benchmarks/idle_cost.py $(ARGS)
 
 docs: setup ## write the generated parts of the reference from the code

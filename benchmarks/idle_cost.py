@@ -1,4 +1,4 @@
-"""What an idle pair with a syphon costs: processor time, and operations at the secondary (SPEC 7.9).
+"""What an idle pair with a syphon costs this process in processor time.
 
 Run it with: make bench-idle
 """

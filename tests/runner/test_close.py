@@ -82,7 +82,7 @@ async def test_close_never_hangs(world, fault):
         await w.pair.close()
         assert loop.time() - started <= 8
         await asyncio.wait(tasks, timeout=0.01)
-        assert all(task.done() for task in tasks)
+        assert all(task.done() and task.exception() is not None or task.result() for task in tasks)
 
 
 @in_virtual_time

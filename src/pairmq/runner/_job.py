@@ -34,6 +34,9 @@ _REFUSALS: dict[FailureReason, type[SendRefused]] = {
 }
 
 
+_MAKE_IT = "; make it first: await pair.primary.admin.create(Entity(...)), or pairmq entity create NAME"
+
+
 class SenderState:
     """What belongs to one sender object.
 
@@ -117,7 +120,8 @@ class Endings:
                 late=late,
             )
         if final:
-            self.refuse(state, job, _REFUSALS.get(failure.reason, SendRefused), str(failure))
+            hint = _MAKE_IT if failure.reason is FailureReason.NOT_FOUND else ""
+            self.refuse(state, job, _REFUSALS.get(failure.reason, SendRefused), f"{failure}{hint}")
 
     def refuse(self, state: SenderState, job: Job, kind: type[SendRefused], text: str) -> None:
         """Nothing took it; but if an earlier attempt may have been accepted, nobody can say so: it is unknown."""
