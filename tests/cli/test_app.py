@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 
@@ -75,7 +76,55 @@ def test_a_broken_plugin_or_a_conflict_is_told_and_fails(cli, brokers, plugin: o
     assert "\x1b" not in ended.out + ended.err
 
 
-def test_help_stops_quietly_when_nobody_reads(program) -> None:
-    code = f"{sys.executable} -m pairmq.cli plugins | true; echo ${{PIPESTATUS[0]}}"
-    ended = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=False)
+_NO_BROKER = ["cost", "cost --json", "plugins", "plugins --json", "doctor", "--help", "send --help", "--version"]
+
+
+def _program(arguments: str, redirection: str) -> subprocess.CompletedProcess[str]:
+    code = f"{sys.executable} -m pairmq.cli {arguments} {redirection}"
+    return subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=False, timeout=30)
+
+
+@pytest.mark.parametrize("arguments", _NO_BROKER)
+def test_it_stops_quietly_with_141_when_nobody_reads(arguments: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "pairmq.cli", *arguments.split()]
+    try:
+        ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False, timeout=30)
+    finally:
+        os.close(writing)
+    assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("arguments", _NO_BROKER)
+def test_a_full_disk_under_stdout_is_one_error(arguments: str) -> None:
+    ended = _program(arguments, "> /dev/full")
+    assert ended.returncode == 1
+    assert ended.stderr == "error: can't write standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize("arguments", _NO_BROKER)
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+def test_a_stream_that_is_closed_changes_no_exit_status(arguments: str, closed: str) -> None:
+    ended = _program(arguments, closed)
+    assert ended.returncode == (1 if arguments == "doctor" else 0)
     assert ended.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "closed", "says"),
+    [
+        ("send -e q --secondary memory://b", "<&-", "can't read standard input: it is closed"),
+        ("receive -e q", ">&-", "can't write standard output: it is closed"),
+    ],
+)
+def test_without_the_stream_that_it_is_for_a_command_is_refused(arguments: str, closed: str, says: str) -> None:
+    ended = _program(f"{arguments} --primary memory://a", closed)
+    assert (ended.returncode, ended.stderr) == (2, f"error: {says}\n")
+
+
+def test_a_table_in_a_file_is_as_wide_as_columns_says(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert max(map(len, cli("plugins").out.splitlines())) <= 80
+    monkeypatch.delenv("COLUMNS")
+    assert max(map(len, cli("plugins").out.splitlines())) > 80

@@ -96,6 +96,8 @@ def test_an_entity_that_can_not_be(cli, brokers: list[str], arguments: list[str]
     [
         (["send", "-e", "q", "--failover-interval", "soon"], "write 10, 10s, 500ms, 5min or 1h"),
         (["send", "-e", "q", "--failover-interval", "2h"], "failover_interval"),
+        (["send", "-e", "q", "--backlog-retry-interval", "2h"], "backlog_retry_interval"),
+        (["send", "-e", "q", "--first-line", "0"], "--first-line"),
         (["send", "-e", "q", "--while-failing", "hope"], "'wait' or 'raise'"),
         (["send", "-e", "q", "--backlog-queues", "0"], "1 to 1000"),
         (["send", "-e", "q", "--backlog-queues", "many"], "--backlog-queues"),

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pairmq.model import ConfigurationError
+from pairmq.pair import Pair
 from pairmq.testing.servers import free_port
 
 
@@ -205,3 +207,122 @@ def test_a_large_file_streams_in_little_memory(program, servers, tmp_path: Path)
     assert ended.status == 0
     assert "150 000 messages accepted" in ended.err
     assert peak < 150_000  # kB
+
+
+@pytest.mark.parametrize("option", ["--failed", "--receipts"])
+@pytest.mark.parametrize("how", ["same path", "symbolic link", "hard link", "stdin"])
+def test_the_input_is_never_written_to(cli, brokers, tmp_path: Path, option: str, how: str) -> None:
+    file = tmp_path / "stdin"
+    file.write_bytes(b"a\nb\n")
+    other = tmp_path / "other"
+    if how == "symbolic link":
+        other.symlink_to(file)
+    elif how == "hard link":
+        other.hardlink_to(file)
+    named = str(other if "link" in how else file)
+    source = [] if how == "stdin" else ["-i", str(file)]
+    ended = cli("send", "-e", "q", "--create", *source, option, named, *brokers, stdin=b"a\nb\n")
+    assert ended.status == 2
+    assert f"{option} names the same file as the input" in ended.err
+    assert file.read_bytes() == b"a\nb\n"
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_receipts_and_failed_lines_are_never_one_file(cli, brokers, tmp_path: Path, exists: bool) -> None:
+    file = tmp_path / "out"
+    if exists:
+        file.write_bytes(b"old")
+    again = f"{tmp_path}/./out"
+    ended = cli("send", "-e", "q", "--create", "--receipts", str(file), "--failed", again, *brokers, stdin=b"a\n")
+    assert ended.status == 2
+    assert "--failed names the same file as --receipts" in ended.err
+    assert (file.read_bytes() == b"old") if exists else not file.exists()
+
+
+def test_a_device_may_be_named_twice(cli, brokers) -> None:
+    twice = ["-i", "/dev/null", "--receipts", "/dev/null", "--failed", "/dev/null"]
+    assert cli("send", "-e", "q", "--create", *twice, *brokers).status == 0
+
+
+def test_what_an_earlier_run_left_is_kept_until_the_pair_is_open(
+    cli, brokers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [tmp_path / "receipts", tmp_path / "failed"]
+    for file in files:
+        file.write_bytes(b"from an earlier run, and longer than what comes now" * 9)
+    named = ["--receipts", str(files[0]), "--failed", str(files[1])]
+
+    async def refuse(self: Pair) -> Pair:
+        raise ConfigurationError("not today")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pair, "__aenter__", refuse)
+        assert cli("send", "-e", "q", *named, *brokers, stdin=b"a\n").status == 2
+    assert all(file.read_bytes().startswith(b"from an earlier run") for file in files)
+    assert cli("send", "-e", "q", "--create", *named, *brokers, stdin=b"a\n").status == 0
+    assert json.loads(files[0].read_text())["line"] == 1
+    assert files[1].read_bytes() == b""
+
+
+@pytest.mark.usefixtures("orders")
+def test_the_rest_of_a_file_gets_the_ids_of_its_own_lines(cli, brokers, primary) -> None:
+    arguments = ["send", "-e", "orders", "--id-prefix", "run7", "--json", *brokers]
+    assert cli(*arguments, stdin=b"a\nb\n").status == 0
+    rest = cli(*arguments, "--first-line", "3", stdin=b"c\nd\n")
+    assert [json.loads(line)["line"] for line in rest.out.splitlines()] == [3, 4]
+    ended = cli("receive", "-e", "orders", "--idle", "50ms", "--json", "--unique", *primary)
+    ids = [json.loads(line)["message_id"] for line in ended.out.splitlines()]
+    assert sorted(ids) == ["run7-1", "run7-2", "run7-3", "run7-4"]
+
+
+def test_failures_under_an_id_prefix_tell_how_to_send_the_rest(cli, brokers, tmp_path: Path) -> None:
+    failed = tmp_path / "failed"
+    arguments = ["send", "-e", "nowhere", *brokers]
+    ended = cli(*arguments, "--id-prefix", "run7", "--failed", str(failed), stdin=b"a\n")
+    assert f"send {failed} with another --id-prefix" in ended.err
+    assert "--first-line" in cli(*arguments, "--id-prefix", "run7", stdin=b"a\n").err
+    without = cli(*arguments, "--failed", str(failed), stdin=b"a\n").err
+    assert "--id-prefix" not in without
+    assert "--first-line" not in without
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_stopped_run_tells_the_first_line_not_accepted_and_what_to_do(
+    program, brokers, tmp_path: Path, keeps: bool
+) -> None:
+    failed = tmp_path / "failed"
+    sender = program("send", "-e", "nowhere", *(["--failed", str(failed)] if keeps else []), "--json", *brokers)
+    sender.write(b"a\nb\n")
+    sender.wait_for(b'"line": 2')
+    sender.signal(signal.SIGTERM)
+    ended = sender.end()
+    assert ended.status == 143
+    assert "stopped by SIGTERM: line 1 was the first one not accepted; " in ended.err
+    assert (f"send {failed} again, then go on from line 3" if keeps else "; go on from line 1, ") in ended.err
+    assert "go on from line 3" in ended.err or not keeps
+
+
+@pytest.mark.parametrize(
+    ("arguments", "to", "says"),
+    [
+        (["--receipts", "/dev/full"], "/dev/null", "/dev/full"),
+        (["--json"], "/dev/full", "standard output"),
+    ],
+    ids=["receipts", "stdout"],
+)
+def test_a_full_disk_is_one_error_after_the_summary(brokers, arguments: list[str], to: str, says: str) -> None:
+    with Path(to).open("wb") as out:
+        command = [sys.executable, "-m", "pairmq.cli", "send", "-e", "q", "--create", *arguments, *brokers]
+        ended = subprocess.run(command, input=b"a\n" * 3000, stdout=out, stderr=subprocess.PIPE, check=False)
+    lines = ended.stderr.decode().splitlines()
+    assert ended.returncode == 1
+    assert "3 000 messages accepted" in lines[0]
+    assert lines[-1] == f"error: can't write {says}: No space left on device"
+    assert sum(line.startswith("error: ") for line in lines) == 1
+
+
+def test_failed_lines_that_can_not_be_kept_are_not_said_to_be(cli, brokers) -> None:
+    ended = cli("send", "-e", "nowhere", "--failed", "/dev/full", *brokers, stdin=b"a\n")
+    assert ended.status == 1
+    assert "not accepted: /dev/full" not in ended.err
+    assert ended.error_lines == ["error: can't write /dev/full: No space left on device"]

@@ -119,3 +119,47 @@ def test_the_doctor_sees_queues_that_differ_and_options_that_work_against_each_o
     assert ended.status == 0
     assert "max_delivery_count" in ended.out
     assert "lower attempt_timeout" in ended.out
+
+
+@pytest.mark.parametrize("command", [["status"], ["backlog", "list"]], ids=" ".join)
+def test_a_depth_that_is_not_known_is_no_number(cli, primary, command: list[str]) -> None:
+    secondary = f"redis://127.0.0.1:{free_port()}/0"
+    ended = cli(*command, *primary, "--secondary", secondary)
+    assert ended.status == 1
+    assert ["all", "?", "?", "?", "?"] in [line.split() for line in ended.out.splitlines()]
+    seen = json.loads(cli(*command, "--json", *primary, "--secondary", secondary).out)
+    backlog = seen.get("backlog", seen)
+    assert (backlog["pending"], backlog["dead_letter"]) == (None, None)
+
+
+@pytest.mark.real_server
+def test_a_broker_that_hangs_is_named_after_the_table(cli, servers) -> None:
+    first, second = servers
+    second.pause()
+    pair = ["--primary", first.url, "--secondary", second.url, "--attempt-timeout", "300ms"]
+    ended = cli("backlog", "list", *pair)
+    assert ended.status == 1
+    assert len(ended.error_lines) == 1
+    assert second.url.rpartition("/")[0] in ended.error_lines[0]
+
+
+def test_the_sum_comes_before_the_queues(cli, brokers) -> None:
+    lines = [line.split()[:1] for line in cli("status", *brokers).out.splitlines()]
+    assert lines.index(["all"]) < lines.index(["0"])
+
+
+@pytest.mark.real_server
+def test_a_ping_takes_no_longer_than_an_attempt_may(cli, servers) -> None:
+    first, _ = servers
+    assert cli("entity", "create", "q", "--primary", first.url).status == 0
+    first.pause()
+    ended = cli("ping", "-e", "q", "--attempt-timeout", "300ms", "--json", "--primary", first.url)
+    assert ended.status == 1
+    assert json.loads(ended.out)["seconds"] < 3
+
+
+def test_the_doctor_fails_an_ordering_that_is_not_there_yet(cli, brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAIRMQ_ORDERING", "session")
+    ended = cli("doctor", *brokers)
+    assert ended.status == 1
+    assert "FAIL  settings: ordering='session' is not available yet" in ended.out

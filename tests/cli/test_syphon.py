@@ -1,8 +1,14 @@
+import asyncio
 import json
+import os
 import signal
+import time
+from typing import Any
 
 import pytest
 
+from pairmq.cli import _syphon_job
+from pairmq.cli._backlog_counts import Depths
 from pairmq.testing.servers import free_port
 
 
@@ -134,3 +140,25 @@ def test_a_secondary_that_is_down_fails_a_run_that_should_end(cli) -> None:
     ended = cli("syphon", "--until-empty", "--primary", urls[0], "--secondary", urls[1])
     assert ended.status == 1
     assert len(ended.error_lines) == 1
+
+
+@pytest.mark.real_server
+def test_an_idle_syphon_does_not_count_its_queues_again_and_again(
+    cli, servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = servers
+    counted: list[float] = []
+    real = _syphon_job.count_queues
+
+    async def count(*arguments: Any) -> Depths:
+        counted.append(time.monotonic())
+        if len(counted) == 1:
+            asyncio.get_running_loop().call_later(2.5, os.kill, os.getpid(), signal.SIGTERM)
+        return await real(*arguments)
+
+    monkeypatch.setattr(_syphon_job, "count_queues", count)
+    pair = ["--primary", first.url, "--secondary", second.url]
+    ended = cli("syphon", "--metrics-interval", "200ms", *pair)
+    assert ended.status == 0
+    assert ended.err.count("moved 0, left 0") > 3
+    assert len(counted) == 3  # at the start, once more, and after the end

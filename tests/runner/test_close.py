@@ -14,6 +14,7 @@ from pairmq import (
     PairFaulted,
     Receipt,
     Route,
+    SendError,
     SendRefused,
     SendUnknown,
 )
@@ -81,8 +82,9 @@ async def test_close_never_hangs(world, fault):
         started = loop.time()
         await w.pair.close()
         assert loop.time() - started <= 8
-        await asyncio.wait(tasks, timeout=0.01)
-        assert all(task.done() and task.exception() is not None or task.result() for task in tasks)
+        async with asyncio.timeout(0.01):
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(result, Receipt | SendError) for result in results)
 
 
 @in_virtual_time

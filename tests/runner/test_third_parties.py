@@ -196,7 +196,7 @@ async def test_a_send_that_never_had_its_turn_is_not_reported_as_unknown(world):
         tasks = [asyncio.create_task(w.pair.sender("orders").send(Message(b"%d" % n))) for n in range(3)]
         await asyncio.sleep(0.1)
         await w.pair.close()
-        await asyncio.wait(tasks)
+        await asyncio.gather(*tasks, return_exceptions=True)
         outcomes = sorted(event.outcome for event in w.of(SendCompleted))
         assert outcomes == ["refused", "refused", "unknown"]
 

@@ -33,6 +33,8 @@ U, R, B, T = FailureKind.UNAVAILABLE, FailureKind.REFUSED, FailureKind.BUSY, Fai
         ("WRONGTYPE Operation against a key holding the wrong kind of value", R, FailureReason.MALFORMED),
         ("NOGROUP No such key 'x' or consumer group 'y'", R, FailureReason.NOT_FOUND),
         ("UNBLOCKED the stream key no longer exists", R, FailureReason.NOT_FOUND),
+        ("UNBLOCKED force unblock from blocking operation, instance state changed", U, FailureReason.CONNECTION),
+        ("UNBLOCKED client unblocked via CLIENT UNBLOCK", U, FailureReason.CONNECTION),
         ("NOENTITY no such queue or topic", R, FailureReason.NOT_FOUND),
         ("OTHERKIND the name belongs to a topic", R, FailureReason.ALREADY_EXISTS),
         ("MOVED 3999 127.0.0.1:6381", R, FailureReason.NOT_SUPPORTED),

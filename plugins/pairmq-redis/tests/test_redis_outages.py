@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -37,6 +39,14 @@ async def error_of(call: object) -> TransportError:
     with pytest.raises(TransportError) as caught:
         await call  # type: ignore[misc]
     return caught.value
+
+
+def calls_of_scripts(server: RedisServer) -> int:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=2) as connection:
+        connection.sendall(b"INFO commandstats\r\nQUIT\r\n")
+        with connection.makefile("r") as reply:
+            text = reply.read()
+    return sum(map(int, re.findall(r"cmdstat_eval(?:sha)?:calls=(\d+)", text)))
 
 
 async def test_under_sigstop_every_cancelled_call_returns_and_later_ones_work(
@@ -336,3 +346,53 @@ async def test_ten_waiting_receivers_cost_next_to_nothing(server: RedisServer) -
             task.cancel()
         await asyncio.wait(waiting)
         assert share < 0.02, share
+
+
+async def test_out_of_memory_holds_up_due_schedules_and_nothing_else(
+    server: RedisServer, transport: Transport, message: Make
+) -> None:
+    later = datetime.now(UTC) + timedelta(seconds=0.2)
+    await transport.sender(QUEUE).send(message("late", scheduled_enqueue_at=later))
+    await transport.sender(QUEUE).send(message("now"))
+    await asyncio.sleep(0.25)
+    server.command("CONFIG", "SET", "maxmemory", "1")
+    receiver = transport.receiver(Source(QUEUE))
+    [delivery] = await receiver.receive(5, 1)
+    assert delivery.message.body == b"now"
+    await receiver.complete(delivery)
+    before = calls_of_scripts(server)
+    assert await receiver.receive(5, 0.5) == []
+    assert calls_of_scripts(server) - before < 10
+    server.command("CONFIG", "SET", "maxmemory", "0")
+    [delivery] = await receiver.receive(5, 1)
+    assert delivery.message.body == b"late"
+
+
+async def test_out_of_memory_a_malformed_entry_holds_up_no_other(
+    server: RedisServer, transport: Transport, message: Make
+) -> None:
+    sender, receiver = transport.sender(QUEUE), transport.receiver(Source(QUEUE))
+    await sender.send(message("a"))
+    server.command("XADD", "pairmq:{orders}:queue", "*", "foreign", "x")
+    await sender.send(message("b"))
+    server.command("CONFIG", "SET", "maxmemory", "1")
+    deliveries = await receiver.receive(5, 1)
+    assert [d.message.body for d in deliveries] == [b"a", b"b"]
+    assert not any(await receiver.complete_batch(deliveries))
+    server.command("CONFIG", "SET", "maxmemory", "0")
+    assert await receiver.receive(5, 1.5) == []
+    [dead] = await transport.admin.peek(Source(QUEUE, dead_letter=True), 5)
+    assert dead.dead_letter_reason == "malformed"
+
+
+async def test_many_expired_messages_hold_up_no_other_client(transport: Transport, message: Make) -> None:
+    sender, receiver = transport.sender(QUEUE), transport.receiver(Source(QUEUE))
+    assert not any(await sender.send_batch([message(time_to_live=0.001) for _ in range(20_000)]))
+    await sender.send(message("live"))
+    receiving, worst = asyncio.create_task(receiver.receive(1, 0)), 0.0
+    while not receiving.done():
+        before = time.monotonic()
+        await transport.admin.check()
+        worst = max(worst, time.monotonic() - before)
+    assert [d.message.body for d in receiving.result()] == [b"live"]
+    assert worst < 0.2, worst

@@ -324,6 +324,25 @@ async def test_what_a_cut_off_receive_had_fetched_comes_back_at_once(transport: 
     assert not any(await receiver.complete_batch([given, fetched]))
 
 
+async def test_a_receive_cut_off_while_it_dead_letters_keeps_no_locks(
+    transport: Transport, message: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entity = Entity("long-locks")
+    await transport.admin.create(entity, QueueProperties(lock_duration=60))
+    await transport.sender(entity).send(message("good"))
+    foreign = (b"XADD", EntityKeys(entity).stream, b"*", b"foreign", b"x")
+    await transport._context.control.call([foreign], Scope())  # type: ignore[attr-defined]
+    receiver = transport.receiver(Source(entity))
+    with monkeypatch.context() as patched:
+        patched.setattr(receiver, "_put_away", lambda *_: asyncio.sleep(60))
+        waiting = asyncio.create_task(receiver.receive(5, 10))
+        await asyncio.sleep(0.1)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+    [good] = await receiver.receive(5, 1)
+    assert (good.message.body, good.delivery_count) == (b"good", 1)
+
+
 async def test_a_malformed_entry_is_dead_lettered_and_blocks_nothing(
     transport: Transport, queue: Entity, message: Make
 ) -> None:

@@ -216,3 +216,15 @@ async def test_a_cancelled_send_harms_no_other(transport: Transport, queue: Enti
 
 async def test_the_measure_is_what_is_stored(transport: Transport) -> None:
     assert transport.measure(Message(b"x" * 100, message_id="id")) == 100 + 1 + 2 + 1
+
+
+async def test_closing_a_sender_ends_its_batch(transport: Transport, queue: Entity, message: Make) -> None:
+    sender = transport.sender(queue)
+    sending = asyncio.create_task(sender.send_batch([message() for _ in range(20_000)]))
+    await asyncio.sleep(0.02)
+    await sender.close()
+    outcomes = await sending
+    assert outcomes[-1] is not None
+    assert (outcomes[-1].reason, outcomes[-1].maybe_applied) == (FailureReason.CLOSED, False)
+    sure = sum(outcome is None for outcome in outcomes)
+    assert sure <= (await transport.admin.counts(Source(queue))).active < 20_000

@@ -27,7 +27,10 @@ QUEUE = Entity("orders")
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A certificate for localhost by name, not by address, signed by itself."""
-    directory = tmp_path_factory.mktemp("tls")
+    return self_signed(tmp_path_factory.mktemp("tls"))
+
+
+def self_signed(directory: Path) -> Path:
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
     command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", "key.pem", "-out", "cert.pem"]
     subprocess.run(command, cwd=directory, check=True, capture_output=True)
@@ -62,6 +65,18 @@ async def test_an_unknown_authority_or_a_wrong_name_is_not(
             await transport.admin.check()
         assert caught.value.kind is FailureKind.UNAVAILABLE
         assert not caught.value.maybe_applied
+
+
+async def test_a_given_authority_takes_the_place_of_the_systems(
+    tls: tuple[RedisServer, int], certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate / "cert.pem"))  # the system trusts the server
+    async with registry.transport(f"rediss://localhost:{tls[1]}") as transport:
+        await transport.admin.check()
+    other = quote(str(self_signed(tmp_path) / "cert.pem"))
+    async with registry.transport(f"rediss://localhost:{tls[1]}?ssl_ca_certs={other}") as transport:
+        with pytest.raises(TransportError, match=r"(?i)certificate"):
+            await transport.admin.check()
 
 
 async def test_verification_can_be_switched_off(tls: tuple[RedisServer, int]) -> None:

@@ -51,7 +51,7 @@ def test_the_connection_verifies_too() -> None:
     from pairmq_redis._transport import _connection_factory
 
     connection = _connection_factory(parse_redis_url("rediss://example"))()
-    context = connection.ssl_context.get()  # type: ignore[attr-defined]
+    context = connection._connection_arguments()["ssl"]
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.check_hostname
 

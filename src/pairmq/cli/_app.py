@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import logging
-import os
 import sys
 from typing import Annotated, Protocol, runtime_checkable
 
@@ -25,11 +25,13 @@ from pairmq.cli import (
     _syphon,
 )
 from pairmq.cli._common import examples
-from pairmq.cli._errors import BadUsage, OutputClosed
-from pairmq.cli._output import complain, say
+from pairmq.cli._errors import BadUsage, CommandFailed, OutputClosed, file_problem
+from pairmq.cli._output import complain, open_closed_streams, say, silence_stdout, stdout_written
 from pairmq.model import ConfigurationError, PairMQError
 
 _BROKEN_PIPE = 141  # what a shell reports of a program that SIGPIPE ended
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 app = typer.Typer(
     name="pairmq",
@@ -90,17 +92,27 @@ def run(arguments: list[str] | None = None) -> int:
     Returns:
         The exit status: 0 when it did what it was asked, 1 when not, 2 for a command line or settings that can't work.
     """
+    open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         # A terminal that can't show a character gets its escape, not a traceback.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
-        status = _run(arguments)
-        sys.stdout.flush()
-        return status
+        return _flushed(_run(arguments))
     except (BrokenPipeError, OutputClosed):
-        _silence_stdout()
+        silence_stdout()
         return _BROKEN_PIPE
+
+
+def _flushed(status: int) -> int:
+    """Write what stdout still holds; the exit status, which is 1 where that fails."""
+    try:
+        with stdout_written():
+            sys.stdout.flush()
+    except CommandFailed as error:
+        complain(str(error))
+        return status or 1
+    return status
 
 
 def _run(arguments: list[str] | None) -> int:
@@ -115,9 +127,19 @@ def _run(arguments: list[str] | None) -> int:
         return 1
     except (BrokenPipeError, OutputClosed):
         raise
+    except SystemExit as error:
+        # Both the parser and rich, which prints its help, make exit status 1 of a broken pipe.
+        if isinstance(error.__context__, BrokenPipeError):
+            raise OutputClosed from None
+        raise
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _FULL and error.filename is None:
+            # The parser writes its help by itself.
+            silence_stdout()
+            complain(f"can't write {file_problem('standard output', error)}")
+            return 1
         if isinstance(error, _UsageFault):
             message = error.format_message()
             if message:  # none where the help was printed instead
@@ -128,12 +150,3 @@ def _run(arguments: list[str] | None) -> int:
         text = f"{type(error).__name__}: {error}"
         complain(f"unexpected {text} (run 'pairmq -v …' for the traceback)")
         return 1
-
-
-def _silence_stdout() -> None:
-    """Nobody reads stdout any more: let the interpreter's own flush at exit go nowhere."""
-    try:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
-    except (OSError, ValueError):
-        pass

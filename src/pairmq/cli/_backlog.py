@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -206,19 +207,24 @@ def depths_table(depths: Depths) -> RenderableType:
     listing = table(("queue", "right"), *((name, "right") for name in ("active", "locked", "scheduled", "dead-letter")))
     sums = [0, 0, 0, 0]
     hidden = 0
+    rows: list[tuple[Sequence[object], str | None]] = []
     for index, depth in enumerate(depths.queues):
         counts = depth.counts
         if counts is None:
-            listing.add_row(*cells((index, "missing" if depth.missing else "?", "", "", ""), FAIL))
+            rows.append(((index, "missing" if depth.missing else "?", "", "", ""), FAIL))
             continue
         values = [counts.active, counts.locked, counts.scheduled, counts.dead_letter]
         sums = [sum(pair) for pair in zip(sums, values, strict=True)]
         if len(depths.queues) > _ALL_SHOWN and not any(values):
             hidden += 1
             continue
-        listing.add_row(*cells((index, *map(grouped, values))))
-    listing.add_section()
-    listing.add_row(*cells(("all", *map(grouped, sums)), "bold"))
+        rows.append(((index, *map(grouped, values)), None))
+    # The sum comes first: a terminal that is too low for all queues cuts the last ones off.
+    listing.add_row(
+        *cells(("all", *(map(grouped, sums) if depths.error is None else "????")), "bold"), end_section=True
+    )
+    for row, style in rows:
+        listing.add_row(*cells(row, style))
     parts: list[RenderableType] = [Text(f"backlog queues {printable(depths.name)}"), listing]
     if hidden:
         parts.append(Text(f"{plural(hidden, 'queue')} not shown: empty"))

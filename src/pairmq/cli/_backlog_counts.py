@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pairmq.cli._common import within
+from pairmq.cli._common import at_broker, within
 from pairmq.model import Entity, FailureReason, Source, TransportError
 from pairmq.transport import QueueCounts, Transport
 
@@ -44,13 +44,20 @@ class Depths:
     queues: tuple[Depth, ...]
 
     @property
-    def pending(self) -> int:
+    def pending(self) -> int | None:
+        """Messages still to be moved; None when a queue could not be asked."""
+        return None if self.error is not None else self.seen
+
+    @property
+    def seen(self) -> int:
         """Messages still to be moved, in the queues that answered."""
         return sum(depth.counts.pending for depth in self.queues if depth.counts is not None)
 
     @property
-    def dead_letter(self) -> int:
-        """Messages set aside."""
+    def dead_letter(self) -> int | None:
+        """Messages set aside; None when a queue could not be asked."""
+        if self.error is not None:
+            return None
         return sum(depth.counts.dead_letter for depth in self.queues if depth.counts is not None)
 
     @property
@@ -70,7 +77,7 @@ class Depths:
     @property
     def known_empty(self) -> bool:
         """Whether every queue answered and none holds anything to be moved."""
-        return self.error is None and not self.pending
+        return self.pending == 0
 
 
 async def count_queues(transport: Transport, queues: Sequence[Entity], time_limit: float) -> Depths:
@@ -83,6 +90,6 @@ async def count_queues(transport: Transport, queues: Sequence[Entity], time_limi
                 return Depth(queue, await within(time_limit, transport.admin.counts(Source(queue))))
             except TransportError as error:
                 missing = error.reason is FailureReason.NOT_FOUND
-                return Depth(queue, None, None if missing else str(error))
+                return Depth(queue, None, None if missing else at_broker(transport, error))
 
     return Depths(tuple(await asyncio.gather(*(one(queue) for queue in queues))))

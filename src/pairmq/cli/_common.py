@@ -94,6 +94,9 @@ SENDING: Mapping[str, Any] = {
     **BACKLOG,
     "failover_interval": _time("--failover-interval", "An entity may fail this long before failover. Default 10s."),
     "ping_primary_interval": _time("--ping-interval", "Between two pings of a failed-over entity. Default 60s."),
+    "backlog_retry_interval": _time(
+        "--backlog-retry-interval", "Until a backlog queue that failed is tried again. Default 30s."
+    ),
     "send_timeout": _time("--send-timeout", "One send may take this long, everything included. Default 60s."),
     "close_grace": _time("--close-grace", "Closing waits this long for what is in flight. Default 5s."),
     "while_failing": Annotated[

@@ -109,7 +109,7 @@ class Scene:
     def saw_depths(self, depths: Depths) -> None:
         """The backlog was counted."""
         self.depths = depths
-        self.peak = max(self.peak, depths.pending)
+        self.peak = max(self.peak, depths.seen)
 
     def primary_is(self, *, down: bool, text: str) -> None:
         """The primary was taken away, or brought back."""
@@ -125,7 +125,7 @@ class Scene:
     @property
     def pending(self) -> int:
         """Messages in the backlog when last counted."""
-        return 0 if self.depths is None else self.depths.pending
+        return 0 if self.depths is None else self.depths.seen
 
     def drain_rate(self) -> float:
         """Messages a second that the syphon has moved lately."""

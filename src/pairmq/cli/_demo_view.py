@@ -242,7 +242,7 @@ def verdict_table(verdict: Verdict, *, stopped: bool) -> RenderableType:
     row("duplicated, explained", grouped(verdict.duplicates_explained), "", "a receipt or the syphon said so")
     unexplained = verdict.duplicates_unexplained
     row("duplicated, unexplained", grouped(unexplained), "bold red" if unexplained else "bold green")
-    row("longest send", short_duration(verdict.longest_send))
+    row("longest accepted send", short_duration(verdict.longest_send))
     if verdict.ok and not stopped:
         end = Text("\n ✓ every message was accepted and delivered; nothing was lost", "bold green")
     elif verdict.unverified:

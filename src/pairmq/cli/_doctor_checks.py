@@ -14,7 +14,7 @@ from pairmq.cli._status_look import see_broker
 from pairmq.cli._values import grouped, plural, short_duration
 from pairmq.core import Diversion, PairOptions, divert
 from pairmq.model import ConfigurationError, Entity, FailureReason, Message, TransportError
-from pairmq.pair import Settings
+from pairmq.pair import Settings, check_available
 from pairmq.plugins import registry
 from pairmq.runner import BACKLOG_PROPERTIES
 from pairmq.transport import Transport
@@ -119,6 +119,10 @@ def _settings(settings: Settings, primary: Transport, secondary: Transport) -> I
             "a host that fails takes both away: use another one in production",
         )
     options = settings.options
+    try:
+        check_available(options)
+    except ConfigurationError as error:
+        yield Finding(Grade.FAIL, "settings", str(error), "no program can open the pair: mend it")
     if options.attempt_timeout >= options.send_timeout:
         yield Finding(
             Grade.WARN,

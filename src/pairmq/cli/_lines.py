@@ -12,6 +12,7 @@ import threading
 from collections.abc import AsyncGenerator, Iterator
 
 from pairmq.cli._errors import BadUsage, CommandFailed, file_problem
+from pairmq.cli._output import is_closed
 
 MAX_LINE = 64 * 1024 * 1024
 """Longest line in bytes: more than any broker takes, so that a file without line ends can't fill the memory."""
@@ -38,8 +39,14 @@ class LineSource:
         self.name = "standard input" if path == "-" else path
         self._separator = separator
         try:
+            if path == "-" and is_closed(sys.stdin):
+                raise OSError(errno.EBADF, "it is closed")
             self._descriptor = sys.stdin.fileno() if path == "-" else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self.size = _size(self._descriptor)
+            status = os.fstat(self._descriptor)
+            if stat.S_ISDIR(status.st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            self.identity = file_identity(status)
+            self.size = status.st_size if stat.S_ISREG(status.st_mode) else None  # others have no end to know of
         except OSError as error:
             raise BadUsage(f"can't read {file_problem(self.name, error)}") from None
         self._blocks: asyncio.Queue[list[bytes] | Exception | None] = asyncio.Queue()
@@ -109,9 +116,6 @@ class LineSource:
             yield [b"".join(parts)]
 
 
-def _size(descriptor: int) -> int | None:
-    """Bytes of a regular file; None for what has no end to know of."""
-    status = os.fstat(descriptor)
-    if stat.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    return status.st_size if stat.S_ISREG(status.st_mode) else None
+def file_identity(status: os.stat_result) -> tuple[int, int] | None:
+    """What tells one regular file from another; None for anything else, which can't be overwritten."""
+    return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None

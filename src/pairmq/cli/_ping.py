@@ -53,12 +53,13 @@ def ping(
     target = entity_of(entity, kind)
     settings = pair.primary_settings()
     transport = transport_of(settings.primary)
+    limit = min(settings.options.ping_timeout, settings.options.attempt_timeout)
 
     async def run(stop: Stop) -> int:
         failures = 0
         async with transport:
             for number in range(1, count + 1):
-                record = await _ping_once(transport, target, settings.options.ping_timeout)
+                record = await _ping_once(transport, target, limit)
                 failures += not record["ok"]
                 if json:
                     put_json({"number": number, **record})

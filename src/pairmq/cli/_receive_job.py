@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import sys
@@ -12,7 +13,7 @@ from typing import Self
 
 from pairmq.cli._common import at_broker, within
 from pairmq.cli._errors import BadUsage, CommandFailed, file_problem
-from pairmq.cli._output import note, warn
+from pairmq.cli._output import is_closed, note, warn
 from pairmq.cli._progress import Progress
 from pairmq.cli._records import delivery_record
 from pairmq.cli._signals import Stop
@@ -44,6 +45,9 @@ class Output:
         self._json = json
         self._separator = separator
         try:
+            if path == "-" and is_closed(sys.stdout):
+                # What is received is completed: it would be lost.
+                raise OSError(errno.EBADF, "it is closed")
             self._descriptor = (
                 os.dup(sys.stdout.fileno())
                 if path == "-"

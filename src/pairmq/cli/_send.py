@@ -18,6 +18,7 @@ from pairmq.pair import Pair
 _EPILOG = examples(
     "pairmq send --entity orders --input orders.txt --failed left.txt",
     "tail -F app.log | pairmq send --entity log --json > receipts.jsonl",
+    "tail -n +1502 in.txt | pairmq send --entity orders --id-prefix run7 --first-line 1502",
     "find . -print0 | pairmq send --entity files --null --id-prefix run7",
 )
 
@@ -58,6 +59,15 @@ def send(
             help="Message ids TEXT-1, TEXT-2 … by line, the same in every run; random when left out.",
         ),
     ] = None,
+    first_line: Annotated[
+        int,
+        typer.Option(
+            "--first-line",
+            metavar="N",
+            min=1,
+            help="Number of the input's first line, in ids, receipts and messages; no line is left out. Default 1.",
+        ),
+    ] = 1,
     session_id: Annotated[
         str | None, typer.Option("--session-id", metavar="TEXT", help="Session of all messages.")
     ] = None,
@@ -82,8 +92,8 @@ def send(
     settings = pair.settings()
     opened = Pair.connect(settings.primary, settings.secondary, options=settings.options)
     lines = LineSource(input, b"\0" if null else b"\n")
-    with Outputs(json=json, receipts=receipts, failed=failed, separator=b"\0" if null else b"\n") as outputs:
-        job = SendJob(opened, target, lines, template, outputs, create=create, window=window)
+    with Outputs(lines, json=json, receipts=receipts, failed=failed, separator=b"\0" if null else b"\n") as outputs:
+        job = SendJob(opened, target, lines, template, outputs, create=create, window=window, first_line=first_line)
         return run_async(job.run, graceful=True)
 
 

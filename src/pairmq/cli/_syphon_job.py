@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable
@@ -22,10 +23,10 @@ from pairmq.model.events import DestinationChanged, Event, MessageDeadLettered, 
 from pairmq.pair import Pair
 from pairmq.transport import Transport
 
-_LOOK = 0.5  # s between two looks at the backlog while something is there
+_LOOK = 0.5  # s between two looks at what was moved
 _NAMED = 10  # dead-lettered messages that are told one by one
 _RECOUNT = 2.0  # s that the last count may take
-_LOOK_IDLE = 2.0  # s while nothing is
+_IDLE_SHOWN, _IDLE = 5.0, 30.0  # s between two counts while nothing moves: on a terminal, elsewhere
 
 
 class SyphonJob:
@@ -50,6 +51,9 @@ class SyphonJob:
         self._speed = Speed()
         self._per_second = 0.0
         self._depths: Depths | None = None
+        self._counted_at = -math.inf
+        self._counted_progress = (-1, -1)
+        self._was_moving = False
         self._dead_lettered = 0
         self._shut: dict[str, str] = {}  # destination -> why nothing goes there
         self._fault: str | None = None
@@ -90,22 +94,30 @@ class SyphonJob:
             self._live.start()
         next_line = time.monotonic() + self._interval
         while not stop.asked and self._fault is None:
-            counting = count_queues(self._pair.secondary, self._pair.backlog_queues, limit)
-            depths = await stop.or_result(counting)
+            if self._count_due(time.monotonic()):
+                counting = count_queues(self._pair.secondary, self._pair.backlog_queues, limit)
+                self._depths = await stop.or_result(counting) or self._depths
+                if self._until_empty and self._depths is not None and self._depths.known_empty and not stop.asked:
+                    return True
             now = time.monotonic()
             self._per_second = self._speed.update(now, self._pair.moved)
-            if depths is not None:
-                self._depths = depths
-                if self._until_empty and depths.known_empty:
-                    return True
             if self._live is not None:
                 self._live.update(Text(self._line(), no_wrap=True, overflow="ellipsis"), refresh=True)
             if now >= next_line:
                 next_line = now + self._interval
                 self._tell()
-            busy = self._until_empty or (self._depths is not None and self._depths.pending > 0)
-            await stop.wait(min(_LOOK if busy else _LOOK_IDLE, self._interval))
+            await stop.wait(min(_LOOK, self._interval))
         return False
+
+    def _count_due(self, now: float) -> bool:
+        """Whether to ask all queues: while messages move, once more when they have stopped, and now and then."""
+        progress = (self._pair.moved, self._dead_lettered)
+        moving = progress != self._counted_progress
+        idle = _IDLE if self._live is None else _IDLE_SHOWN
+        due = self._until_empty or moving or self._was_moving or now - self._counted_at >= idle
+        if due:
+            self._counted_at, self._counted_progress, self._was_moving = now, progress, moving
+        return due
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, MessageDeadLettered):
@@ -146,7 +158,7 @@ class SyphonJob:
     def _line(self) -> str:
         parts = [f"moved {grouped(self._pair.moved)}"]
         depths = self._depths
-        if depths is None or depths.error is not None:
+        if depths is None or depths.pending is None:
             parts.append("left: not known" if depths is None else f"left: not known ({printable(depths.error or '')})")
         else:
             parts.append(f"left {grouped(depths.pending)}")
@@ -160,8 +172,7 @@ class SyphonJob:
 
     def _record(self, **more: object) -> dict[str, object]:
         depths = self._depths
-        known = depths is not None and depths.error is None
-        left = depths.pending if depths is not None and known else None
+        left = None if depths is None else depths.pending
         return {
             "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "moved": self._pair.moved,
@@ -181,8 +192,8 @@ class SyphonJob:
         if emptied:
             note(f"moved {moved}; the backlog is empty")
         else:
-            left = "not known" if self._depths is None or self._depths.error else grouped(self._depths.pending)
-            note(f"moved {moved}; left in the backlog: {left}")
+            left = None if self._depths is None else self._depths.pending
+            note(f"moved {moved}; left in the backlog: {'not known' if left is None else grouped(left)}")
         if self._dead_lettered:
             hint = "look at them with 'pairmq backlog peek --dead-letter'"
             note(f"dead-lettered {plural(self._dead_lettered, 'message')}: {hint}")

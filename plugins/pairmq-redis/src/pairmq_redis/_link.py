@@ -26,18 +26,34 @@ from pairmq_redis._wire import Command, Reply, Wire
 class Scope:
     """The calls that end when their owner (a sender, a receiver) closes."""
 
-    __slots__ = ("_futures", "closed")
+    __slots__ = ("_error", "_futures")
 
     def __init__(self) -> None:
         self._futures: set[asyncio.Future[object]] = set()
-        self.closed = False
+        self._error: Callable[[], TransportError] | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended."""
+        return self._error is not None
 
     def close(self, error: Callable[[], TransportError]) -> None:
         """End every call in flight with an error of its own."""
-        self.closed = True
+        self._error = error
         for future in self._futures:
             if not future.done():
                 future.set_exception(error())
+
+    def check(self) -> None:
+        """Refuse to write for an owner that has closed.
+
+        Raises:
+            TransportError: it has; certainly nothing was written.
+        """
+        if self._error is not None:
+            error = self._error()
+            error.maybe_applied = False
+            raise error
 
     def add(self, future: asyncio.Future[object]) -> None:
         """Let a call's future end with this scope."""
@@ -137,8 +153,8 @@ class Link:
         self._make = make
         self._session: _Session | None = None
         self._attempt: asyncio.Task[None] | None = None
-        self._waiters: dict[asyncio.Future[object], None] = {}  # in the order of their calls
-        self._readers: set[asyncio.Task[None]] = set()
+        self._waiters: dict[asyncio.Future[object], None] = {}  # of this attempt, in the order of their calls
+        self._sessions: set[_Session] = set()  # retired ones too, until their readers have ended
         self._queued = 0  # calls that wait for a connection, or were woken and have not written yet
         self._closed = False
 
@@ -154,8 +170,9 @@ class Link:
 
         Raises:
             NotSent: there is no connection; nothing was written.
-            TransportError: the scope was closed.
+            TransportError: the scope was closed; ``maybe_applied`` is False when nothing was written.
         """
+        scope.check()
         session = self._session
         if session is not None and session.usable and not self._queued:
             try:
@@ -168,10 +185,12 @@ class Link:
                 # The connection was made a moment ago, and those who waited for it have been woken and not yet run:
                 # one turn of the loop later this call comes behind them.
                 await asyncio.sleep(0)
+            scope.check()
             if not self._usable():
                 await self._connect(scope)
         finally:
             self._queued -= 1
+        scope.check()
         session = self._session
         if session is None or not session.usable:
             raise NotSent(ConnectionResetError("the connection was lost as soon as it was made"))
@@ -189,11 +208,15 @@ class Link:
     async def close(self) -> None:
         """Drop the connection for good and wait until its tasks have ended, which takes no IO."""
         self._closed = True
-        self.drop(ConnectionAbortedError("the connection was closed"))
-        tasks = list(self._readers)
+        self._session = None
+        sessions = list(self._sessions)
+        for session in sessions:  # calls may wait on retired ones too
+            session.end(ConnectionAbortedError("the connection was closed"))
+        tasks = [session.reader for session in sessions]
         if self._attempt is not None:
             self._attempt.cancel()
             tasks.append(self._attempt)
+            self._wake(NotSent(ConnectionAbortedError("the connection was closed")))  # it may not even have begun
         if tasks:
             await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -210,6 +233,9 @@ class Link:
         scope.add(waiter)
         try:
             await waiter
+        except TransportError:
+            scope.check()  # it has closed, and nothing was written
+            raise
         finally:
             scope.discard(waiter)
             self._waiters.pop(waiter, None)
@@ -218,8 +244,8 @@ class Link:
                 attempt.cancel()
 
     async def _open(self) -> None:
-        wire = self._make()
         try:
+            wire = self._make()
             await wire.open()
         except asyncio.CancelledError:
             self._settle(NotSent(ConnectionAbortedError("the connection was closed")))
@@ -227,17 +253,22 @@ class Link:
         except Exception as error:
             self._settle(NotSent(error))
             return
-        if self._closed:
+        if self._closed or self._attempt is not asyncio.current_task():
             wire.abort()
+            self._settle(NotSent(ConnectionAbortedError("the connection was closed")))
             return
         session = self._session = _Session(wire)
-        self._readers.add(session.reader)
-        session.reader.add_done_callback(self._readers.discard)
+        self._sessions.add(session)
+        session.reader.add_done_callback(lambda _: self._sessions.discard(session))
         self._settle(None)
 
     def _settle(self, error: NotSent | None) -> None:
+        """End this attempt, unless all have left it: whoever waits then waits for the next one."""
         if self._attempt is asyncio.current_task():
             self._attempt = None
+            self._wake(error)
+
+    def _wake(self, error: NotSent | None) -> None:
         waiters, self._waiters = self._waiters, {}
         for waiter in waiters:
             if waiter.done():

@@ -37,8 +37,9 @@ MEMORY_CAPABILITIES = replace(CAPABILITIES, durable=False)
 
 _OPEN_TIMEOUT = 5.0
 
-# What stores something on a client's behalf: these are refused, or lose their confirmation. Reading and
-# settling go on, as they do on a server that is out of memory.
+# What stores something on a client's behalf: these are refused, or lose their confirmation. Reading, completing and
+# abandoning go on, as they do on a server that is out of memory. So do dead-lettering and due schedules, which such a
+# server holds up until there is room.
 _STORING_SCRIPTS = frozenset(
     name
     for script in (_scripts.CREATE, _scripts.PROBE, _scripts.SCHEDULE, _scripts.SUBSCRIBE)

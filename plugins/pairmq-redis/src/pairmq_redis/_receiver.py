@@ -83,6 +83,7 @@ class RedisReceiver(Receiver):
         self._given: dict[bytes, float] = {}  # id of each unsettled delivery: when its lock ends, on the wall clock
         self._sweep_at = b"0"
         self._next_at_ms = 0.0
+        self._more = False  # the last take only put expired messages away, and there are more
         self._lock_ms = 60_000.0
         self._clock_offset_ms = 0.0  # our wall clock minus the server's, never too large
         self._clean_at = -math.inf
@@ -105,6 +106,8 @@ class RedisReceiver(Receiver):
         try:
             while True:
                 deliveries, now_ms = await self._take(want)
+                if self._more and not deliveries:
+                    continue
                 left = deadline - loop.time()
                 if deliveries or left <= 0:
                     return deliveries
@@ -127,13 +130,13 @@ class RedisReceiver(Receiver):
         if suspect:
             arguments += self._given
         asked_at_ms = time.time() * 1000
-        now, self._sweep_at, next_at, lock, entries = await self._script(
+        now, self._sweep_at, next_at, lock, more, entries = await self._script(
             self._link, _scripts.TAKE, arguments, self._doing
         )
         if clean:
             self._clean_at = loop.time() + CLEAN_INTERVAL
         now_ms = float(now)
-        self._next_at_ms, self._lock_ms = float(next_at), float(lock)
+        self._next_at_ms, self._lock_ms, self._more = float(next_at), float(lock), more == 1
         self._clock_offset_ms = asked_at_ms - now_ms
         self._prune()
         return await self._deliver(entries, now_ms), now_ms
@@ -161,28 +164,50 @@ class RedisReceiver(Receiver):
         entries = [(id_, 1, fields) for id_, fields in _entries_of(found)]
         late = [id_ for id_, _, fields in entries if self._may_be_expired(id_, fields, now_ms)]
         if late:
-            await self._script(self._context.control, _scripts.EXPIRE, late, self._doing)
+            if not await self._put_away(_scripts.EXPIRE, late):
+                self._given.update(dict.fromkeys(late, now_ms + self._lock_ms + self._clock_offset_ms))
             entries = [entry for entry in entries if entry[0] not in late]
         return await self._deliver(entries, now_ms)
 
     async def _deliver(self, entries: Iterable[Any], now_ms: float) -> list[Delivery]:
-        """Make deliveries of entries; what can't be read goes to the dead-letter queue."""
+        """Make deliveries of entries; what can't be read goes to the dead-letter queue.
+
+        None counts as given before the last await, so that a call that is cut off here loses nothing.
+        """
         until_ms = now_ms + self._lock_ms + self._clock_offset_ms
         locked_until = _codec.instant(until_ms)
         dead = self._source.source.dead_letter
         deliveries: list[Delivery] = []
+        given: dict[bytes, float] = {}
+        malformed: list[list[bytes]] = []
         for id_, count, fields in entries:
             try:
                 message = _codec.decode_leniently(fields) if dead else _codec.decode(fields)
             except _codec.MalformedEntry as problem:
-                arguments = [id_, b"malformed", str(problem).encode(errors="replace")]
-                await self._script(self._context.control, _scripts.DEAD_LETTER, arguments, self._doing)
+                malformed.append([id_, b"malformed", str(problem).encode(errors="replace")])
                 continue
-            self._given[id_] = until_ms
+            given[id_] = until_ms
             deliveries.append(
                 delivery_of(id_, message, fields, _Token(id_, self), count=count, locked_until=locked_until)
             )
+        for arguments in malformed:
+            if not await self._put_away(_scripts.DEAD_LETTER, arguments):
+                given[arguments[0]] = until_ms
+        self._given.update(given)
         return deliveries
+
+    async def _put_away(self, script: Script, arguments: Sequence[bytes]) -> bool:
+        """Move entries out of the way that nobody is to get; False when Redis can't now, such as for want of memory.
+
+        Then they stay locked and come back when the lock has ended, and the others are delivered meanwhile.
+        """
+        try:
+            await self._script(self._context.control, script, arguments, self._doing)
+        except TransportError as error:
+            if error.reason is FailureReason.CLOSED:
+                raise
+            return False
+        return True
 
     def _nudge(self) -> None:
         """Make the server look at its clock; what comes of it is the waiting call's business."""

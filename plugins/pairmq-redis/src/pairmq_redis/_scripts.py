@@ -147,13 +147,20 @@ local function hand_out(id, count, fields)
   for _, field in ipairs(fields) do used = used + #field end
 end
 
--- 1. Scheduled messages whose time has come join the stream.
+-- 1. Scheduled messages whose time has come join the stream. Where they can't (out of memory, or the stream is gone)
+-- they stay, and are tried again after the poll interval.
+local stuck = false
 if mode ~= 'dead' then
   for _, member in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', num(now), 'LIMIT', 0, 100)) do
     local ms, seq = string.match(member, '^(%d+)-0*(%d+)$')
     local id = ms .. '-' .. seq
     local found = redis.call('XRANGE', waiting, id, id)[1]
-    if found and redis.call('EXISTS', stream) == 1 then redis.call('XADD', stream, '*', unpack(found[2])) end
+    if found then
+      local added = redis.pcall('XADD', stream, 'NOMKSTREAM', '*', unpack(found[2]))
+      if type(added) == 'table' and added.err and not string.find(added.err, 'OOM', 1, true) then return added end
+      stuck = type(added) ~= 'string'
+      if stuck then break end
+    end
     redis.call('XDEL', waiting, id)
     redis.call('ZREM', due, member)
   end
@@ -204,9 +211,14 @@ if sweep then
   end
 end
 
--- 4. New ones. Those that expired unread make room for more. The first few tell how large the others may be.
-local step = 4
+-- 4. New ones. Those that expired unread make room for more, up to a bound, since nobody else is served meanwhile.
+-- The first few tell how large the others may be.
+local step, spent, more = 4, 0, false
 while #out < want and used < room do
+  if spent >= 1000 then
+    more = true
+    break
+  end
   local count = math.min(want - #out, step)
   local read = redis.call('XREADGROUP', 'GROUP', group, me, 'COUNT', count, 'STREAMS', stream, '>')
   if not read or not read[1] then break end
@@ -214,6 +226,7 @@ while #out < want and used < room do
   for _, entry in ipairs(fresh) do
     if expired(entry[1], entry[2]) then
       expire(entry[1], entry[2], 0)
+      spent = spent + 1
     else
       hand_out(entry[1], 1, entry[2])
     end
@@ -236,12 +249,13 @@ end
 local next_at = sweep_at
 if mode ~= 'dead' then
   local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
-  if first[2] then next_at = math.min(next_at, tonumber(first[2])) end
+  if first[2] and not stuck then next_at = math.min(next_at, tonumber(first[2])) end
 end
-return {num(now), num(sweep_at), num(next_at), num(lock), out}
+return {num(now), num(sweep_at), num(next_at), num(lock), more and 1 or 0, out}
 """,
 )
-"""Give a receiver its next messages: now, next sweep, next event, lock duration (ms), entries (id, count, fields)."""
+"""Give a receiver its next messages: now, next sweep, next event, lock duration (ms), 1 when more expired ones are to be
+put away first, entries (id, count, fields)."""
 
 COMPLETE = _script(
     _SOURCE,

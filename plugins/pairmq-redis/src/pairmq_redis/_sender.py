@@ -129,8 +129,8 @@ class RedisSender(Sender):
             replies = await self._context.sending.call(commands, self._scope) if fitting else []
         except NotSent as error:
             return [_errors.failure(error, self._doing) for _ in chunk]
-        except TransportError:  # closed meanwhile
-            return [_errors.closed(self._doing, maybe_applied=True) for _ in chunk]
+        except TransportError as error:  # closed meanwhile
+            return [_errors.closed(self._doing, maybe_applied=error.maybe_applied) for _ in chunk]
         waited = replies.pop() if self._wait is not None and replies else None
         answers = iter(replies)
         outcomes: list[TransportError | None] = []

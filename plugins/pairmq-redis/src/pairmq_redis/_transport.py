@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import ssl
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from redis.asyncio import Connection, SSLConnection
+from redis.asyncio import Connection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
@@ -101,6 +102,21 @@ class RedisTransport(StreamsTransport):
         super().__init__(parsed, lambda: RedisWire(make, parsed.connect_timeout), CAPABILITIES)
 
 
+class _TlsConnection(Connection):
+    """A connection over TLS that trusts exactly whom the context trusts.
+
+    redis-py's own one trusts the system's authorities as well as those that it is given, and reads them anew for each
+    connection.
+    """
+
+    def __init__(self, tls: ssl.SSLContext, **settings: Any) -> None:
+        self._tls = tls
+        super().__init__(**settings)
+
+    def _connection_arguments(self) -> Mapping[str, Any]:
+        return {**super()._connection_arguments(), "ssl": self._tls}
+
+
 def _connection_factory(url: RedisUrl) -> Callable[[], Connection]:
     """Prepare what makes redis-py's connections, with everything it would do on its own accord switched off."""
     settings: dict[str, Any] = {
@@ -117,10 +133,5 @@ def _connection_factory(url: RedisUrl) -> Callable[[], Connection]:
     }
     if url.tls is None:
         return lambda: Connection(**settings)
-    tls_context(url.tls, for_url=url.endpoint.url)
-    settings["ssl_ca_certs"] = url.tls.ca_certs
-    settings["ssl_certfile"] = url.tls.certfile
-    settings["ssl_keyfile"] = url.tls.keyfile
-    settings["ssl_cert_reqs"] = "required" if url.tls.verify else "none"
-    settings["ssl_check_hostname"] = url.tls.verify
-    return lambda: SSLConnection(**settings)
+    tls = tls_context(url.tls, for_url=url.endpoint.url)
+    return lambda: _TlsConnection(tls, **settings)
