@@ -109,6 +109,7 @@ def test_the_demo_loses_nothing_and_says_so(cli) -> None:
     assert "failing → failed-over" in ended.out
     assert "the primary is back" in ended.out
     assert "nothing was lost" in ended.out
+    assert "longest accepted send" in ended.out
     assert "\x1b" not in ended.out
     assert ended.err == ""
 

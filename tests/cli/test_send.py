@@ -280,7 +280,8 @@ def test_failures_under_an_id_prefix_tell_how_to_send_the_rest(cli, brokers, tmp
     arguments = ["send", "-e", "nowhere", *brokers]
     ended = cli(*arguments, "--id-prefix", "run7", "--failed", str(failed), stdin=b"a\n")
     assert f"send {failed} with another --id-prefix" in ended.err
-    assert "--first-line" in cli(*arguments, "--id-prefix", "run7", stdin=b"a\n").err
+    from_seven = cli(*arguments, "--id-prefix", "run7", "--first-line", "7", stdin=b"a\n").err
+    assert "send the input again from line 7 on, with --first-line 7" in from_seven
     without = cli(*arguments, "--failed", str(failed), stdin=b"a\n").err
     assert "--id-prefix" not in without
     assert "--first-line" not in without
@@ -300,6 +301,16 @@ def test_a_stopped_run_tells_the_first_line_not_accepted_and_what_to_do(
     assert "stopped by SIGTERM: line 1 was the first one not accepted; " in ended.err
     assert (f"send {failed} again, then go on from line 3" if keeps else "; go on from line 1, ") in ended.err
     assert "go on from line 3" in ended.err or not keeps
+
+
+def test_a_stopped_run_under_an_id_prefix_tells_the_number_to_go_on_with(program, brokers) -> None:
+    arguments = ["send", "-e", "q", "--create", "--id-prefix", "run7", "--first-line", "1501", "--json", *brokers]
+    sender = program(*arguments)
+    sender.write(b"a\n")
+    sender.wait_for(b'"line": 1501')
+    sender.signal(signal.SIGTERM)
+    ended = sender.end()
+    assert "line 1501 was the last one read; go on from line 1502 with --first-line 1502" in ended.err
 
 
 @pytest.mark.parametrize(

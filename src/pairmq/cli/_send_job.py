@@ -254,7 +254,8 @@ class SendJob:
         self._waiting: deque[tuple[int, bytes]] = deque()  # lines without a result, in order
         self._waiting_bytes = 0
         self._room = asyncio.Event()
-        self._read = first_line - 1  # number of the last line read
+        self._before = first_line - 1
+        self._read = self._before  # number of the last line read
         self._first_failed: int | None = None
         self._read_bytes = 0
         self._ended = False
@@ -296,7 +297,11 @@ class SendJob:
                 self._take(number, line, result)
                 if not self._waiting:
                     self._outputs.flush()
-                progress.update(self._done, position=self._read_bytes - self._waiting_bytes, text=self._progress_text())
+                progress.update(
+                    self._done - self._before,
+                    position=self._read_bytes - self._waiting_bytes,
+                    text=self._progress_text(),
+                )
         finally:
             self._ended = True
             for task in closing:
@@ -397,16 +402,20 @@ class SendJob:
             return (
                 f"send {printable(kept)} with another --id-prefix: with {prefix!r} it would repeat ids of other lines"
             )
-        return f"send the rest with --first-line, the number of its first line: {prefix!r} gives it its own ids then"
+        first = self._first_failed
+        return f"send the input again from line {first} on, with --first-line {first}: its lines keep their ids then"
 
     def _where_to_go_on(self, kept: str | None) -> str:
-        following = self._read + 1
+        following = self._from(self._read + 1)
         if self._first_failed is None:
-            return f"line {self._read} was the last one read; go on from line {following}"
+            return f"line {self._read} was the last one read; go on from {following}"
         first = f"line {self._first_failed} was the first one not accepted"
         if kept is not None:
-            return f"{first}; send {printable(kept)} again, then go on from line {following}"
-        return f"{first}; go on from line {self._first_failed}, which sends accepted ones after it a second time"
+            return f"{first}; send {printable(kept)} again, then go on from {following}"
+        return f"{first}; go on from {self._from(self._first_failed)}, which sends accepted ones after it a second time"
+
+    def _from(self, number: int) -> str:
+        return f"line {number}" if self._template.id_prefix is None else f"line {number} with --first-line {number}"
 
 
 def _record(number: int, result: Receipt | SendError) -> dict[str, object]:
