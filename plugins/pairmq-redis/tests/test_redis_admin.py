@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
@@ -40,6 +41,21 @@ async def test_defaults_of_a_queue(transport: Transport) -> None:
     assert await transport.admin.properties(Entity("plain")) == QueueProperties()
     await transport.admin.create(Entity("bound"), QueueProperties(lock_duration=None))
     assert (await transport.admin.properties(Entity("bound"))).lock_duration == 60
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        *(("lock_duration", value) for value in (math.inf, math.nan, -1, 0, 1e300)),
+        *(("default_time_to_live", value) for value in (math.nan, -1)),
+        *(("max_delivery_count", value) for value in (2.5, 0, -1)),
+    ],
+)
+async def test_a_setting_that_redis_cannot_keep_to_is_refused(transport: Transport, setting: str, value: float) -> None:
+    with pytest.raises(TransportError, match=setting) as caught:
+        await transport.admin.create(Entity("q"), QueueProperties(**{setting: value}))  # type: ignore[arg-type]
+    assert caught.value.reason is FailureReason.MALFORMED
+    assert not await transport.admin.exists(Entity("q"))
 
 
 async def test_a_name_belongs_to_one_kind(transport: Transport) -> None:
@@ -81,6 +97,55 @@ async def test_what_does_not_exist_is_told(transport: Transport) -> None:
         assert caught.value.reason is FailureReason.NOT_FOUND
 
 
+@pytest.mark.parametrize("others", [(), ("other",)])
+async def test_a_missing_subscription_is_told(transport: Transport, others: tuple[str, ...]) -> None:
+    topic = Entity("news", EntityKind.TOPIC)
+    await transport.admin.create(topic)
+    for other in others:
+        await transport.admin.create_subscription(topic, other)
+    for source in (Source(topic, subscription="no"), Source(topic, subscription="no", dead_letter=True)):
+        calls = (
+            transport.admin.counts(source),
+            transport.admin.peek(source, 1),
+            transport.admin.purge(source),
+            transport.receiver(source).receive(1, 0),
+        )
+        for call in calls:
+            with pytest.raises(TransportError) as caught:
+                await call
+            assert caught.value.reason is FailureReason.NOT_FOUND, source
+
+
+async def test_what_cannot_be_made_whole_is_not_made(transport: Transport) -> None:
+    entity, topic = Entity("taken"), Entity("news", EntityKind.TOPIC)
+    await transport.admin.create(topic)
+    control = transport._context.control  # type: ignore[attr-defined]
+    dead_keys = (EntityKeys(entity).dead, EntityKeys(topic).dead_of("s"))
+    await control.call([(b"SET", key, b"somebody else's") for key in dead_keys], Scope())
+    for call in (transport.admin.create(entity), transport.admin.create_subscription(topic, "s")):
+        with pytest.raises(TransportError) as caught:
+            await call
+        assert caught.value.reason is FailureReason.MALFORMED
+    left = [(b"EXISTS", key) for key in (EntityKeys(entity).meta, EntityKeys(entity).stream, EntityKeys(topic).stream)]
+    assert await control.call(left, Scope()) == [0, 0, 0]
+
+
+async def test_a_receive_from_a_lost_stream_keeps_what_is_scheduled(
+    transport: Transport, queue: Entity, message: Make
+) -> None:
+    soon = datetime.now(UTC) + timedelta(seconds=0.05)
+    await transport.sender(queue).send(message("kept", scheduled_enqueue_at=soon))
+    await asyncio.sleep(0.1)
+    control = transport._context.control  # type: ignore[attr-defined]
+    await control.call([(b"DEL", EntityKeys(queue).stream)], Scope())
+    receiver = transport.receiver(Source(queue))
+    with pytest.raises(TransportError) as caught:
+        await receiver.receive(1, 0)
+    assert caught.value.reason is FailureReason.NOT_FOUND
+    assert await transport.admin.create(queue)
+    assert [d.message.body for d in await receiver.receive(1, 1)] == [b"kept"]
+
+
 async def test_entities_are_listed_by_path(transport: Transport) -> None:
     for path in ("b", "a/1", "a/2", "a-star", "ab"):
         await transport.admin.create(Entity(path))
@@ -98,6 +163,7 @@ async def test_foreign_keys_are_no_entities(transport: Transport) -> None:
     await control.call(
         [(b"HSET", b"pairmq:{odd*}:meta", b"kind", b"queue"), (b"HSET", b"pairmq:{kind}:meta", b"kind", b"x")], Scope()
     )
+    await control.call([(b"SET", b"pairmq:{text}:meta", b"queue")], Scope())
     assert await transport.admin.list_entities() == []
 
 

@@ -32,6 +32,7 @@ U, R, B, T = FailureKind.UNAVAILABLE, FailureKind.REFUSED, FailureKind.BUSY, Fai
         ("ERR max number of clients reached", U, FailureReason.CONNECTION),
         ("WRONGTYPE Operation against a key holding the wrong kind of value", R, FailureReason.MALFORMED),
         ("NOGROUP No such key 'x' or consumer group 'y'", R, FailureReason.NOT_FOUND),
+        ("ERR no such key", R, FailureReason.NOT_FOUND),
         ("UNBLOCKED the stream key no longer exists", R, FailureReason.NOT_FOUND),
         ("UNBLOCKED force unblock from blocking operation, instance state changed", U, FailureReason.CONNECTION),
         ("UNBLOCKED client unblocked via CLIENT UNBLOCK", U, FailureReason.CONNECTION),

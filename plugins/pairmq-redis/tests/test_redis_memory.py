@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from pairmq.model import Entity, FailureKind, FailureReason, Message, Source, TransportError
+from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.plugins import BrokerControl, registry
 from pairmq.testing._memory import MemoryBroker, memory_broker
 from pairmq.transport import QueueProperties, Transport
@@ -250,6 +250,28 @@ async def test_a_receiver_that_left_takes_no_message(broker: MemoryBroker, trans
         await asyncio.wait([waiting])
     await transport.sender(QUEUE).send(message("here"))
     assert await bodies(transport) == [b"here"]
+
+
+async def test_a_subscription_may_be_named_like_an_option(transport: Transport, message: Make) -> None:
+    topic = Entity("news", EntityKind.TOPIC)
+    await transport.admin.create(topic)
+    await transport.admin.create_subscription(topic, "BLOCK")
+    receiver = transport.receiver(Source(topic, subscription="BLOCK"))
+    assert await receiver.receive(1, 0.05) == []
+    await transport.sender(topic).send(message("BLOCK"))
+    assert len(await receiver.receive(1, 0.05)) == 1
+
+
+async def test_a_body_may_read_like_an_option(broker: MemoryBroker, transport: Transport, message: Make) -> None:
+    sender = transport.sender(QUEUE)
+    await sender.send(message())
+    await broker.hang()
+    sending = asyncio.create_task(sender.send(message(b"BLOCK")))
+    await asyncio.sleep(0.02)
+    sending.cancel()
+    await asyncio.wait([sending])
+    await broker.restore()  # it does what it had been sent
+    assert b"BLOCK" in await bodies(transport)
 
 
 async def test_waiting_costs_next_to_nothing(broker: MemoryBroker, transport: Transport) -> None:

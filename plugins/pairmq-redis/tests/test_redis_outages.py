@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pairmq.model import Entity, FailureKind, FailureReason, Message, Source, TransportError
+from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.plugins import registry
 from pairmq.testing.servers import free_port
 from pairmq.transport import QueueProperties, Transport
@@ -396,3 +396,34 @@ async def test_many_expired_messages_hold_up_no_other_client(transport: Transpor
         worst = max(worst, time.monotonic() - before)
     assert [d.message.body for d in receiving.result()] == [b"live"]
     assert worst < 0.2, worst
+
+
+async def test_a_user_who_is_refused_at_the_connect_is_named_nowhere(server: RedisServer, message: Make) -> None:
+    server.command("ACL", "SETUSER", "reader", "on", ">pw", "~*", "+@all", "-select")
+    async with registry.transport(f"redis://reader:pw@127.0.0.1:{server.port}/1") as transport:
+        receiver = transport.receiver(Source(QUEUE))
+        for call in (transport.sender(QUEUE).send(message()), transport.admin.check(), receiver.receive(1, 0)):
+            error = await error_of(call)
+            assert (error.kind, error.reason) == (FailureKind.REFUSED, FailureReason.UNAUTHORIZED)
+            assert "reader" not in f"{error!r} {error.__cause__!r}"
+            assert error.__suppress_context__
+
+
+async def test_replicas_are_waited_for_on_the_connection_that_wrote(server: RedisServer) -> None:
+    async with registry.transport(f"{server.url}?wait_replicas=1&wait_timeout=50") as transport:
+        control = transport._context.control  # type: ignore[attr-defined]
+        written: list[list[bytes]] = []
+        call = control.call
+
+        def recording(commands: list[list[bytes]], scope: object) -> object:
+            written.append([command[0] for command in commands])
+            return call(commands, scope)
+
+        control.call = recording
+        topic = Entity("news", EntityKind.TOPIC)
+        admin = transport.admin
+        for doing in (admin.create(topic), admin.create_subscription(topic, "s"), admin.probe(topic)):
+            assert (await error_of(doing)).reason is FailureReason.TIMEOUT
+        assert {tuple(names) for names in written} == {(b"EVALSHA", b"WAIT"), (b"EVAL", b"WAIT")}
+        missing = await error_of(admin.probe(Entity("nobody")))
+        assert missing.reason is FailureReason.NOT_FOUND

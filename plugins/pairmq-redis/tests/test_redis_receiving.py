@@ -12,6 +12,7 @@ import pytest
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.plugins import registry
 from pairmq.transport import QueueProperties, Receiver, Transport
+from pairmq_redis import _scripts
 from pairmq_redis._keys import EntityKeys
 from pairmq_redis._link import Scope
 
@@ -208,6 +209,56 @@ async def test_another_receivers_delivery_settles_nothing(transport: Transport, 
     await one.complete(delivery)
 
 
+async def test_a_stale_delivery_settles_not_the_newer_one_of_the_same_receiver(
+    transport: Transport, queue: Entity
+) -> None:
+    await fill(transport, queue, "a")
+    receiver = transport.receiver(Source(queue))
+    [stale] = await receiver.receive(1, 1)
+    await asyncio.sleep(LOCK + 0.02)
+    [newer] = await receiver.receive(1, 1)
+    await lost(receiver, stale)
+    await receiver.abandon(newer)
+    [newest] = await receiver.receive(1, 1)
+    await lost(receiver, newer)
+    await receiver.complete(await receiver.renew_lock(newest))
+
+
+async def test_the_lock_of_an_entry_that_is_gone_is_not_renewed(transport: Transport, queue: Entity) -> None:
+    await fill(transport, queue, "a")
+    receiver = transport.receiver(Source(queue))
+    [delivery] = await receiver.receive(1, 1)
+    assert delivery.sequence_number is not None
+    delete = (b"XDEL", EntityKeys(queue).stream, delivery.sequence_number.encode())
+    await transport._context.control.call([delete], Scope())  # type: ignore[attr-defined]
+    with pytest.raises(TransportError) as caught:
+        await receiver.renew_lock(delivery)
+    assert caught.value.reason is FailureReason.LOCK_LOST
+
+
+@pytest.mark.parametrize("first", [(b"f", b"v"), (b"t", b"0.001")])
+async def test_an_entry_of_thousands_of_fields_blocks_nothing(
+    transport: Transport, queue: Entity, first: tuple[bytes, bytes]
+) -> None:
+    hostile = (b"XADD", EntityKeys(queue).stream, b"*", *first, *(b"f", b"v") * 5000)
+    await transport._context.control.call([hostile], Scope())  # type: ignore[attr-defined]
+    await asyncio.sleep(0.01)
+    await fill(transport, queue, "good")
+    receiver = transport.receiver(Source(queue))
+    assert bodies(await receiver.receive(10, 1)) == ["good"]
+    assert len(await transport.admin.peek(Source(queue, dead_letter=True), 10)) == 1
+
+
+async def test_small_messages_before_large_ones_do_not_make_a_reply_huge(
+    transport: Transport, queue: Entity, message: Make
+) -> None:
+    sender, receiver = transport.sender(queue), transport.receiver(Source(queue))
+    await sender.send_batch([message("small") for _ in range(50)] + [message(b"x" * 1_000_000) for _ in range(40)])
+    found = await receiver.receive(1000, 1)
+    assert 50 < len(found) < 70
+    assert sum(len(d.message.body) for d in found) < 16_000_000
+
+
 async def test_a_long_poll_ends_with_the_first_message(transport: Transport, queue: Entity, message: Make) -> None:
     receiver, sender = transport.receiver(Source(queue)), transport.sender(queue)
     await sender.send(message("warm up"))
@@ -237,6 +288,28 @@ async def test_a_message_that_ends_a_wait_but_has_expired_is_not_delivered(trans
     old = (b"XADD", EntityKeys(queue).stream, b"1-1", b"t", b"1", b"b", b"gone")
     await transport._context.control.call([old], Scope())  # type: ignore[attr-defined]
     assert await waiting == []
+    assert (await transport.admin.counts(Source(queue))).dead_letter == 1
+
+
+async def test_an_expired_message_that_cannot_be_put_away_fails_no_wait(
+    transport: Transport, queue: Entity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver = transport.receiver(Source(queue))
+    run = receiver._script  # type: ignore[attr-defined]
+
+    async def out_of_memory(link: object, script: object, *rest: object) -> object:
+        if script is _scripts.EXPIRE:
+            raise TransportError("no room", FailureKind.UNAVAILABLE, FailureReason.QUOTA)
+        return await run(link, script, *rest)
+
+    monkeypatch.setattr(receiver, "_script", out_of_memory)
+    waiting = asyncio.create_task(receiver.receive(1, 0.2))
+    await asyncio.sleep(0.05)
+    old = (b"XADD", EntityKeys(queue).stream, b"1-1", b"t", b"1", b"b", b"gone")
+    await transport._context.control.call([old], Scope())  # type: ignore[attr-defined]
+    assert await waiting == []
+    await asyncio.sleep(LOCK)
+    assert await receiver.receive(1, 0) == []
     assert (await transport.admin.counts(Source(queue))).dead_letter == 1
 
 

@@ -220,10 +220,13 @@ async def test_the_measure_is_what_is_stored(transport: Transport) -> None:
 
 async def test_closing_a_sender_ends_its_batch(transport: Transport, queue: Entity, message: Make) -> None:
     sender = transport.sender(queue)
-    sending = asyncio.create_task(sender.send_batch([message() for _ in range(20_000)]))
-    await asyncio.sleep(0.02)
-    await sender.close()
-    outcomes = await sending
+    batch = [message() for _ in range(20_000)]
+
+    async def close_soon() -> None:
+        await asyncio.sleep(0.02)
+        await sender.close()
+
+    outcomes, _ = await asyncio.gather(sender.send_batch(batch), close_soon())
     assert outcomes[-1] is not None
     assert (outcomes[-1].reason, outcomes[-1].maybe_applied) == (FailureReason.CLOSED, False)
     sure = sum(outcome is None for outcome in outcomes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 
 import pytest
@@ -105,6 +106,13 @@ def test_a_bad_url_never_tells_its_password(rest: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         registry.transport(f"redis://alice:hunter2@{rest}")
     assert "hunter2" not in f"{caught.value!r} {caught.value} {caught.value.__cause__!r}"
+
+
+@pytest.mark.parametrize("password", ["hun?ter2", "h?hunter2&x", "x?HUNTER=2", "pa?hunter"])
+def test_an_unknown_option_that_may_be_a_piece_of_a_password_is_not_told(password: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        registry.transport(f"redis://alice:{password}@h:1/0")
+    assert not re.search("(?i)hunter|ter2", f"{caught.value!r} {caught.value} {caught.value.__cause__!r}")
 
 
 def test_secrets_stand_nowhere() -> None:

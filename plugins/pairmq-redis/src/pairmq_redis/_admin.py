@@ -8,7 +8,7 @@ import re
 from dataclasses import asdict, fields
 from typing import Any
 
-from pairmq.model import Delivery, Entity, EntityKind, Source
+from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Source, TransportError
 from pairmq.transport import Admin, QueueCounts, QueueProperties
 from pairmq_redis import _codec, _errors, _scripts
 from pairmq_redis._context import Context
@@ -20,6 +20,9 @@ from pairmq_redis._wire import Command, Reply
 
 DEFAULT_LOCK_DURATION = 60.0
 _DEFAULTS = QueueProperties(lock_duration=DEFAULT_LOCK_DURATION)
+MAX_SECONDS = 10**9
+"""Longest duration of a setting: thirty years, far from where Redis' own numbers end."""
+
 _SCAN_STEP = b"1000"
 
 
@@ -58,6 +61,8 @@ class RedisAdmin(Admin):
         """
         keys = EntityKeys(entity)
         asked = properties or _DEFAULTS
+        doing = f"create {entity}"
+        _check(asked, doing)
         if asked.lock_duration is None:
             asked = QueueProperties(**{**asdict(asked), "lock_duration": DEFAULT_LOCK_DURATION})
         lock_ms = max(math.ceil((asked.lock_duration or DEFAULT_LOCK_DURATION) * 1000), 1)
@@ -71,19 +76,16 @@ class RedisAdmin(Admin):
             json.dumps(asdict(asked)).encode(),
             QUEUE_GROUP,
         ]
-        doing = f"create {entity}"
-        made = await self._script(_scripts.CREATE, (keys.stream, keys.dead, keys.meta), arguments, doing)
-        await self._replicate(doing)
-        return bool(made)
+        all_keys = (keys.stream, keys.dead, keys.meta)
+        return bool(await self._script(_scripts.CREATE, all_keys, arguments, doing, replicate=True))
 
     async def create_subscription(self, topic: Entity, name: str) -> bool:
         """Make a subscription. A topic without any discards what it is sent, as there is nobody to keep it for."""
         source = SourceKeys(Source(topic, subscription=name))
         stream, dead, meta, _, _ = source.keys
         doing = f"create subscription {source.source}"
-        made = await self._script(_scripts.SUBSCRIBE, (stream, dead, meta), [source.group, QUEUE_GROUP], doing)
-        await self._replicate(doing)
-        return bool(made)
+        arguments = [source.group, QUEUE_GROUP]
+        return bool(await self._script(_scripts.SUBSCRIBE, (stream, dead, meta), arguments, doing, replicate=True))
 
     async def properties(self, entity: Entity) -> QueueProperties:
         keys = EntityKeys(entity)
@@ -114,7 +116,8 @@ class RedisAdmin(Admin):
         doing = "list the entities"
         cursor, found = b"0", set[bytes]()
         while True:
-            cursor, keys = await self._run(doing, (b"SCAN", cursor, b"MATCH", pattern, b"COUNT", _SCAN_STEP))
+            scan = (b"SCAN", cursor, b"MATCH", pattern, b"COUNT", _SCAN_STEP, b"TYPE", b"hash")
+            cursor, keys = await self._run(doing, scan)
             cursor = cursor if isinstance(cursor, bytes) else b"%d" % cursor
             found.update(keys)
             if cursor == b"0":
@@ -149,28 +152,22 @@ class RedisAdmin(Admin):
         the disk (see ``appendfsync``), nor that this server is still the master that other clients see.
         """
         keys = EntityKeys(entity)
-        doing = f"probe {entity}"
         kind = entity.kind.value.encode()
-        if not await self._script(_scripts.PROBE, (keys.stream, keys.meta), [kind], doing):
-            raise _errors.not_found(doing)
-        await self._replicate(doing)
+        await self._script(_scripts.PROBE, (keys.stream, keys.meta), [kind], f"probe {entity}", replicate=True)
 
     def is_system_entity(self, entity: Entity) -> bool:
         """Redis has no entities of its own, and this transport makes none: nothing is reserved."""
         return False
 
-    async def _replicate(self, doing: str) -> None:
-        wait = self._context.wait_command()
-        if wait is not None:
-            failed = self._context.replicated(await self._run(doing, wait), doing)
-            if failed is not None:
-                raise failed
-
     async def _run(self, doing: str, command: Command) -> Reply:
         return (await self._context.run(self._context.control, self._scope, [command], doing))[0]
 
-    async def _script(self, script: Script, keys: tuple[bytes, ...], arguments: list[bytes], doing: str) -> Reply:
-        return await self._context.script(self._context.control, self._scope, script, keys, arguments, doing)
+    async def _script(
+        self, script: Script, keys: tuple[bytes, ...], arguments: list[bytes], doing: str, *, replicate: bool = False
+    ) -> Reply:
+        return await self._context.script(
+            self._context.control, self._scope, script, keys, arguments, doing, replicate=replicate
+        )
 
     async def _source_script(self, script: Script, source: Source, doing: str, *arguments: bytes) -> Reply:
         keys = SourceKeys(source)
@@ -178,6 +175,25 @@ class RedisAdmin(Admin):
         if kind is not None and kind != source.entity.kind.value.encode():
             raise _errors.not_found(doing)
         return await self._script(script, keys.keys, [keys.mode, keys.group, b"", *arguments], doing)
+
+
+def _check(asked: QueueProperties, doing: str) -> None:
+    """Refuse settings that Redis can't keep to.
+
+    Raises:
+        TransportError: reason *malformed*; the text names the setting.
+    """
+    for name in ("lock_duration", "default_time_to_live"):
+        seconds = getattr(asked, name)
+        if seconds is not None and not 0 < seconds <= MAX_SECONDS:
+            raise _malformed(f"{doing}: {name} is {seconds!r}: seconds above 0 and at most {MAX_SECONDS}, or None")
+    count = asked.max_delivery_count
+    if count is not None and (count < 1 or count % 1):
+        raise _malformed(f"{doing}: max_delivery_count is {count!r}: a whole number from 1 on, or None")
+
+
+def _malformed(text: str) -> TransportError:
+    return TransportError(text, FailureKind.REFUSED, FailureReason.MALFORMED)
 
 
 def _settings_of(stored: bytes | None) -> QueueProperties:

@@ -45,7 +45,8 @@ class Context:
         try:
             replies = await link.call(commands, scope)
         except NotSent as error:
-            raise _errors.failure(error, doing) from error.cause
+            failed = _errors.failure(error, doing)
+            raise failed from failed.__cause__  # which is not always the driver's: that one may name the user
         for reply in replies:
             if isinstance(reply, BaseException):
                 failed = _errors.failure(reply, doing)
@@ -60,24 +61,44 @@ class Context:
         keys: Sequence[bytes],
         arguments: Sequence[bytes],
         doing: str,
+        *,
+        replicate: bool = False,
     ) -> Reply:
         """Run a script by its name, or by its text where the server does not know it yet.
 
+        Args:
+            link: the connection.
+            scope: ends this call when it closes.
+            script: which one.
+            keys: its keys.
+            arguments: its arguments.
+            doing: what is tried, in words.
+            replicate: wait for replicas where the URL asks for that, on the same connection, since ``WAIT`` is about
+                what its own connection wrote.
+
         Raises:
-            TransportError: as `run`.
+            TransportError: as `run`, or as `replicated`.
         """
         if self.closed or scope.closed:
             raise _errors.closed(doing)
         rest = (b"%d" % len(keys), *keys, *arguments)
+        wait = self.wait_command() if replicate else None
+        waits = [] if wait is None else [wait]
         try:
-            reply = (await link.call([(b"EVALSHA", script.sha, *rest)], scope))[0]
-            if _errors.is_unknown_script(reply):
-                reply = (await link.call([(b"EVAL", script.text, *rest)], scope))[0]
+            replies = await link.call([(b"EVALSHA", script.sha, *rest), *waits], scope)
+            if _errors.is_unknown_script(replies[0]):
+                replies = await link.call([(b"EVAL", script.text, *rest), *waits], scope)
         except NotSent as error:
-            raise _errors.failure(error, doing) from error.cause
+            failed = _errors.failure(error, doing)
+            raise failed from failed.__cause__
+        reply = replies[0]
         if isinstance(reply, BaseException):
             failed = _errors.failure(reply, doing)
             raise failed from failed.__cause__
+        if waits:
+            unsafe = self.replicated(replies[1], doing)
+            if unsafe is not None:
+                raise unsafe
         return reply
 
     def wait_command(self) -> Command | None:

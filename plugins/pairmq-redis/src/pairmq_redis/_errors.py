@@ -79,6 +79,7 @@ _ANSWERS: tuple[_Row, ...] = (
     _Row("UNKILLABLE", _BUSY, FailureReason.OTHER),
     _Row("NOENTITY", _REFUSED, FailureReason.NOT_FOUND, _NO_ENTITY),
     _Row("NOGROUP", _REFUSED, FailureReason.NOT_FOUND, _NO_ENTITY),
+    _Row("no such key", _REFUSED, FailureReason.NOT_FOUND, _NO_ENTITY),
     _Row("UNBLOCKED the stream key no longer exists", _REFUSED, FailureReason.NOT_FOUND, _NO_ENTITY),
     _Row("UNBLOCKED", _UNAVAILABLE, FailureReason.CONNECTION),  # it became a replica, or an operator did it
     _Row("The XGROUP subcommand requires the key", _REFUSED, FailureReason.NOT_FOUND, _NO_ENTITY),

@@ -36,6 +36,8 @@ MEMORY_CAPABILITIES = replace(CAPABILITIES, durable=False)
 """All that Redis does, but nothing outlives the process."""
 
 _OPEN_TIMEOUT = 5.0
+_BLOCK_AT = 6
+"""Where BLOCK stands in what a receiver waits with; elsewhere the word is a name or a body."""
 
 # What stores something on a client's behalf: these are refused, or lose their confirmation. Reading, completing and
 # abandoning go on, as they do on a server that is out of memory. So do dead-lettering and due schedules, which such a
@@ -170,7 +172,7 @@ class MemoryBroker:
             if wire not in self._wires:
                 return
             self._wires.discard(wire)
-            doable = [command for command in undone if b"BLOCK" not in command]
+            doable = [command for command in undone if not _is_blocking(command)]
             if self.fault.hanging:
                 self._late += doable
             elif self.fault.delay:
@@ -279,9 +281,8 @@ class MemoryWire:
     async def _wait_for_entries(self, command: Command) -> Reply:
         """XREADGROUP with BLOCK: read without it, and again whenever the stream may have got something."""
         loop = asyncio.get_running_loop()
-        at = list(command).index(b"BLOCK")
-        deadline = loop.time() + int(command[at + 1]) / 1000
-        plain = (*command[:at], *command[at + 2 :])
+        deadline = loop.time() + int(command[_BLOCK_AT + 1]) / 1000
+        plain = (*command[:_BLOCK_AT], *command[_BLOCK_AT + 2 :])
         try:
             self.waits_for = command[-2]
             while True:
@@ -366,4 +367,4 @@ def _stores(command: Command) -> bool:
 
 
 def _is_blocking(command: Command) -> bool:
-    return command[0] == b"XREADGROUP" and b"BLOCK" in command[:8]
+    return command[0] == b"XREADGROUP" and len(command) > _BLOCK_AT and command[_BLOCK_AT] == b"BLOCK"

@@ -39,7 +39,7 @@ from pairmq_redis._wire import Reply
 MAX_TAKE = 1000
 """Most messages of one call, so that no script runs long; the next call brings more."""
 
-MAX_BLOCKED = 20
+MAX_BLOCKED = 8
 """Most messages that a wait ends with: they come in one reply of unknown size, and more are had at once."""
 
 MAX_DESCRIPTION = 1024
@@ -54,9 +54,10 @@ _SETTLE_CHUNK = 500
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Token:
-    """What settles a delivery: the entry's id, and the receiver that it was given to."""
+    """What settles a delivery: the entry's id, which of its deliveries it is, and the receiver that got it."""
 
     id: bytes
+    count: int
     owner: RedisReceiver
 
 
@@ -184,11 +185,11 @@ class RedisReceiver(Receiver):
             try:
                 message = _codec.decode_leniently(fields) if dead else _codec.decode(fields)
             except _codec.MalformedEntry as problem:
-                malformed.append([id_, b"malformed", str(problem).encode(errors="replace")])
+                malformed.append([id_, b"%d" % count, b"malformed", str(problem).encode(errors="replace")])
                 continue
             given[id_] = until_ms
             deliveries.append(
-                delivery_of(id_, message, fields, _Token(id_, self), count=count, locked_until=locked_until)
+                delivery_of(id_, message, fields, _Token(id_, count, self), count=count, locked_until=locked_until)
             )
         for arguments in malformed:
             if not await self._put_away(_scripts.DEAD_LETTER, arguments):
@@ -248,17 +249,21 @@ class RedisReceiver(Receiver):
         return outcomes
 
     async def _complete_chunk(self, deliveries: Sequence[Delivery]) -> list[TransportError | None]:
-        ids = [self._id(delivery) for delivery in deliveries]
-        known = [id_ for id_ in ids if id_ is not None]
+        tokens = [self._token(delivery) for delivery in deliveries]
+        arguments = [part for token in tokens if token is not None for part in (token.id, b"%d" % token.count)]
         try:
-            done = await self._settle(_scripts.COMPLETE, known) if known else []
+            done = await self._settle(_scripts.COMPLETE, arguments) if arguments else []
         except TransportError as error:
             return [error] * len(deliveries)
         answers = iter(done)
-        settled = [id_ is not None and next(answers) == 1 for id_ in ids]
-        for id_ in known:
-            self._given.pop(id_, None)
-        return [None if ok else _errors.lock_lost(self._settling) for ok in settled]
+        outcomes: list[TransportError | None] = []
+        for token in tokens:
+            if token is not None and next(answers) == 1:
+                self._given.pop(token.id, None)
+                outcomes.append(None)
+            else:
+                outcomes.append(_errors.lock_lost(self._settling))
+        return outcomes
 
     async def abandon(self, delivery: Delivery) -> None:
         await self._settle_one(_scripts.ABANDON, delivery)
@@ -274,24 +279,23 @@ class RedisReceiver(Receiver):
         await self._settle_one(_scripts.DEAD_LETTER, delivery, *(text.encode(errors="replace") for text in texts))
 
     async def renew_lock(self, delivery: Delivery) -> Delivery:
-        id_ = self._id(delivery)
+        token = self._token(delivery)
         asked_at_ms = time.time() * 1000
-        renewed = await self._settle(_scripts.RENEW, [id_]) if id_ is not None else 0
-        if id_ is None or not renewed or renewed == b"0":
+        if token is None or not await self._settle(_scripts.RENEW, [token.id, b"%d" % token.count]):
             raise _errors.lock_lost(self._settling)
         until_ms = asked_at_ms + self._lock_ms
-        self._given[id_] = until_ms
+        self._given[token.id] = until_ms
         return replace(delivery, locked_until=_codec.instant(until_ms))
 
-    def _id(self, delivery: Delivery) -> bytes | None:
+    def _token(self, delivery: Delivery) -> _Token | None:
         token = delivery.lock_token
-        return token.id if isinstance(token, _Token) and token.owner is self else None
+        return token if isinstance(token, _Token) and token.owner is self else None
 
     async def _settle_one(self, script: Script, delivery: Delivery, *arguments: bytes) -> None:
-        id_ = self._id(delivery)
-        if id_ is None or not await self._settle(script, [id_, *arguments]):
+        token = self._token(delivery)
+        if token is None or not await self._settle(script, [token.id, b"%d" % token.count, *arguments]):
             raise _errors.lock_lost(self._settling)
-        self._given.pop(id_, None)
+        self._given.pop(token.id, None)
 
     async def _settle(self, script: Script, arguments: Sequence[bytes]) -> Reply:
         return await self._script(self._context.control, script, arguments, self._settling)

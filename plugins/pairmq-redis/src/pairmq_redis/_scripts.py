@@ -30,6 +30,13 @@ def _script(*parts: str) -> Script:
     return Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())
 
 
+_TOLD = """
+-- What an error that redis.pcall gave says; nil when it gave none. Not every server has it as a string.
+local function told(reply)
+  if type(reply) == 'table' and reply.err then return tostring(reply.err) end
+end
+"""
+
 _SOURCE = """
 local stream, dead, meta, due, waiting = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local mode, group, me = ARGV[1], ARGV[2], ARGV[3]
@@ -89,11 +96,17 @@ local function drop(ids)
   end
 end
 
+-- The first fields of an entry, which are all that a message of PairMQ has: Lua can't pass on thousands.
+local function head(fields)
+  local first = {}
+  for i = 1, math.min(#fields, 2000) do first[i] = fields[i] end
+  return first
+end
+
 -- Move an entry to the dead-letter stream. The marks stand after the raw fields, so that they win over
 -- forged ones.
 local function bury(id, fields, reason, description, count)
-  local entry = {}
-  for i, field in ipairs(fields) do entry[i] = field end
+  local entry = head(fields)
   local marks = {'!reason', reason, '!description', description, '!at', num(now), '!id', id, '!count', num(count)}
   for _, mark in ipairs(marks) do entry[#entry + 1] = mark end
   redis.call('XADD', dead, '*', unpack(entry))
@@ -119,11 +132,22 @@ local function expire(id, fields, count)
   end
 end
 
--- The pending record of an entry if this consumer holds its lock, else nil.
-local function held(id)
+-- The pending record of an entry if this consumer holds its lock, else nil. The count tells which of its deliveries
+-- is meant: a stale one settles nothing.
+local function held(id, count)
   local pending = redis.call('XPENDING', stream, group, id, id, 1, me)[1]
-  if pending and pending[3] < lock then return pending end
+  if pending and pending[3] < lock and pending[4] == tonumber(count) then return pending end
 end
+
+-- XINFO's about this group, or nil.
+local function group_info()
+  if redis.call('EXISTS', stream) == 0 then return nil end
+  for _, flat in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+    local found = info(flat)
+    if found['name'] == group then return found end
+  end
+end
+local nobody = redis.error_reply('NOENTITY no such queue or subscription')
 
 -- Give an entry back: 'returned' holds it with a lock that ended in 1970, so that the next receiver takes it.
 local function give_back(id, count)
@@ -132,6 +156,7 @@ end
 """
 
 TAKE = _script(
+    _TOLD,
     _SOURCE,
     """
 -- ARGV: 4 how many; 5 no lock ends before this instant, as the last take told (0: look); 6 poll interval in ms;
@@ -141,10 +166,12 @@ local want, sweep_at, poll = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV
 local out = {}
 
 -- Large messages come fewer at a time, so that a reply stays near 8 MB, whatever was asked for.
-local room, used = 8388608, 0
+local room, used, largest = 8388608, 0, 1
 local function hand_out(id, count, fields)
   out[#out + 1] = {id, count, fields}
-  for _, field in ipairs(fields) do used = used + #field end
+  local size = 0
+  for _, field in ipairs(fields) do size = size + #field end
+  used, largest = used + size, math.max(largest, size)
 end
 
 -- 1. Scheduled messages whose time has come join the stream. Where they can't (out of memory, or the stream is gone)
@@ -156,8 +183,9 @@ if mode ~= 'dead' then
     local id = ms .. '-' .. seq
     local found = redis.call('XRANGE', waiting, id, id)[1]
     if found then
-      local added = redis.pcall('XADD', stream, 'NOMKSTREAM', '*', unpack(found[2]))
-      if type(added) == 'table' and added.err and not string.find(added.err, 'OOM', 1, true) then return added end
+      local added = redis.pcall('XADD', stream, 'NOMKSTREAM', '*', unpack(head(found[2])))
+      local problem = told(added)
+      if problem and not string.find(problem, 'OOM', 1, true) then return redis.error_reply(problem) end
       stuck = type(added) ~= 'string'
       if stuck then break end
     end
@@ -212,8 +240,8 @@ if sweep then
 end
 
 -- 4. New ones. Those that expired unread make room for more, up to a bound, since nobody else is served meanwhile.
--- The first few tell how large the others may be.
-local step, spent, more = 4, 0, false
+-- Few at a time, since what is read is handed out: one small message does not tell how large the next ones are.
+local step, spent, more = 1, 0, false
 while #out < want and used < room do
   if spent >= 1000 then
     more = true
@@ -232,8 +260,7 @@ while #out < want and used < room do
     end
   end
   if #fresh < count then break end
-  step = 250
-  if #out > 0 then step = math.max(1, math.min(250, math.floor((room - used) / (used / #out)))) end
+  step = math.max(1, math.min(2 * step, 8, math.floor((room - used) / largest)))
 end
 
 -- 5. Dead receivers' names go once nothing is pending for them; a living one's name comes back by itself.
@@ -254,15 +281,15 @@ end
 return {num(now), num(sweep_at), num(next_at), num(lock), more and 1 or 0, out}
 """,
 )
-"""Give a receiver its next messages: now, next sweep, next event, lock duration (ms), 1 when more expired ones are to be
-put away first, entries (id, count, fields)."""
+"""Give a receiver its next messages: now, next sweep, next event, lock duration (ms), 1 when more expired ones
+are to be put away first, entries (id, count, fields)."""
 
 COMPLETE = _script(
     _SOURCE,
     """
 local done, answer = {}, {}
-for i = 4, #ARGV do
-  if held(ARGV[i]) then
+for i = 4, #ARGV, 2 do
+  if held(ARGV[i], ARGV[i + 1]) then
     done[#done + 1] = ARGV[i]
     answer[#answer + 1] = 1
   else
@@ -273,12 +300,12 @@ drop(done)
 return answer
 """,
 )
-"""Remove deliveries; 1 for each that was held, else 0."""
+"""Remove deliveries (id and count of each); 1 for each that was held, else 0."""
 
 ABANDON = _script(
     _SOURCE,
     """
-local pending = held(ARGV[4])
+local pending = held(ARGV[4], ARGV[5])
 if not pending then return 0 end
 if mode ~= 'dead' and max and pending[4] >= max then
   local entry = redis.call('XRANGE', stream, ARGV[4], ARGV[4])[1]
@@ -297,11 +324,11 @@ return 1
 DEAD_LETTER = _script(
     _SOURCE,
     """
-local pending = held(ARGV[4])
+local pending = held(ARGV[4], ARGV[5])
 if not pending then return 0 end
 local entry = redis.call('XRANGE', stream, ARGV[4], ARGV[4])[1]
 if not entry then return 0 end
-bury(ARGV[4], entry[2], ARGV[5], ARGV[6], pending[4])
+bury(ARGV[4], entry[2], ARGV[6], ARGV[7], pending[4])
 return 1
 """,
 )
@@ -311,7 +338,7 @@ EXPIRE = _script(
     _SOURCE,
     """
 for i = 4, #ARGV do
-  local entry = held(ARGV[i]) and redis.call('XRANGE', stream, ARGV[i], ARGV[i])[1]
+  local entry = held(ARGV[i], 1) and redis.call('XRANGE', stream, ARGV[i], ARGV[i])[1]
   if entry then expire(ARGV[i], entry[2], 0) end
 end
 return 1
@@ -322,8 +349,8 @@ return 1
 RENEW = _script(
     _SOURCE,
     """
-if not held(ARGV[4]) then return 0 end
-redis.call('XCLAIM', stream, group, me, 0, ARGV[4], 'JUSTID')
+if not held(ARGV[4], ARGV[5]) then return 0 end
+if #redis.call('XCLAIM', stream, group, me, 0, ARGV[4], 'JUSTID') == 0 then return 0 end  -- the entry is gone
 return num(now)
 """,
 )
@@ -346,15 +373,9 @@ return 1
 COUNT = _script(
     _SOURCE,
     """
-local pending = 0
-local last = '0-0'
-for _, flat in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
-  local found = info(flat)
-  if found['name'] == group then
-    pending = found['pending']
-    last = found['last-delivered-id']
-  end
-end
+local this = group_info()
+if not this then return nobody end
+local pending, last = this['pending'], this['last-delivered-id']
 -- XPENDING takes IDLE 0 for no limit at all, which a lock never is.
 local free = 0
 if pending > 0 then free = #redis.call('XPENDING', stream, group, 'IDLE', num(lock), '-', '+', pending) end
@@ -386,6 +407,8 @@ PEEK = _script(
     _SOURCE,
     """
 local want = tonumber(ARGV[4])
+local this = group_info()
+if not this then return nobody end
 if mode ~= 'topic' then return redis.call('XRANGE', stream, '-', '+', 'COUNT', want) end
 local out = {}
 for _, pending in ipairs(redis.call('XPENDING', stream, group, '-', '+', want)) do
@@ -393,13 +416,8 @@ for _, pending in ipairs(redis.call('XPENDING', stream, group, '-', '+', want)) 
   if entry then out[#out + 1] = entry end
 end
 if #out < want then
-  for _, flat in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
-    local found = info(flat)
-    if found['name'] == group then
-      local from = '(' .. found['last-delivered-id']
-      for _, entry in ipairs(redis.call('XRANGE', stream, from, '+', 'COUNT', want - #out)) do out[#out + 1] = entry end
-    end
-  end
+  local from = '(' .. this['last-delivered-id']
+  for _, entry in ipairs(redis.call('XRANGE', stream, from, '+', 'COUNT', want - #out)) do out[#out + 1] = entry end
 end
 return out
 """,
@@ -441,7 +459,27 @@ return purged
 )
 """Delete all that a source holds, locked or not; a topic's scheduled messages belong to all subscriptions and stay."""
 
+_GROUPS = """
+-- The error when a key holds something else than a stream, so that nothing is made by halves.
+local function foreign(key)
+  local kind = redis.call('TYPE', key)
+  if type(kind) == 'table' then kind = kind.ok end
+  if kind ~= 'none' and kind ~= 'stream' then
+    return redis.error_reply('WRONGTYPE Operation against a key holding the wrong kind of value')
+  end
+end
+
+-- Make a consumer group, and its stream where there is none; the error if it can't be.
+local function group(key, name, from)
+  local made = redis.pcall('XGROUP', 'CREATE', key, name, from, 'MKSTREAM')
+  local problem = told(made)
+  if problem and not string.find(problem, 'BUSYGROUP', 1, true) then return redis.error_reply(problem) end
+end
+"""
+
 CREATE = _script(
+    _TOLD,
+    _GROUPS,
     """
 -- KEYS: stream, dead, meta; ARGV: kind, lock ms, max, ttl, bury, settings as JSON, group
 local clock = redis.call('TIME')
@@ -450,20 +488,24 @@ if kind and kind ~= ARGV[1] then
   return redis.error_reply('OTHERKIND the name belongs to a ' .. kind)
 end
 if kind and (kind == 'topic' or redis.call('EXISTS', KEYS[1]) == 1) then return 0 end
+local problem = foreign(KEYS[1]) or foreign(KEYS[2])
+if problem then return problem end
+if ARGV[1] == 'queue' then
+  problem = group(KEYS[1], ARGV[7], '0') or group(KEYS[2], ARGV[7], '0')
+  if problem then return problem end
+end
 redis.call('HSET', KEYS[3], 'kind', ARGV[1], 'lock', ARGV[2], 'bury', ARGV[5], 'settings', ARGV[6],
   'created', clock[1])
 if ARGV[3] ~= '' then redis.call('HSET', KEYS[3], 'max', ARGV[3]) end
 if ARGV[4] ~= '' then redis.call('HSET', KEYS[3], 'ttl', ARGV[4]) end
-if ARGV[1] == 'queue' then
-  redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[7], '0', 'MKSTREAM')
-  redis.pcall('XGROUP', 'CREATE', KEYS[2], ARGV[7], '0', 'MKSTREAM')
-end
 return 1
-"""
+""",
 )
 """Make a queue with its dead-letter queue, or a topic, whose stream comes with its first subscription."""
 
 SUBSCRIBE = _script(
+    _TOLD,
+    _GROUPS,
     """
 -- KEYS: stream, the subscription's dead, meta; ARGV: subscription, group of dead-letter streams
 if redis.call('HGET', KEYS[3], 'kind') ~= 'topic' then return redis.error_reply('NOENTITY no such topic') end
@@ -474,10 +516,9 @@ if redis.call('EXISTS', KEYS[1]) == 1 then
     end
   end
 end
-redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], '$', 'MKSTREAM')
-redis.pcall('XGROUP', 'CREATE', KEYS[2], ARGV[2], '0', 'MKSTREAM')
-return 1
-"""
+local problem = foreign(KEYS[1]) or foreign(KEYS[2]) or group(KEYS[2], ARGV[2], '0') or group(KEYS[1], ARGV[1], '$')
+return problem or 1
+""",
 )
 """Make a subscription, which sees what is sent from now on."""
 
@@ -528,16 +569,17 @@ PROBE = _script(
 -- KEYS: stream, meta; ARGV: kind
 -- A message is written to the very stream and taken out in the same step: waiting readers are served only
 -- after a script.
-if redis.call('HGET', KEYS[2], 'kind') ~= ARGV[1] then return 0 end
+local missing = redis.error_reply('NOENTITY no such queue or topic')
+if redis.call('HGET', KEYS[2], 'kind') ~= ARGV[1] then return missing end
 if redis.call('EXISTS', KEYS[1]) == 0 then
   if ARGV[1] == 'topic' then
     redis.call('HSET', KEYS[2], 'probed', redis.call('TIME')[1])
     return 1
   end
-  return 0
+  return missing
 end
 redis.call('XDEL', KEYS[1], redis.call('XADD', KEYS[1], '*', 'b', ''))
 return 1
 """
 )
-"""Prove that the entity takes writes; 0 when there is no such entity."""
+"""Prove that the entity takes writes."""

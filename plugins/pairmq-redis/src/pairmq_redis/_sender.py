@@ -56,7 +56,8 @@ class RedisSender(Sender):
         try:
             replies = await self._context.sending.call(commands, self._scope)
         except NotSent as error:
-            raise _errors.failure(error, self._doing) from error.cause
+            unsent = _errors.failure(error, self._doing)
+            raise unsent from unsent.__cause__
         failed = self._outcome(replies[0])
         if failed is None and replies[0] is None:
             failed = await self._why_missing()

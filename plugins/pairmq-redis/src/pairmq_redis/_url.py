@@ -177,8 +177,10 @@ def _options(parts: SplitResult, scheme: str, known: tuple[str, ...]) -> dict[st
     found: dict[str, str] = {}
     for key, value in parse_qsl(parts.query, keep_blank_values=True):
         if key not in known:
+            # A password with a question mark in it ends up here.
+            shown = f" {key!r}" if re.fullmatch(r"[a-z_]{1,40}", key) and "@" not in parts.query else ""
             raise ConfigurationError(
-                f"the {scheme}:// URL has the unknown option {key[:40]!r}: known are {', '.join(sorted(known))}"
+                f"the {scheme}:// URL has an unknown option{shown}: known are {', '.join(sorted(known))}"
             )
         if key in found:
             raise ConfigurationError(f"the {scheme}:// URL has the option {key!r} twice")
