@@ -1,12 +1,21 @@
 #!/bin/sh
-# Make sure the system programs that the tests start are there.
+# Make sure the system programs that the tests start are there: redis-server, and openssl for certificates.
+# Debian's packages have the programs' names.
 set -eu
 cd "$(dirname "$0")/.."
 
-command -v redis-server >/dev/null 2>&1 && exit 0
+missing() {
+    for program in redis-server openssl; do
+        command -v "$program" >/dev/null 2>&1 || printf ' %s' "$program"
+    done
+}
+
+wanted=$(missing)
+[ -n "$wanted" ] || exit 0
 
 status=0
-scripts/apt-install.sh redis-server || status=$?
+# shellcheck disable=SC2086  # a list of words
+scripts/apt-install.sh $wanted || status=$?
 if [ "$status" -eq 0 ]; then
     # The tests start their own servers on free ports; Debian's own service stays off, after a reboot too.
     if [ -d /run/systemd/system ]; then
@@ -14,17 +23,17 @@ if [ "$status" -eq 0 ]; then
         [ "$(id -u)" -eq 0 ] || sudo="sudo -n"
         $sudo systemctl disable --quiet --now redis-server.service || true
     fi
-    command -v redis-server >/dev/null 2>&1 && exit 0
-    echo "error: installed redis-server, but it is not on PATH ($PATH)." >&2
+    left=$(missing)
+    [ -n "$left" ] || exit 0
+    echo "error: installed, but not on PATH:$left ($PATH)." >&2
     exit 1
 fi
 [ "$status" -eq 2 ] || exit "$status"
 
-echo "error: redis-server is missing: the tests start it, and this user may not install it." >&2
+echo "error: missing:$wanted: the tests start them, and this user may not install them." >&2
 if command -v apt-get >/dev/null 2>&1; then
-    echo "       Run: sudo apt-get install -y redis-server" >&2
+    echo "       Run: sudo apt-get install -y$wanted" >&2
 else
-    echo "       Install Redis 6.2 or newer with this system's package manager, so that" >&2
-    echo "       redis-server is on PATH." >&2
+    echo "       Install them with this system's package manager, so that they are on PATH." >&2
 fi
 exit 1

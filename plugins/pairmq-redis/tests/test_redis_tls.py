@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,6 @@ from pairmq_redis.testing import RedisServer
 
 pytestmark = [
     pytest.mark.real_server,
-    pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make certificates"),
 ]
 QUEUE = Entity("orders")
 
