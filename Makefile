@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 UPGRADE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo test soak bench-idle check docs format lock clean
+.PHONY: help setup system demo test soak bench-idle bench-send check docs format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ soak: setup system ## the long tests: a file of a million lines through an outag
 
 bench-idle: setup system ## processor time of an idle pair with a syphon (ARGS=--json)
 	@$(BIN)/python benchmarks/idle_cost.py $(ARGS)
+
+bench-send: setup system ## a healthy send beside redis-py alone (ARGS=--json)
+	@$(BIN)/python benchmarks/healthy_send.py $(ARGS)
 
 docs: setup ## write the generated parts of the reference from the code
 	@$(BIN)/python scripts/generate_docs.py
