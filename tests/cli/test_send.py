@@ -84,9 +84,25 @@ def test_an_id_prefix_makes_the_same_ids_in_every_run(cli, brokers, primary) -> 
 @pytest.mark.usefixtures("orders")
 def test_what_all_messages_share_is_sent_along(cli, brokers, primary) -> None:
     shared = ["--session-id", "s1", "--content-type", "text/plain", "--ttl", "1h"]
+    shared += ["--content-encoding", "gzip", "--priority", "0"]
     assert cli("send", "-e", "orders", *shared, *brokers, stdin=b"a").status == 0
     record = json.loads(cli("receive", "-e", "orders", "--max", "1", "--json", *primary).out)
     assert (record["session_id"], record["content_type"], record["time_to_live"]) == ("s1", "text/plain", 3600.0)
+    assert (record["content_encoding"], record["priority"]) == ("gzip", 0)
+
+
+@pytest.mark.usefixtures("orders")
+def test_what_is_not_given_is_not_sent(cli, brokers, primary) -> None:
+    assert cli("send", "-e", "orders", *brokers, stdin=b"a").status == 0
+    record = json.loads(cli("receive", "-e", "orders", "--max", "1", "--json", *primary).out)
+    assert {"content_type", "content_encoding", "priority"}.isdisjoint(record)
+
+
+@pytest.mark.parametrize("value", ["-1", "256", "high", ""])
+def test_a_priority_out_of_its_range_is_bad_usage(cli, brokers, value: str) -> None:
+    ended = cli("send", "-e", "orders", f"--priority={value}", *brokers, stdin=b"a")
+    assert ended.status == 2
+    assert "--priority" in ended.err
 
 
 def test_lines_that_no_broker_took_are_named_and_kept(cli, brokers, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import example, given
 
 from pairmq.core import ALIASES, Diversion, divert, elapsed_time_to_live, reserved_properties, restore
-from pairmq.model import MAX_TIME_TO_LIVE, Entity, EntityKind, EnvelopeError, Message
+from pairmq.model import MAX_PRIORITY, MAX_TIME_TO_LIVE, Entity, EntityKind, EnvelopeError, Message
 
 AT = datetime(2025, 3, 4, 5, 6, 7, 890123, UTC)
 DIVERSION = Diversion(Entity("orders"), AT, "sender-1", 7)
@@ -23,13 +24,26 @@ FULL = Message(
     time_to_live=0.000001,
     scheduled_enqueue_at=AT + timedelta(days=1),
     content_type="text/plain",
+    content_encoding="gzip",
     correlation_id="c",
     subject="s",
     to="t",
     reply_to="r",
     reply_to_session_id="rs",
     partition_key="s-1",
-    application_properties={"b": True, "i": 1, "f": 1.0, "x": b"1", "t": "1", "u": UUID(int=1), "d": AT},
+    priority=0,
+    application_properties={
+        "b": True,
+        "i": 1,
+        "f": 1.0,
+        "x": b"1",
+        "t": "1",
+        "u": UUID(int=1),
+        "d": AT,
+        "n": None,
+        "m": Decimal("1.10"),
+        "s": (1, True, ({"k": 1.0},)),
+    },
 )
 
 # ------------------------------------------------------------------------------------------------------- strategies
@@ -40,7 +54,12 @@ zones = st.builds(timezone, st.timedeltas(timedelta(hours=-23, minutes=-59), tim
 # Any zone's instants of these years are instants of the years 1 to 9999 in UTC too.
 first, last = datetime.fromisoformat("0001-01-03"), datetime.fromisoformat("9999-12-29")
 instants = st.datetimes(first, last, timezones=st.just(UTC) | zones)
-values = st.one_of(
+decimals = st.builds(
+    lambda mantissa, scale: Decimal(f"{mantissa}E-{scale}"), st.integers(-(2**31), 2**31 - 1), st.integers(0, 255)
+)
+flat_values = st.one_of(
+    st.none(),
+    decimals,
     texts,
     st.binary(max_size=40),
     st.booleans(),
@@ -48,6 +67,14 @@ values = st.one_of(
     st.floats(allow_nan=False, allow_infinity=False),
     instants,
     st.uuids(),
+)
+# Six leaves at most: they never reach the depth that a message refuses.
+values = st.recursive(
+    flat_values,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.dictionaries(ids, inner, max_size=3)
+    ),
+    max_leaves=6,
 )
 keys = ids.filter(lambda key: key not in ALIASES)
 times_to_live = st.one_of(
@@ -67,12 +94,14 @@ def messages(draw: st.DrawFn) -> Message:
         time_to_live=draw(st.none() | times_to_live),  # type: ignore[arg-type]
         scheduled_enqueue_at=draw(st.none() | instants),
         content_type=draw(st.none() | texts),
+        content_encoding=draw(st.none() | texts),
         correlation_id=draw(st.none() | texts),
         subject=draw(st.none() | texts),
         to=draw(st.none() | texts),
         reply_to=draw(st.none() | texts),
         reply_to_session_id=draw(st.none() | ids),
         partition_key=draw(st.none() | (ids if session is None else st.just(session))),
+        priority=draw(st.none() | st.integers(0, MAX_PRIORITY)),
         application_properties=draw(st.dictionaries(keys, values, max_size=6)),
     )
 
@@ -96,11 +125,17 @@ diversions = st.builds(
 
 def typed(message: Message) -> list[Any]:
     """All field and property values with their types, which `==` does not compare: True == 1 == 1.0."""
-    shown: list[Any] = [
-        (f.name, type(getattr(message, f.name)), getattr(message, f.name)) for f in fields(message)[:-1]
+    return [(f.name, typed_value(getattr(message, f.name))) for f in fields(message)[:-1]] + [
+        (name, typed_value(value)) for name, value in message.application_properties.items()
     ]
-    properties = message.application_properties
-    return [*shown, {name: (type(value), value) for name, value in properties.items()}]
+
+
+def typed_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return dict, [(name, typed_value(entry)) for name, entry in value.items()]
+    if isinstance(value, tuple):
+        return tuple, [typed_value(entry) for entry in value]
+    return type(value), value.as_tuple() if isinstance(value, Decimal) else value
 
 
 # ------------------------------------------------------------------------------------------------------- round trip
@@ -109,6 +144,8 @@ def typed(message: Message) -> list[Any]:
 @given(messages(), diversions)
 @example(FULL, DIVERSION)
 @example(Message(), DIVERSION)
+@example(Message(priority=0), DIVERSION)
+@example(Message(priority=255), DIVERSION)
 @example(Message(time_to_live=MAX_TIME_TO_LIVE), DIVERSION)
 @example(Message(time_to_live=0.1 + 0.2), DIVERSION)
 @example(Message(scheduled_enqueue_at=datetime(1, 1, 1, tzinfo=UTC)), DIVERSION)
@@ -131,7 +168,8 @@ def test_what_the_envelope_adds_comes_back(message: Message, diversion: Diversio
 @given(messages(), diversions)
 def test_nothing_acts_on_a_message_while_it_is_in_the_backlog(message: Message, diversion: Diversion):
     parked = divert(message, diversion)
-    assert (parked.session_id, parked.time_to_live, parked.scheduled_enqueue_at) == (None, None, None)
+    acting = (parked.session_id, parked.time_to_live, parked.scheduled_enqueue_at, parked.priority)
+    assert acting == (None, None, None, None)
 
 
 @given(messages(), diversions)
@@ -150,7 +188,7 @@ def test_diverting_leaves_the_message_as_it_was(message: Message, diversion: Div
 @given(messages(), diversions)
 def test_all_else_travels_as_it_is(message: Message, diversion: Diversion):
     parked = divert(message, diversion)
-    cleared = {"session_id", "time_to_live", "scheduled_enqueue_at", "application_properties"}
+    cleared = {"session_id", "time_to_live", "scheduled_enqueue_at", "priority", "application_properties"}
     kept = [f.name for f in fields(message) if f.name not in cleared]
     assert [getattr(parked, name) for name in kept] == [getattr(message, name) for name in kept]
     assert {
@@ -169,6 +207,7 @@ def test_the_envelope_reads_as_published():
         "x-pairmq-sender": "sender-1",
         "x-pairmq-sequence": "7",
         "x-pairmq-maybe-duplicate": "true",
+        "x-pairmq-priority": "0",
     }
 
 
@@ -188,6 +227,13 @@ def test_only_what_a_message_has_stands_in_its_envelope():
 def test_a_time_to_live_is_a_plain_decimal(seconds: float, text: str):
     parked = divert(Message(time_to_live=seconds), DIVERSION)
     assert parked.application_properties["x-ms-timetolive"] == text
+
+
+@pytest.mark.parametrize("priority", range(256))
+def test_a_priority_is_a_plain_number(priority: int):
+    parked = divert(Message(priority=priority), DIVERSION)
+    assert parked.application_properties["x-pairmq-priority"] == str(priority)
+    assert restore(parked)[0].priority == priority
 
 
 @given(instants)
@@ -225,7 +271,7 @@ def test_a_message_is_not_diverted_twice():
 
 GOOD = dict(divert(FULL, replace(DIVERSION, maybe_duplicate=True)).application_properties)
 REQUIRED = ("x-ms-path", "x-pairmq-diverted-at", "x-pairmq-sender", "x-pairmq-sequence")
-NOT_TEXT: tuple[Any, ...] = (True, False, 1, 0, 1.5, b"1", b"", AT, UUID(int=0))
+NOT_TEXT: tuple[Any, ...] = (True, False, 1, 0, 1.5, b"1", b"", AT, UUID(int=0), None, Decimal(1), ("1",), {"1": "1"})
 BAD_TEXT: dict[str, tuple[str, ...]] = {
     "x-ms-path": (
         "",
@@ -265,6 +311,25 @@ BAD_TEXT: dict[str, tuple[str, ...]] = {
     "x-pairmq-sender": ("",),
     "x-pairmq-sequence": ("", "-1", "+1", "1.0", "1e3", "nan", "inf", " 1", "1\n", "٣", "1_000", "0x1", "9" * 20),
     "x-pairmq-maybe-duplicate": ("", "false", "True", "1", "true "),
+    "x-pairmq-priority": (
+        "",
+        "256",
+        "999",
+        "-1",
+        "-0",
+        "+1",
+        "00",
+        "01",
+        "1.0",
+        "1e1",
+        "0x1",
+        " 1",
+        "1\n",
+        "1_0",
+        "٣",
+        "\uff11",
+        "9" * 400,
+    ),
     "x-ms-sessionid": ("", "s" * 129, "another than the partition key"),
     "x-ms-timetolive": (
         "",
@@ -376,7 +441,7 @@ def test_one_forged_alias_raises_envelope_error_or_nothing(alias: str, value: An
 
 @given(st.text(st.characters(categories=["Nd", "P"]), max_size=20))
 def test_digits_of_other_scripts_are_no_numbers(text: str):
-    for alias in ("x-ms-timetolive", "x-pairmq-sequence"):
+    for alias in ("x-ms-timetolive", "x-pairmq-sequence", "x-pairmq-priority"):
         try:
             restore(with_alias(alias, text))
         except EnvelopeError:
@@ -386,7 +451,7 @@ def test_digits_of_other_scripts_are_no_numbers(text: str):
 
 def test_an_envelopes_words_override_what_the_backlog_broker_says():
     parked = divert(Message(b"x"), DIVERSION)
-    received = replace(parked, session_id="the broker's", time_to_live=5.0, scheduled_enqueue_at=AT)
+    received = replace(parked, session_id="the broker's", time_to_live=5.0, scheduled_enqueue_at=AT, priority=9)
     restored, _ = restore(received)
     assert restored == Message(b"x")
 

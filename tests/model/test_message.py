@@ -8,20 +8,21 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields, replace
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
-from enum import StrEnum
+from decimal import Decimal
+from enum import IntEnum, StrEnum
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple, get_type_hints
 from uuid import UUID
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from pairmq.model import MAX_ID_LENGTH, MAX_TIME_TO_LIVE, Message
+from pairmq.model import MAX_ID_LENGTH, MAX_NESTING, MAX_TIME_TO_LIVE, Message
 
 AT = datetime(2025, 3, 4, 5, 6, 7, 890123, UTC)
 IDS = ("message_id", "session_id", "reply_to_session_id", "partition_key")
-TEXTS = ("content_type", "correlation_id", "subject", "to", "reply_to")
+TEXTS = ("content_type", "content_encoding", "correlation_id", "subject", "to", "reply_to")
 FULL = Message(
     body=b"\x00\xff",
     message_id="m",
@@ -29,19 +30,41 @@ FULL = Message(
     time_to_live=1.5,
     scheduled_enqueue_at=AT,
     content_type="a/b",
+    content_encoding="gzip",
     correlation_id="c",
     subject="sub",
     to="to",
     reply_to="r",
     reply_to_session_id="rs",
     partition_key="s",
-    application_properties={"t": "x", "y": b"x", "b": True, "i": 1, "f": 1.0, "d": AT, "u": UUID(int=7)},
+    priority=7,
+    application_properties={
+        "t": "x",
+        "y": b"x",
+        "b": True,
+        "i": 1,
+        "f": 1.0,
+        "d": AT,
+        "u": UUID(int=7),
+        "n": None,
+        "m": Decimal("1.10"),
+        "s": (1, "a", (), {}),
+        "o": {"a": None, "b": (Decimal(0), {"c": AT})},
+    },
 )
 MESSAGES = pytest.mark.parametrize("message", [FULL, Message()], ids=["full", "empty"])
 
 
 def with_field(name: str, value: Any) -> Any:
     return getattr(Message(**{name: value}), name)
+
+
+def nest(levels: int, innermost: Any = (), *, of: str = "list") -> Any:
+    """So many sequences or mappings in one another around something."""
+    value = innermost
+    for _ in range(levels):
+        value = {"k": value} if of == "dict" else [value]
+    return value
 
 
 def test_every_field_is_set_in_the_full_message():
@@ -122,6 +145,32 @@ def test_a_partition_key_equals_the_session_id():
 @pytest.mark.parametrize("given_alone", [{"session_id": "a"}, {"partition_key": "a"}])
 def test_a_partition_key_or_a_session_id_may_stand_alone(given_alone: dict[str, Any]):
     assert "a" in (Message(**given_alone).session_id, Message(**given_alone).partition_key)
+
+
+# --------------------------------------------------------------------------------------------------------- priority
+
+
+@pytest.mark.parametrize("value", [0, 1, 255])
+def test_a_priority_is_a_whole_number_from_0_to_255(value: int):
+    assert with_field("priority", value) == value
+
+
+@pytest.mark.parametrize("value", [-1, 256, 10**5000, -(10**5000)], ids=["below", "above", "far above", "far below"])
+def test_a_priority_out_of_its_range_is_refused(value: int):
+    with pytest.raises(ValueError, match=r"^priority is out of its range: 0 to 255 are allowed"):
+        with_field("priority", value)
+
+
+class Urgency(IntEnum):
+    """A number, but not quite."""
+
+    HIGH = 9
+
+
+@pytest.mark.parametrize("value", [True, False, 1.0, "1", b"1", Decimal(1), Urgency.HIGH], ids=repr)
+def test_a_priority_that_is_no_whole_number_is_refused(value: Any):
+    with pytest.raises(TypeError, match=f"^priority is a {type(value).__name__}: give a whole number"):
+        with_field("priority", value)
 
 
 # ----------------------------------------------------------------------------------------------------- time-to-live
@@ -239,7 +288,7 @@ def test_a_schedule_that_is_no_instant_is_refused(value: Any):
 
 @pytest.mark.parametrize(
     "value",
-    ["", "x", b"", b"\xff", True, False, 0, 1, 2**63 - 1, -(2**63), 0.0, 1.5, -1e308, AT, UUID(int=1)],
+    ["", "x", b"", b"\xff", True, False, 0, 1, 2**63 - 1, -(2**63), 0.0, 1.5, -1e308, AT, UUID(int=1), None],
     ids=repr,
 )
 def test_a_property_keeps_its_value_and_its_type(value: Any):
@@ -259,9 +308,34 @@ class Named(str):
     __slots__ = ()
 
 
+class Point(NamedTuple):
+    """A tuple with more to it."""
+
+    x: int
+
+
+class Amount(Decimal):
+    """A decimal with more to it."""
+
+
+REFUSED = (
+    1j,
+    AT.date(),
+    timedelta(1),
+    bytearray(b"x"),
+    object(),
+    Color.RED,
+    Named("x"),
+    {1},
+    Point(1),
+    Amount(1),
+    iter(()),
+)
+
+
 @pytest.mark.parametrize(
     "value",
-    [None, [1], {"a": 1}, (1,), 1j, AT.date(), timedelta(1), bytearray(b"x"), object(), Color.RED, Named("x")],
+    REFUSED,
     ids=lambda value: type(value).__name__,
 )
 def test_a_property_that_no_broker_brings_back_unchanged_is_refused(value: Any):
@@ -284,6 +358,192 @@ def test_a_property_that_is_not_finite_is_refused(value: float):
 def test_a_lone_surrogate_in_a_property_is_refused():
     with pytest.raises(ValueError, match="application property 'p' holds a lone surrogate"):
         Message(application_properties={"p": "\udfff"})
+
+
+# A scale of 0 to 255 and a mantissa of 32 bits are all that AMQP 0-9-1 has for a decimal.
+DECIMALS = (
+    "0",
+    "0.00",
+    "0E-255",
+    "1",
+    "-1",
+    "1.10",
+    "100",
+    "2147483647",
+    "-2147483648",
+    "-21474836.48",
+    "2147483647E-255",
+    "-2147483648E-255",
+    "1E-255",
+)
+
+
+@pytest.mark.parametrize("text", DECIMALS)
+def test_a_decimal_is_kept_to_the_last_zero(text: str):
+    [kept] = in_property((Decimal(text),))
+    assert (kept.as_tuple(), type(kept)) == (Decimal(text).as_tuple(), Decimal)
+
+
+@given(st.integers(-(2**31), 2**31 - 1), st.integers(0, 255))
+def test_a_decimal_comes_back_from_its_scale_and_mantissa(mantissa: int, scale: int):
+    kept = in_property(Decimal(f"{mantissa}E-{scale}"))
+    sign, digits, exponent = kept.as_tuple()
+    assert exponent == -scale
+    assert int("".join(map(str, digits))) * (-1 if sign else 1) == mantissa
+
+
+@given(st.decimals())
+def test_a_decimal_that_is_accepted_comes_back_from_its_scale_and_mantissa(value: Decimal):
+    try:
+        kept = in_property(value)
+    except ValueError:
+        return
+    sign, digits, exponent = kept.as_tuple()
+    mantissa = int("".join(map(str, digits))) * (-1 if sign else 1)
+    assert 0 <= -exponent <= 255
+    assert -(2**31) <= mantissa < 2**31
+    # An int has no negative zero: what is rebuilt from the two numbers must be the same, sign included.
+    assert Decimal((int(mantissa < 0), tuple(map(int, str(abs(mantissa)))), exponent)).as_tuple() == value.as_tuple()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("1E+1", "has an exponent above 0"),
+        ("0E+1", "has an exponent above 0"),
+        ("1E+999999", "has an exponent above 0"),
+        ("1E-256", "has more than 255 decimal places"),
+        ("0E-256", "has more than 255 decimal places"),
+        ("-0", "is a negative zero"),
+        ("-0.00", "is a negative zero"),
+        ("2147483648", "has digits that do not fit 32 bits"),
+        ("-2147483649", "has digits that do not fit 32 bits"),
+        ("21474836.48", "has digits that do not fit 32 bits"),
+        ("9" * 10_000, "has digits that do not fit 32 bits"),
+    ],
+    ids=lambda value: value[:20],
+)
+@pytest.mark.parametrize(
+    ("wrap", "named"), [(0, "application property 'p'"), (1, "a value in application property 'p'")]
+)
+def test_a_decimal_that_would_not_come_back_is_refused(text: str, problem: str, wrap: int, named: str):
+    with pytest.raises(ValueError, match=f"^{named} {problem}, .*: give it as a string"):
+        Message(application_properties={"p": nest(wrap, Decimal(text))})
+
+
+@pytest.mark.parametrize("text", ["NaN", "sNaN", "-NaN123", "Infinity", "-Infinity"])
+def test_a_decimal_that_is_not_finite_is_refused(text: str):
+    with pytest.raises(ValueError, match=r"^application property 'p' is not finite"):
+        Message(application_properties={"p": Decimal(text)})
+
+
+# --------------------------------------------------------------------------------------------------- nested values
+
+
+@pytest.mark.parametrize(
+    ("given_as", "kept"),
+    [
+        ([], ()),
+        ((), ()),
+        ({}, {}),
+        ([1, [2, (3,)]], (1, (2, (3,)))),
+        (OrderedDict(a=[1]), {"a": (1,)}),
+        (MappingProxyType({"a": MappingProxyType({"b": None})}), {"a": {"b": None}}),
+        ({"b": 1, "a": True, "c": 1.0}, {"b": 1, "a": True, "c": 1.0}),
+        ([True, 1, 1.0, None, "", b"", AT, UUID(int=1)], (True, 1, 1.0, None, "", b"", AT, UUID(int=1))),
+    ],
+    ids=str,
+)
+def test_nested_values_are_kept_as_tuples_and_dicts(given_as: Any, kept: Any):
+    assert typed(in_property(given_as)) == typed(kept)
+
+
+def typed(value: Any) -> Any:
+    """A value with its types, which `==` does not compare: True == 1 == 1.0."""
+    if isinstance(value, dict):
+        return dict, [(name, typed(entry)) for name, entry in value.items()]
+    if isinstance(value, tuple | list):
+        return type(value), [typed(entry) for entry in value]
+    return type(value), value
+
+
+def test_a_message_does_not_change_with_the_containers_it_was_made_of():
+    inner: list[Any] = [1]
+    middle: dict[str, Any] = {"inner": inner}
+    outer: list[Any] = [middle]
+    message = Message(application_properties={"p": outer, "q": middle})
+    inner.append(2)
+    middle["new"] = inner
+    outer.append(middle)
+    assert message.application_properties == {"p": ({"inner": (1,)},), "q": {"inner": (1,)}}
+
+
+def test_an_instant_in_a_nested_value_is_kept_in_utc():
+    [kept] = in_property([datetime(2025, 1, 1, 1, tzinfo=timezone(timedelta(hours=2)))])
+    assert (kept.isoformat(), kept.tzinfo) == ("2024-12-31T23:00:00+00:00", UTC)
+
+
+@pytest.mark.parametrize("of", ["list", "dict"])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (2**63, "a value in application property 'p' does not fit 64 bits"),
+        (float("nan"), "a value in application property 'p' is nan: only finite"),
+        ("\udfff", "a value in application property 'p' holds a lone surrogate"),
+        (AT.replace(tzinfo=None), "a value in application property 'p' .* has no time zone"),
+        ({"": 1}, "name in application property 'p' of 0 characters: 1 to 128 are allowed"),
+        ({"a" * 129: 1}, "name in application property 'p' of 129 characters: 1 to 128 are allowed"),
+        ({"\ud800": 1}, "name in application property 'p' holds a lone surrogate"),
+    ],
+    ids=lambda value: ascii(value)[:20],
+)
+def test_nested_values_obey_the_same_rules(value: Any, text: str, of: str):
+    for levels in (1, MAX_NESTING - 1):
+        with pytest.raises(ValueError, match=f"^{text}"):
+            Message(application_properties={"p": nest(levels, value, of=of)})
+
+
+@pytest.mark.parametrize("of", ["list", "dict"])
+@pytest.mark.parametrize("value", REFUSED, ids=lambda value: type(value).__name__)
+def test_a_nested_value_that_no_broker_brings_back_unchanged_is_refused(value: Any, of: str):
+    with pytest.raises(TypeError, match=f"^a value in application property 'p' is a {type(value).__name__}: give str"):
+        Message(application_properties={"p": nest(1, value, of=of)})
+
+
+@pytest.mark.parametrize("name", [1, b"a", None, ("a",)], ids=repr)
+def test_a_nested_name_that_is_no_text_is_refused(name: Any):
+    with pytest.raises(TypeError, match=r"^name in application property 'p' .*: give a string"):
+        Message(application_properties={"p": [{name: 1}]})
+
+
+@pytest.mark.parametrize("of", ["list", "dict"])
+def test_values_nest_16_deep(of: str):
+    assert MAX_NESTING == 16
+    value = in_property(nest(16, "leaf", of=of))
+    for _ in range(16):
+        value = value["k"] if of == "dict" else value[0]
+    assert value == "leaf"
+
+
+@pytest.mark.parametrize("of", ["list", "dict"])
+@pytest.mark.parametrize("levels", [17, 100_000])
+def test_values_that_nest_deeper_are_refused(levels: int, of: str):
+    with pytest.raises(ValueError, match=r"^application property 'p' is nested more than 16 deep"):
+        Message(application_properties={"p": nest(levels, "leaf", of=of)})
+
+
+def test_a_value_that_holds_itself_is_refused():
+    sequence: list[Any] = []
+    sequence.append([sequence])
+    mapping: dict[str, Any] = {}
+    mapping["k"] = [mapping]
+    for value in (sequence, mapping):
+        with pytest.raises(ValueError, match="is nested more than 16 deep"):
+            Message(application_properties={"p": value})
+
+
+def test_the_type_of_a_property_can_be_read_at_run_time():
+    assert "application_properties" in get_type_hints(Message)
 
 
 @pytest.mark.parametrize("length", [1, 128])
@@ -370,6 +630,17 @@ def test_a_message_that_was_pickled_can_be_changed_like_any_other(message: Messa
     assert travelled.with_id("n") == message.with_id("n")
 
 
+def test_nested_values_survive_pickling_with_their_types():
+    travelled = pickle.loads(pickle.dumps(FULL))
+    before, after = dict(FULL.application_properties), dict(travelled.application_properties)
+    assert typed(after) == typed(before)
+    assert after["m"].as_tuple() == Decimal("1.10").as_tuple()
+
+
+def test_a_message_with_nested_values_has_the_hash_of_its_id_and_body():
+    assert hash(FULL) == hash(Message(FULL.body, message_id=FULL.message_id))
+
+
 @MESSAGES
 def test_equal_messages_hash_alike(message: Message):
     assert hash(pickle.loads(pickle.dumps(message))) == hash(message)
@@ -377,7 +648,9 @@ def test_equal_messages_hash_alike(message: Message):
 
 @pytest.mark.parametrize("name", [f.name for f in fields(Message)])
 def test_messages_that_differ_in_one_field_differ(name: str):
-    other: Any = {"body": b"other", "time_to_live": 99.0, "scheduled_enqueue_at": AT + timedelta(1)}.get(name, "other")
+    other: Any = {"body": b"other", "time_to_live": 99.0, "scheduled_enqueue_at": AT + timedelta(1), "priority": 8}.get(
+        name, "other"
+    )
     if name == "application_properties":
         other = {"other": 1}
     alone = Message(**{name: getattr(FULL, name)})

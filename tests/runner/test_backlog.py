@@ -42,6 +42,33 @@ async def test_pairing_makes_the_queues_with_the_documented_properties(world):
         assert all(event.created for event in w.of(BacklogQueueChecked))
 
 
+@pytest.mark.parametrize(
+    ("asked", "told", "differ"),
+    [
+        (2**31 - 1, None, False),
+        (2**31, None, False),
+        (2**31 - 2, None, True),
+        (10, None, True),
+        (None, None, False),
+        (2**31 - 1, 2**31 - 1, False),
+        (2**31 - 1, 10, True),
+        (None, 2**31 - 1, True),
+    ],
+)
+def test_an_unlimited_delivery_count_is_as_good_as_the_highest(asked: int | None, told: int | None, differ: bool):
+    found = QueueProperties(max_delivery_count=asked).differences(QueueProperties(max_delivery_count=told))
+    assert found == ((f"max_delivery_count is {told}, asked for {asked}",) if differ else ())
+
+
+def test_an_unlimited_delivery_count_hides_no_other_difference():
+    asked = QueueProperties(max_delivery_count=2**31 - 1, max_size_megabytes=5120, default_time_to_live=None)
+    told = QueueProperties(max_size_megabytes=None, default_time_to_live=1.0)
+    assert asked.differences(told) == (
+        "max_size_megabytes is None, asked for 5120",
+        "default_time_to_live is 1.0, asked for None",
+    )
+
+
 @in_virtual_time
 async def test_existing_queues_are_left_as_they_are_with_a_warning(world):
     west = SimulatedBroker("west")

@@ -56,7 +56,9 @@ async def test_diverted_messages_come_home_as_they_were(world):
             session_id="s",
             time_to_live=1000.5,
             scheduled_enqueue_at=at,
-            application_properties={"a": 1, "b": b"\0"},
+            content_encoding="gzip",
+            priority=200,
+            application_properties={"a": 1, "b": b"\0", "c": (None, {"d": (1,)})},
         )
         assert (await w.pair.sender("orders").send(message)).route is Route.BACKLOG
         w.east.heal()

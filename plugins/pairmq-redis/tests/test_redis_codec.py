@@ -6,13 +6,15 @@ import contextlib
 import json
 import pickle
 from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal, localcontext
+from typing import Any
 from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pairmq.model import MAX_TIME_TO_LIVE, Message
+from pairmq.model import MAX_NESTING, MAX_PRIORITY, MAX_TIME_TO_LIVE, Message
 from pairmq_redis import _codec
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -22,7 +24,12 @@ instants = st.datetimes(
     max_value=datetime(9999, 12, 29),  # noqa: DTZ001
     timezones=st.sampled_from([UTC, timezone(timedelta(hours=5))]),
 )
-values = st.one_of(
+decimals = st.builds(
+    lambda mantissa, scale: Decimal(f"{mantissa}E-{scale}"), st.integers(-(2**31), 2**31 - 1), st.integers(0, 255)
+)
+flat_values = st.one_of(
+    st.none(),
+    decimals,
     texts,
     st.binary(max_size=40),
     st.booleans(),
@@ -30,6 +37,13 @@ values = st.one_of(
     st.floats(allow_nan=False, allow_infinity=False),
     instants,
     st.uuids(),
+)
+# Names that look like the codec's tags are the ones that could be mistaken for them.
+names = ids | st.sampled_from("bdunmx")
+values = st.recursive(
+    flat_values,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+    max_leaves=8,
 )
 
 
@@ -43,13 +57,15 @@ def messages(draw: st.DrawFn) -> Message:
         time_to_live=draw(st.none() | st.floats(1e-6, MAX_TIME_TO_LIVE)),
         scheduled_enqueue_at=draw(st.none() | instants),
         content_type=draw(st.none() | texts),
+        content_encoding=draw(st.none() | texts),
         correlation_id=draw(st.none() | texts),
         subject=draw(st.none() | texts),
         to=draw(st.none() | texts),
         reply_to=draw(st.none() | texts),
         reply_to_session_id=draw(st.none() | ids),
         partition_key=draw(st.none() | st.just(session) if session else st.none() | ids),
-        application_properties=draw(st.dictionaries(ids, values, max_size=5)),
+        priority=draw(st.none() | st.integers(0, MAX_PRIORITY)),
+        application_properties=draw(st.dictionaries(names, values, max_size=5)),
     )
 
 
@@ -57,10 +73,16 @@ def messages(draw: st.DrawFn) -> Message:
 def test_every_message_comes_back_as_it_was(message: Message) -> None:
     back = _codec.decode(_codec.encode(message))
     assert back == message
-    before, after = message.application_properties, back.application_properties
-    assert {k: type(v) for k, v in after.items()} == {k: type(v) for k, v in before.items()}
-    floats = [[repr(v) for v in p.values() if type(v) is float] for p in (before, after)]
-    assert floats[0] == floats[1]  # tells -0.0 from 0.0
+    assert typed(dict(back.application_properties)) == typed(dict(message.application_properties))
+
+
+def typed(value: Any) -> Any:
+    """A value with its types, which `==` does not compare; tells -0.0 from 0.0 and 1.0 from 1.00 too."""
+    if isinstance(value, dict):
+        return dict, [(name, typed(entry)) for name, entry in value.items()]
+    if isinstance(value, tuple):
+        return tuple, [typed(entry) for entry in value]
+    return type(value), repr(value) if isinstance(value, float | Decimal) else value
 
 
 @given(st.lists(st.binary(max_size=30), max_size=12))
@@ -70,11 +92,30 @@ def test_arbitrary_fields_raise_nothing_but_malformed(fields: list[bytes]) -> No
     assert isinstance(_codec.decode_leniently(fields), Message)
 
 
-NAMES = [b"t", b"b", b"e", b"a", b"i", b"s", b"c", b"r", b"l", b"o", b"p", b"q", b"k", b"!reason", b"unknown"]
+NAMES = [
+    b"t",
+    b"b",
+    b"e",
+    b"a",
+    b"i",
+    b"s",
+    b"c",
+    b"n",
+    b"y",
+    b"r",
+    b"l",
+    b"o",
+    b"p",
+    b"q",
+    b"k",
+    b"!reason",
+    b"unknown",
+]
 JSONISH = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("bdux") | st.text(max_size=3), inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from("bdunmx") | st.text(max_size=3), inner, max_size=3)
     ),
     max_leaves=5,
 )
@@ -98,14 +139,49 @@ def test_known_fields_with_arbitrary_values_raise_nothing_but_malformed(pairs: l
     [
         b"[1]",
         b"null",
-        b'{"a":null}',
-        b'{"a":[1]}',
         b'{"a":{"z":1}}',
         b'{"a":{"b":"*"}}',
         b'{"a":{"b":1}}',
         b'{"a":{"d":true}}',
         b'{"a":{"d":99999999999999999999999}}',
         b'{"a":{"u":"nope"}}',
+        b'{"a":{"n":1}}',
+        b'{"a":{"n":null}}',
+        b'{"a":{"n":""}}',
+        b'{"a":{"n":"NaN"}}',
+        b'{"a":{"n":"sNaN1"}}',
+        b'{"a":{"n":"Infinity"}}',
+        b'{"a":{"n":"1E+1"}}',
+        b'{"a":{"n":"1E1"}}',
+        b'{"a":{"n":"1E-256"}}',
+        b'{"a":{"n":"1E-999999999999999999999"}}',
+        b'{"a":{"n":"-0"}}',
+        b'{"a":{"n":"-0.00"}}',
+        b'{"a":{"n":"2147483648"}}',
+        b'{"a":{"n":"1_0"}}',
+        b'{"a":{"n":" 1"}}',
+        b'{"a":{"n":"1\\n"}}',
+        b'{"a":{"n":"\\u0663"}}',
+        b'{"a":{"n":".5"}}',
+        b'{"a":{"n":"' + b"1" * 100_000 + b'"}}',
+        b'{"a":{"m":1}}',
+        b'{"a":{"m":null}}',
+        b'{"a":{"m":[]}}',
+        b'{"a":{"m":{"":1}}}',
+        b'{"a":{"m":{"' + b"k" * 129 + b'":1}}}',
+        b'{"a":{"m":{"k":{"z":1}}}}',
+        b'{"a":{"m":{},"b":""}}',
+        b'{"a":{}}',
+        b'{"a":[{}]}',
+        b'{"a":[NaN]}',
+        b'{"a":[9223372036854775808]}',
+        b'{"a":["\\ud800"]}',
+        b'{"a":' + b"[" * 17 + b"]" * 17 + b"}",
+        b'{"a":' + b"[" * 900 + b"]" * 900 + b"}",
+        b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"a":' + b'{"m":{"k":' * 17 + b"1" + b"}}" * 17 + b"}",
+        b'{"a":' + b'{"m":{"k":' * 450 + b"1" + b"}}" * 450 + b"}",
+        b'{"a":' + b'{"m":{"k":' * 50_000 + b"1" + b"}}" * 50_000 + b"}",
         b'{"a":NaN}',
         b'{"a":1e999}',
         b'{"a":9223372036854775808}',
@@ -130,6 +206,17 @@ def test_bad_properties_are_malformed(properties: bytes) -> None:
         [b"b", b"", b"t", b"nan"],
         [b"b", b"", b"t", b"-1"],
         [b"b", b"", b"e", b"9" * 40],
+        [b"b", b"", b"n", b"\xff"],
+        [b"b", b"", b"y", b""],
+        [b"b", b"", b"y", b"256"],
+        [b"b", b"", b"y", b"-1"],
+        [b"b", b"", b"y", b"+1"],
+        [b"b", b"", b"y", b" 1"],
+        [b"b", b"", b"y", b"1\n"],
+        [b"b", b"", b"y", b"1_0"],
+        [b"b", b"", b"y", b"1.0"],
+        [b"b", b"", b"y", "\u0663".encode()],
+        [b"b", b"", b"y", b"9" * 5000],
         [b"b", b"", b"i", b""],
         [b"b", b"", b"i", b"x" * 129],
         [b"b", b"", b"i", b"\xff"],
@@ -155,6 +242,46 @@ def test_nothing_is_unpickled() -> None:
 def test_unset_and_empty_stay_different() -> None:
     assert _codec.decode(_codec.encode(Message(subject=""))).subject == ""
     assert _codec.decode(_codec.encode(Message())).subject is None
+
+
+def test_a_property_that_is_none_and_an_absent_one_stay_different() -> None:
+    assert _codec.decode(_codec.encode(Message(application_properties={"a": None}))).application_properties == {
+        "a": None
+    }
+    assert _codec.decode(_codec.encode(Message(priority=0))).priority == 0
+    assert _codec.decode(_codec.encode(Message())).priority is None
+
+
+@pytest.mark.parametrize("of", ["list", "dict"])
+def test_the_deepest_value_comes_back(of: str) -> None:
+    value: Any = Decimal("1.10")
+    for _ in range(MAX_NESTING):
+        value = [value] if of == "list" else {"m": value}
+    message = Message(application_properties={"a": value})
+    back = _codec.decode(_codec.encode(message))
+    assert typed(dict(back.application_properties)) == typed(dict(message.application_properties))
+
+
+def test_a_decimal_does_not_depend_on_the_callers_context() -> None:
+    message = Message(application_properties={"a": Decimal("-2147483648E-255"), "b": Decimal("2147483647")})
+    with localcontext() as context:
+        context.prec, context.capitals, context.Emin, context.Emax = 1, 0, 0, 0
+        back = _codec.decode(_codec.encode(message))
+    assert typed(dict(back.application_properties)) == typed(dict(message.application_properties))
+
+
+def test_an_entry_of_an_older_version_is_read() -> None:
+    old = [b"t", b"1.5", b"b", b"body", b"i", b"id", b"c", b"a/b", b"e", b"1000000", b"a"]
+    properties = b'{"s":"x","t":true,"i":1,"f":1.0,"y":{"b":"AA=="},"d":{"d":1000000},"u":{"u":"' + b"0" * 32 + b'"}}'
+    at = datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
+    assert _codec.decode([*old, properties]) == Message(
+        b"body",
+        message_id="id",
+        time_to_live=1.5,
+        scheduled_enqueue_at=at,
+        content_type="a/b",
+        application_properties={"s": "x", "t": True, "i": 1, "f": 1.0, "y": b"\0", "d": at, "u": UUID(int=0)},
+    )
 
 
 def test_fields_of_a_newer_version_are_ignored() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from uuid import UUID
 
 import pytest
@@ -21,12 +22,14 @@ FULL = Message(
     session_id="s",
     time_to_live=30.000001,
     content_type="text/plain",
+    content_encoding="gzip",
     correlation_id="c",
     subject="",
     to="t",
     reply_to="r",
     reply_to_session_id="rs",
     partition_key="s",
+    priority=9,
     application_properties={
         "str": "é\u0000",
         "bytes": b"\x00",
@@ -36,6 +39,10 @@ FULL = Message(
         "big": -(2**63),
         "datetime": datetime(2024, 2, 29, 23, 59, 59, 999999, tzinfo=UTC),
         "uuid": UUID(int=7),
+        "none": None,
+        "decimal": Decimal("-1.10"),
+        "sequence": (1, "a", (None, {})),
+        "mapping": {"b": {"m": (b"\x00", Decimal("0.0"))}},
     },
 )
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
 from pairmq.model import Delivery, PropertyValue
+
+_NAMES = frozenset(("base64", "datetime", "uuid", "decimal", "mapping"))
 
 
 def delivery_record(delivery: Delivery) -> dict[str, Any]:
@@ -20,12 +23,14 @@ def delivery_record(delivery: Delivery) -> dict[str, Any]:
         "time_to_live": message.time_to_live,
         "scheduled_enqueue_at": _instant(message.scheduled_enqueue_at),
         "content_type": message.content_type,
+        "content_encoding": message.content_encoding,
         "correlation_id": message.correlation_id,
         "subject": message.subject,
         "to": message.to,
         "reply_to": message.reply_to,
         "reply_to_session_id": message.reply_to_session_id,
         "partition_key": message.partition_key,
+        "priority": message.priority,
         "application_properties": {k: _plain(v) for k, v in message.application_properties.items()} or None,
         "delivery_count": delivery.delivery_count,
         "sequence_number": delivery.sequence_number or None,
@@ -38,13 +43,21 @@ def delivery_record(delivery: Delivery) -> dict[str, Any]:
 
 def _plain(value: PropertyValue) -> Any:
     """A property as JSON; what JSON has no type for is an object that names it."""
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(value).decode("ascii")}
     if isinstance(value, datetime):
         return {"datetime": value.isoformat()}
     if isinstance(value, UUID):
         return {"uuid": str(value)}
-    return value
+    if isinstance(value, Decimal):
+        return {"decimal": str(value)}
+    if isinstance(value, tuple):
+        return [_plain(entry) for entry in value]
+    nested = {key: _plain(entry) for key, entry in value.items()}
+    # One that looks like those above is named as well, so that a program can tell them apart.
+    return {"mapping": nested} if len(nested) == 1 and not _NAMES.isdisjoint(nested) else nested
 
 
 def _instant(at: datetime | None) -> str | None:

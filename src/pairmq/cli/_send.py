@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -12,7 +13,7 @@ from pairmq.cli._lines import LineSource
 from pairmq.cli._send_job import Outputs, SendJob, Template
 from pairmq.cli._signals import run_async
 from pairmq.cli._values import duration
-from pairmq.model import EntityKind, Message
+from pairmq.model import MAX_PRIORITY, EntityKind, Message
 from pairmq.pair import Pair
 
 _EPILOG = examples(
@@ -74,6 +75,13 @@ def send(
     content_type: Annotated[
         str | None, typer.Option("--content-type", metavar="TYPE", help="Media type of all bodies.")
     ] = None,
+    content_encoding: Annotated[
+        str | None, typer.Option("--content-encoding", metavar="TEXT", help="Encoding of all bodies, gzip for one.")
+    ] = None,
+    priority: Annotated[
+        int | None,
+        typer.Option("--priority", metavar="N", min=0, max=MAX_PRIORITY, help="Priority of all messages."),
+    ] = None,
     ttl: Annotated[
         float | None,
         typer.Option("--ttl", parser=duration, metavar="DURATION", help="Time-to-live of all messages."),
@@ -88,7 +96,14 @@ def send(
     Exit status: 0 when all were accepted, 1 when not, 130 or 143 when a signal stopped it.
     """
     target = entity_of(entity, kind)
-    template = _template(id_prefix, session_id, content_type, ttl)
+    shared: dict[str, Any] = {
+        "session_id": session_id,
+        "content_type": content_type,
+        "content_encoding": content_encoding,
+        "priority": priority,
+        "time_to_live": ttl,
+    }
+    template = _template(id_prefix, shared)
     settings = pair.settings()
     opened = Pair.connect(settings.primary, settings.secondary, options=settings.options)
     lines = LineSource(input, b"\0" if null else b"\n")
@@ -97,12 +112,12 @@ def send(
         return run_async(job.run, graceful=True)
 
 
-def _template(id_prefix: str | None, session_id: str | None, content_type: str | None, ttl: float | None) -> Template:
+def _template(id_prefix: str | None, shared: Mapping[str, Any]) -> Template:
     """What all messages share, checked before the first line is read."""
     if id_prefix is not None and not 1 <= len(id_prefix) <= 100:
         raise BadUsage(f"--id-prefix has {len(id_prefix)} characters: 1 to 100 are allowed")
     try:
-        sample = Message(session_id=session_id, content_type=content_type, time_to_live=ttl, message_id=id_prefix)
+        sample = Message(message_id=id_prefix, **shared)
     except (ValueError, TypeError) as error:
         raise BadUsage(str(error)) from None
     return Template(id_prefix, sample)

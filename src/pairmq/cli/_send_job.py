@@ -52,6 +52,8 @@ class Template:
             session_id=sample.session_id,
             time_to_live=sample.time_to_live,
             content_type=sample.content_type,
+            content_encoding=sample.content_encoding,
+            priority=sample.priority,
         )
 
 

@@ -1,8 +1,8 @@
 """What a message looks like in a backlog queue, and back: `divert` and `restore` are exact inverses (SPEC 5.6, 5.7).
 
 A property that would act in the backlog (a time-to-live would run out there, a schedule would hide the message from the
-syphon, a session would lock it) is cleared and kept as text under an alias among the application properties. Text is
-what the header types of every broker can hold.
+syphon, a session would lock it, a priority would let it overtake others) is cleared and kept as text under an alias
+among the application properties. Text is what the header types of every broker can hold.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from pairmq.model import Entity, EntityKind, EnvelopeError, Message, PropertyValue
+from pairmq.model import MAX_PRIORITY, Entity, EntityKind, EnvelopeError, Message, PropertyValue
 
 SESSION_ID: Final = "x-ms-sessionid"
 TIME_TO_LIVE: Final = "x-ms-timetolive"
@@ -23,15 +23,17 @@ DIVERTED_AT: Final = "x-pairmq-diverted-at"
 SENDER: Final = "x-pairmq-sender"
 SEQUENCE: Final = "x-pairmq-sequence"
 MAYBE_DUPLICATE: Final = "x-pairmq-maybe-duplicate"
+PRIORITY: Final = "x-pairmq-priority"
 
 ALIASES: Final = frozenset(
-    (SESSION_ID, TIME_TO_LIVE, SCHEDULED_ENQUEUE, PATH, KIND, DIVERTED_AT, SENDER, SEQUENCE, MAYBE_DUPLICATE)
+    (SESSION_ID, TIME_TO_LIVE, SCHEDULED_ENQUEUE, PATH, KIND, DIVERTED_AT, SENDER, SEQUENCE, MAYBE_DUPLICATE, PRIORITY)
 )
 """Every application property that the envelope uses; a message may have none of them of its own (SPEC 5.7)."""
 
 # [0-9]: \d would let the digits of every script through.
 _SECONDS = re.compile(r"[0-9]{1,15}(\.[0-9]{1,6})?")
 _NUMBER = re.compile(r"[0-9]{1,19}")
+_PRIORITIES = {str(priority): priority for priority in range(MAX_PRIORITY + 1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def divert(message: Message, diversion: Diversion) -> Message:
         diversion: what to keep beside it.
 
     Returns:
-        The message with session id, time-to-live and schedule cleared and kept under their aliases.
+        The message with session id, time-to-live, schedule and priority cleared and kept under their aliases.
 
     Raises:
         ValueError: the message has an alias as a property of its own.
@@ -93,11 +95,14 @@ def divert(message: Message, diversion: Diversion) -> Message:
         added[TIME_TO_LIVE] = _seconds_text(message.time_to_live)
     if message.scheduled_enqueue_at is not None:
         added[SCHEDULED_ENQUEUE] = message.scheduled_enqueue_at.isoformat(timespec="microseconds")
+    if message.priority is not None:
+        added[PRIORITY] = str(message.priority)
     return replace(
         message,
         session_id=None,
         time_to_live=None,
         scheduled_enqueue_at=None,
+        priority=None,
         application_properties={**message.application_properties, **added},
     )
 
@@ -137,10 +142,11 @@ def restore(message: Message) -> tuple[Message, Diversion]:
             session_id=_text(properties, SESSION_ID),
             time_to_live=_seconds(_text(properties, TIME_TO_LIVE)),
             scheduled_enqueue_at=_instant(SCHEDULED_ENQUEUE, _text(properties, SCHEDULED_ENQUEUE)),
+            priority=_priority(_text(properties, PRIORITY)),
             application_properties=properties,
         )
     except (ValueError, TypeError) as error:
-        # Only these three can be the reason: all else was a message's already.
+        # Only these three can be the reason: a priority is whole by now, and all else was a message's already.
         names = f"{SESSION_ID}, {TIME_TO_LIVE} or {SCHEDULED_ENQUEUE}"
         raise EnvelopeError(f"{names} holds a value that no message can have") from error
     return original, Diversion(entity, diverted_at, sender, int(sequence), duplicate is not None)
@@ -164,8 +170,10 @@ def elapsed_time_to_live(message: Message, diversion: Diversion, now: datetime) 
 
 
 def _text(properties: dict[str, PropertyValue], name: str) -> str | None:
-    value = properties.pop(name, None)
-    if value is not None and not isinstance(value, str):
+    if name not in properties:
+        return None
+    value = properties.pop(name)
+    if not isinstance(value, str):
         raise EnvelopeError(f"{name} is a {type(value).__name__}: it must be text")
     return value
 
@@ -181,6 +189,14 @@ def _seconds(text: str | None) -> float | None:
     if not _SECONDS.fullmatch(text):
         raise EnvelopeError(f"{TIME_TO_LIVE} is malformed: it must be seconds as a decimal number")
     return float(text)
+
+
+def _priority(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if text not in _PRIORITIES:
+        raise EnvelopeError(f"{PRIORITY} is malformed: it must be a whole number from 0 to {MAX_PRIORITY}")
+    return _PRIORITIES[text]
 
 
 def _instant(name: str, text: str | None) -> datetime | None:

@@ -1,7 +1,14 @@
 """Values: messages, outcomes, events, errors. Standard library only, no behaviour beyond checking themselves."""
 
 from pairmq.model._entity import MAX_PATH_LENGTH, Entity, EntityKind, Source
-from pairmq.model._message import MAX_ID_LENGTH, MAX_TIME_TO_LIVE, Message, PropertyValue
+from pairmq.model._message import (
+    MAX_ID_LENGTH,
+    MAX_NESTING,
+    MAX_PRIORITY,
+    MAX_TIME_TO_LIVE,
+    Message,
+    PropertyValue,
+)
 from pairmq.model._outcome import Delivery, EntityState, FailureKind, FailureReason, Receipt, Route
 from pairmq.model.errors import (
     BacklogUnavailable,
@@ -24,7 +31,9 @@ from pairmq.model.errors import (
 
 __all__ = [
     "MAX_ID_LENGTH",
+    "MAX_NESTING",
     "MAX_PATH_LENGTH",
+    "MAX_PRIORITY",
     "MAX_TIME_TO_LIVE",
     "BacklogUnavailable",
     "ConfigurationError",

@@ -6,12 +6,20 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from types import MappingProxyType
 from typing import Any, TypeAlias
 from uuid import UUID
 
-PropertyValue: TypeAlias = str | bytes | bool | int | float | datetime | UUID
-"""What an application property may hold: each transport carries every one of these types there and back, unchanged."""
+PropertyValue: TypeAlias = (
+    "str | bytes | bool | int | float | Decimal | datetime | UUID"
+    " | tuple[PropertyValue, ...] | Mapping[str, PropertyValue] | None"
+)
+"""What an application property may hold: each transport carries every one of these types there and back, unchanged.
+
+A list is taken too, and kept as a tuple; any mapping is kept as a dict. They nest at most `MAX_NESTING` deep, and what
+they hold obeys the same rules. A Decimal has a whole number of 32 bits, sign included, and 0 to 255 decimal places.
+"""
 
 MAX_TIME_TO_LIVE = timedelta(days=10_675_199).total_seconds()
 """Longest time-to-live in seconds (about 29 000 years): more than any broker keeps, so it means *unlimited* to all."""
@@ -19,8 +27,19 @@ MAX_TIME_TO_LIVE = timedelta(days=10_675_199).total_seconds()
 MAX_ID_LENGTH = 128
 """Longest message or session id in characters: Service Bus's limit, the tightest of the brokers that PairMQ pairs."""
 
-_PROPERTY_TYPES = frozenset((str, bytes, bool, int, float, datetime, UUID))
+MAX_PRIORITY = 255
+"""Highest priority; AMQP 0-9-1 gives it one octet."""
+
+MAX_NESTING = 16
+"""How deep sequences and mappings in an application property may nest; bounded, so that no reader recurses at will."""
+
+_PLAIN_TYPES = frozenset((bytes, bool, UUID, type(None)))
+"""Types whose every value is carried."""
+
 _INT64 = range(-(2**63), 2**63)
+_INT32 = range(-(2**31), 2**31)
+_INT32_DIGITS = 10
+_MAX_SCALE = 255
 _NO_PROPERTIES: Mapping[str, PropertyValue] = MappingProxyType({})
 
 
@@ -35,12 +54,14 @@ class Message:
         time_to_live: seconds (float or timedelta) after which a broker may drop the message; None is unlimited.
         scheduled_enqueue_at: the instant before which no consumer sees the message; must know its time zone.
         content_type: the body's media type.
+        content_encoding: what was done to the body on top of that, ``gzip`` for one; PairMQ does not act by it.
         correlation_id: the id of the message that this one answers.
         subject: an application's label.
         to: an application's address; PairMQ does not route by it.
         reply_to: where an answer should go.
         reply_to_session_id: the session that an answer should join.
         partition_key: Service Bus's partition key; must equal the session id where both are set.
+        priority: 0 to 255; what is higher comes sooner where the broker orders by it. None is the broker's default.
         application_properties: the user's own headers; string keys, values of `PropertyValue`'s types.
 
     Raises:
@@ -54,12 +75,14 @@ class Message:
     time_to_live: float | None = None
     scheduled_enqueue_at: datetime | None = None
     content_type: str | None = None
+    content_encoding: str | None = None
     correlation_id: str | None = None
     subject: str | None = None
     to: str | None = None
     reply_to: str | None = None
     reply_to_session_id: str | None = None
     partition_key: str | None = None
+    priority: int | None = None
     application_properties: Mapping[str, PropertyValue] = field(default_factory=lambda: _NO_PROPERTIES)
 
     def __post_init__(self) -> None:
@@ -67,16 +90,27 @@ class Message:
             if not isinstance(self.body, bytearray | memoryview | bytes):
                 raise TypeError(f"body is a {type(self.body).__name__}: give bytes, for text use text.encode()")
             object.__setattr__(self, "body", bytes(self.body))
-        for name in ("message_id", "session_id", "reply_to_session_id", "partition_key"):
-            value = getattr(self, name)
-            if value is not None:
-                _check_text(name, value)
-                if not 1 <= len(value) <= MAX_ID_LENGTH:
-                    raise ValueError(f"{name} has {len(value)} characters: 1 to {MAX_ID_LENGTH} are allowed")
-        for name in ("content_type", "correlation_id", "subject", "to", "reply_to"):
-            value = getattr(self, name)
-            if value is not None:
-                _check_text(name, value)
+        # One by one: a loop over names would look up each of them anew, for every message.
+        if self.message_id is not None:
+            _check_id("message_id", self.message_id)
+        if self.session_id is not None:
+            _check_id("session_id", self.session_id)
+        if self.reply_to_session_id is not None:
+            _check_id("reply_to_session_id", self.reply_to_session_id)
+        if self.partition_key is not None:
+            _check_id("partition_key", self.partition_key)
+        if self.content_type is not None:
+            _check_text("content_type", self.content_type)
+        if self.content_encoding is not None:
+            _check_text("content_encoding", self.content_encoding)
+        if self.correlation_id is not None:
+            _check_text("correlation_id", self.correlation_id)
+        if self.subject is not None:
+            _check_text("subject", self.subject)
+        if self.to is not None:
+            _check_text("to", self.to)
+        if self.reply_to is not None:
+            _check_text("reply_to", self.reply_to)
         if self.partition_key is not None and self.session_id is not None and self.partition_key != self.session_id:
             raise ValueError("partition_key differs from session_id: leave it out or make them equal")
         if self.time_to_live is not None:
@@ -84,6 +118,8 @@ class Message:
         if self.scheduled_enqueue_at is not None:
             at = _instant("scheduled_enqueue_at", self.scheduled_enqueue_at)
             object.__setattr__(self, "scheduled_enqueue_at", at)
+        if self.priority is not None:
+            _check_priority(self.priority)
         if self.application_properties is not _NO_PROPERTIES:
             checked = _checked_properties(self.application_properties)
             object.__setattr__(self, "application_properties", checked or _NO_PROPERTIES)
@@ -110,13 +146,13 @@ class Message:
         # dataclasses.replace would check every field again, once a send.
         copy = object.__new__(Message)
         put = object.__setattr__
-        for name in _FIELDS:
+        for name in _FIELDS_BUT_ID:
             put(copy, name, getattr(self, name))
         put(copy, "message_id", message_id)
         return copy
 
 
-_FIELDS = tuple(Message.__slots__)
+_FIELDS_BUT_ID = tuple(name for name in Message.__slots__ if name != "message_id")
 
 
 def _check_text(name: str, value: object) -> None:
@@ -124,6 +160,12 @@ def _check_text(name: str, value: object) -> None:
         raise TypeError(f"{name} is a {type(value).__name__}: give a string")
     if not value.isascii():
         _check_encodable(name, value)
+
+
+def _check_id(name: str, value: str) -> None:
+    _check_text(name, value)
+    if not 1 <= len(value) <= MAX_ID_LENGTH:
+        raise ValueError(f"{name} has {len(value)} characters: 1 to {MAX_ID_LENGTH} are allowed")
 
 
 def _check_encodable(name: str, value: str) -> None:
@@ -157,29 +199,96 @@ def _instant(name: str, value: object) -> datetime:
         raise ValueError(f"{name} {value.isoformat()} lies outside the years 1 to 9999 in UTC") from None
 
 
+def _check_priority(value: object) -> None:
+    if type(value) is not int:
+        raise TypeError(f"priority is a {type(value).__name__}: give a whole number")
+    if not 0 <= value <= MAX_PRIORITY:
+        raise ValueError(f"priority is out of its range: 0 to {MAX_PRIORITY} are allowed")
+
+
 def _checked_properties(properties: object) -> dict[str, PropertyValue]:
     if not isinstance(properties, Mapping):
         raise TypeError(f"application_properties is a {type(properties).__name__}: give a mapping of names to values")
-    return {key: _checked_property(key, value) for key, value in properties.items()}
+    checked: dict[str, PropertyValue] = {}
+    for key, value in properties.items():
+        name = _checked_name("application property name", key)
+        checked[name] = _checked_value(name, value, 0)
+    return checked
 
 
-def _checked_property(key: object, value: object) -> PropertyValue:
-    if not isinstance(key, str):
-        raise TypeError(f"application property name {key!r} is a {type(key).__name__}: give a string")
-    if not 1 <= len(key) <= MAX_ID_LENGTH:
-        raise ValueError(f"application property name of {len(key)} characters: 1 to {MAX_ID_LENGTH} are allowed")
-    _check_text("application property name", key)
-    if type(value) not in _PROPERTY_TYPES:
-        raise TypeError(
-            f"application property {key!r} is a {type(value).__name__}: "
-            "give str, bytes, bool, int, float, datetime or UUID, which every broker carries unchanged"
-        )
+def _checked_name(what: str, name: object) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"{what} {name!r} is a {type(name).__name__}: give a string")
+    if not 1 <= len(name) <= MAX_ID_LENGTH:
+        raise ValueError(f"{what} of {len(name)} characters: 1 to {MAX_ID_LENGTH} are allowed")
+    if not name.isascii():
+        _check_encodable(what, name)
+    return name
+
+
+def _checked_value(key: str, value: object, depth: int) -> PropertyValue:
+    """Check a property's value, or one inside of it.
+
+    Args:
+        key: the property's name.
+        value: to be checked.
+        depth: how many sequences and mappings it stands in.
+    """
     if type(value) is str:
-        _check_text(f"application property {key!r}", value)
-    elif type(value) is int and value not in _INT64:
-        raise ValueError(f"application property {key!r} does not fit 64 bits: give it as a string")
-    elif type(value) is float and not math.isfinite(value):
-        raise ValueError(f"application property {key!r} is {value}: only finite numbers are carried by every broker")
-    elif type(value) is datetime:
-        return _instant(f"application property {key!r}", value)
-    return value  # type: ignore[return-value]  # its type is in _PROPERTY_TYPES
+        if not value.isascii():
+            _check_encodable(_label(key, depth), value)
+        return value
+    if type(value) is int:
+        if value not in _INT64:
+            raise ValueError(f"{_label(key, depth)} does not fit 64 bits: give it as a string")
+        return value
+    if type(value) in _PLAIN_TYPES:
+        return value  # type: ignore[return-value]  # it has one of these types
+    if type(value) is float:
+        if not math.isfinite(value):
+            raise ValueError(f"{_label(key, depth)} is {value}: only finite numbers are carried by every broker")
+        return value
+    if type(value) is datetime:
+        return _instant(_label(key, depth), value)
+    if type(value) is Decimal:
+        _check_decimal(key, value, depth)
+        return value
+    if type(value) is list or type(value) is tuple or isinstance(value, Mapping):
+        return _checked_container(key, value, depth + 1)
+    raise TypeError(
+        f"{_label(key, depth)} is a {type(value).__name__}: give str, bytes, bool, int, float, Decimal, datetime, "
+        "UUID, None, or a list, tuple or mapping of these, which every broker carries unchanged"
+    )
+
+
+def _checked_container(
+    key: str, value: list[object] | tuple[object, ...] | Mapping[object, object], depth: int
+) -> PropertyValue:
+    if depth > MAX_NESTING:
+        raise ValueError(f"application property {key!r} is nested more than {MAX_NESTING} deep: put it into the body")
+    if isinstance(value, Mapping):
+        what = f"name in application property {key!r}"
+        return {_checked_name(what, name): _checked_value(key, entry, depth) for name, entry in value.items()}
+    return tuple([_checked_value(key, entry, depth) for entry in value])
+
+
+def _check_decimal(key: str, value: Decimal, depth: int) -> None:
+    """Refuse what a scale and a mantissa of AMQP 0-9-1 would not bring back as it was, down to the last zero."""
+    sign, digits, exponent = value.as_tuple()
+    if not isinstance(exponent, int):
+        raise ValueError(f"{_label(key, depth)} is not finite: only finite numbers are carried by every broker")
+    if exponent > 0:
+        problem = "has an exponent above 0"
+    elif exponent < -_MAX_SCALE:
+        problem = f"has more than {_MAX_SCALE} decimal places"
+    elif sign and not value:
+        problem = "is a negative zero"
+    elif len(digits) > _INT32_DIGITS or int(Decimal((sign, digits, 0))) not in _INT32:
+        problem = "has digits that do not fit 32 bits"
+    else:
+        return
+    raise ValueError(f"{_label(key, depth)} {problem}, which not every broker carries: give it as a string")
+
+
+def _label(key: str, depth: int) -> str:
+    return f"a value in application property {key!r}" if depth else f"application property {key!r}"

@@ -3,6 +3,7 @@
 from pairmq.testing._loop import DeadlockError, VirtualTimeLoop, in_virtual_time, run_virtual, virtual_wall
 from pairmq.testing._memory import MemoryBroker, memory_broker
 from pairmq.testing._simulated import Fault, Operation, SimulatedBroker, SimulatedTransport
+from pairmq.testing.proxy import TcpProxy
 
 __all__ = [
     "DeadlockError",
@@ -11,6 +12,7 @@ __all__ = [
     "Operation",
     "SimulatedBroker",
     "SimulatedTransport",
+    "TcpProxy",
     "VirtualTimeLoop",
     "in_virtual_time",
     "memory_broker",

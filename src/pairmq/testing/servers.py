@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -24,6 +25,8 @@ from typing import Self
 
 _PR_SET_PDEATHSIG = 1
 _POLL = 0.01
+# Not the shared generator: two runs with one seed would look for the same ports.
+_chance = random.SystemRandom()
 
 
 class ServerError(RuntimeError):
@@ -31,14 +34,31 @@ class ServerError(RuntimeError):
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Find a TCP port that nothing listens on at this moment.
+    """Find a TCP port that nothing listens on at this moment, and that no outgoing connection takes by itself.
 
     Args:
         host: the address to look at.
     """
+    # The kernel gives outgoing connections ports from the ephemeral range: one from there could be taken while a
+    # server boots or is down, and a client that calls a dead port of that range can even be connected to itself.
+    for _ in range(100):
+        port = _chance.randrange(10_000, _first_ephemeral_port())
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            # As servers do, or a port with closed connections would look taken.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            return port
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def _first_ephemeral_port() -> int:
+    with contextlib.suppress(OSError, ValueError):
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+        if first > 12_000:
+            return first
+    return 32_768
 
 
 def accepts_connections(host: str, port: int) -> bool:
@@ -63,7 +83,7 @@ class ServerProcess:
         command: program and arguments; run without a shell.
         ready: says whether the server takes work; called until it does, every 10 ms; OSErrors count as no.
         directory: where it runs and keeps its log; a temporary one, removed at the end, when left out.
-        environment: added to this process's environment.
+        environment: added to this process's environment; None takes a variable out of it.
         start_timeout: seconds until it must be ready.
         name: for error texts; the program's name when left out.
     """
@@ -74,7 +94,7 @@ class ServerProcess:
         *,
         ready: Callable[[], bool],
         directory: Path | None = None,
-        environment: Mapping[str, str] | None = None,
+        environment: Mapping[str, str | None] | None = None,
         start_timeout: float = 30.0,
         name: str | None = None,
     ) -> None:
@@ -110,21 +130,30 @@ class ServerProcess:
         """
         if self.running:
             return
+        self._launch()
+        self._await_ready()
+
+    def _launch(self) -> None:
+        # What `start` does first; a server with a companion process overrides it.
+        environment = {**os.environ, **self._environment}
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
                 cwd=self.directory,
-                env={**os.environ, **self._environment},
+                env={name: value for name, value in environment.items() if value is not None},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 preexec_fn=_die_with_parent if sys.platform == "linux" else None,
             )
         self._paused = False
+
+    def _await_ready(self) -> None:
         deadline = time.monotonic() + self._start_timeout
         while not self._is_ready():
-            if self._process.poll() is not None:
-                raise ServerError(f"{self.name} ended with status {self._process.returncode}\n{self.log_tail()}")
+            if self._process is None or self._process.poll() is not None:
+                status = "unknown" if self._process is None else self._process.returncode
+                raise ServerError(f"{self.name} ended with status {status}\n{self.log_tail()}")
             if time.monotonic() > deadline:
                 self.kill()
                 raise ServerError(f"{self.name} was not ready after {self._start_timeout} s\n{self.log_tail()}")
@@ -230,6 +259,31 @@ class ServerProcess:
                 process.wait()
         self._process = None
         self._paused = False
+
+
+def start_together(*servers: ServerProcess) -> None:
+    """Start several servers at the same time and wait until all are ready; those that run are left alone.
+
+    All processes are started by the calling thread, which therefore has to live as long as they shall.
+
+    Args:
+        servers: the servers, of any kind.
+
+    Raises:
+        ServerError: one of them ended, or was not ready in time; then none of those that were started here is left.
+    """
+    launched: list[ServerProcess] = []
+    try:
+        for server in servers:
+            if not server.running:
+                launched.append(server)
+                server._launch()
+        for server in launched:
+            server._await_ready()
+    except BaseException:
+        for server in launched:
+            server.kill()
+        raise
 
 
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None

@@ -193,6 +193,8 @@ class Admin(ABC):
     async def counts(self, source: Source) -> QueueCounts:
         """Count what a queue or subscription holds, now and exactly, messages locked by anyone included.
 
+        A broker that does not tell what others hold locked counts what this process holds; its docs say so.
+
         Raises:
             TransportError: reason *not-found* when it does not exist.
         """
@@ -217,13 +219,19 @@ class Admin(ABC):
     async def peek(self, source: Source, max_messages: int) -> list[Delivery]:
         """Show the oldest messages without locking or changing them; their lock tokens settle nothing.
 
+        A broker that can't look without fetching may fetch messages and give them back at once, which may count as a
+        delivery; its docs say so.
+
         Raises:
             TransportError: reason *not-supported* without the capability.
         """
 
     @abstractmethod
     async def purge(self, source: Source) -> int:
-        """Delete what a queue or dead-letter queue holds, locked messages included; returns how many.
+        """Delete what a queue or dead-letter queue holds, locked messages included where the broker can.
+
+        Returns:
+            How many.
 
         Raises:
             TransportError: the broker did not.

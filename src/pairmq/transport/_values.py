@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+_NEVER = 2**31 - 1  # a delivery count that no message reaches
+
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
@@ -84,6 +86,8 @@ class QueueProperties:
     def differences(self, actual: QueueProperties) -> tuple[str, ...]:
         """Name each setting of an existing queue that differs from this one, as a sentence (SPEC 5.3).
 
+        A delivery count without a limit satisfies a wish for 2**31 - 1 or more, which no message reaches either.
+
         Args:
             actual: what `Admin.properties` told.
 
@@ -93,6 +97,8 @@ class QueueProperties:
         found = []
         for entry in fields(self):
             wanted, is_ = getattr(self, entry.name), getattr(actual, entry.name)
+            if entry.name == "max_delivery_count" and is_ is None and wanted is not None and wanted >= _NEVER:
+                continue
             if wanted != is_:
                 found.append(f"{entry.name} is {is_}, asked for {wanted}")
         return tuple(found)

@@ -2,9 +2,9 @@
 
 One letter a field, and only those that are set, so that *unset* and *empty* stay different. The body always
 stands there: an entry without it is not ours. Application properties are one JSON object, in which JSON's
-own types carry str, bool, int and float (Python keeps 1, 1.0 and true apart), and an object with one tagged
-member carries the rest. Fields that this version does not know are ignored, so that a newer one may add
-some; names that begin with ``!`` are the dead-letter queue's.
+own types carry str, bool, int, float (Python keeps 1, 1.0 and true apart), None and tuples, and an object
+with one tagged member carries the rest, nested mappings included. Fields that this version does not know are
+ignored, so that a newer one may add some; names that begin with ``!`` are the dead-letter queue's.
 
 Whoever can write to Redis can put anything into a stream: decoding raises `MalformedEntry` and nothing
 else, and evaluates nothing.
@@ -14,23 +14,27 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from pairmq.model import Message, PropertyValue
+from pairmq.model import MAX_NESTING, Message, PropertyValue
 
 TTL_FIELD = b"t"
 """The time-to-live's field. It always stands first: the scripts look for it there and nowhere else."""
 
 _BODY = b"b"
 _SCHEDULED = b"e"
+_PRIORITY = b"y"
 _PROPERTIES = b"a"
 _TEXTS: tuple[tuple[bytes, str], ...] = (
     (b"i", "message_id"),
     (b"s", "session_id"),
     (b"c", "content_type"),
+    (b"n", "content_encoding"),
     (b"r", "correlation_id"),
     (b"l", "subject"),
     (b"o", "to"),
@@ -39,6 +43,8 @@ _TEXTS: tuple[tuple[bytes, str], ...] = (
     (b"k", "partition_key"),
 )
 _TEXT_NAMES = dict(_TEXTS)
+_SMALL_NUMBER = re.compile(rb"[0-9]{1,3}")
+_DECIMAL = re.compile(r"-?[0-9]{1,10}(\.[0-9]{1,16})?(E-[0-9]{1,3})?")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -68,6 +74,9 @@ def encode(message: Message) -> list[bytes]:
     if message.scheduled_enqueue_at is not None:
         put(_SCHEDULED)
         put(str(_microseconds(message.scheduled_enqueue_at)).encode())
+    if message.priority is not None:
+        put(_PRIORITY)
+        put(str(message.priority).encode())
     if message.application_properties:
         put(_PROPERTIES)
         put(_encode_properties(message.application_properties))
@@ -95,6 +104,8 @@ def decode(fields: Sequence[bytes]) -> Message:
                 values["time_to_live"] = float(value)
             elif name == _SCHEDULED:
                 values["scheduled_enqueue_at"] = _EPOCH + int(value) * _MICROSECOND
+            elif name == _PRIORITY:
+                values["priority"] = _small_number(value)
             elif name == _PROPERTIES:
                 values["application_properties"] = _decode_properties(value)
         if body is None:
@@ -152,25 +163,33 @@ def _encode_properties(properties: Mapping[str, PropertyValue]) -> bytes:
 
 
 def _tagged(value: PropertyValue) -> object:
-    if isinstance(value, str | bool | int | float):
+    if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, bytes):
         return {"b": base64.b64encode(value).decode()}
     if isinstance(value, datetime):
         return {"d": _microseconds(value)}
-    return {"u": value.hex}
+    if isinstance(value, UUID):
+        return {"u": value.hex}
+    if isinstance(value, Decimal):
+        return {"n": str(value).upper()}  # a caller's decimal context may write a small e
+    if isinstance(value, tuple):
+        return [_tagged(entry) for entry in value]
+    return {"m": {key: _tagged(entry) for key, entry in value.items()}}
 
 
 def _decode_properties(value: bytes) -> dict[str, PropertyValue]:
     decoded = json.loads(value.decode(), parse_constant=_no_constant)
     if not isinstance(decoded, dict):
         raise MalformedEntry("the application properties are no JSON object")
-    return {key: _untagged(entry) for key, entry in decoded.items()}
+    return {key: _untagged(entry, 0) for key, entry in decoded.items()}
 
 
-def _untagged(value: object) -> PropertyValue:
-    if isinstance(value, str | bool | int | float):
+def _untagged(value: object, depth: int) -> PropertyValue:
+    if value is None or isinstance(value, str | bool | int | float):
         return value
+    if isinstance(value, list):
+        return tuple([_untagged(entry, _deeper(depth)) for entry in value])
     if isinstance(value, dict) and len(value) == 1:
         ((tag, inner),) = value.items()
         if tag == "b" and isinstance(inner, str):
@@ -179,7 +198,24 @@ def _untagged(value: object) -> PropertyValue:
             return _EPOCH + inner * _MICROSECOND
         if tag == "u" and isinstance(inner, str):
             return UUID(hex=inner)
+        if tag == "n" and isinstance(inner, str) and _DECIMAL.fullmatch(inner):
+            return Decimal(inner)
+        if tag == "m" and isinstance(inner, dict):
+            return {key: _untagged(entry, _deeper(depth)) for key, entry in inner.items()}
     raise MalformedEntry("an application property has a type that PairMQ does not write")
+
+
+def _deeper(depth: int) -> int:
+    if depth >= MAX_NESTING:
+        raise MalformedEntry(f"an application property is nested more than {MAX_NESTING} deep")
+    return depth + 1
+
+
+def _small_number(value: bytes) -> int:
+    # int() alone takes signs, spaces and underscores too.
+    if not _SMALL_NUMBER.fullmatch(value):
+        raise MalformedEntry("the priority is no whole number from 0 to 255")
+    return int(value)
 
 
 def _no_constant(name: str) -> float:
