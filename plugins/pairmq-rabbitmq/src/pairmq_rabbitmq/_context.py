@@ -1,0 +1,189 @@
+"""What the objects of one transport share: its connections, and how to ask the broker something.
+
+Three connections, each made when first needed:
+
+- *publishing*: a broker with an alarm stops reading it as a whole, so that nothing else may depend on it;
+- *consuming*: deliveries are locked as long as it lives, so that nothing else may put it in doubt;
+- *control*: declarations and questions, which get answers during an alarm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+from aiormq.channel import Channel
+
+from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, TransportError
+from pairmq_rabbitmq import _errors
+from pairmq_rabbitmq._errors import Unsent
+from pairmq_rabbitmq._link import Link
+from pairmq_rabbitmq._outlet import Outlet
+from pairmq_rabbitmq._scope import Scope
+from pairmq_rabbitmq._session import Session
+from pairmq_rabbitmq._url import RabbitUrl
+
+T = TypeVar("T")
+
+_SILENCE = 0.1  # s without a frame from the broker after which giving up a question says something about the connection
+_MOST_OUTLETS = 1500  # with a channel each; RabbitMQ's default limit is 2047 a connection
+
+
+class _Closable(Protocol):
+    async def close(self) -> None: ...
+
+
+class Context:
+    """Of one transport.
+
+    Args:
+        url: the settings.
+        tls: checks the broker; None for plain TCP.
+    """
+
+    def __init__(self, url: RabbitUrl, tls: ssl.SSLContext | None) -> None:
+        self.url = url
+        self.publishing = Link(url, tls, "pairmq publishing")
+        self.consuming = Link(url, tls, "pairmq consuming")
+        self.control = Link(url, tls, "pairmq control")
+        self.scopes: set[Scope] = set()
+        self.receivers: set[_Closable] = set()
+        self.full: dict[str, int] = {}
+        """Queues that rejected a publish: how many messages they held then."""
+        self.closed = False
+        self._outlets: OrderedDict[Entity, Outlet] = OrderedDict()
+        self._idle: list[tuple[Session, Channel]] = []
+
+    def outlet(self, entity: Entity) -> Outlet:
+        """The entity's outlet; one for all senders of it."""
+        outlet = self._outlets.get(entity)
+        if outlet is None:
+            doing = f"send to {entity}"
+            topic = entity.kind is EntityKind.TOPIC
+            outlet = Outlet(self.publishing, doing, (lambda: self.find_exchange(entity.path, doing)) if topic else None)
+            self._outlets[entity] = outlet
+            self._limit_outlets()
+        self._outlets.move_to_end(entity)
+        return outlet
+
+    async def ask(self, doing: str, question: Callable[[Channel], Coroutine[Any, Any, T]]) -> T:
+        """Ask the broker something, on a channel of the control connection that nobody else uses meanwhile.
+
+        Args:
+            doing: in words, for errors.
+            question: calls the driver's channel.
+
+        Returns:
+            The answer.
+
+        Raises:
+            TransportError: the broker said no, or could not be asked.
+
+        A cancelled call gets control back at once; the question may have been answered.
+        """
+        if self.closed:
+            raise _errors.closed(doing)
+        try:
+            session = await self.control.session()
+            channel = await self._channel(session)
+        except Unsent as error:
+            raise _errors.failure(error, doing) from error.cause
+        frames, loop = session.wire.frames, asyncio.get_running_loop()
+        asked_at = loop.time()
+        try:
+            answer = await session.run(question(channel))
+        except asyncio.CancelledError:
+            if session.wire.frames == frames and loop.time() - asked_at >= _SILENCE:
+                self.control.retire(session, TimeoutError("the broker did not answer in time"), at_once=False)
+            raise
+        except Exception as error:
+            raise _errors.failure(error, doing) from error
+        self._idle.append((session, channel))
+        return answer
+
+    async def server_version(self, doing: str) -> tuple[int, ...]:
+        """The broker's version, such as (3, 10, 8).
+
+        Raises:
+            TransportError: the broker could not be reached.
+        """
+        try:
+            return (await self.control.session()).server_version
+        except Unsent as error:
+            raise _errors.failure(error, doing) from error.cause
+
+    async def find_exchange(self, name: str, doing: str) -> None:
+        """Make sure that an exchange exists.
+
+        Raises:
+            TransportError: it does not, or the broker could not be asked.
+        """
+        await self.ask(doing, lambda channel: channel.exchange_declare(name, passive=True))
+
+    async def count(self, queue: str, doing: str) -> tuple[int, int]:
+        """How many messages of a queue wait, and how many consumers it has.
+
+        Raises:
+            TransportError: it does not exist, or the broker could not be asked.
+        """
+        found = await self.ask(doing, lambda channel: channel.queue_declare(queue, passive=True))
+        return found.message_count or 0, found.consumer_count or 0
+
+    async def why_returned(self, entity: Entity, doing: str) -> TransportError:
+        """Say why the broker returned a message to an entity: no such queue, or one that is down."""
+        try:
+            if entity.kind is EntityKind.TOPIC:
+                await self.find_exchange(entity.path, doing)
+                text = "no queue is bound to the exchange that would take it: make a subscription"
+                return _errors.refused(doing, text, FailureReason.NOT_FOUND)
+            await self.count(entity.path, doing)
+        except TransportError as error:
+            return TransportError(str(error), error.kind, error.reason)
+        # It is there now: made a moment ago, or back from a node that was away.
+        return TransportError(f"{doing}: the queue was not there", FailureKind.TRANSIENT, FailureReason.OTHER)
+
+    async def why_nacked(self, entity: Entity, doing: str) -> TransportError:
+        """Say why the broker did not take a message for an entity.
+
+        A queue that answers questions rejected it, as it is full; its depth is kept for the probe. One that does not has
+        failed, and nobody knows whether it kept the message. Of a topic's queues others may have taken it.
+        """
+        text = f"{doing}: the broker rejected it"
+        if entity.kind is EntityKind.TOPIC:
+            return TransportError(
+                f"{text}: a queue that is bound to the topic is full",
+                FailureKind.UNAVAILABLE,
+                FailureReason.QUOTA,
+                maybe_applied=True,
+            )
+        try:
+            waiting, _ = await self.count(entity.path, doing)
+        except TransportError as error:
+            return TransportError(f"{text}, and then {error}", FailureKind.UNAVAILABLE, maybe_applied=True)
+        self.full[entity.path] = max(waiting, self.full.get(entity.path, 0))
+        text += ": the queue is full (overflow is reject-publish)"
+        return TransportError(text, FailureKind.UNAVAILABLE, FailureReason.QUOTA)
+
+    async def close(self, timeout: float) -> None:
+        """Close all connections within ``timeout`` seconds."""
+        self.closed = True
+        self._idle.clear()
+        await asyncio.gather(*(link.close(timeout) for link in (self.publishing, self.consuming, self.control)))
+
+    async def _channel(self, session: Session) -> Channel:
+        while self._idle:
+            owner, channel = self._idle.pop()
+            if owner is session and not channel.is_closed:
+                return channel
+        return await session.open_channel(confirms=False)
+
+    def _limit_outlets(self) -> None:
+        """Give back the channels of the entities that were not sent to for the longest time."""
+        for entity in list(self._outlets)[: max(0, len(self._outlets) - _MOST_OUTLETS)]:
+            outlet = self._outlets[entity]
+            if outlet.idle:
+                outlet.release()
+                del self._outlets[entity]

@@ -1,0 +1,60 @@
+"""Which queues and exchanges of the broker stand for an entity.
+
+A queue is the queue of its path; a topic is the exchange of its path, and a subscription a queue bound to it. Names of
+our own making hold a segment that begins with ``$``, or begin with ``pairmq.``.
+"""
+
+from __future__ import annotations
+
+from pairmq.model import Entity, FailureKind, FailureReason, Source, TransportError
+
+_DEAD_LETTER = "/$dead-letter"
+_SUBSCRIPTIONS = "/$subscriptions/"
+_LONGEST = 255  # bytes, of any name in AMQP 0-9-1
+
+MAX_PATH_LENGTH = _LONGEST - len(_DEAD_LETTER)
+"""Longest path in bytes: its dead-letter queue must have a name, too."""
+
+OWN_PREFIX = "pairmq."
+"""Of the broker's objects that belong to no entity, such as delay queues."""
+
+
+def queue_of(source: Source) -> str:
+    """The name of the queue that a receiver of the source reads.
+
+    Raises:
+        TransportError: reason *malformed* when it is too long for the broker.
+    """
+    check(source.entity)
+    name = source.entity.path
+    if source.subscription is not None:
+        name += _SUBSCRIPTIONS + source.subscription
+    if len(name.encode()) > MAX_PATH_LENGTH:
+        raise _too_long(name)
+    return name + _DEAD_LETTER if source.dead_letter else name
+
+
+def dead_letter_of(queue: str) -> str:
+    """The name of a queue's dead-letter queue."""
+    return queue + _DEAD_LETTER
+
+
+def check(entity: Entity) -> None:
+    """Check that the broker can have an entity of this name.
+
+    Raises:
+        TransportError: reason *malformed*.
+    """
+    if len(entity.path.encode()) > MAX_PATH_LENGTH:
+        raise _too_long(entity.path)
+
+
+def is_system(entity: Entity) -> bool:
+    """Whether the path is the broker's own, or one of ours."""
+    path = entity.path
+    return path.startswith(("amq.", OWN_PREFIX)) or any(segment.startswith("$") for segment in path.split("/"))
+
+
+def _too_long(name: str) -> TransportError:
+    text = f"{name[:40]}… has {len(name.encode())} bytes: RabbitMQ allows {MAX_PATH_LENGTH} here"
+    return TransportError(text, FailureKind.REFUSED, FailureReason.MALFORMED)

@@ -1,0 +1,240 @@
+"""Where one entity's messages go out: a channel of its own, opened when needed, and everything that can become of it.
+
+A channel per entity, so that one bad publish, which closes its channel, disturbs no other entity's sends. Within the
+entity two rules keep the broker's refusals certain: the first publish on a new channel, and each large one, is alone
+in flight, so that a channel that is closed under it was closed because of it.
+
+A publish whose caller stopped waiting leaves its channel in doubt. The channel is retired: it takes no more publishes,
+and the others in flight on it may still be answered. When nothing came from the broker since the publish was written,
+the connection is in doubt as well, and retired in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+from pairmq.model import FailureKind, FailureReason, TransportError
+from pairmq_rabbitmq import _errors
+from pairmq_rabbitmq._errors import Unsent
+from pairmq_rabbitmq._link import Link
+from pairmq_rabbitmq._publish import ALONE, Answer, Batch, Lost, Parcel, PublishChannel
+from pairmq_rabbitmq._scope import Scope
+
+CHUNK_MESSAGES = 250
+CHUNK_BYTES = 1 << 20
+_SILENCE = 0.1  # s without a frame from the broker after which giving up a publish says something about the connection
+_GOODBYE = 5.0
+
+
+class Outlet:
+    """Publishes for one entity.
+
+    Args:
+        link: the connection for publishing.
+        check: looks whether the target exists, on a new session, before anything is published; None where a missing
+            one is told by a return.
+        doing: in words, for errors: ``send to orders``.
+    """
+
+    def __init__(self, link: Link, doing: str, check: Callable[[], Awaitable[None]] | None = None) -> None:
+        self._link = link
+        self._doing = doing
+        self._check = check
+        self._channel: PublishChannel | None = None
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def idle(self) -> bool:
+        """Whether its channel could be given back."""
+        return not self._turn.locked() and (self._channel is None or self._channel.idle)
+
+    async def publish(self, parcels: Sequence[Parcel], scope: Scope) -> list[Answer]:
+        """Publish in order and wait for the broker's answers.
+
+        Args:
+            parcels: what to publish; any number.
+            scope: ends the call when it closes.
+
+        Returns:
+            One answer each, in order; what could not be written got a `TransportError`.
+
+        A cancelled call may have published any part of them.
+        """
+        chunks = list(_chunks(parcels))
+        if len(chunks) == 1:
+            return await self._publish(chunks[0], scope)
+        answers: list[Answer] = []
+        loop = asyncio.get_running_loop()
+        under_way: list[asyncio.Task[list[Answer]]] = []
+        try:
+            for chunk in chunks:
+                # The lock is fair: chunks are written in the order in which their tasks began.
+                under_way.append(loop.create_task(self._publish(chunk, scope)))
+                await asyncio.sleep(0)
+                if len(under_way) == 2:
+                    answers += await under_way[0]
+                    del under_way[0]
+            while under_way:
+                answers += await under_way[0]
+                del under_way[0]
+        finally:
+            for task in under_way:
+                task.cancel()
+        return answers
+
+    def release(self) -> None:
+        """Give the channel back to the broker when nothing is in flight on it."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.retire()
+
+    async def _publish(self, parcels: Sequence[Parcel], scope: Scope) -> list[Answer]:
+        """Publish one chunk."""
+        answers: list[Answer] = []
+        try:
+            async with self._turn:
+                while True:
+                    scope.check()
+                    channel = await self._ready(scope)
+                    left = parcels[len(answers) :]
+                    if channel.proven and len(left[0].body) <= ALONE:
+                        break
+                    await channel.clear(None)
+                    written = await self._write(channel, left[:1])
+                    answers += await self._answers(written, scope)
+                    if len(answers) == len(parcels):
+                        return answers
+                    if isinstance(answers[-1], Lost):
+                        raise _not_tried(answers[-1], channel, self._doing)
+                await channel.clear([parcel.message_id for parcel in left])
+                written = await self._write(channel, left)
+            return answers + await self._answers(written, scope)
+        except Unsent as error:
+            failed = _errors.failure(error, self._doing)
+        except TransportError as error:
+            failed = error
+        return [*answers, *(failed for _ in parcels[len(answers) :])]
+
+    async def _write(self, channel: PublishChannel, parcels: Sequence[Parcel]) -> _Written:
+        written = _Written(channel, Batch(len(parcels)), channel.session.wire.frames)
+        try:
+            await channel.write(parcels, written.batch)
+        except asyncio.CancelledError:
+            self._doubt(written)
+            raise
+        return written
+
+    async def _answers(self, written: _Written, scope: Scope) -> list[Answer]:
+        batch = written.batch
+        scope.add(batch)
+        try:
+            await batch.wait()
+        except asyncio.CancelledError:
+            self._doubt(written)
+            raise
+        finally:
+            scope.discard(batch)
+        if batch.cut_off:
+            self._doubt(written)
+        if not written.channel.proven and not isinstance(batch.answers[0], Lost | TransportError):
+            written.channel.proven = True
+        return batch.answers
+
+    async def _ready(self, scope: Scope) -> PublishChannel:
+        """The channel to publish on; opened when there is none.
+
+        Raises:
+            Unsent: it can't be opened.
+            TransportError: the broker blocks publishers, or the scope closed.
+        """
+        channel = self._channel
+        if channel is None or not channel.usable or self._link.current is not channel.session:
+            self._channel = None
+            if channel is not None:
+                channel.retire()
+            channel = await scope.race(self._open())
+        if channel.session.wire.blocked:
+            raise _errors.blocked(self._doing)
+        return channel
+
+    async def _open(self) -> PublishChannel:
+        session = await self._link.session()
+        if session.wire.blocked:
+            raise _errors.blocked(self._doing)
+        if self._check is not None:
+            await self._check()
+        raw = await session.open_channel(confirms=True)
+        self._channel = PublishChannel(session, raw, self._unused)
+        return self._channel
+
+    def _doubt(self, written: _Written) -> None:
+        """Somebody stopped waiting for answers: see what that says about the channel and the connection."""
+        channel, session = written.channel, written.channel.session
+        if self._channel is channel:
+            self._channel = None
+        channel.retire()
+        waited = asyncio.get_running_loop().time() - written.at
+        if session.wire.blocked or session.wire.frames != written.frames or waited < _SILENCE:
+            return
+        self._link.retire(session, TimeoutError("the broker did not answer in time"), at_once=False)
+
+    def _unused(self, channel: PublishChannel) -> None:
+        task = asyncio.get_running_loop().create_task(self._give_back(channel))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    @staticmethod
+    async def _give_back(channel: PublishChannel) -> None:
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(_GOODBYE):
+                await channel.close()
+
+
+class _Written:
+    """Publishes that are on their way.
+
+    Args:
+        channel: where.
+        batch: gets the answers.
+        frames: how many the broker had sent before.
+    """
+
+    __slots__ = ("at", "batch", "channel", "frames")
+
+    def __init__(self, channel: PublishChannel, batch: Batch, frames: int) -> None:
+        self.channel = channel
+        self.batch = batch
+        self.frames = frames
+        self.at = asyncio.get_running_loop().time()
+
+
+def _not_tried(lost: Lost, channel: PublishChannel, doing: str) -> Exception:
+    """Why the others of a chunk were not written when the first one took the channel with it."""
+    if not channel.session.usable:
+        return Unsent(lost.cause)
+    text = f"{doing}: not tried, as the broker closed the channel under the message before it"
+    return TransportError(text, FailureKind.TRANSIENT, FailureReason.CONNECTION)
+
+
+def _chunks(parcels: Sequence[Parcel]) -> Iterator[Sequence[Parcel]]:
+    """Cut a batch: not too much at once, a large message by itself, and no message id twice in one chunk."""
+    chunk: list[Parcel] = []
+    ids: set[str] = set()
+    size = 0
+    for parcel in parcels:
+        large = len(parcel.body) > ALONE
+        full = len(chunk) == CHUNK_MESSAGES or size + parcel.size > CHUNK_BYTES
+        if chunk and (large or full or parcel.message_id in ids):
+            yield chunk
+            chunk, ids, size = [], set(), 0
+        chunk.append(parcel)
+        ids.add(parcel.message_id)
+        size += parcel.size
+        if large:
+            yield chunk
+            chunk, ids, size = [], set(), 0
+    if chunk:
+        yield chunk

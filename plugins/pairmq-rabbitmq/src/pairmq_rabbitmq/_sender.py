@@ -1,0 +1,143 @@
+"""Sending: each message a persistent, mandatory publish that the broker has confirmed.
+
+A queue is published to through the default exchange, with its name as the routing key; a topic is an exchange, and the
+routing key is the message's subject.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, TransportError
+from pairmq.transport import Sender
+from pairmq_rabbitmq import _codec, _errors, _names
+from pairmq_rabbitmq._context import Context
+from pairmq_rabbitmq._publish import Answer, Lost, Nacked, Parcel, Returned, publish_method
+from pairmq_rabbitmq._schedule import Schedule
+from pairmq_rabbitmq._scope import Scope
+
+MAX_MESSAGE_BYTES = 128 * 1024 * 1024
+"""RabbitMQ's ``max_message_size`` from 3.8 on; 4.0 made it 16 MiB, and any server may set another."""
+
+_MAX_ROUTING_KEY = 255  # bytes
+_FRAME_MAX = 131_072  # of RabbitMQ unless configured otherwise
+_FRAME_OVERHEAD = 8
+
+
+class RabbitSender(Sender):
+    """Sends to one queue or topic.
+
+    Args:
+        context: the transport's connections and settings.
+        schedule: where messages wait for their time.
+        entity: where to.
+
+    Raises:
+        TransportError: reason *malformed* when RabbitMQ can't have such a name.
+    """
+
+    def __init__(self, context: Context, schedule: Schedule, entity: Entity) -> None:
+        _names.check(entity)
+        self._context = context
+        self._schedule = schedule
+        self._entity = entity
+        self._topic = entity.kind is EntityKind.TOPIC
+        self._method = publish_method(entity.path, "") if self._topic else publish_method("", entity.path)
+        self._doing = f"send to {entity}"
+        self._scope = Scope()
+        context.scopes.add(self._scope)
+
+    async def send(self, message: Message) -> None:
+        self._check_open()
+        parcel = await self._parcel(message)
+        [answer] = await self._context.outlet(self._entity).publish([parcel], self._scope)
+        if answer is not None:
+            [failed] = await self._explain([answer])
+            if failed is not None:
+                raise failed
+
+    async def send_batch(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
+        try:
+            self._check_open()
+        except TransportError as error:
+            return [error for _ in messages]
+        packed: list[Parcel | TransportError] = []
+        for message in messages:
+            try:
+                packed.append(await self._parcel(message))
+            except TransportError as error:
+                packed.append(error)
+        parcels = [parcel for parcel in packed if isinstance(parcel, Parcel)]
+        answers = await self._context.outlet(self._entity).publish(parcels, self._scope) if parcels else []
+        outcomes = iter(await self._explain(answers))
+        return [next(outcomes) if isinstance(parcel, Parcel) else parcel for parcel in packed]
+
+    async def close(self) -> None:
+        self._scope.close(lambda begun: _errors.closed(self._doing, maybe_applied=begun))
+        self._context.scopes.discard(self._scope)
+
+    def _check_open(self) -> None:
+        self._scope.check()
+        if self._context.closed:
+            raise _errors.closed(self._doing)
+
+    async def _parcel(self, message: Message) -> Parcel:
+        """Pack a message.
+
+        Raises:
+            TransportError: RabbitMQ can't take it, or it can't be scheduled now.
+        """
+        properties = _codec.encode(message, login=self._context.url.username)
+        parcel = Parcel.of(await self._where(message), properties, message.body)
+        session = self._context.publishing.current
+        most = (_FRAME_MAX if session is None else session.frame_max) - _FRAME_OVERHEAD
+        if len(parcel.header) > most:
+            text = f"its properties have {len(parcel.header)} bytes, RabbitMQ takes at most {most}"
+            raise _errors.refused(self._doing, text, FailureReason.TOO_LARGE)
+        if len(message.body) > MAX_MESSAGE_BYTES:
+            text = f"its body has {len(message.body)} bytes, RabbitMQ takes at most {MAX_MESSAGE_BYTES}"
+            raise _errors.refused(self._doing, text, FailureReason.TOO_LARGE)
+        return parcel
+
+    async def _where(self, message: Message) -> bytes:
+        """The method that publishes it: to the entity, or to where it waits for its time."""
+        if message.scheduled_enqueue_at is not None:
+            delay = (message.scheduled_enqueue_at - datetime.now(UTC)).total_seconds()
+            if delay > 0:
+                return await self._scope.race(self._schedule.route(self._entity, delay, self._doing))
+        if not self._topic or not message.subject:
+            return self._method
+        if len(message.subject.encode()) > _MAX_ROUTING_KEY:
+            text = f"a topic's messages have their subject as routing key: at most {_MAX_ROUTING_KEY} bytes"
+            raise _errors.refused(self._doing, text, FailureReason.MALFORMED)
+        return publish_method(self._entity.path, message.subject)
+
+    async def _explain(self, answers: Sequence[Answer]) -> list[TransportError | None]:
+        """Say what each answer means; the broker is asked once for all that it returned, or rejected."""
+        returned = nacked = None
+        outcomes: list[TransportError | None] = []
+        for answer in answers:
+            match answer:
+                case None | TransportError():
+                    outcomes.append(answer)
+                case Returned():
+                    returned = returned or await self._context.why_returned(self._entity, self._doing)
+                    outcomes.append(returned)
+                case Nacked():
+                    nacked = nacked or await self._context.why_nacked(self._entity, self._doing)
+                    outcomes.append(nacked)
+                case Lost():
+                    outcomes.append(self._lost(answer))
+                case _:
+                    raise AssertionError(answer)
+        return outcomes
+
+    def _lost(self, lost: Lost) -> TransportError:
+        failed = _errors.failure(lost.cause, self._doing)
+        if failed.kind is not FailureKind.REFUSED or lost.alone:
+            return failed
+        # The refusal was of one message in flight, and nobody knows which: all are in doubt, and tried again.
+        doubtful = TransportError(str(failed), FailureKind.TRANSIENT, failed.reason, maybe_applied=True)
+        doubtful.__cause__ = failed.__cause__
+        return doubtful

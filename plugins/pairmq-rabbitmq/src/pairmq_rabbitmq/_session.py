@@ -1,0 +1,224 @@
+"""One open connection to the broker, and how it is made."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import aio_pika
+from aio_pika.abc import ConnectionParameter
+from aiormq.channel import Channel
+from aiormq.connection import exception_by_code
+from yarl import URL
+
+from pairmq.model import FailureKind, FailureReason, TransportError
+from pairmq_rabbitmq._errors import Unsent
+from pairmq_rabbitmq._url import RabbitUrl
+from pairmq_rabbitmq._wire import WatchedStreams, Wire
+
+T = TypeVar("T")
+
+ACCESS_REFUSED = 403
+_SPARE_CHANNELS = 8  # of the broker's limit, so that a burst of openings does not reach it
+
+# Every failure is told by exception; what the drivers log besides is for those who ask for it, not for stderr.
+for _name in ("aio_pika", "aiormq"):
+    logging.getLogger(_name).addHandler(logging.NullHandler())
+
+
+class Session:
+    """One open connection: calls on it end at the latest when it does.
+
+    It never comes back: whoever finds it ended asks the link for the next one.
+    """
+
+    def __init__(self) -> None:
+        self.wire = Wire(self._lost)
+        self.cause: BaseException | None = None
+        self._connection: aio_pika.Connection | None = None
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._listeners: list[Callable[[BaseException], None]] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._lost_at_login: BaseException | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is open, as far as anybody knows."""
+        return self.cause is None
+
+    @property
+    def server_version(self) -> tuple[int, ...]:
+        """The broker's version, such as (3, 10, 8); empty if it does not tell."""
+        told = str(self._driver.server_properties.get("version", ""))
+        return tuple(int(part) for part in told.split("-")[0].split(".") if part.isdigit())
+
+    @property
+    def frame_max(self) -> int:
+        """The largest frame in bytes that the broker takes."""
+        return int(self._driver.connection_tune.frame_max or 0) or 131_072
+
+    async def open(self, url: RabbitUrl, tls: ssl.SSLContext | None, purpose: str) -> None:
+        """Connect and log in.
+
+        Args:
+            url: where to, and as whom.
+            tls: checks the broker; None for plain TCP.
+            purpose: shown beside the connection in the broker's own tools.
+
+        Raises:
+            Exception: the driver's; nothing of a message was written.
+        """
+        connection = _connection(url, tls, purpose, self.wire)
+        try:
+            await self._detached(connection.connect())
+        except Exception as error:
+            raise self._why_refused(error) from error
+        self._connection = connection
+        if self._lost_at_login is not None:
+            self._lost(self._lost_at_login)
+
+    async def open_channel(self, *, confirms: bool) -> Channel:
+        """Open a channel.
+
+        Raises:
+            Unsent: it can't be opened.
+        """
+        tune = self._driver.connection_tune
+        if tune.channel_max and len(self._driver.channels) >= tune.channel_max - _SPARE_CHANNELS:
+            text = f"the connection has all {tune.channel_max} channels that the broker allows: use fewer entities"
+            raise Unsent(TransportError(text, FailureKind.TRANSIENT, FailureReason.QUOTA))
+        try:
+            return await self.run(self._driver.channel(publisher_confirms=confirms, on_return_raises=True))
+        except Exception as error:
+            raise Unsent(error.cause if isinstance(error, Unsent) else error) from error
+
+    async def run(self, operation: Coroutine[Any, Any, T]) -> T:
+        """Await a call of the driver, or the end of the connection.
+
+        A cancelled caller gets control back at once: the driver cleans up with further calls to the broker, which may
+        never answer; that goes on behind the scenes.
+
+        Raises:
+            Exception: the driver's, or why the connection ended; never a cancellation that nobody asked for.
+        """
+        if self.cause is not None:
+            operation.close()
+            raise Unsent(self.cause)
+        return await self._detached(operation)
+
+    def on_end(self, listener: Callable[[BaseException], None]) -> None:
+        """Call ``listener`` with the cause when it ends; at once if it has."""
+        if self.cause is not None:
+            listener(self.cause)
+        else:
+            self._listeners.append(listener)
+
+    def remove_on_end(self, listener: Callable[[BaseException], None]) -> None:
+        """Forget a listener."""
+        if listener in self._listeners:
+            self._listeners.remove(listener)
+
+    def end(self, cause: BaseException) -> None:
+        """Drop the connection: calls in flight end with ``cause``."""
+        if self.cause is not None:
+            return
+        self.cause = cause
+        self.wire.abort()
+        if not self._ended.done():
+            self._ended.set_result(None)
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener(cause)
+        for task in tuple(self._tasks):
+            task.cancel()
+        if self._connection is not None:
+            self._background(self._connection.close())
+
+    async def close(self, timeout: float) -> None:
+        """Say goodbye to the broker within ``timeout`` seconds, then drop the connection."""
+        if self.cause is None and self._connection is not None and not self.wire.blocked:
+            goodbye = self._background(self._connection.close())
+            await asyncio.wait((goodbye, self._ended), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        self.end(ConnectionAbortedError("the connection was closed"))
+
+    # ------------------------------------------------------------------ private
+
+    @property
+    def _driver(self) -> Any:
+        if self._connection is None or self._connection.transport is None:
+            raise Unsent(self.cause or ConnectionError("not connected"))
+        return self._connection.transport.connection
+
+    def _why_refused(self, error: Exception) -> Exception:
+        """Why the login failed: the broker's words, which the driver passes on for a wrong password only."""
+        goodbye = self.wire.goodbye
+        if goodbye is None or goodbye.reply_code == ACCESS_REFUSED:
+            return error
+        return exception_by_code(goodbye)
+
+    async def _detached(self, operation: Coroutine[Any, Any, T]) -> T:
+        task = self._background(operation)
+        await asyncio.wait((task, self._ended), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            raise self.cause or ConnectionAbortedError("the connection was closed")
+        if task.cancelled():  # the driver's way to tell of a lost connection
+            raise self.cause or ConnectionResetError("the connection was lost")
+        error = task.exception()
+        if error is None:
+            return task.result()
+        if self.cause is not None and not isinstance(error, Exception):
+            raise self.cause
+        raise error
+
+    def _background(self, operation: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(operation)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen: nobody may be waiting for it any more
+
+    def _lost(self, cause: BaseException) -> None:
+        goodbye = self.wire.goodbye
+        if goodbye is not None:
+            cause = exception_by_code(goodbye)
+        elif not isinstance(cause, Exception):
+            cause = ConnectionResetError("the connection was lost")
+        if self._connection is None:
+            self._lost_at_login = cause  # the driver knows best what went wrong, if it still looks
+            return
+        # What came before the end is still on its way through the driver's queues.
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, self.end, cause)
+
+
+class _Connection(aio_pika.Connection):
+    """aio-pika's plain connection, which never reconnects, over streams of ours."""
+
+    PARAMETERS = (
+        *aio_pika.Connection.PARAMETERS,
+        ConnectionParameter(name="transport_factory", parser=lambda factory: factory, is_kwarg=True),
+    )
+
+
+def _connection(url: RabbitUrl, tls: ssl.SSLContext | None, purpose: str, wire: Wire) -> aio_pika.Connection:
+    """Make a connection that is not open yet."""
+    broker = URL.build(
+        scheme="amqp" if tls is None else "amqps",
+        host=url.host,
+        port=url.port,
+        user=url.username,
+        password=url.password,
+        path="/" + quote(url.vhost, safe=""),
+        query={"heartbeat": str(url.heartbeat), "name": purpose},
+        encoded=False,
+    )
+    return _Connection(broker, ssl_context=tls, transport_factory=WatchedStreams(wire, tls))

@@ -1,0 +1,85 @@
+"""The transport: its settings and connections, and the objects that use them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pairmq.model import Entity, Message, Source
+from pairmq.transport import Admin, Capabilities, Receiver, Sender, Transport
+from pairmq_rabbitmq import _codec, _errors
+from pairmq_rabbitmq._admin import RabbitAdmin
+from pairmq_rabbitmq._context import Context
+from pairmq_rabbitmq._names import MAX_PATH_LENGTH
+from pairmq_rabbitmq._receiver import RabbitReceiver
+from pairmq_rabbitmq._schedule import Schedule
+from pairmq_rabbitmq._sender import MAX_MESSAGE_BYTES, RabbitSender
+from pairmq_rabbitmq._url import parse_rabbitmq_url, tls_context
+
+CAPABILITIES = Capabilities(
+    max_message_bytes=MAX_MESSAGE_BYTES,
+    max_path_length=MAX_PATH_LENGTH,
+    topics=True,
+    scheduling=True,
+    time_to_live=True,
+    dead_letter=True,
+    lock_renewal=True,
+    probes=True,
+    peek=True,
+    durable=True,
+)
+"""What RabbitMQ does through this transport; its README tells the fine print."""
+
+_RECEIVERS = 1.2  # s
+_GOODBYE = 0.5
+
+
+class RabbitTransport(Transport):
+    """A transport to a RabbitMQ server, 3.8 or newer.
+
+    Args:
+        url: ``amqp://`` or ``amqps://``; the options stand in the README.
+
+    Raises:
+        ConfigurationError: the URL can't work.
+    """
+
+    def __init__(self, url: str) -> None:
+        parsed = parse_rabbitmq_url(url)
+        super().__init__(parsed.endpoint)
+        tls = None if parsed.tls is None else tls_context(parsed.tls, for_url=parsed.endpoint.url)
+        self._context = Context(parsed, tls)
+        self._schedule = Schedule(self._context)
+        self._admin = RabbitAdmin(self._context)
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return CAPABILITIES
+
+    @property
+    def admin(self) -> Admin:
+        return self._admin
+
+    def sender(self, entity: Entity) -> Sender:
+        return RabbitSender(self._context, self._schedule, entity)
+
+    def receiver(self, source: Source) -> Receiver:
+        return RabbitReceiver(self._context, source)
+
+    def measure(self, message: Message) -> int:
+        return _codec.size(message)
+
+    async def _close(self) -> None:
+        if self._closing is None:
+            self._context.closed = True
+            self._closing = asyncio.get_running_loop().create_task(self._close_all())
+        # A caller that is cancelled leaves the rest to the task, which ends by itself.
+        await asyncio.shield(self._closing)
+
+    async def _close_all(self) -> None:
+        for scope in list(self._context.scopes):
+            scope.close(lambda begun: _errors.closed("the call was under way", maybe_applied=begun))
+        closing = [asyncio.ensure_future(receiver.close()) for receiver in list(self._context.receivers)]
+        if closing:
+            await asyncio.wait(closing, timeout=_RECEIVERS)
+        await self._context.close(_GOODBYE)

@@ -1,0 +1,166 @@
+"""The bytes between aio-pika and the broker, watched: what the driver keeps to itself has to be known here at once.
+
+aio-pika's driver is given streams of ours. They see every frame before the driver does, and tell
+
+- that the connection is gone, and why, without waiting for the driver to clean up;
+- whether the broker has blocked it (a memory or disk alarm), for which the driver has no callback;
+- signs of life: whether anything came since some moment.
+
+They also keep one poisoned message from ending the connection for everyone: a header that the driver's parser can't
+read (a timestamp beyond the year 9999 will do) is replaced by an empty one with a mark, and the message under it is the
+receiver's to put away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import pamqp.frame
+from aiormq.connection import TransportFactory
+from pamqp import commands
+from pamqp.header import ContentHeader
+from yarl import URL
+
+UNREADABLE = "x-unreadable-header"
+"""Header of a message whose own header could not be read; its value says why."""
+
+_FRAME = struct.Struct(">BHI")
+_CONTENT = struct.Struct(">HHQ")
+_METHOD, _HEADER = 1, 2
+_BLOCKED, _UNBLOCKED = (struct.pack(">HH", 10, method) for method in (60, 61))
+_CLOSE = struct.pack(">HH", 10, 50)
+
+
+class Wire:
+    """One connection's streams, as far as they can be seen from outside.
+
+    Args:
+        on_lost: called once, when nothing more can come; gets why.
+    """
+
+    def __init__(self, on_lost: Callable[[BaseException], None]) -> None:
+        self.frames = 0  # received so far
+        self.blocked = False
+        self._on_lost: Callable[[BaseException], None] | None = on_lost
+        self._goodbye: commands.Connection.Close | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    @property
+    def goodbye(self) -> commands.Connection.Close | None:
+        """The broker's own words when it closed the connection."""
+        return self._goodbye
+
+    def opened(self, writer: asyncio.StreamWriter) -> None:
+        """The socket is there."""
+        self._writer = writer
+
+    def abort(self) -> None:
+        """Drop the socket at once, without a word to the broker."""
+        if self._writer is not None:
+            self._writer.transport.abort()
+
+    def lost(self, cause: BaseException) -> None:
+        """Nothing more will come."""
+        on_lost, self._on_lost = self._on_lost, None
+        if on_lost is not None:
+            on_lost(cause)
+
+    def saw(self, kind: int, payload: bytes) -> None:
+        """Look at one frame."""
+        self.frames += 1
+        if kind != _METHOD:
+            return
+        method = payload[:4]
+        if method == _BLOCKED:
+            self.blocked = True
+        elif method == _UNBLOCKED:
+            self.blocked = False
+        elif method == _CLOSE:
+            self._goodbye = commands.Connection.Close()
+            with contextlib.suppress(ValueError, struct.error):
+                self._goodbye.unmarshal(payload[4:])
+
+
+class WatchedStreams(TransportFactory):
+    """Opens the socket of one connection.
+
+    Args:
+        wire: sees what comes.
+        tls: checks the broker; None for plain TCP.
+        host: the name that its certificate must bear.
+    """
+
+    def __init__(self, wire: Wire, tls: ssl.SSLContext | None) -> None:
+        self._wire = wire
+        self._tls = tls
+
+    async def create(self, url: URL, **_: Any) -> tuple[Any, asyncio.StreamWriter]:
+        """Connect; the driver's own idea of TLS is not asked."""
+        reader, writer = await asyncio.open_connection(url.host, url.port, ssl=self._tls)
+        self._wire.opened(writer)
+        return _WatchedReader(reader, self._wire), writer
+
+
+class _WatchedReader:
+    """What the driver reads from: the same bytes, one whole frame at a time."""
+
+    def __init__(self, reader: asyncio.StreamReader, wire: Wire) -> None:
+        self._reader = reader
+        self._wire = wire
+        self._frame = b""
+        self._at = 0
+
+    def at_eof(self) -> bool:
+        if self._at < len(self._frame) or not self._reader.at_eof():
+            return False
+        self._wire.lost(ConnectionResetError("the broker closed the connection"))
+        return True
+
+    async def read(self, n: int = -1) -> bytes:
+        return await self._reader.read(n)
+
+    async def readexactly(self, n: int) -> bytes:
+        if self._at == len(self._frame):
+            try:
+                self._frame = await self._next()
+            except BaseException as error:
+                self._wire.lost(error)
+                raise
+            self._at = 0
+        part = self._frame[self._at : self._at + n]
+        self._at += len(part)
+        if len(part) < n:
+            part += await self._reader.readexactly(n - len(part))
+        return part
+
+    async def _next(self) -> bytes:
+        start = await self._reader.readexactly(_FRAME.size)
+        if start.startswith(b"AMQP"):
+            return start  # the broker speaks another version; the driver says so
+        kind, channel, size = _FRAME.unpack(start)
+        rest = await self._reader.readexactly(size + 1)
+        self._wire.saw(kind, rest)
+        if kind == _HEADER:
+            rest = _readable(channel, start, rest)
+            start = _FRAME.pack(kind, channel, len(rest) - 1)
+        return start + rest
+
+
+def _readable(channel: int, start: bytes, rest: bytes) -> bytes:
+    """The payload and end of a header frame that the driver can parse: this one, or a bare one with a mark."""
+    try:
+        pamqp.frame.unmarshal(start + rest)
+    except Exception as error:
+        try:
+            size = _CONTENT.unpack_from(rest)[2]
+        except struct.error:
+            return rest  # no header frame at all: the driver may end the connection
+        problem = f"{type(error).__name__}: {error}"[:200]
+        bare = ContentHeader(body_size=size, properties=commands.Basic.Properties(headers={UNREADABLE: problem}))
+        return pamqp.frame.marshal(bare, channel)[_FRAME.size :]
+    return rest

@@ -1,0 +1,650 @@
+"""Real RabbitMQ servers for tests: on free ports of this machine, apart from whatever else runs here.
+
+Each server has its own port mapper (epmd), Erlang cookie, node name and directories, so that any number of them run
+side by side and none meets a RabbitMQ that the system runs. A boot takes seconds: tests share servers through a
+`RabbitPool`, and most of them can take a server away with `RabbitServer.go_down` instead of a kill.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+from pairmq.testing.servers import ServerError, ServerProcess, free_port, start_together
+
+__all__ = ["RabbitPool", "RabbitServer", "pool", "start_together"]
+
+# The wrapper of the same name on PATH switches to the user rabbitmq, and refuses everyone but root and that user.
+_PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+_HOST = "127.0.0.1"
+_NODE = "pairmq@localhost"
+_DEFAULT_VHOST = "/"
+
+# Two schedulers and one thread for files boot in 3 s where the defaults take 5 on two cores; many would only
+# compete with the tests. A node with a name from the start does not spend a second on looking for an epmd.
+_ERLANG_FLAGS = "+S 2:2 +SDcpu 1:1 +A 1 -start_epmd false -kernel inet_dist_use_interface {127,0,0,1}"
+
+# Gives the value, or the error, as text that no printing of terms can mangle.
+_ERLANG_CALL = """
+begin PairmqText = fun(T) -> base64:encode_to_string(unicode:characters_to_binary(T)) end,
+try begin PairmqValue = begin %s end, PairmqText(%s) end of Ok -> "ok " ++ Ok
+catch C:R -> "error " ++ PairmqText(io_lib:format("~0tp: ~0tp", [C, R])) end end.
+"""
+
+# Everything that tests make; what a server has from the start stays, with its first values.
+_RESET = """
+Us = <<"pairmq-reset">>, Vh = <<"/">>,
+rabbit_networking:close_all_connections("reset by a test"),
+[rabbit_vhost:delete(V, Us) || V <- rabbit_vhost:list_names(), V =/= Vh],
+case rabbit_vhost:exists(Vh) of true -> ok; false -> rabbit_vhost:add(Vh, Us) end,
+[rabbit_runtime_parameters:clear_any(Vh, proplists:get_value(component, P), proplists:get_value(name, P), Us)
+ || P <- rabbit_runtime_parameters:list(Vh)],
+[rabbit_policy:delete(Vh, proplists:get_value(name, P), Us)
+ || P <- rabbit_policy:list(Vh) ++ rabbit_policy:list_op(Vh)],
+[rabbit_amqqueue:delete(Q, false, false, Us) || Q <- rabbit_amqqueue:list(Vh)],
+[rabbit_exchange:delete(element(2, X), false, Us) || X <- rabbit_exchange:list(Vh),
+ case element(4, element(2, X)) of <<>> -> false; <<"amq.", _/binary>> -> false; _ -> true end],
+Guest = <<"guest">>,
+[rabbit_auth_backend_internal:delete_user(U, Us) || L <- rabbit_auth_backend_internal:list_users(),
+ U <- [proplists:get_value(user, L)], U =/= Guest],
+case rabbit_auth_backend_internal:exists(Guest) of
+ true -> rabbit_auth_backend_internal:change_password(Guest, Guest, Us);
+ false -> rabbit_auth_backend_internal:add_user(Guest, Guest, Us) end,
+rabbit_auth_backend_internal:set_tags(Guest, [administrator], Us),
+rabbit_auth_backend_internal:set_permissions(Guest, Vh, <<".*">>, <<".*">>, <<".*">>, Us),
+length(rabbit_amqqueue:list())
+"""
+
+
+class RabbitServer(ServerProcess):
+    """A rabbitmq-server process that keeps its data over `kill` and `restart`; the user is guest, password guest.
+
+    Args:
+        tls: (certificate file, key file, file of authorities) for a second listener that speaks TLS and asks clients
+            for no certificate; none when left out.
+        management: whether it serves its HTTP interface too; that makes booting slower.
+        plugins: names of more plugins of the server, such as ``("rabbitmq_shovel",)``.
+        config: more lines of its configuration file.
+        port: TCP port for AMQP; a free one when left out.
+        directory: where it keeps data and log; a temporary one, removed at the end, when left out.
+        start_timeout: seconds until it must be ready.
+
+    Raises:
+        FileNotFoundError: there is no rabbitmq-server; the text says how to get it.
+    """
+
+    def __init__(
+        self,
+        *,
+        tls: tuple[Path | str, Path | str, Path | str] | None = None,
+        management: bool = False,
+        plugins: Sequence[str] = (),
+        config: Sequence[str] = (),
+        port: int | None = None,
+        directory: Path | None = None,
+        start_timeout: float = 90.0,
+    ) -> None:
+        epmd, self._erl_call = shutil.which("epmd"), shutil.which("erl_call")
+        if not _PROGRAM.exists() or epmd is None or self._erl_call is None:
+            raise FileNotFoundError(
+                f"{_PROGRAM}, or Erlang's epmd or erl_call, is missing: apt-get install rabbitmq-server"
+            )
+        self.port = port or free_port()
+        self.url = self.url_for()
+        self._tls_port = free_port() if tls else None
+        self._management_port = free_port() if management else None
+        self._epmd_port, self._distribution_port = free_port(), free_port()
+        self._watermark: str | None = None
+        super().__init__(
+            [str(_PROGRAM)],
+            ready=self._answers,
+            directory=directory,
+            start_timeout=start_timeout,
+            name="rabbitmq-server",
+        )
+        home = self.directory.resolve()
+        # Nothing that is set for another RabbitMQ or Erlang may reach this one; systemd must not hear of it either.
+        foreign = {name: None for name in os.environ if name.startswith(("RABBITMQ_", "ERL_"))}
+        self._environment = {
+            **foreign,
+            "NOTIFY_SOCKET": None,
+            "HOME": str(home),
+            "ERL_EPMD_PORT": str(self._epmd_port),
+            "ERL_EPMD_ADDRESS": _HOST,
+            "ERL_CRASH_DUMP_SECONDS": "0",
+            "RABBITMQ_NODENAME": _NODE,
+            "RABBITMQ_CONF_ENV_FILE": "/dev/null",
+            "RABBITMQ_CONFIG_FILE": str(home / "rabbitmq.conf"),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(home / "advanced.config"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "enabled_plugins"),
+            "RABBITMQ_MNESIA_BASE": str(home / "data"),
+            "RABBITMQ_LOG_BASE": str(home / "log"),
+            "RABBITMQ_GENERATED_CONFIG_DIR": str(home / "generated"),
+            "RABBITMQ_PID_FILE": str(home / "server.pid"),
+            "RABBITMQ_DIST_PORT": str(self._distribution_port),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
+                f"{_ERLANG_FLAGS} -sname {_NODE} -kernel inet_dist_listen_min {self._distribution_port}"
+                f" -kernel inet_dist_listen_max {self._distribution_port}"
+            ),
+            # Makes the script become the server, so that the process id is the server's.
+            "RUNNING_UNDER_SYSTEMD": "true",
+        }
+        epmd_directory = self.directory / "epmd"
+        epmd_directory.mkdir(parents=True, exist_ok=True)
+        self._epmd = ServerProcess(
+            [epmd, "-port", str(self._epmd_port), "-address", _HOST],
+            ready=self._epmd_answers,
+            directory=epmd_directory,
+            environment={**foreign, "NOTIFY_SOCKET": None},
+            name="epmd",
+        )
+        self._write_files(tls, [*(["rabbitmq_management"] if management else []), *plugins], config)
+
+    # ------------------------------------------------------------------ addresses
+
+    def url_for(self, user: str = "guest", password: str = "guest", vhost: str = _DEFAULT_VHOST) -> str:  # noqa: S107
+        """Give the address for a client.
+
+        Args:
+            user: who connects.
+            password: that user's.
+            vhost: virtual host; the default one ends the address with a bare slash.
+        """
+        path = "" if vhost == _DEFAULT_VHOST else quote(vhost, safe="")
+        return f"amqp://{quote(user, safe='')}:{quote(password, safe='')}@{_HOST}:{self.port}/{path}"
+
+    @property
+    def tls_port(self) -> int:
+        """The port of the TLS listener.
+
+        Raises:
+            ValueError: the server was made without ``tls``.
+        """
+        if self._tls_port is None:
+            raise ValueError("this server was made without tls")
+        return self._tls_port
+
+    @property
+    def tls_url(self) -> str:
+        """The address for a client that speaks TLS; the certificate has to be for 127.0.0.1.
+
+        Raises:
+            ValueError: the server was made without ``tls``.
+        """
+        return f"amqps://guest:guest@{_HOST}:{self.tls_port}/"
+
+    @property
+    def management_url(self) -> str:
+        """The address of the HTTP interface, without user and path.
+
+        Raises:
+            ValueError: the server was made without ``management``.
+        """
+        if self._management_port is None:
+            raise ValueError("this server was made without management")
+        return f"http://{_HOST}:{self._management_port}"
+
+    # ------------------------------------------------------------------ the process
+
+    def kill(self) -> None:
+        """End it with SIGKILL and wait until it is gone; without effect when it does not run."""
+        super().kill()
+        self._epmd.kill()
+
+    def stop(self, timeout: float = 20.0) -> None:
+        """Ask it to end with SIGTERM, which takes it a second, and kill it when it does not.
+
+        Args:
+            timeout: seconds to wait for it.
+        """
+        super().stop(timeout)
+        self._epmd.kill()
+
+    def log_tail(self, lines: int = 100) -> str:
+        """The end of what it logged: warnings and worse.
+
+        Args:
+            lines: how many lines; Erlang writes some forty about the end of the server below the reason for it.
+        """
+        return super().log_tail(lines)
+
+    # ------------------------------------------------------------------ faults
+
+    def go_down(self) -> None:
+        """Take the broker away in 0.1 s and leave its virtual machine: clients are cut off, new ones refused.
+
+        Raises:
+            ServerError: it does not run or does not answer.
+        """
+        self.erl("rabbit:stop()", timeout=60)
+
+    def come_up(self) -> None:
+        """Bring the broker back after `go_down`, in 0.6 s; without effect when it is there.
+
+        Raises:
+            ServerError: it does not run, or the broker does not start.
+        """
+        self._watermark = None  # starting sets it anew
+        self.erl("rabbit:start()", timeout=60)
+
+    def block(self) -> None:
+        """Raise the memory alarm: connections that publish are not read any more, until `unblock`.
+
+        Raises:
+            ServerError: it does not run or does not answer.
+        """
+        if self._watermark is None:
+            self._watermark = self.erl("vm_memory_monitor:get_vm_memory_high_watermark()")
+        # Asking for the alarms waits until this one has been told to the connections.
+        self._set_watermark(
+            "0.0", "true = lists:keymember({resource_limit, memory, node()}, 1, rabbit_alarm:get_alarms())"
+        )
+
+    def unblock(self) -> None:
+        """End the memory alarm; without effect when `block` was not called.
+
+        Raises:
+            ServerError: it does not run or does not answer.
+        """
+        if self._watermark is not None:
+            self._set_watermark(
+                self._watermark,
+                "false = lists:keymember({resource_limit, memory, node()}, 1, rabbit_alarm:get_alarms())",
+            )
+            self._watermark = None
+
+    def refuse_clients(self) -> None:
+        """Refuse new connections and keep those that are open, until `accept_clients`.
+
+        Raises:
+            ServerError: it does not run or does not answer.
+        """
+        self.erl("rabbit_maintenance:suspend_all_client_listeners()")
+
+    def accept_clients(self) -> None:
+        """Take new connections again after `refuse_clients`.
+
+        Raises:
+            ServerError: it does not run or does not answer.
+        """
+        self.erl("rabbit_maintenance:resume_all_client_listeners()")
+
+    def drop_clients(self, reason: str = "dropped by a test") -> None:
+        """Close all connections in order, as an operator does (reply code 320); new ones are taken.
+
+        Args:
+            reason: what the clients are told.
+
+        Raises:
+            ServerError: it does not run or does not answer.
+        """
+        self.erl(f"rabbit_networking:close_all_connections({_string(reason)})")
+
+    # ------------------------------------------------------------------ what operators do
+
+    def add_user(
+        self,
+        name: str,
+        password: str,
+        *,
+        vhost: str | None = _DEFAULT_VHOST,
+        configure: str = ".*",
+        write: str = ".*",
+        read: str = ".*",
+        tags: Sequence[str] = (),
+    ) -> None:
+        """Make a user.
+
+        Args:
+            name: the user's.
+            password: the user's.
+            vhost: where it gets permissions; nowhere with None.
+            configure: expression for the names that it may declare and delete.
+            write: expression for the names that it may publish to.
+            read: expression for the names that it may read from.
+            tags: such as ``("administrator",)``.
+
+        Raises:
+            ServerError: there is such a user, or the server does not answer.
+        """
+        words = ", ".join(f"binary_to_atom({_binary(tag)})" for tag in tags)
+        self.erl(
+            f"ok = rabbit_auth_backend_internal:add_user({_binary(name)}, {_binary(password)}, {_ACTOR}),"
+            f" rabbit_auth_backend_internal:set_tags({_binary(name)}, [{words}], {_ACTOR})"
+        )
+        if vhost is not None:
+            self.set_permissions(name, vhost=vhost, configure=configure, write=write, read=read)
+
+    def change_password(self, name: str, password: str) -> None:
+        """Give a user another password; connections that are open stay.
+
+        Args:
+            name: the user's.
+            password: the new one.
+
+        Raises:
+            ServerError: there is no such user, or the server does not answer.
+        """
+        self.erl(f"ok = rabbit_auth_backend_internal:change_password({_binary(name)}, {_binary(password)}, {_ACTOR})")
+
+    def set_permissions(
+        self, name: str, *, vhost: str = _DEFAULT_VHOST, configure: str = ".*", write: str = ".*", read: str = ".*"
+    ) -> None:
+        """Set what a user may do; open channels go on for a while with what they were once allowed.
+
+        Args:
+            name: the user's.
+            vhost: where.
+            configure: expression for the names that it may declare and delete; nothing with ``""``.
+            write: expression for the names that it may publish to.
+            read: expression for the names that it may read from.
+
+        Raises:
+            ServerError: there is no such user or virtual host, or the server does not answer.
+        """
+        arguments = ", ".join(_binary(text) for text in (name, vhost, configure, write, read))
+        self.erl(f"ok = rabbit_auth_backend_internal:set_permissions({arguments}, {_ACTOR})")
+
+    def delete_user(self, name: str) -> None:
+        """Delete a user, whose connections are closed.
+
+        Args:
+            name: the user's.
+
+        Raises:
+            ServerError: there is no such user, or the server does not answer.
+        """
+        self.erl(f"ok = rabbit_auth_backend_internal:delete_user({_binary(name)}, {_ACTOR})")
+
+    def add_vhost(self, name: str, *, user: str = "guest") -> None:
+        """Make a virtual host.
+
+        Args:
+            name: the virtual host's.
+            user: who may do everything in it.
+
+        Raises:
+            ServerError: there is such a virtual host or no such user, or the server does not answer.
+        """
+        self.erl(f"false = rabbit_vhost:exists({_binary(name)}), rabbit_vhost:add({_binary(name)}, {_ACTOR})")
+        self.set_permissions(user, vhost=name)
+
+    def delete_vhost(self, name: str) -> None:
+        """Delete a virtual host and all in it; its connections are closed.
+
+        Args:
+            name: the virtual host's.
+
+        Raises:
+            ServerError: there is no such virtual host, or the server does not answer.
+        """
+        self.erl(f"ok = rabbit_vhost:delete({_binary(name)}, {_ACTOR})")
+
+    def delete_queue(self, name: str, *, vhost: str = _DEFAULT_VHOST) -> None:
+        """Delete a queue with its messages.
+
+        Args:
+            name: the queue's.
+            vhost: where.
+
+        Raises:
+            ServerError: there is no such queue, or the server does not answer.
+        """
+        self.erl(
+            f"{{ok, Queue}} = rabbit_amqqueue:lookup(rabbit_misc:r({_binary(vhost)}, queue, {_binary(name)})),"
+            f" {{ok, _}} = rabbit_amqqueue:delete(Queue, false, false, {_ACTOR})"
+        )
+
+    def set_policy(
+        self,
+        name: str,
+        pattern: str,
+        definition: dict[str, Any],
+        *,
+        vhost: str = _DEFAULT_VHOST,
+        target: str = "queues",
+    ) -> None:
+        """Set a policy.
+
+        Args:
+            name: the policy's.
+            pattern: expression for the names that it is for.
+            definition: such as ``{"max-length": 3, "overflow": "reject-publish"}``.
+            vhost: where.
+            target: ``queues``, ``exchanges`` or ``all``.
+
+        Raises:
+            ServerError: the server refuses it or does not answer.
+        """
+        self.erl(
+            f"ok = rabbit_policy:set({_binary(vhost)}, {_binary(name)}, {_binary(pattern)},"
+            f" maps:to_list(rabbit_json:decode({_binary(json.dumps(definition))})), 0, {_binary(target)}, {_ACTOR})"
+        )
+
+    def queues(self, vhost: str = _DEFAULT_VHOST) -> dict[str, tuple[int, int]]:
+        """Count the messages, asking each queue now: name to (ready, delivered and not acknowledged).
+
+        Args:
+            vhost: where.
+
+        Raises:
+            ServerError: there is no such virtual host, or the server does not answer.
+        """
+        found = self._json(
+            f"true = rabbit_vhost:exists({_binary(vhost)}),"
+            " [begin [{_, R}, {_, U}] = rabbit_amqqueue:info(Q, [messages_ready, messages_unacknowledged]),"
+            " [element(4, element(2, Q)), R, U] end"
+            f" || Q <- rabbit_amqqueue:list({_binary(vhost)})]"
+        )
+        return {name: (ready, unacknowledged) for name, ready, unacknowledged in found}
+
+    def connections(self) -> int:
+        """Count the clients' connections.
+
+        Raises:
+            ServerError: it does not run or does not answer.
+        """
+        return int(self.erl("length(rabbit_networking:connections())"))
+
+    def reset(self) -> None:
+        """Make it as new in some 50 ms: running, no fault, no client, and nothing in it that a test has made.
+
+        Raises:
+            ServerError: it cannot be started.
+        """
+        if self.running and self._paused:
+            self.resume()
+        if not self.running:
+            self.start()
+        if self.erl("rabbit:is_running()") != "true":
+            self.come_up()
+        self.unblock()
+        self.accept_clients()
+        self.erl(_RESET)
+
+    def erl(self, expression: str, *, timeout: float = 20.0) -> str:
+        """Evaluate an expression in the server, in some 20 ms, and give the value as Erlang writes it.
+
+        Args:
+            expression: Erlang expressions, separated by commas, without the full stop.
+            timeout: seconds.
+
+        Raises:
+            ServerError: the server does not run, does not answer in time, or the expression failed or gave
+                ``{error, …}``.
+        """
+        value = self._call(expression, 'io_lib:format("~0tp", [PairmqValue])', timeout)
+        if value.startswith("{error,"):
+            raise ServerError(f"{expression}: {value}")
+        return value
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    # ------------------------------------------------------------------ inside
+
+    def _launch(self) -> None:
+        self._watermark = None
+        self._epmd.start()
+        super()._launch()
+
+    def _json(self, expression: str) -> Any:
+        return json.loads(self._call(expression, "rabbit_json:encode(PairmqValue)", 20.0))
+
+    def _call(self, expression: str, as_text: str, timeout: float) -> str:
+        self._running_process()
+        environment = {**os.environ, **self._environment}
+        try:
+            done = subprocess.run(  # noqa: S603  # Erlang's own program, nothing from outside
+                [str(self._erl_call), "-sname", _NODE, "-e"],
+                input=_ERLANG_CALL % (expression, as_text),
+                env={name: value for name, value in environment.items() if value is not None},
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise ServerError(f"{self.name} did not answer within {timeout} s: {expression}") from None
+        kind, text = _answer(done.stdout)
+        if kind == "ok":
+            return text
+        raise ServerError(f"{expression}: {text or done.stdout or done.stderr or f'status {done.returncode}'}")
+
+    def _set_watermark(self, value: str, check: str) -> None:
+        self.erl(f"vm_memory_monitor:set_vm_memory_high_watermark({value}), {check}")
+
+    def _write_files(
+        self,
+        tls: tuple[Path | str, Path | str, Path | str] | None,
+        plugins: Sequence[str],
+        config: Sequence[str],
+    ) -> None:
+        lines = [
+            f"listeners.tcp.1 = {_HOST}:{self.port}",
+            # A nearly full disk or memory of the machine that runs the tests is no alarm.
+            "disk_free_limit.absolute = 1MB",
+            "vm_memory_high_watermark.relative = 0.9",
+            # To standard output, where `log_tail` reads.
+            "log.file = false",
+            "log.console = true",
+            "log.console.level = warning",
+            "log.console.formatter = plaintext",
+        ]
+        if tls is not None:
+            certificate, key, authorities = (str(Path(path).resolve()) for path in tls)
+            lines += [
+                f"listeners.ssl.1 = {_HOST}:{self._tls_port}",
+                f"ssl_options.certfile = {certificate}",
+                f"ssl_options.keyfile = {key}",
+                f"ssl_options.cacertfile = {authorities}",
+                "ssl_options.verify = verify_none",
+                "ssl_options.fail_if_no_peer_cert = false",
+            ]
+        if self._management_port is not None:
+            lines += [f"management.tcp.ip = {_HOST}", f"management.tcp.port = {self._management_port}"]
+        (self.directory / "rabbitmq.conf").write_text("\n".join([*lines, *config]) + "\n")
+        (self.directory / "enabled_plugins").write_text(f"[{','.join(plugins)}].\n")
+        cookie = self.directory / ".erlang.cookie"
+        if not cookie.exists():
+            cookie.touch(mode=0o600)
+            cookie.write_text(secrets.token_hex(20))
+            cookie.chmod(0o400)
+
+    def _answers(self) -> bool:
+        with socket.create_connection((_HOST, self.port), timeout=1) as connection:
+            connection.sendall(b"AMQP\x00\x00\x09\x01")
+            return bool(connection.recv(1))
+
+    def _epmd_answers(self) -> bool:
+        with socket.create_connection((_HOST, self._epmd_port), timeout=1):
+            return True
+
+
+_ACTOR = '<<"pairmq">>'
+
+
+def _binary(text: str) -> str:
+    # Readable where that is safe, since errors show it; else by its bytes, so that nothing has to be escaped.
+    if re.fullmatch(r"[\w ./*^$#:-]*", text, re.ASCII):
+        return f'<<"{text}">>'
+    return f"<<{','.join(str(byte) for byte in text.encode())}>>"
+
+
+def _string(text: str) -> str:
+    return f"unicode:characters_to_list({_binary(text)})"
+
+
+def _answer(printed: str) -> tuple[str, str]:
+    # erl_call prints short strings as such and long ones as lists of numbers.
+    found = re.fullmatch(r'\s*\{ok, (?:"(?P<text>[^"]*)"|\[(?P<codes>[\d, ]*)\])\}\s*', printed)
+    if found is None:
+        return "", ""
+    text = found["text"] if found["codes"] is None else "".join(chr(int(code)) for code in found["codes"].split(","))
+    kind, _, encoded = text.partition(" ")
+    return kind, base64.b64decode(encoded).decode()
+
+
+class RabbitPool:
+    """Servers that are kept from test to test, since booting one takes seconds."""
+
+    def __init__(self) -> None:
+        self._servers: list[RabbitServer] = []
+
+    def take(self, count: int) -> list[RabbitServer]:
+        """Give servers that run and hold nothing; those that a test killed or broke are started again.
+
+        The same servers each time, so two callers must not use them at once. They end with the thread that called
+        this (see `pairmq.testing.servers`), so call it in the main thread.
+
+        Args:
+            count: how many.
+
+        Raises:
+            FileNotFoundError: there is no rabbitmq-server.
+            ServerError: one does not start.
+        """
+        while len(self._servers) < count:
+            self._servers.append(RabbitServer())
+        taken = self._servers[:count]
+        with contextlib.suppress(ServerError):
+            start_together(*taken)
+        for position, server in enumerate(taken):
+            try:
+                server.reset()
+            except ServerError:
+                # Nothing of a broken server is worth keeping, its data may be what is broken.
+                server.close()
+                server = self._servers[position] = taken[position] = RabbitServer()
+                server.start()
+        return taken
+
+    def close(self) -> None:
+        """End all servers and remove their directories; idempotent."""
+        while self._servers:
+            self._servers.pop().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+pool = RabbitPool()
+"""The servers of this process, for all test folders of one run; whoever uses it closes it at the end of the run."""

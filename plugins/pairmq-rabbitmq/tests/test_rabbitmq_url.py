@@ -1,0 +1,303 @@
+"""Broker URLs: what they mean, and that a bad one is told in a sentence without secrets."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import ssl
+import subprocess
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pairmq.model import ConfigurationError
+from pairmq_rabbitmq._url import ManagementUrl, RabbitUrl, TlsOptions, parse_rabbitmq_url, tls_context
+
+
+def test_a_full_url_is_read() -> None:
+    url = parse_rabbitmq_url(
+        "amqp://us%40er:p%3Aw@Host.Example:5673/prod?name=contoso&connect_timeout=2&heartbeat=30"
+        "&queue_type=classic&lock_duration=0.5&management=https://m.example/api/"
+    )
+    assert (url.host, url.port, url.vhost, url.username, url.password) == (
+        "host.example",
+        5673,
+        "prod",
+        "us@er",
+        "p:w",
+    )
+    assert (url.connect_timeout, url.heartbeat, url.queue_type, url.lock_duration) == (2.0, 30, "classic", 0.5)
+    assert url.management == ManagementUrl("https://m.example:15671/api", "us@er", "p:w")
+    assert url.endpoint.name == "contoso"
+    assert url.endpoint.identity == ("rabbitmq", "host.example", "5673", "prod")
+    assert url.endpoint.url == "amqp://host.example:5673/prod"
+
+
+def test_defaults() -> None:
+    url = parse_rabbitmq_url("amqp://example")
+    assert url == RabbitUrl(url.endpoint, "example")
+    assert (url.port, url.vhost, url.username, url.password, url.tls, url.management) == (
+        5672,
+        "/",
+        "guest",
+        "guest",
+        None,
+        None,
+    )
+    assert (url.connect_timeout, url.heartbeat, url.queue_type, url.lock_duration) == (5.0, 10, "quorum", 60.0)
+    assert url.endpoint.name == "example-5672"
+    assert url.endpoint.url == "amqp://example:5672/"
+    assert parse_rabbitmq_url("amqps://example").port == 5671
+
+
+@pytest.mark.parametrize(
+    ("path", "vhost", "shown", "name"),
+    [
+        ("", "/", "", "h-5672"),
+        ("/", "/", "", "h-5672"),
+        ("/%2F", "/", "", "h-5672"),
+        ("/%2f", "/", "", "h-5672"),
+        ("/prod", "prod", "prod", "h-5672-prod"),
+        ("/a%2fb", "a/b", "a%2Fb", "h-5672-a-b"),
+        ("/%252F", "%2F", "%252F", "h-5672--2F"),
+        ("/a%20b", "a b", "a%20b", "h-5672-a-b"),
+        ("/a+b", "a+b", "a%2Bb", "h-5672-a-b"),
+        ("/%C3%A4", "ä", "%C3%A4", "h-5672"),
+    ],
+)
+def test_the_path_is_the_virtual_host(path: str, vhost: str, shown: str, name: str) -> None:
+    url = parse_rabbitmq_url(f"amqp://h{path}")
+    assert url.vhost == vhost
+    assert url.endpoint.identity == ("rabbitmq", "h", "5672", vhost)
+    assert url.endpoint.url == f"amqp://h:5672/{shown}"
+    assert url.endpoint.name == name
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]", "LOCALHOST."])
+def test_names_of_this_machine_are_one_broker(host: str) -> None:
+    url = parse_rabbitmq_url(f"amqp://{host}/v")
+    assert url.endpoint.identity == ("rabbitmq", "127.0.0.1", "5672", "v")
+
+
+def test_ipv6_is_shown_in_brackets() -> None:
+    url = parse_rabbitmq_url("amqp://[2001:db8::1]?management=http://[2001:db8::2]")
+    assert (url.host, url.endpoint.url) == ("2001:db8::1", "amqp://[2001:db8::1]:5672/")
+    assert url.management is not None
+    assert url.management.url == "http://[2001:db8::2]:15672"
+
+
+def test_an_empty_password_is_one() -> None:
+    assert parse_rabbitmq_url("amqp://u:@h").password == ""
+    assert parse_rabbitmq_url("amqp://u@h").password == "guest"
+    assert parse_rabbitmq_url("amqp://:p@h").username == "guest"
+
+
+def test_the_management_login_is_the_brokers_unless_it_has_its_own() -> None:
+    def login(management: str) -> tuple[str, str]:
+        url = parse_rabbitmq_url(f"amqp://u:p@h?management={quote(management, safe='')}")
+        assert url.management is not None
+        return url.management.username, url.management.password
+
+    assert login("http://m") == ("u", "p")
+    assert login("http://a:b%40@m") == ("a", "b@")
+    assert login("http://:b@m") == ("u", "b")
+    # Never the broker's password for somebody else.
+    assert login("http://a@m") == ("a", "")
+
+
+def test_certificate_and_host_name_are_checked_unless_switched_off() -> None:
+    tls = parse_rabbitmq_url("amqps://example").tls
+    assert tls == TlsOptions()
+    context = tls_context(tls, for_url="amqps://example")
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.check_hostname
+    off = parse_rabbitmq_url("amqps://example?ssl_cert_reqs=none").tls
+    assert off is not None
+    context = tls_context(off, for_url="amqps://example")
+    assert context.verify_mode is ssl.CERT_NONE
+    assert not context.check_hostname
+
+
+def test_the_files_of_tls_are_taken() -> None:
+    url = parse_rabbitmq_url("amqps://h?ssl_ca_certs=/a%20b&ssl_certfile=c&ssl_keyfile=k")
+    assert url.tls == TlsOptions("/a b", "c", "k")
+
+
+@pytest.mark.parametrize("options", [TlsOptions("missing.pem"), TlsOptions(certfile="missing"), TlsOptions("a\0b")])
+def test_a_file_that_cannot_be_used_is_told(options: TlsOptions) -> None:
+    with pytest.raises(ConfigurationError, match="amqps://h: a TLS file"):
+        tls_context(options, for_url="amqps://h")
+
+
+def test_an_encrypted_key_is_told_and_not_asked_for(tmp_path: Path) -> None:
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-passout", "pass:secret", "-days", "2"]
+    command += ["-subj", "/CN=localhost", "-keyout", "key.pem", "-out", "cert.pem"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    with pytest.raises(ConfigurationError, match="encrypted"):
+        tls_context(TlsOptions(certfile=str(cert), keyfile=str(key)), for_url="amqps://h")
+
+
+@pytest.mark.parametrize(
+    ("url", "word"),
+    [
+        ("redis://h", "none of RabbitMQ"),
+        ("h", "none of RabbitMQ"),
+        ("amqp://", "host"),
+        ("amqp:///v", "host"),
+        ("amqp://:5672", "host"),
+        ("amqp://a,b", "host"),
+        ("amqp://h%41", "host"),
+        ("amqp://h:0", "port"),
+        ("amqp://h:70000", "port"),
+        ("amqp://h:abc", "port"),
+        ("amqp://h/a/b", "%2F"),
+        ("amqp://h//", "%2F"),
+        ("amqp://h/a/", "%2F"),
+        ("amqp://h/%ff", "UTF-8"),
+        ("amqp://h/%0a", "control"),
+        (f"amqp://h/{'x' * 256}", "255 bytes"),
+        ("amqp://h/v#x", "#"),
+        ("amqp://h/v#", "#"),
+        ("amqp://h\n/", "control"),
+        ("amqp://h /", "space"),
+        ("amqp://\ud800", "surrogate"),
+        ("amqp://[::1", "IPv6"),
+        ("amqp://u%0ax:y@h", "user name"),
+        ("amqp://u:%00y@h", "password"),
+        ("amqp://u:%ffy@h", "password"),
+        (f"amqp://u:{'x' * 256}@h", "password"),
+        ("amqp://h?nonsense=1", "'nonsense': known are connect_timeout, heartbeat, lock_duration, management, name"),
+        ("amqp://h?ssl_ca_certs=x", "ssl_ca_certs"),
+        ("amqp://h?name=a&name=b", "twice"),
+        ("amqp://h?name=a/b", "name"),
+        ("amqp://h?name=..", "name"),
+        ("amqp://h?name=a{b", "name"),
+        ("amqp://h?name=%ff", "UTF-8"),
+        ("amqp://h?connect_timeout=x", "connect_timeout"),
+        ("amqp://h?connect_timeout=0", "connect_timeout"),
+        ("amqp://h?heartbeat=0", "heartbeat"),
+        ("amqp://h?heartbeat=601", "heartbeat"),
+        ("amqp://h?heartbeat=1.5", "heartbeat is no whole number from 1 to 600"),
+        ("amqp://h?queue_type=stream", "queue_type"),
+        ("amqp://h?lock_duration=0", "lock_duration"),
+        ("amqp://h?lock_duration=nan", "lock_duration"),
+        ("amqp://h?lock_duration=1501", "lock_duration"),
+        ("amqp://h?management=", "management"),
+        ("amqp://h?management=ftp://m", "management"),
+        ("amqp://h?management=m:15672", "management"),
+        ("amqp://h?management=http://m?x", "management"),
+        ("amqp://h?management=http://m%23x", "management"),
+        ("amqp://h?management=http://", "management"),
+        ("amqp://h?management=http://m:x", "management"),
+        ("amqp://h?management=http://[m", "management"),
+        ("amqp://h?management=http://m/%0a", "management"),
+        ("amqp://h?management=http://m/%C3%A4", "management"),
+        ("amqps://h?ssl_cert_reqs=maybe", "ssl_cert_reqs"),
+        ("amqps://h?ssl_keyfile=k", "ssl_certfile"),
+    ],
+)
+def test_a_url_that_cannot_work_is_told(url: str, word: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(word)) as caught:
+        parse_rabbitmq_url(url)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "h:abc",
+        "h/a/b",
+        "h/%ff",
+        "h?nonsense=1",
+        "[::1",
+        "h:1/v#x",
+        "h?heartbeat=0",
+        " h",
+        "\u2100",
+        "h?management=http://a:hunter2@[m",
+        "h?management=http://a:hunter2@m:x",
+        "h?management=http://a:hunter2@m%20",
+        "h?management=http://a:hunter2@m/?x",
+        "h?management=ftp://a:hunter2@m",
+        "h?management=http://a:hunter2%2500@m",
+        "h?management=http://a:hunter2%ff@m",
+    ],
+)
+def test_a_bad_url_never_tells_its_password(rest: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse_rabbitmq_url(f"amqp://alice:hunter2@{rest}")
+    assert "hunter2" not in f"{caught.value!r} {caught.value} {caught.value.__cause__!r}"
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    "password",
+    [
+        "hun?ter2",
+        "h?hunter2&x",
+        "x?HUNTER=2",
+        "pa?hunter",
+        "hunter/ter2",
+        "#hunter2",
+        "12/hunter2",
+        "12?name=hunter2",
+        "12/?hunter2",
+        "12?heartbeat=10&name=hunter2",
+    ],
+)
+def test_a_piece_of_a_password_that_is_not_encoded_is_not_told(password: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse_rabbitmq_url(f"amqp://alice:{password}@h:1/v")
+    assert not re.search("(?i)hunter|ter2", f"{caught.value!r} {caught.value} {caught.value.__cause__!r}")
+
+
+def test_secrets_stand_nowhere() -> None:
+    for management in ("http://m", "http://bob:hunter2@m"):
+        url = parse_rabbitmq_url(f"amqp://alice:hunter2@h:1/v?name=n&management={management}")
+        shown = f"{url!r} {url} {url.endpoint!r} {url.endpoint} {url.management!r}"
+        assert "hunter2" not in shown
+        assert "alice" not in shown
+        assert "bob" not in shown
+
+
+def check(text: str) -> None:
+    with contextlib.suppress(ConfigurationError):
+        url = parse_rabbitmq_url(text)
+        assert url.host
+        assert url.vhost
+        assert 1 <= url.port <= 65535
+        # What is shown is a URL again, of the same broker.
+        assert parse_rabbitmq_url(url.endpoint.url).endpoint.identity == url.endpoint.identity
+
+
+@given(st.text())
+def test_arbitrary_text_raises_nothing_but_a_configuration_error(text: str) -> None:
+    check(text)
+    check(f"amqp://{text}")
+    check(f"amqps://h/{text}")
+    check(f"amqp://h?name={text}")
+    check(f"amqp://h?management={text}")
+
+
+PIECES = [
+    *["amqp://", "amqps://", "http://", "h", "[::1]", "[", "]", ":", "@", "/", "?", "#", "&", "=", "%", "%2F", "%ff"],
+    *["%00", "5672", "0", "management=", "heartbeat=", "name=", "ä", "℀", "\ud800", "\t", "1e5", "guest", ".", ","],
+]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12))
+def test_pieces_of_urls_raise_nothing_but_a_configuration_error(pieces: list[str]) -> None:
+    check("".join(pieces))
+    check("amqp://" + "".join(pieces))
+
+
+@given(st.text(max_size=30), st.text(max_size=30), st.text(min_size=1, max_size=30))
+def test_what_is_percent_encoded_comes_back(user: str, password: str, vhost: str) -> None:
+    with contextlib.suppress(ConfigurationError, UnicodeEncodeError):
+        url = parse_rabbitmq_url(f"amqp://{quote(user, safe='')}:{quote(password, safe='')}@h/{quote(vhost, safe='')}")
+        assert (url.username, url.password, url.vhost) == (user or "guest", password, vhost)
