@@ -22,7 +22,7 @@ $(STAMP): requirements/dev.txt $(PYPROJECTS) scripts/setup.sh
 	@PYTHON="$(PYTHON)" scripts/setup.sh "$(VENV)"
 	@touch $@
 
-system: ## install the system packages the tests need (redis-server)
+system: ## install the system packages the tests need (redis-server, rabbitmq-server, openssl)
 	@scripts/system-packages.sh
 
 demo: setup ## watch a failover happen (ARGS=... go to `pairmq demo`)

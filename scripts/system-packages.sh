@@ -1,6 +1,6 @@
 #!/bin/sh
-# Make sure the system programs that the tests start are there: redis-server, and openssl for certificates.
-# Debian's packages have the programs' names.
+# Make sure the system programs that the tests start are there: redis-server, rabbitmq-server, and openssl for
+# certificates. Debian's packages have the programs' names.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -8,6 +8,8 @@ missing() {
     for program in redis-server openssl; do
         command -v "$program" >/dev/null 2>&1 || printf ' %s' "$program"
     done
+    # The tests run the server itself; its command of the same name is in sbin, which a user's PATH may lack.
+    [ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] || command -v rabbitmqctl >/dev/null 2>&1 || printf ' rabbitmq-server'
 }
 
 wanted=$(missing)
@@ -17,11 +19,15 @@ status=0
 # shellcheck disable=SC2086  # a list of words
 scripts/apt-install.sh $wanted || status=$?
 if [ "$status" -eq 0 ]; then
-    # The tests start their own servers on free ports; Debian's own service stays off, after a reboot too.
+    # The tests start their own servers on free ports; Debian's own services stay off, after a reboot too.
     if [ -d /run/systemd/system ]; then
         sudo=
         [ "$(id -u)" -eq 0 ] || sudo="sudo -n"
-        $sudo systemctl disable --quiet --now redis-server.service || true
+        for program in $wanted; do
+            case $program in
+                *-server) $sudo systemctl disable --quiet --now "$program.service" || true ;;
+            esac
+        done
     fi
     left=$(missing)
     [ -n "$left" ] || exit 0

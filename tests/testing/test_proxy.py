@@ -163,6 +163,17 @@ def test_cut_closes_in_order_and_refuses_until_restored(server, proxy, connect):
     echo(connect())
 
 
+def test_cut_is_an_orderly_end_for_a_client_whose_bytes_were_not_read(proxy, connect):
+    client = connect()
+    echo(client)
+    proxy.silence()
+    client.sendall(b"x" * 340_000)  # more than the proxy holds back
+    proxy.cut()
+    assert client.recv(1) == b""
+    time.sleep(0.1)
+    assert client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0  # no reset behind the end
+
+
 def test_reset_is_a_reset_on_both_sides_and_takes_new_connections(server, proxy, connect):
     client = connect()
     echo(client)

@@ -1,11 +1,12 @@
 """How transports and observers join: pluggy hooks, the records that they yield, and the registry."""
 
 from pairmq.plugins._manager import PluginInfo, Registry, registry
-from pairmq.plugins._records import BrokerControl, Observer, ObserverRecord, TransportRecord
+from pairmq.plugins._records import BrokerControl, LocalServer, Observer, ObserverRecord, TransportRecord
 from pairmq.plugins.hookspecs import hookimpl, hookspec
 
 __all__ = [
     "BrokerControl",
+    "LocalServer",
     "Observer",
     "ObserverRecord",
     "PluginInfo",

@@ -35,6 +35,35 @@ class BrokerControl(Protocol):
         """End every fault: the broker is as it was, with its messages."""
 
 
+class LocalServer(Protocol):
+    """A real server of the product on this machine, for demos and trials: a process of its own, on a free loopback port.
+
+    Every method blocks. The server may end with the thread that called `start` (Linux ties it to that thread, so that
+    nothing is left behind), so call `start` each time in one thread that lives as long as the server shall.
+    """
+
+    @property
+    def url(self) -> str:
+        """The address for a transport; it stays the same over `kill` and `start`."""
+
+    def start(self) -> None:
+        """Start it, with the data that it kept, and wait until it takes clients; one that runs is left alone.
+
+        Raises:
+            RuntimeError: it ended, or was not ready in time; the first line says so, the rest is the end of its log.
+            OSError: its program can't be run.
+        """
+
+    def kill(self) -> None:
+        """End it with SIGKILL, keeping its data, and wait until it is gone; without effect when it does not run.
+
+        Another thread may call it while `start` waits, which then raises.
+        """
+
+    def close(self) -> None:
+        """End it and remove its data; idempotent."""
+
+
 @dataclass(frozen=True, slots=True)
 class TransportRecord:
     """A transport that a plugin brings.
@@ -47,6 +76,8 @@ class TransportRecord:
         capabilities: what its transports can do, as far as that is known before connecting.
         description: one line for ``pairmq plugins``.
         broker_control: for in-process brokers: gives the control of the broker that a URL names, for tests and demos.
+        local_server: makes a server of the product on this machine, not started yet; raises `FileNotFoundError` that
+            says what to install. None where there is no such thing.
     """
 
     name: str
@@ -55,6 +86,7 @@ class TransportRecord:
     capabilities: Capabilities
     description: str = ""
     broker_control: Callable[[str], BrokerControl] | None = None
+    local_server: Callable[[], LocalServer] | None = None
 
 
 @runtime_checkable

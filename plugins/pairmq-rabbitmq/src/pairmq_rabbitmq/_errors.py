@@ -69,6 +69,8 @@ _ROWS: tuple[_Row, ...] = (
         FailureReason.CONNECTION,
         "what answers there does not speak AMQP 0-9-1",
     ),
+    # what the driver says of its own objects, which names the user
+    _Row(RuntimeError, "", _UNAVAILABLE, FailureReason.CONNECTION, "the connection was closed"),
     _Row(BaseException, "", _UNAVAILABLE, FailureReason.CONNECTION),
 )
 

@@ -7,10 +7,11 @@ import logging
 import ssl
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 import aio_pika
-from aio_pika.abc import ConnectionParameter
+import aiormq
+from aio_pika.abc import UnderlayConnection
+from aio_pika.tools import OneShotCallback
 from aiormq.channel import Channel
 from aiormq.connection import exception_by_code
 from yarl import URL
@@ -72,7 +73,7 @@ class Session:
         Raises:
             Exception: the driver's; nothing of a message was written.
         """
-        connection = _connection(url, tls, purpose, self.wire)
+        connection = _Connection(url, tls, purpose, self.wire)
         try:
             await self._detached(connection.connect())
         except Exception as error:
@@ -94,7 +95,7 @@ class Session:
         try:
             return await self.run(self._driver.channel(publisher_confirms=confirms, on_return_raises=True))
         except Exception as error:
-            raise Unsent(error.cause if isinstance(error, Unsent) else error) from error
+            raise Unsent(self.cause or (error.cause if isinstance(error, Unsent) else error)) from error
 
     async def run(self, operation: Coroutine[Any, Any, T]) -> T:
         """Await a call of the driver, or the end of the connection.
@@ -201,24 +202,35 @@ class Session:
 
 
 class _Connection(aio_pika.Connection):
-    """aio-pika's plain connection, which never reconnects, over streams of ours."""
+    """aio-pika's plain connection, which never reconnects, over streams of ours.
 
-    PARAMETERS = (
-        *aio_pika.Connection.PARAMETERS,
-        ConnectionParameter(name="transport_factory", parser=lambda factory: factory, is_kwarg=True),
-    )
+    Args:
+        url: where to, and as whom.
+        tls: checks the broker; None for plain TCP.
+        purpose: shown beside the connection in the broker's own tools.
+        wire: sees what comes.
+    """
 
+    def __init__(self, url: RabbitUrl, tls: ssl.SSLContext | None, purpose: str, wire: Wire) -> None:
+        broker = URL.build(
+            scheme="amqp" if tls is None else "amqps",
+            host=url.host,
+            port=url.port,
+            user=url.username,
+            password=url.password,
+            path="/",
+            query={"heartbeat": str(url.heartbeat), "name": purpose},
+        )
+        super().__init__(broker)
+        self._vhost = url.vhost
+        self._streams = WatchedStreams(wire, tls)
 
-def _connection(url: RabbitUrl, tls: ssl.SSLContext | None, purpose: str, wire: Wire) -> aio_pika.Connection:
-    """Make a connection that is not open yet."""
-    broker = URL.build(
-        scheme="amqp" if tls is None else "amqps",
-        host=url.host,
-        port=url.port,
-        user=url.username,
-        password=url.password,
-        path="/" + quote(url.vhost, safe=""),
-        query={"heartbeat": str(url.heartbeat), "name": purpose},
-        encoded=False,
-    )
-    return _Connection(broker, ssl_context=tls, transport_factory=WatchedStreams(wire, tls))
+    async def connect(self, timeout: float | None = None) -> None:
+        """Connect and log in; time limits come from outside."""
+        driver = aiormq.Connection(self.url, transport_factory=self._streams)
+        driver.vhost = self._vhost  # in an URL the driver would misread most that is no letter
+        await driver.connect()
+        on_close = OneShotCallback(self._on_connection_close)
+        driver.closing.add_done_callback(on_close)
+        self.transport = UnderlayConnection(connection=driver, close_callback=on_close)
+        await self._on_connected()

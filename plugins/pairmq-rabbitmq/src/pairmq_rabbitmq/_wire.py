@@ -84,6 +84,7 @@ class Wire:
             self._goodbye = commands.Connection.Close()
             with contextlib.suppress(ValueError, struct.error):
                 self._goodbye.unmarshal(payload[4:])
+            self.lost(ConnectionResetError("the broker closed the connection"))
 
 
 class WatchedStreams(TransportFactory):

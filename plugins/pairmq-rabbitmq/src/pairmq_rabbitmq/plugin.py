@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pairmq.plugins import TransportRecord, hookimpl
+from pairmq.plugins import LocalServer, TransportRecord, hookimpl
 from pairmq.transport import Transport
 from pairmq_rabbitmq._transport import CAPABILITIES, RabbitTransport
 
@@ -18,8 +18,15 @@ def pairmq_transports() -> Iterable[TransportRecord]:
         factory=_rabbitmq,
         capabilities=CAPABILITIES,
         description="RabbitMQ, 3.8 or newer: AMQP 0-9-1 with publisher confirms",
+        local_server=_local_server,
     )
 
 
 def _rabbitmq(url: str) -> Transport:
     return RabbitTransport(url)
+
+
+def _local_server() -> LocalServer:
+    from pairmq_rabbitmq.testing import RabbitServer  # only for who asks for a server
+
+    return RabbitServer()

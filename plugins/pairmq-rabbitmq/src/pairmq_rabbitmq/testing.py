@@ -96,10 +96,11 @@ class RabbitServer(ServerProcess):
         directory: Path | None = None,
         start_timeout: float = 90.0,
     ) -> None:
+        program = _find_program()
         epmd, self._erl_call = shutil.which("epmd"), shutil.which("erl_call")
-        if not _PROGRAM.exists() or epmd is None or self._erl_call is None:
+        if program is None or epmd is None or self._erl_call is None:
             raise FileNotFoundError(
-                f"{_PROGRAM}, or Erlang's epmd or erl_call, is missing: apt-get install rabbitmq-server"
+                "rabbitmq-server, or Erlang's epmd or erl_call, is missing: apt-get install rabbitmq-server"
             )
         self.port = port or free_port()
         self.url = self.url_for()
@@ -108,7 +109,7 @@ class RabbitServer(ServerProcess):
         self._epmd_port, self._distribution_port = free_port(), free_port()
         self._watermark: str | None = None
         super().__init__(
-            [str(_PROGRAM)],
+            [str(program)],
             ready=self._answers,
             directory=directory,
             start_timeout=start_timeout,
@@ -501,6 +502,15 @@ class RabbitServer(ServerProcess):
         self._epmd.start()
         super()._launch()
 
+    def _await_ready(self) -> None:
+        super()._await_ready()
+        # It takes clients a little before it calls itself started.
+        try:
+            self.erl("rabbit:await_startup()", timeout=self._start_timeout)
+        except ServerError:
+            self.kill()
+            raise
+
     def _json(self, expression: str) -> Any:
         return json.loads(self._call(expression, "rabbit_json:encode(PairmqValue)", 20.0))
 
@@ -574,6 +584,16 @@ class RabbitServer(ServerProcess):
             return True
 
 
+def _find_program() -> Path | None:
+    if _PROGRAM.exists():
+        return _PROGRAM
+    # Elsewhere the programs lie beside each other, without wrappers.
+    command = shutil.which("rabbitmqctl")
+    beside = Path(command).resolve().with_name("rabbitmq-server") if command else None
+    return beside if beside is not None and beside.exists() else None
+
+
+# Who the server's records say it was.
 _ACTOR = '<<"pairmq">>'
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pairmq.plugins import BrokerControl, TransportRecord, hookimpl
+from pairmq.plugins import BrokerControl, LocalServer, TransportRecord, hookimpl
 from pairmq.transport import Transport
 from pairmq_redis._memory import MEMORY_CAPABILITIES, MemoryTransport, memory_control
 from pairmq_redis._transport import CAPABILITIES, RedisTransport
@@ -19,6 +19,7 @@ def pairmq_transports() -> Iterable[TransportRecord]:
         factory=_redis,
         capabilities=CAPABILITIES,
         description="Redis or Valkey, 6.2 or newer: one stream per queue or topic",
+        local_server=_local_server,
     )
     yield TransportRecord(
         name="memory",
@@ -32,6 +33,12 @@ def pairmq_transports() -> Iterable[TransportRecord]:
 
 def _redis(url: str) -> Transport:
     return RedisTransport(url)
+
+
+def _local_server() -> LocalServer:
+    from pairmq_redis.testing import RedisServer  # only for who asks for a server
+
+    return RedisServer()
 
 
 def _memory(url: str) -> Transport:

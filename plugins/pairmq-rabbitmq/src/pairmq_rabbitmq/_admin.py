@@ -1,0 +1,272 @@
+"""Administration: entities are queues and exchanges of the broker, asked over AMQP and, where that can't, over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from aiormq.channel import Channel
+
+from pairmq.model import Delivery, Entity, EntityKind, FailureReason, Source, TransportError
+from pairmq.transport import Admin, QueueCounts, QueueProperties
+from pairmq_rabbitmq import _names
+from pairmq_rabbitmq._context import Context
+from pairmq_rabbitmq._interrogation import interrogate
+from pairmq_rabbitmq._management import Management, not_configured
+from pairmq_rabbitmq._peek import peek
+from pairmq_rabbitmq._probe import Probe
+from pairmq_rabbitmq._properties import arguments_of, dead_letter_arguments, properties_of, queue_type_for
+from pairmq_rabbitmq._receiver import held_by_this_process
+from pairmq_rabbitmq._scope import Scope
+from pairmq_rabbitmq._url import QueueType
+
+# What the backlog queues of a pair are (SPEC 5.2), which are asked about most.
+_LIKELY = QueueProperties(max_size_megabytes=5120, max_delivery_count=2**31 - 1)
+
+
+class RabbitAdmin(Admin):
+    """Looks after a broker's queues and exchanges.
+
+    Args:
+        context: the transport's connections and settings.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._scope = Scope()
+        context.scopes.add(self._scope)
+        self._probe = Probe(context, self._scope)
+        where = context.url.management
+        self._management = None if where is None else Management(context.url, where)
+
+    async def check(self) -> None:
+        """Ask for an exchange that every virtual host has: it needs no permission and changes nothing."""
+        await self._context.find_exchange("amq.direct", "check the connection")
+
+    async def exists(self, entity: Entity) -> bool:
+        """Tell whether there is such a queue or, for a topic, an exchange of any type."""
+        doing = f"look for {entity}"
+        _names.check(entity)
+        if entity.kind is EntityKind.TOPIC:
+            return await self._exchange_exists(entity.path, doing)
+        return await self._queue_exists(entity.path, doing)
+
+    async def create(self, entity: Entity, properties: QueueProperties | None = None) -> bool:
+        """Make a queue with its dead-letter queue, or a topic's exchange; all durable.
+
+        Queues are of the type that the URL's ``queue_type`` names; before RabbitMQ 3.10 always classic. A quorum queue
+        keeps to all settings but ``lock_duration``, which is the URL's for every queue, and ``batched_operations``; a
+        classic one does not bound deliveries either. A full queue rejects what comes. With
+        ``dead_letter_on_expiration`` off there is no dead-letter exchange: the broker drops expired messages, and those
+        that were delivered too often. For a topic the settings have no effect: those of its subscriptions count.
+        """
+        doing = f"create {entity}"
+        _names.check(entity)
+        if entity.kind is EntityKind.TOPIC:
+            return await self._create_exchange(entity.path, doing)
+        return await self._create_queue(entity.path, properties or QueueProperties(), doing)
+
+    async def create_subscription(self, topic: Entity, name: str) -> bool:
+        """Make a subscription: a queue that is bound to the topic's exchange for every routing key."""
+        source = Source(topic, name)
+        doing = f"create subscription {source}"
+        queue = _names.queue_of(source)
+        await self._context.find_exchange(topic.path, doing)
+        made = await self._create_queue(queue, QueueProperties(), doing)
+        # Also when the queue was there: it may be left over from a topic of this name that was deleted.
+        await self._context.ask(doing, lambda channel: channel.queue_bind(queue, topic.path, "#"))
+        return made
+
+    async def properties(self, entity: Entity) -> QueueProperties:
+        """Read a queue's settings: from the management plugin if the URL names it, else by asking about each argument.
+
+        AMQP has no question for a queue's arguments; see `interrogate`. That needs the permission to configure the
+        queue, knows nothing of policies, and a setting that it can't find out is told as None. ``lock_duration`` is the
+        URL's. A topic has no settings: its exchange is looked for, and the broker's defaults are told.
+        """
+        doing = f"read the settings of {entity}"
+        _names.check(entity)
+        lock = self._context.url.lock_duration
+        if entity.kind is EntityKind.TOPIC:
+            await self._context.find_exchange(entity.path, doing)
+            return properties_of({}, lock)
+        queue = entity.path
+        await self._context.count(queue, doing)
+        version = await self._context.server_version(doing)
+        if self._management is not None:
+            told = await self._management.queue(queue, doing)
+            return properties_of(told["arguments"], lock, auto_delete=told["auto_delete"], server_version=version)
+        guess = arguments_of(_LIKELY, await self._queue_type(doing), _names.dead_letter_of(queue), doing)
+        found = await interrogate(self._context, queue, guess, doing)
+        if not found.complete:
+            await self._context.count(queue, doing)  # was it deleted meanwhile?
+        return properties_of(found.arguments, lock, auto_delete=found.auto_delete, server_version=version)
+
+    async def counts(self, source: Source) -> QueueCounts:
+        """Count what waits, and what this process holds locked: RabbitMQ tells nobody what other consumers hold.
+
+        Messages that wait for their time are in queues which all entities share, and are not counted.
+        """
+        doing = f"count {source}"
+        queue = _names.queue_of(source)
+        active = await self._count(queue, source, doing)
+        locked = held_by_this_process(self._context.url.endpoint.identity, queue)
+        if source.dead_letter:
+            return QueueCounts(active=active, locked=locked)
+        dead = await self._count_if_there(_names.dead_letter_of(queue), doing)
+        return QueueCounts(active=active, locked=locked, dead_letter=dead or 0)
+
+    async def delete(self, entity: Entity) -> bool:
+        """Delete a queue with its dead-letter queue, or a topic.
+
+        Only the management plugin can tell a topic's subscriptions: they are deleted with it if the URL names the
+        plugin. Otherwise their queues stay, with what they hold, and can be read until somebody deletes them.
+        """
+        doing = f"delete {entity}"
+        _names.check(entity)
+        if not await self.exists(entity):
+            return False
+        if entity.kind is EntityKind.TOPIC:
+            await self._context.ask(doing, lambda channel: channel.exchange_delete(entity.path))
+            if self._management is not None:
+                subscriptions = _names.queue_of(Source(entity, "x"))[:-1]
+                await self._delete_queues(await self._management.queues(subscriptions, doing), doing)
+            return True
+        await self._delete_queues((entity.path, _names.dead_letter_of(entity.path)), doing)
+        self._context.full.pop(entity.path, None)
+        return True
+
+    async def list_entities(self, prefix: str = "") -> list[Entity]:
+        """List queues and exchanges, which needs the management plugin.
+
+        Raises:
+            TransportError: reason *not-supported* when the URL does not name the plugin.
+        """
+        doing = "list the entities"
+        if self._management is None:
+            raise not_configured(doing)
+        queues = _entities(await self._management.queues(prefix, doing), EntityKind.QUEUE)
+        topics = _entities(await self._management.exchanges(prefix, doing), EntityKind.TOPIC)
+        return sorted((*queues, *topics), key=lambda entity: (entity.path, entity.kind))
+
+    async def peek(self, source: Source, max_messages: int) -> list[Delivery]:
+        """Show the oldest messages by fetching them and giving them back: see `_peek.peek`."""
+        doing = f"peek into {source}"
+        queue = _names.queue_of(source)
+        if not await self._count(queue, source, doing):
+            return []
+        return await peek(self._context, queue, max(max_messages, 1), doing)
+
+    async def purge(self, source: Source) -> int:
+        """Delete what waits in a queue; messages that anyone holds locked stay."""
+        doing = f"purge {source}"
+        queue = _names.queue_of(source)
+        if not await self._count(queue, source, doing):
+            return 0
+        purged = await self._context.ask(doing, lambda channel: channel.queue_purge(queue))
+        return purged.message_count or 0
+
+    async def probe(self, entity: Entity) -> None:
+        """Look for the entity, and publish to a queue that nobody reads; `Probe` says what that proves."""
+        await self._probe.probe(entity)
+
+    def is_system_entity(self, entity: Entity) -> bool:
+        """Names that begin with ``amq.`` or ``pairmq.``, and those with a segment that begins with ``$``."""
+        return _names.is_system(entity)
+
+    # ------------------------------------------------------------------ private
+
+    async def _exchange_exists(self, name: str, doing: str) -> bool:
+        try:
+            await self._context.find_exchange(name, doing)
+        except TransportError as error:
+            if error.reason is FailureReason.NOT_FOUND:
+                return False
+            raise
+        return True
+
+    async def _queue_exists(self, name: str, doing: str) -> bool:
+        return await self._count_if_there(name, doing) is not None
+
+    async def _count_if_there(self, queue: str, doing: str) -> int | None:
+        """How many messages of a queue wait; None when there is no such queue."""
+        try:
+            return (await self._context.count(queue, doing))[0]
+        except TransportError as error:
+            if error.reason is FailureReason.NOT_FOUND:
+                return None
+            raise
+
+    async def _count(self, queue: str, source: Source, doing: str) -> int:
+        """How many messages of a source's queue wait; 0 for a dead-letter queue that was not made yet.
+
+        Raises:
+            TransportError: reason *not-found* when there is no such source.
+        """
+        if not source.dead_letter:
+            return (await self._context.count(queue, doing))[0]
+        waiting = await self._count_if_there(queue, doing)
+        if waiting is None:
+            await self._context.count(_names.queue_of(Source(source.entity, source.subscription)), doing)
+        return waiting or 0
+
+    async def _create_exchange(self, name: str, doing: str) -> bool:
+        if await self._exchange_exists(name, doing):
+            return False
+        return await self._unless_another_is_there(
+            self._context.ask(
+                doing, lambda channel: channel.exchange_declare(name, exchange_type="topic", durable=True)
+            )
+        )
+
+    async def _create_queue(self, name: str, properties: QueueProperties, doing: str) -> bool:
+        if await self._queue_exists(name, doing):
+            return False
+        queue_type = await self._queue_type(doing)
+        dead_letter = _names.dead_letter_of(name)
+        arguments = arguments_of(properties, queue_type, dead_letter, doing)
+        # First where messages would go, so that none finds nothing there.
+        await self._declare(dead_letter, dead_letter_arguments(queue_type), doing)
+        return await self._declare(name, arguments, doing)
+
+    async def _declare(self, queue: str, arguments: dict[str, Any], doing: str) -> bool:
+        return await self._unless_another_is_there(
+            self._context.ask(doing, lambda channel: channel.queue_declare(queue, durable=True, arguments=arguments))
+        )
+
+    @staticmethod
+    async def _unless_another_is_there(declaring: Any) -> bool:
+        """Tell whether it was made: somebody else may have been quicker, and theirs is left as it is."""
+        try:
+            await declaring
+        except TransportError as error:
+            if error.reason is FailureReason.ALREADY_EXISTS:
+                return False
+            raise
+        return True
+
+    async def _queue_type(self, doing: str) -> QueueType:
+        return queue_type_for(self._context.url.queue_type, await self._context.server_version(doing))
+
+    async def _delete_queues(self, queues: Iterable[str], doing: str) -> None:
+        for queue in queues:
+            try:
+                await self._context.ask(doing, partial(_delete_queue, queue))
+            except TransportError as error:
+                if error.reason is not FailureReason.NOT_FOUND:
+                    raise
+
+
+async def _delete_queue(queue: str, channel: Channel) -> None:
+    await channel.queue_delete(queue)
+
+
+def _entities(names: Iterable[str], kind: EntityKind) -> Iterable[Entity]:
+    for name in names:
+        try:
+            entity = Entity(name, kind)
+        except ValueError:
+            continue  # somebody else's, which PairMQ has no name for
+        if not _names.is_system(entity):
+            yield entity

@@ -1,0 +1,113 @@
+"""Copies of messages in a dead-letter queue, which is made when it is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import uuid4
+
+from pamqp.commands import Basic
+from pamqp.common import FieldValue
+
+from pairmq.model import FailureKind, FailureReason, TransportError
+from pairmq_rabbitmq import _codec, _errors, _names
+from pairmq_rabbitmq._context import Context
+from pairmq_rabbitmq._outlet import Outlet
+from pairmq_rabbitmq._publish import Answer, Lost, Nacked, Parcel, Returned, publish_method
+from pairmq_rabbitmq._scope import Scope
+
+_FRAME_MAX = 131_072  # of RabbitMQ unless configured otherwise
+_FRAME_OVERHEAD = 8
+
+
+class DeadLetters:
+    """The dead-letter queue of one queue, as its receiver writes to it.
+
+    Args:
+        context: the transport's connections and settings.
+        queue: the broker's name of the queue.
+        scope: of the receiver.
+        doing: in words, for errors.
+    """
+
+    def __init__(self, context: Context, queue: str, scope: Scope, doing: str) -> None:
+        self._context = context
+        self._name = _names.dead_letter_of(queue)
+        self._scope = scope
+        self._doing = doing
+        self._method = publish_method("", self._name)
+        self._outlet = Outlet(context.publishing, doing)
+
+    def pack(self, properties: Basic.Properties, body: bytes, reason: str, description: str) -> Parcel:
+        """Pack a copy of a message.
+
+        Args:
+            properties: as received.
+            body: as received.
+            reason: a word or two.
+            description: a sentence.
+        """
+        session = self._context.publishing.current
+        most = (_FRAME_MAX if session is None else session.frame_max) - _FRAME_OVERHEAD
+        login = self._context.url.username
+        try:
+            parcel = self._pack(_codec.with_dead_letter(properties, reason, description, login=login), body)
+            if len(parcel.header) <= most:
+                return parcel
+            problem = "with the reason they are larger than the broker takes"
+        except Exception as error:  # anyone may have written them, and the message must leave the queue
+            problem = str(error) or type(error).__name__
+        bare = Basic.Properties(message_id=properties.message_id, content_type=properties.content_type)
+        description = f"{description[: _codec.MAX_REASON_LENGTH // 2]} (properties are not kept: {problem})"
+        return self._pack(_codec.with_dead_letter(bare, reason, description, login=login), body)
+
+    def _pack(self, properties: Basic.Properties, body: bytes) -> Parcel:
+        if not properties.message_id:
+            # The copy has one that the original had not: without it, a publish that no queue took would not be noticed.
+            properties.message_id = uuid4().hex
+        return Parcel.of(self._method, properties, body)
+
+    async def publish(self, copies: Sequence[Parcel]) -> list[TransportError | None]:
+        """Publish copies; one outcome each, None for confirmed."""
+        answers = await self._outlet.publish(copies, self._scope)
+        again = [index for index, answer in enumerate(answers) if isinstance(answer, Returned)]
+        if again:
+            try:
+                await self._scope.race(self._declare())
+            except TransportError as error:
+                second: Sequence[Answer] = [error for _ in again]
+            else:
+                second = await self._outlet.publish([copies[index] for index in again], self._scope)
+            for index, answer in zip(again, second, strict=True):
+                answers[index] = answer
+        return [self._outcome(answer) for answer in answers]
+
+    def release(self) -> None:
+        """Give the channel back to the broker."""
+        self._outlet.release()
+
+    async def _declare(self) -> None:
+        version = await self._context.server_version(self._doing)
+        # Before 3.10 a quorum queue lets nothing expire.
+        quorum = self._context.url.queue_type == "quorum" and version >= (3, 10)
+        arguments: dict[str, FieldValue] = {"x-queue-type": "quorum" if quorum else "classic"}
+        try:
+            await self._context.ask(
+                self._doing, lambda channel: channel.queue_declare(self._name, durable=True, arguments=arguments)
+            )
+        except TransportError as error:
+            if error.reason is not FailureReason.ALREADY_EXISTS:  # made by someone else meanwhile, and otherwise
+                raise
+
+    def _outcome(self, answer: Answer) -> TransportError | None:
+        match answer:
+            case None | TransportError():
+                return answer
+            case Returned():
+                return TransportError(f"{self._doing}: the dead-letter queue is not there", FailureKind.UNAVAILABLE)
+            case Nacked():
+                text = f"{self._doing}: the dead-letter queue rejected the copy"
+                return TransportError(text, FailureKind.UNAVAILABLE, FailureReason.QUOTA)
+            case Lost():
+                return _errors.failure(answer.cause, self._doing)
+            case _:
+                raise AssertionError(answer)

@@ -1,0 +1,400 @@
+"""One channel on which messages of one queue come, are locked, and are settled.
+
+RabbitMQ delivers to a consumer as much as its window allows, whether anybody asks or not. So there is a consumer only
+while a call of ``receive`` lasts, with a window as large as the call asked for: what nobody asked for stays in the
+queue, for whoever asks next. The consumer is cancelled before the call returns, and the broker's answer to that is what
+proves that nothing more is on its way; a window that is used up needs no answer.
+
+The broker keeps a message locked as long as the channel lives. The end of a lock is ours: a message whose time is over
+is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from aiormq.channel import Channel
+from pamqp.body import ContentBody
+from pamqp.commands import Basic
+from pamqp.header import ContentHeader
+
+from pairmq_rabbitmq._held import Share
+from pairmq_rabbitmq._session import Session
+from pairmq_rabbitmq._settling import Calls, Job, Locked, Settling, State
+
+MAX_WINDOW = 10_000
+"""Most messages of one call; the next one brings more."""
+
+LONGEST_HOLD = 25 * 60.0
+"""Seconds after which no lock is renewed: the broker closes a channel with a delivery that is unsettled for 30 min."""
+
+_LAST_END = 29 * 60.0
+_QUIET_TURNS = 3  # of the loop without a message, after which no more lies in the buffers of this process
+_FRESH = 0.1  # s: a consumer that is so young may not have got what was there before it
+_LOOK = 0.5  # s
+_LOOK_AGAIN = 0.02
+_LEAST_PAUSE = 0.005  # s between two looks at the locks
+
+_numbers = itertools.count(1)
+
+
+class Cancelled(Exception):
+    """The broker cancelled the consumer: the queue was deleted, or has failed or moved."""
+
+
+class Opening:
+    """A channel on its way.
+
+    Args:
+        session: the connection that it will be on.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._calls = Calls(session)
+        self.task = asyncio.get_running_loop().create_task(self._open())
+        self.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, whoever waits
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing has come from the broker since it was asked, some time ago."""
+        return self._calls.silent
+
+    def forsake(self) -> None:
+        """Nobody will use it: give it back when it is there."""
+        self.task.add_done_callback(self._give_back)
+
+    async def _open(self) -> Channel:
+        return await self._calls(self.session.open_channel(confirms=False))
+
+    def _give_back(self, task: asyncio.Task[Channel]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            _give_back(self.session, task.result())
+
+
+class DeliveryChannel:
+    """A channel to read a queue.
+
+    Args:
+        session: the connection that it is on.
+        raw: the driver's channel, fresh.
+        queue: the broker's name of the queue.
+        share: counts what it holds.
+        lock: seconds that a lock lasts.
+    """
+
+    def __init__(self, session: Session, raw: Channel, queue: str, share: Share, lock: float) -> None:
+        self.session = session
+        self.cause: BaseException | None = None
+        self.waiting: deque[Locked] = deque()
+        """What came and was not given to anyone yet, in the broker's order."""
+        self._raw = raw
+        self._queue = queue
+        self._lock = lock
+        self._loop = asyncio.get_running_loop()
+        self._call = Calls(session)
+        self._settling = Settling(raw, queue, self._call, share, self.lose)
+        self._prefetch = 0
+        self._room = 0  # messages that the broker may still send
+        self._stopped = False
+        self._fetching: asyncio.Task[None] | None = None
+        self._news: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        # The driver's own way makes a task for every message, and drops what comes for a consumer that was cancelled.
+        raw._on_deliver_frame = self._on_deliver  # type: ignore[method-assign]
+        raw.on_consumer_cancel_callbacks.add(self._on_consumer_cancel)
+        raw.closing.add_done_callback(self._on_closing)
+        session.on_end(self.lose)
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is open, as far as anybody knows."""
+        return self.cause is None and self.session.usable
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing has come from the broker since something was asked, some time ago."""
+        return self._call.silent
+
+    # ------------------------------------------------------------------ receive
+
+    def fetch(self, count: int, deadline: float) -> asyncio.Task[None]:
+        """Begin to bring messages to `waiting`; what goes wrong is told by `cause`.
+
+        Args:
+            count: most messages.
+            deadline: instant of the loop's clock by which the first has come, if there is one.
+
+        Returns:
+            The task that does it, not to be cancelled: `stop` it. If the last one still runs, that is given.
+        """
+        if self._fetching is None:
+            self._stopped = False
+            self._fetching = self._loop.create_task(self._fetch(min(count, MAX_WINDOW), deadline))
+        return self._fetching
+
+    def stop(self) -> None:
+        """Nobody waits any more for what is being fetched; what comes stays for the next call."""
+        self._stopped = True
+        self._wake()
+
+    def give(self, messages: Sequence[Locked]) -> None:
+        """Give the first messages of `waiting` to a caller; their locks begin."""
+        now = self._loop.time()
+        for locked in messages:
+            self.waiting.popleft()
+            locked.state = State.GIVEN
+            locked.until = min(now + self._lock, locked.arrived + _LAST_END)
+            self._look_at(locked.until)
+
+    def set_aside(self, locked: Locked) -> None:
+        """Take a message that nobody is to get out of `waiting`."""
+        self.waiting.remove(locked)
+        locked.state = State.BUSY
+
+    async def _fetch(self, count: int, deadline: float) -> None:
+        try:
+            tag = await self._open_window(count)
+            opened_at = self._loop.time()
+            await self._first(deadline)
+            if not self._idle and self._loop.time() - opened_at < _FRESH:
+                await self._look()
+            await self._collect()
+            await self._close_window(tag)
+        except Exception as error:
+            self.lose(error)
+        finally:
+            self._fetching = None
+
+    @property
+    def _idle(self) -> bool:
+        """Whether there is no use in waiting for a first message."""
+        return bool(self.waiting) or self._stopped or self.cause is not None
+
+    async def _open_window(self, count: int) -> str:
+        if self._prefetch != count:
+            await self._call(self._raw.basic_qos(prefetch_count=count))
+            self._prefetch = count
+        self._room = count
+        tag = f"pairmq-{next(_numbers)}"
+        await self._call(self._raw.basic_consume(self._queue, _unused, consumer_tag=tag))
+        return tag
+
+    async def _first(self, deadline: float) -> None:
+        """Wait for a message until an instant."""
+        timer: asyncio.TimerHandle | None = None
+        try:
+            while not self._idle and self._loop.time() < deadline:
+                if timer is None:
+                    timer = self._loop.call_at(deadline, self._wake)
+                self._news = self._loop.create_future()
+                await self._news
+        finally:
+            self._news = None
+            if timer is not None:
+                timer.cancel()
+
+    async def _look(self) -> None:
+        """Make sure that what was in the queue before has come: ask, and wait for what the answer promises."""
+        give_up_at = self._loop.time() + _LOOK
+        while await self._settling.ask() and not self._idle and self._loop.time() < give_up_at:
+            await self._first(self._loop.time() + _LOOK_AGAIN)
+
+    async def _collect(self) -> None:
+        """Once there is a message, let those come that are on their way."""
+        seen, quiet = len(self.waiting), 0
+        while seen and self._room and quiet < _QUIET_TURNS and self.cause is None:
+            await asyncio.sleep(0)
+            quiet = quiet + 1 if len(self.waiting) == seen else 0
+            seen = len(self.waiting)
+
+    async def _close_window(self, tag: str) -> None:
+        if self.cause is not None:
+            return
+        if self._room:
+            await self._call(self._raw.basic_cancel(tag))
+        else:
+            await self._call(self._raw.basic_cancel(tag, nowait=True))
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    async def _on_deliver(self, frame: Basic.Deliver) -> None:
+        """Take a message from the driver's reader."""
+        raw = self._raw
+        header = await raw._get_frame()
+        if not isinstance(header, ContentHeader):
+            raise ValueError(f"a {type(header).__name__} where the header of a message was expected")
+        size, got, parts = header.body_size or 0, 0, []
+        while got < size:
+            content = await raw._get_frame()
+            if not isinstance(content, ContentBody):
+                raise ValueError(f"a {type(content).__name__} where the body of a message was expected")
+            part = bytes(content.value)
+            parts.append(part)
+            got += len(part)
+        if self.cause is not None:
+            return
+        now = self._loop.time()
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        # Nobody asked for it yet: it is given back when half a lock is over.
+        locked = Locked(
+            frame.delivery_tag or 0, bool(frame.redelivered), header.properties, body, now, now + self._lock / 2
+        )
+        self._settling.add(locked)
+        self.waiting.append(locked)
+        self._room = max(0, self._room - 1)
+        self._look_at(locked.until)
+        self._wake()
+
+    # ------------------------------------------------------------------- settle
+
+    def settle(self, messages: Sequence[Locked], *, requeue: bool) -> Job:
+        """Begin to settle messages that were given, or set aside; as `Settling.settle`."""
+        return self._settling.settle(messages, requeue=requeue)
+
+    def is_locked(self, locked: Locked) -> bool:
+        """Whether a message that was given can still be settled."""
+        return self.usable and locked.state is State.GIVEN and locked.until > self._loop.time()
+
+    def renew(self, locked: Locked) -> bool:
+        """Let the lock of a message last anew, without asking the broker.
+
+        Returns:
+            False when it is over; then the message is given back.
+        """
+        now = self._loop.time()
+        if not self.usable or locked.state is State.GONE:
+            return False
+        if locked.state is not State.GIVEN:
+            return True  # under way to be settled
+        if locked.until <= now:
+            return False
+        if now >= locked.arrived + min(LONGEST_HOLD, _LAST_END - self._lock):
+            self.settle([locked], requeue=True)
+            return False
+        locked.until = now + self._lock
+        return True
+
+    def is_held_long(self, locked: Locked) -> bool:
+        """Whether it is time to give a message back, as the broker would soon close the channel over it."""
+        return self._loop.time() >= locked.arrived + LONGEST_HOLD
+
+    def watch(self, locked: Locked) -> None:
+        """Look after the lock of a message again that was out of the hands of a caller for a while."""
+        if locked.state is State.GIVEN and self.cause is None:
+            self._look_at(max(locked.until, self._loop.time() + _LEAST_PAUSE))
+
+    def _look_at(self, instant: float) -> None:
+        """See to it that somebody looks after the locks at an instant, or before."""
+        if self._timer is not None:
+            if self._timer.when() <= instant:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(instant, self._end_locks)
+
+    def _end_locks(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        over: list[Locked] = []
+        next_end: float | None = None
+        for locked in self._settling.unsettled.values():
+            if locked.state not in (State.WAITING, State.GIVEN):
+                continue
+            if locked.until <= now:
+                over.append(locked)
+            elif next_end is None or locked.until < next_end:
+                next_end = locked.until
+        if any(locked.state is State.WAITING for locked in over):
+            gone = set(map(id, over))
+            self.waiting = deque(locked for locked in self.waiting if id(locked) not in gone)
+        if over:
+            self.settle(over, requeue=True)
+        if next_end is not None:
+            self._look_at(max(next_end, now + _LEAST_PAUSE))
+
+    # ---------------------------------------------------------------------- end
+
+    def lose(self, cause: BaseException) -> None:
+        """Use it no more: what is not settled will be delivered again."""
+        if self.cause is not None:
+            return
+        self.cause = cause if isinstance(cause, Exception) else ConnectionResetError("the connection was lost")
+        self.session.remove_on_end(self.lose)
+        self._raw.on_consumer_cancel_callbacks.discard(self._on_consumer_cancel)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.waiting.clear()
+        self._settling.lose(self.cause)
+        self._wake()
+
+    async def close(self, timeout: float) -> bool:
+        """Give everything back, and the channel to the broker.
+
+        Args:
+            timeout: seconds.
+
+        Returns:
+            Whether the broker has taken it; False if it said nothing at all.
+        """
+        silent = False
+        try:
+            async with asyncio.timeout(timeout):
+                self.stop()
+                if self._fetching is not None:
+                    await asyncio.wait((self._fetching,))
+                rest = [one for one in self._settling.unsettled.values() if one.state is not State.SETTLING]
+                if rest and self.cause is None:
+                    self.waiting.clear()
+                    # Closing the channel would give them back as well, but some time later.
+                    self.settle(rest, requeue=True)
+                await self._settling.idle()
+                if self.usable:
+                    await self._call(self._raw.close())
+        except TimeoutError:
+            silent = self.silent
+        except Exception:
+            # The connection ended meanwhile; the broker gives back what was locked on it.
+            silent = False
+        finally:
+            self.lose(ConnectionAbortedError("the receiver was closed"))
+        return not silent
+
+    def discard(self) -> None:
+        """Give the channel back to the broker some time, and all that is locked on it."""
+        self.lose(ConnectionAbortedError("the channel was given up"))
+        _give_back(self.session, self._raw)
+
+    def _on_consumer_cancel(self, frame: Any) -> None:
+        self.lose(Cancelled("the broker cancelled the consumer"))
+
+    def _on_closing(self, closing: asyncio.Future[Any]) -> None:
+        if not closing.cancelled():
+            self.lose(closing.exception() or ConnectionAbortedError("the channel was closed"))
+
+
+async def _unused(_: Any) -> None:
+    """Stands for a consumer's callback in the driver's books."""
+
+
+def _give_back(session: Session, raw: Channel) -> None:
+    """Close a channel some time, whoever waits."""
+
+    async def close() -> None:
+        with contextlib.suppress(Exception):  # gone already
+            await session.run(raw.close())
+
+    if session.usable and not raw.is_closed:
+        task = asyncio.get_running_loop().create_task(close())
+        _closings.add(task)
+        task.add_done_callback(_closings.discard)
+
+
+_closings: set[asyncio.Task[None]] = set()  # they end with their sessions

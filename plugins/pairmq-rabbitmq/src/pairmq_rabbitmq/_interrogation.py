@@ -1,0 +1,128 @@
+"""Finding out a queue's arguments by AMQP alone, which has no way to read them.
+
+A queue that is declared again with other arguments than it has is left as it is, and the broker's refusal names the
+first argument that differs and what the queue has. So the declaration is mended by that, and tried again, until the
+broker accepts it: then it holds all that the queue has.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from aiormq.channel import Channel
+from aiormq.exceptions import ChannelPreconditionFailed
+
+from pairmq.model import FailureKind, TransportError
+from pairmq_rabbitmq._context import Context
+from pairmq_rabbitmq._properties import NUMBERS
+
+_MOST_ROUNDS = 20
+
+# An argument that is not compared with an existing queue's, and of which no queue can be made with this value: if the
+# queue is deleted while it is asked about, no other one comes into being from a question.
+_GUARD: Final = "x-queue-leader-locator"
+_GUARD_VALUE: Final = "pairmq-asks-only"
+
+_INEQUIVALENT = re.compile(
+    r"inequivalent arg '(?P<name>[^']+)' for queue '.*' in vhost '.*?': received .*? but current is "
+    r"(?:(?P<none>none)|the value '(?P<typed>.*)' of type '(?P<type>[a-z]+)'|'(?P<plain>.*)')\s*$",
+    re.DOTALL,
+)
+_INTEGER = re.compile(r"-?[0-9]{1,20}")
+_FLAGS = ("durable", "auto_delete", "exclusive")
+
+
+@dataclass(slots=True)
+class Found:
+    """What is known of a queue.
+
+    Args:
+        arguments: by name.
+        auto_delete: whether it is deleted with its last consumer.
+        durable: whether it outlives the broker's process.
+        complete: whether this is all; otherwise the broker's words could not be understood, or it refused to tell.
+    """
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+    auto_delete: bool = False
+    durable: bool = True
+    complete: bool = False
+
+
+async def interrogate(context: Context, queue: str, guess: dict[str, Any], doing: str) -> Found:
+    """Find out the arguments of a queue that exists.
+
+    It creates nothing, also when the queue is deleted meanwhile: see ``_GUARD``. A broker that does not know the guard
+    could only make, in the moment after it named the queue, a queue like the one that was there.
+
+    Args:
+        context: to ask the broker.
+        queue: its name.
+        guess: arguments that it may have: the nearer, the fewer questions.
+        doing: in words, for errors.
+
+    Returns:
+        What was found; without those arguments of the guess that could not be confirmed.
+
+    Raises:
+        TransportError: the broker could not be asked.
+    """
+    asked = dict(guess)
+    flags = {"durable": True, "auto_delete": False}
+
+    async def declare(channel: Channel) -> None:
+        arguments = {**asked, **guard}
+        await channel.queue_declare(
+            queue, durable=flags["durable"], auto_delete=flags["auto_delete"], arguments=arguments
+        )
+
+    told: dict[str, Any] = {}
+    guard: dict[str, Any] = {_GUARD: _GUARD_VALUE}
+    for _ in range(_MOST_ROUNDS):
+        try:
+            await context.ask(doing, declare)
+        except TransportError as error:
+            words = str(error.__cause__) if isinstance(error.__cause__, ChannelPreconditionFailed) else ""
+            difference = _difference(words)
+            if difference is None:
+                if error.kind is not FailureKind.REFUSED:
+                    raise
+                break
+            name, value = difference
+            if name in _FLAGS:
+                if name not in flags or flags[name] == (value == "true"):
+                    break
+                flags[name] = value == "true"
+            elif name == _GUARD:
+                guard = {}  # compared in this version
+            elif name in told:
+                break  # told twice: it is not understood
+            else:
+                told[name] = value
+                asked.pop(name, None)
+                if value is not None:
+                    asked[name] = value
+        else:
+            return Found(asked, flags["auto_delete"], flags["durable"], complete=True)
+    known = {name: value for name, value in told.items() if value is not None}
+    return Found(known, flags["auto_delete"], flags["durable"])
+
+
+def _difference(words: str) -> tuple[str, Any] | None:
+    """Read what the broker says: the argument's name, and the queue's value of it; None for having none."""
+    found = _INEQUIVALENT.search(words)
+    if found is None:
+        return None
+    name = found["name"]
+    if found["none"]:
+        return name, None
+    text = found["plain"] if found["typed"] is None else found["typed"]
+    kind = found["type"]
+    if kind == "bool" or (kind is None and text in ("true", "false") and name not in _FLAGS):
+        return name, text == "true"
+    number = kind not in ("longstr", "binary") if kind else name in NUMBERS or name.startswith("x-max-")
+    if number and _INTEGER.fullmatch(text):
+        return name, int(text)
+    return name, text

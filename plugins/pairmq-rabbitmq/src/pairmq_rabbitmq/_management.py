@@ -1,0 +1,193 @@
+"""The management plugin's HTTP interface, for what AMQP 0-9-1 has no question for: lists, and queues' arguments.
+
+Used only when the URL names it. One request at a time per call, in a thread, with time limits and a bound on the
+answer; a redirect is never followed, as it would hand the password to whoever it names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import http.client
+import json
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from pairmq.model import FailureKind, FailureReason, TransportError
+from pairmq_rabbitmq import _errors
+from pairmq_rabbitmq._properties import NUMBERS
+from pairmq_rabbitmq._url import ManagementUrl, RabbitUrl, TlsOptions, tls_context
+
+_MOST_BYTES = 32 * 1024 * 1024  # of one answer
+_PAGE = 500  # the most that RabbitMQ gives at once
+_MOST_PAGES = 1000
+_READ = 64 * 1024
+_TIMEOUT = 30.0  # s for one request as a whole; the caller's own limit ends the wait sooner
+_ERRORS = {
+    401: (FailureKind.REFUSED, FailureReason.UNAUTHORIZED, "it does not let this user in: check user and password"),
+    403: (FailureKind.REFUSED, FailureReason.UNAUTHORIZED, "it does not let this user do this: check its tags"),
+    404: (FailureKind.REFUSED, FailureReason.NOT_FOUND, "there is no such thing"),
+}
+
+
+class Management:
+    """Asks one broker's management plugin.
+
+    Args:
+        url: the broker's settings.
+        where: the management plugin's address and login.
+    """
+
+    def __init__(self, url: RabbitUrl, where: ManagementUrl) -> None:
+        self._where = where
+        self._vhost = quote(url.vhost, safe="")
+        self._connect_timeout = url.connect_timeout
+        self._tls_options = url.tls or TlsOptions()
+        self._tls: ssl.SSLContext | None = None
+
+    async def queue(self, name: str, doing: str) -> dict[str, Any]:
+        """Read one queue: its ``arguments`` with what policies add, and ``auto_delete``.
+
+        Raises:
+            TransportError: reason *not-found* when it does not exist; others when the plugin can't be asked.
+        """
+        path = f"/api/queues/{self._vhost}/{quote(name, safe='')}"
+        columns = "arguments,auto_delete,effective_policy_definition"
+        found = await asyncio.to_thread(self._get, f"{path}?columns={columns}", doing)
+        if not isinstance(found, dict):
+            raise self._unexpected(doing)
+        arguments = _table(found.get("arguments"))
+        policy = _table(found.get("effective_policy_definition"))
+        return {"arguments": effective(arguments, policy), "auto_delete": found.get("auto_delete") is True}
+
+    async def queues(self, prefix: str, doing: str) -> list[str]:
+        """List the names of all queues that begin so.
+
+        Raises:
+            TransportError: the plugin can't be asked.
+        """
+        return await asyncio.to_thread(self._names, "queues", prefix, doing)
+
+    async def exchanges(self, prefix: str, doing: str) -> list[str]:
+        """List the names of all exchanges that begin so, but the one without a name.
+
+        Raises:
+            TransportError: the plugin can't be asked.
+        """
+        return [name for name in await asyncio.to_thread(self._names, "exchanges", prefix, doing) if name]
+
+    # ------------------------------------------------------------------ in a thread
+
+    def _names(self, kind: str, prefix: str, doing: str) -> list[str]:
+        names = set[str]()
+        for page in range(1, _MOST_PAGES + 1):
+            # The plugin looks for the text anywhere in a name; it leaves less to carry.
+            query = f"page={page}&page_size={_PAGE}&name={quote(prefix, safe='')}&use_regex=false&columns=name"
+            found = self._get(f"/api/{kind}/{self._vhost}?{query}", doing)
+            if not isinstance(found, dict) or not isinstance(found.get("items"), list):
+                raise self._unexpected(doing)
+            names.update(_names_of(found["items"]))
+            if page >= int(found.get("page_count") or 0):
+                break
+        return sorted(name for name in names if name.startswith(prefix))
+
+    def _get(self, target: str, doing: str) -> Any:
+        parts = urlsplit(self._where.url)
+        connection: http.client.HTTPConnection
+        deadline = time.monotonic() + _TIMEOUT
+        try:
+            if parts.scheme == "https":
+                self._tls = self._tls or tls_context(self._tls_options, for_url=self._where.url)
+                connection = http.client.HTTPSConnection(
+                    parts.hostname or "", parts.port, timeout=self._connect_timeout, context=self._tls
+                )
+            else:
+                connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=self._connect_timeout)
+            try:
+                connection.request("GET", parts.path + target, headers=self._headers())
+                response = connection.getresponse()
+                body = self._body(response, deadline, doing)
+            finally:
+                connection.close()
+        except TimeoutError as error:
+            raise self._unavailable(doing, "it did not answer in time", FailureReason.TIMEOUT) from error
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unavailable(doing, f"{type(error).__name__}: {error}", FailureReason.CONNECTION) from error
+        if response.status in _ERRORS:
+            kind, reason, text = _ERRORS[response.status]
+            raise TransportError(f"{doing}: management at {self._where.url}: {text}", kind, reason)
+        if response.status != 200:
+            raise self._unavailable(doing, f"it answered with status {response.status}", FailureReason.OTHER)
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise self._unexpected(doing) from error
+
+    def _headers(self) -> dict[str, str]:
+        login = f"{self._where.username}:{self._where.password}".encode()
+        return {
+            "Authorization": "Basic " + base64.b64encode(login).decode(),
+            "Accept": "application/json",
+            "Connection": "close",
+        }
+
+    def _body(self, response: http.client.HTTPResponse, deadline: float, doing: str) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        # read1, so that a server which sends a byte now and then can't hold the thread for ever.
+        while part := response.read1(_READ):
+            size += len(part)
+            if size > _MOST_BYTES:
+                raise self._unavailable(doing, f"it sent more than {_MOST_BYTES} bytes", FailureReason.OTHER)
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            parts.append(part)
+        return b"".join(parts)
+
+    def _unexpected(self, doing: str) -> TransportError:
+        return self._unavailable(doing, "what it answered is not what RabbitMQ answers", FailureReason.OTHER)
+
+    def _unavailable(self, doing: str, text: str, reason: FailureReason) -> TransportError:
+        return TransportError(f"{doing}: management at {self._where.url}: {text}", FailureKind.UNAVAILABLE, reason)
+
+
+def effective(arguments: Mapping[str, Any], policy: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge a queue's arguments with the policy that applies to it, as RabbitMQ does.
+
+    Args:
+        arguments: the queue's own.
+        policy: by the policies' names for them, which have no ``x-``.
+
+    Returns:
+        What counts: of two numbers the smaller, else the queue's own.
+    """
+    merged = dict(arguments)
+    for name, value in policy.items():
+        key = f"x-{name}"
+        own = merged.get(key)
+        if own is None:
+            merged[key] = value
+        elif key in NUMBERS and type(own) is int and type(value) is int:
+            merged[key] = min(own, value)
+    return merged
+
+
+def not_configured(doing: str) -> TransportError:
+    """Make the error of what only the management plugin can tell when the URL does not name it."""
+    text = "AMQP 0-9-1 has no way to ask this: add ?management=http://host:15672 to the URL"
+    return _errors.refused(doing, text, FailureReason.NOT_SUPPORTED)
+
+
+def _table(value: object) -> dict[str, Any]:
+    # RabbitMQ writes an empty table as an empty list.
+    return value if isinstance(value, dict) else {}
+
+
+def _names_of(items: list[Any]) -> Iterator[str]:
+    for item in items:
+        name = item.get("name") if isinstance(item, dict) else None
+        if isinstance(name, str):
+            yield name

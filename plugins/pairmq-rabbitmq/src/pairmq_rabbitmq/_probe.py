@@ -1,0 +1,128 @@
+"""Finding out whether an entity accepts writes, without writing anything that a consumer could see (SPEC 6.2)."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any, Final
+
+from pamqp.commands import Basic
+
+from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, TransportError
+from pairmq_rabbitmq import _errors, _names
+from pairmq_rabbitmq._context import Context
+from pairmq_rabbitmq._outlet import Outlet
+from pairmq_rabbitmq._publish import Answer, Lost, Parcel, Returned, publish_method
+from pairmq_rabbitmq._scope import Scope
+
+PING_QUEUE: Final = _names.OWN_PREFIX + "ping"
+"""Where pings go; nobody reads it, and it holds the last one."""
+
+_PING_ARGUMENTS: dict[str, Any] = {
+    # Stated, so that no default or policy makes it anything else.
+    "x-queue-type": "classic",
+    "x-max-length": 1,
+    "x-overflow": "drop-head",
+    "x-expires": 24 * 60 * 60 * 1000,
+}
+
+
+class Probe:
+    """Pings entities of one transport.
+
+    What a ping that succeeds proves, at this moment:
+
+    - the broker is there, lets this user in, and reads what publishers write: no memory or disk alarm, no flow control
+      that lasts longer than the ping's time limit;
+    - the entity exists and its process answers; of a quorum queue, its leader;
+    - publishing works to the end, on the connection that sends use: the broker confirmed a persistent message, or
+      told that nobody takes one;
+    - a queue that rejected a message for lack of room, as far as this process knows, holds fewer messages now.
+
+    What it can't prove: that the next, larger message fits; that the nodes and disks which hold the entity's own
+    messages work as well as those of the ping queue, or that a quorum queue has its majority; that no policy changes
+    in between; that another process did not fill the queue. Of a topic it proves that the exchange is there and its
+    node takes writes: a queue that is bound to it may be full or gone.
+
+    Pings go to `PING_QUEUE`, which is made when missing. A user who may not make it, or meets one that can't be used,
+    pings a routing key that no queue has: the broker's return is the proof.
+
+    Args:
+        context: the transport's connections and settings.
+        scope: ends what is under way when the transport closes.
+    """
+
+    def __init__(self, context: Context, scope: Scope) -> None:
+        self._context = context
+        self._scope = scope
+        self._outlet = Outlet(context.publishing, "ping")
+
+    async def probe(self, entity: Entity) -> None:
+        """Ping one entity.
+
+        Raises:
+            TransportError: it does not accept writes now, or nobody knows.
+        """
+        doing = f"probe {entity}"
+        _names.check(entity)
+        if entity.kind is EntityKind.TOPIC:
+            await self._context.find_exchange(entity.path, doing)
+        else:
+            waiting, _ = await self._context.count(entity.path, doing)
+            self._check_room(entity.path, waiting, doing)
+        try:
+            await self._ping(doing)
+        except TransportError as error:
+            # A topic's user may write to its exchange only; the broker read the publish, or it had not refused it.
+            if entity.kind is not EntityKind.TOPIC or error.reason is not FailureReason.UNAUTHORIZED:
+                raise
+
+    def _check_room(self, queue: str, waiting: int, doing: str) -> None:
+        """Look whether a queue that was full has had messages taken out since."""
+        full = self._context.full.get(queue, 0)
+        if waiting and full and waiting >= full:
+            self._context.full[queue] = waiting
+            text = f"{doing}: the queue is full: it rejected a message, and still holds {waiting}"
+            raise TransportError(text, FailureKind.UNAVAILABLE, FailureReason.QUOTA)
+        self._context.full.pop(queue, None)
+
+    async def _ping(self, doing: str) -> None:
+        answer = await self._publish(PING_QUEUE)
+        if isinstance(answer, Returned) and await self._make(doing):
+            answer = await self._publish(PING_QUEUE)
+        match answer:
+            case None:
+                return
+            case TransportError():
+                raise answer
+            case Lost():
+                raise _errors.failure(answer.cause, doing)
+        # It can't be made, or its node is away, or a policy makes it reject messages.
+        answer = await self._publish(f"{PING_QUEUE}.{uuid.uuid4().hex}")
+        match answer:
+            case None | Returned():
+                return
+            case TransportError():
+                raise answer
+            case Lost():
+                raise _errors.failure(answer.cause, doing)
+        raise TransportError(f"{doing}: the broker rejected the ping", FailureKind.UNAVAILABLE)
+
+    async def _publish(self, routing_key: str) -> Answer:
+        properties = Basic.Properties(message_id=uuid.uuid4().hex, delivery_mode=2)
+        parcel = Parcel.of(publish_method("", routing_key), properties, b"")
+        [answer] = await self._outlet.publish([parcel], self._scope)
+        return answer
+
+    async def _make(self, doing: str) -> bool:
+        """Make the ping queue; tells whether it can be used."""
+        try:
+            await self._context.ask(
+                doing,
+                lambda channel: channel.queue_declare(PING_QUEUE, durable=True, arguments=_PING_ARGUMENTS),
+            )
+        except TransportError as error:
+            # Refused, or its node is down (404): neither says anything about the entity.
+            if error.kind is not FailureKind.REFUSED and error.reason is not FailureReason.OTHER:
+                raise
+            return error.reason is FailureReason.ALREADY_EXISTS
+        return True

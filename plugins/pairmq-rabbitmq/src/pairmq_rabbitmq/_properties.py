@@ -1,0 +1,157 @@
+"""A queue's settings as RabbitMQ's arguments, and back.
+
+What RabbitMQ has no word for: locks (the client keeps their time), batched writes (it always batches), and a bound on
+deliveries of a classic queue. Expired messages are dead-lettered whenever the queue has a dead-letter exchange at all,
+so that a queue which drops them has none; `Receiver.dead_letter` works without it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pairmq.model import FailureReason
+from pairmq.transport import QueueProperties
+from pairmq_rabbitmq import _errors
+from pairmq_rabbitmq._url import QueueType
+
+QUEUE_TYPE: Final = "x-queue-type"
+DEAD_LETTER_EXCHANGE: Final = "x-dead-letter-exchange"
+DEAD_LETTER_KEY: Final = "x-dead-letter-routing-key"
+DEAD_LETTER_STRATEGY: Final = "x-dead-letter-strategy"
+OVERFLOW: Final = "x-overflow"
+DELIVERY_LIMIT: Final = "x-delivery-limit"
+MAX_BYTES: Final = "x-max-length-bytes"
+MESSAGE_TTL: Final = "x-message-ttl"
+EXPIRES: Final = "x-expires"
+
+NUMBERS: Final = frozenset((DELIVERY_LIMIT, MAX_BYTES, MESSAGE_TTL, EXPIRES))
+"""Arguments that bound something; where a policy sets one, too, the smaller counts."""
+
+_QUORUM_SINCE = (3, 10)
+_MEGABYTE = 1024 * 1024
+_NO_LIMIT = 2**31 - 1  # deliveries; RabbitMQ 4 would take none for 20
+_MAX_MS = 2**32 - 1  # of any duration in RabbitMQ
+_UNLIMITED_COUNT = 2**31  # asked for: no message reaches it
+
+
+def arguments_of(asked: QueueProperties, queue_type: QueueType, dead_letter: str, doing: str) -> dict[str, Any]:
+    """Write settings as the arguments of a queue.
+
+    A queue never drops what it has accepted: one that is full rejects what comes.
+
+    Args:
+        asked: the settings; the lock's duration and batching are not the queue's.
+        queue_type: quorum or classic; a classic queue has no bound on deliveries.
+        dead_letter: the name of its dead-letter queue.
+        doing: in words, for errors.
+
+    Returns:
+        The arguments.
+
+    Raises:
+        TransportError: reason *malformed* when a number is none that RabbitMQ takes.
+    """
+    arguments: dict[str, Any] = {QUEUE_TYPE: queue_type}
+    rejects = False
+    if asked.dead_letter_on_expiration:
+        arguments |= {DEAD_LETTER_EXCHANGE: "", DEAD_LETTER_KEY: dead_letter}
+        if queue_type == "quorum":
+            # Without it a message could be lost on the way; RabbitMQ wants reject-publish for it.
+            arguments[DEAD_LETTER_STRATEGY] = "at-least-once"
+            rejects = True
+    if queue_type == "quorum":
+        arguments[DELIVERY_LIMIT] = _delivery_limit(asked.max_delivery_count, doing)
+    if asked.max_size_megabytes is not None:
+        size = asked.max_size_megabytes
+        if size % 1 or not 1 <= size < 2**43:
+            raise _malformed(doing, "max_size_megabytes", size, "a whole number of MB from 1 on, or None")
+        arguments[MAX_BYTES] = int(size) * _MEGABYTE
+        rejects = True
+    if rejects:
+        arguments[OVERFLOW] = "reject-publish"
+    for name, key in (("default_time_to_live", MESSAGE_TTL), ("auto_delete_after", EXPIRES)):
+        seconds = getattr(asked, name)
+        if seconds is not None:
+            arguments[key] = _milliseconds(seconds, name, doing)
+    return arguments
+
+
+def queue_type_for(wanted: QueueType, server_version: tuple[int, ...]) -> QueueType:
+    """Choose the type of the queues to make.
+
+    Args:
+        wanted: by the URL.
+        server_version: such as (3, 10, 8); empty when the broker does not tell.
+
+    Returns:
+        Classic where quorum queues know no time to live and may lose what they dead-letter.
+    """
+    return wanted if not server_version or server_version >= _QUORUM_SINCE else "classic"
+
+
+def dead_letter_arguments(queue_type: QueueType) -> dict[str, Any]:
+    """Give the arguments of a dead-letter queue: without any limit, as nobody could take what it refuses."""
+    arguments: dict[str, Any] = {QUEUE_TYPE: queue_type}
+    if queue_type == "quorum":
+        arguments[DELIVERY_LIMIT] = _NO_LIMIT
+    return arguments
+
+
+def properties_of(
+    arguments: Mapping[str, Any],
+    lock_duration: float,
+    *,
+    auto_delete: bool = False,
+    server_version: tuple[int, ...] = (),
+) -> QueueProperties:
+    """Read a queue's arguments as settings.
+
+    Args:
+        arguments: as the broker tells them, policies included if they are known.
+        lock_duration: seconds, as the client keeps it.
+        auto_delete: whether it is deleted with its last consumer, which is told as an idle time of 0.
+        server_version: such as (4, 0, 3): from 4 on, a quorum queue that says nothing drops after 20 deliveries.
+
+    Returns:
+        The settings.
+    """
+    limit = _number(arguments.get(DELIVERY_LIMIT))
+    if limit is None and arguments.get(QUEUE_TYPE) == "quorum" and server_version >= (4,):
+        limit = 20
+    size = _number(arguments.get(MAX_BYTES))
+    expires = _number(arguments.get(EXPIRES))
+    ttl = _number(arguments.get(MESSAGE_TTL))
+    return QueueProperties(
+        max_size_megabytes=None if size is None else math.ceil(size / _MEGABYTE),
+        max_delivery_count=None if limit is None or not 0 <= limit < _NO_LIMIT else limit + 1,
+        default_time_to_live=None if ttl is None else ttl / 1000,
+        auto_delete_after=0.0 if auto_delete else None if expires is None else expires / 1000,
+        lock_duration=lock_duration,
+        dead_letter_on_expiration=arguments.get(DEAD_LETTER_EXCHANGE) is not None,
+        batched_operations=True,
+    )
+
+
+def _delivery_limit(count: int | None, doing: str) -> int:
+    """The redeliveries that a quorum queue allows: one less than the deliveries, the largest number for no limit."""
+    if count is None or count >= _UNLIMITED_COUNT:
+        return _NO_LIMIT
+    if count % 1 or count < 1:
+        raise _malformed(doing, "max_delivery_count", count, "a whole number from 1 on, or None")
+    return int(count) - 1
+
+
+def _milliseconds(seconds: float, name: str, doing: str) -> int:
+    if not 0 < seconds <= _MAX_MS / 1000:
+        raise _malformed(doing, name, seconds, f"seconds above 0 and at most {_MAX_MS // 1000}, or None")
+    return min(math.ceil(seconds * 1000), _MAX_MS)
+
+
+def _malformed(doing: str, name: str, value: object, wanted: str) -> Exception:
+    return _errors.refused(doing, f"{name} is {value!r}: {wanted}", FailureReason.MALFORMED)
+
+
+def _number(value: object) -> int | None:
+    return value if type(value) is int else None

@@ -1,0 +1,444 @@
+"""Receiving under peek-lock over a consumer that lives as long as a call of ``receive``.
+
+What comes and how it is settled is `_delivery_channel`'s business, on a channel that each receiver has for itself. Here
+are the calls: they connect when needed, end when their caller stops waiting, and say what became of them.
+
+A call that is cut off loses nothing: what had come stays for the next call, and is given back when nobody asks for it
+within half a lock.
+
+The dead-letter queue is a queue of its own. A message is moved there by publishing a copy, and acknowledged when the
+broker has confirmed it: a crash in between leaves two copies, never none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pairmq.model import Delivery, FailureReason, Source, TransportError
+from pairmq.transport import Receiver
+from pairmq_rabbitmq import _codec, _errors, _names, _wire
+from pairmq_rabbitmq._context import Context
+from pairmq_rabbitmq._dead_letter import DeadLetters
+from pairmq_rabbitmq._delivery_channel import Cancelled, DeliveryChannel, Opening
+from pairmq_rabbitmq._errors import Unsent
+from pairmq_rabbitmq._held import Share, held_by_this_process
+from pairmq_rabbitmq._scope import Scope
+from pairmq_rabbitmq._settling import Job, Locked, State
+
+__all__ = ["RabbitReceiver", "held_by_this_process"]
+
+_CLOSE = 1.0  # s
+_PUT_ASIDE = 1.0  # s that a call waits for what nobody is to get to be put away
+_FIRST_RETRY, _LAST_RETRY = 0.5, 10.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Token:
+    """What settles a delivery: the message, the channel that it is locked on, and the receiver that got it."""
+
+    locked: Locked
+    channel: DeliveryChannel
+    owner: RabbitReceiver
+
+
+class RabbitReceiver(Receiver):
+    """Reads a queue, a subscription or a dead-letter queue.
+
+    Args:
+        context: the transport's connections and settings.
+        source: what to read.
+
+    Raises:
+        TransportError: reason *malformed* when RabbitMQ can't have such a name.
+    """
+
+    def __init__(self, context: Context, source: Source) -> None:
+        self._queue = _names.queue_of(source)
+        self._context = context
+        self._dead = source.dead_letter
+        self._doing = f"receive from {source}"
+        self._settling = f"settle a delivery of {source}"
+        self._moving = f"dead-letter a delivery of {source}"
+        self._scope = Scope()
+        self._turn = asyncio.Lock()
+        self._channel: DeliveryChannel | None = None
+        self._opening: Opening | None = None
+        self._ended: asyncio.Future[None] | None = None
+        self._dead_letters: DeadLetters | None = None
+        self._aside: dict[Locked, tuple[DeliveryChannel, str, str]] = {}
+        self._putting_aside = asyncio.Lock()
+        self._retries: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing: asyncio.Task[None] | None = None
+        context.scopes.add(self._scope)
+        context.receivers.add(self)
+
+    # ------------------------------------------------------------------ receive
+
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        if max_messages < 1:
+            raise ValueError(f"max_messages is {max_messages}: at least 1")
+        self._check_open(self._doing)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait
+        async with self._turn:
+            while True:
+                channel = await self._ready()
+                if not channel.waiting:
+                    await self._fetch(channel, max_messages, deadline)
+                found = await self._readable(channel, max_messages)
+                if channel.cause is not None:
+                    raise await self._why(channel)
+                channel.give(found)
+                if found or loop.time() >= deadline:
+                    return self._deliveries(channel, found)
+
+    async def _ready(self) -> DeliveryChannel:
+        """The channel to read on; opened when there is none.
+
+        Raises:
+            TransportError: it can't be opened.
+        """
+        if self._channel is not None and self._channel.usable:
+            return self._channel
+        try:
+            session = await self._scope.race(self._context.consuming.session())
+            if self._opening is None or self._opening.session is not session:
+                # A caller that is cancelled leaves it to the next one.
+                self._opening = Opening(session)
+            opening = self._opening
+            try:
+                await self._until(opening.task)
+            except asyncio.CancelledError:
+                if opening.silent:
+                    self._context.consuming.retire(session, _not_answered(), at_once=True)
+                raise
+            self._check_open(self._doing)
+            self._opening = None
+            raw = opening.task.result()
+        except Unsent as error:
+            raise _errors.failure(error, self._doing) from error.cause
+        share = Share(self._context.url.endpoint.identity, self._queue)
+        self._channel = DeliveryChannel(session, raw, self._queue, share, self._context.url.lock_duration)
+        return self._channel
+
+    async def _fetch(self, channel: DeliveryChannel, most: int, deadline: float) -> None:
+        fetching = channel.fetch(most, deadline)
+        try:
+            await self._until(fetching)
+        except asyncio.CancelledError:
+            channel.stop()
+            self._doubt(channel)
+            raise
+        self._check_open(self._doing)
+
+    async def _readable(self, channel: DeliveryChannel, most: int) -> list[Locked]:
+        """Find the next messages that a caller may have; the others are put away first.
+
+        None counts as given before the last await, so that a call that is cut off here loses nothing.
+        """
+        bad: list[Locked] = []
+        for locked in list(channel.waiting)[:most]:
+            problem = self._problem(locked)
+            if problem is not None:
+                channel.set_aside(locked)
+                self._aside[locked] = (channel, *problem)
+                bad.append(locked)
+        if bad:
+            await self._until(self._background(self._put_aside()), seconds=_PUT_ASIDE)
+            self._check_open(self._doing)
+        found: list[Locked] = []
+        for locked in channel.waiting:
+            if len(found) == most or locked.message is None:
+                break
+            found.append(locked)
+        return found
+
+    def _problem(self, locked: Locked) -> tuple[str, str] | None:
+        """Read a message; reason and description if nobody is to get it."""
+        if locked.message is not None:
+            return None
+        if self._dead:
+            locked.message = _codec.decode_leniently(locked.properties, locked.body)
+            return None
+        headers = locked.properties.headers
+        if headers and _wire.UNREADABLE in headers:
+            return "malformed", f"its properties can't be read: {headers[_wire.UNREADABLE]!s}"
+        try:
+            message = _codec.decode(locked.properties, locked.body)
+        except _codec.MalformedMessage as problem:
+            return "malformed", str(problem)
+        if message.scheduled_enqueue_at is not None and message.time_to_live is not None:
+            # It came by way of a queue for waiting, where the broker could not let it expire at the right time.
+            try:
+                end = message.scheduled_enqueue_at + timedelta(seconds=message.time_to_live)
+            except OverflowError:
+                end = None
+            if end is not None and datetime.now(UTC) > end:
+                return "expired", f"its time to live of {message.time_to_live:g} s after its scheduled time is over"
+        locked.message = message
+        return None
+
+    def _deliveries(self, channel: DeliveryChannel, found: Sequence[Locked]) -> list[Delivery]:
+        now, clock = asyncio.get_running_loop().time(), datetime.now(UTC)
+        deliveries: list[Delivery] = []
+        for locked in found:
+            reason, description = _codec.dead_letter_reason(locked.properties) if self._dead else (None, None)
+            assert locked.message is not None  # noqa: S101  # for mypy
+            deliveries.append(
+                Delivery(
+                    locked.message,
+                    _Token(locked, channel, self),
+                    delivery_count=_codec.delivery_count(locked.properties, locked.redelivered),
+                    locked_until=clock + timedelta(seconds=locked.until - now),
+                    dead_letter_reason=reason,
+                    dead_letter_description=description,
+                )
+            )
+        return deliveries
+
+    async def _why(self, channel: DeliveryChannel) -> TransportError:
+        """Say why a channel was lost under a call, and let go of it."""
+        self._channel = None
+        channel.discard()
+        cause = channel.cause
+        if isinstance(cause, Cancelled):
+            try:
+                await self._scope.race(self._context.count(self._queue, self._doing))
+            except TransportError as error:
+                return error
+        assert cause is not None  # noqa: S101  # for mypy
+        return _errors.failure(cause, self._doing, maybe_applied=False)
+
+    # ------------------------------------------------------------------- settle
+
+    async def complete(self, delivery: Delivery) -> None:
+        [failed] = await self._settle([delivery], requeue=False)
+        if failed is not None:
+            raise failed
+
+    async def complete_batch(self, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
+        return await self._settle(deliveries, requeue=False)
+
+    async def abandon(self, delivery: Delivery) -> None:
+        [failed] = await self._settle([delivery], requeue=True)
+        if failed is not None:
+            raise failed
+
+    async def renew_lock(self, delivery: Delivery) -> Delivery:
+        self._check_open(self._settling)
+        token = self._token(delivery)
+        if token is None or not token.channel.renew(token.locked):
+            raise _errors.lock_lost(self._settling)
+        left = token.locked.until - asyncio.get_running_loop().time()
+        return replace(delivery, locked_until=datetime.now(UTC) + timedelta(seconds=left))
+
+    async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
+        if self._dead:
+            text = "it is in the dead-letter queue already"
+            raise _errors.refused(self._moving, text, FailureReason.NOT_SUPPORTED)
+        self._check_open(self._moving)
+        token = self._token(delivery)
+        if token is None or not token.channel.is_locked(token.locked):
+            raise _errors.lock_lost(self._moving)
+        locked, channel = token.locked, token.channel
+        locked.state = State.BUSY  # its lock does not end while the copy is on its way
+        try:
+            copy = self._dead_letter_queue.pack(locked.properties, locked.body, reason, description)
+            [failed] = await self._dead_letter_queue.publish([copy])
+        finally:
+            if locked.state is State.BUSY:
+                locked.state = State.GIVEN
+                channel.watch(locked)
+        if failed is not None:
+            raise failed
+        if not channel.usable or locked.state is not State.GIVEN:
+            raise _errors.lock_lost(self._moving)
+        failed = await self._settled(channel, channel.settle([locked], requeue=False))
+        if failed is not None:
+            raise failed
+
+    async def _settle(self, deliveries: Sequence[Delivery], *, requeue: bool) -> list[TransportError | None]:
+        """Settle deliveries with one question to the broker; one outcome each, None for done."""
+        try:
+            self._check_open(self._settling)
+        except TransportError as error:
+            return [error for _ in deliveries]
+        # All that can be settled is on one channel: a receiver has no other one before the last is lost.
+        fresh: list[Locked] = []
+        jobs: list[Job | None] = []
+        channel: DeliveryChannel | None = None
+        positions: list[int] = []
+        for position, delivery in enumerate(deliveries):
+            token = self._token(delivery)
+            jobs.append(None)
+            if token is None:
+                continue
+            locked = token.locked
+            if token.channel.is_locked(locked):
+                locked.state = State.SETTLING
+                channel = token.channel
+                fresh.append(locked)
+                positions.append(position)
+            elif locked.job is not None and locked.job.forsaken and locked.job.requeue == requeue:
+                jobs[position] = locked.job  # asked for by a call that was cut off: this one takes its place
+                channel = token.channel
+        if channel is None:
+            return [_errors.lock_lost(self._settling) for _ in deliveries]
+        if fresh:
+            job = channel.settle(fresh, requeue=requeue)
+            for position in positions:
+                jobs[position] = job
+        outcomes: dict[Job, TransportError | None] = {}
+        for one in jobs:
+            if one is not None and one not in outcomes:
+                outcomes[one] = await self._settled(channel, one)
+        return [_errors.lock_lost(self._settling) if one is None else outcomes[one] for one in jobs]
+
+    async def _settled(self, channel: DeliveryChannel, job: Job) -> TransportError | None:
+        """Wait for what becomes of settlements."""
+        job.forsaken = False
+        try:
+            await self._until(job.done)
+        except asyncio.CancelledError:
+            job.forsaken = True
+            self._doubt(channel)
+            raise
+        if not job.done.done():
+            return _errors.closed(self._settling, maybe_applied=True)
+        cause = job.done.result()
+        if cause is None:
+            return None
+        if isinstance(cause, Unsent):
+            return _errors.lock_lost(self._settling)
+        return _errors.failure(cause, self._settling)
+
+    def _token(self, delivery: Delivery) -> _Token | None:
+        token = delivery.lock_token
+        return token if isinstance(token, _Token) and token.owner is self else None
+
+    # -------------------------------------------------------------- dead-letter
+
+    @property
+    def _dead_letter_queue(self) -> DeadLetters:
+        if self._dead_letters is None:
+            self._dead_letters = DeadLetters(self._context, self._queue, self._scope, self._moving)
+        return self._dead_letters
+
+    async def _put_aside(self) -> None:
+        """Dead-letter what nobody is to get; what can't be now stays locked, and is tried again."""
+        await self._try_to_put_aside()
+        if self._aside and self._retries is None:
+            self._retries = self._background(self._retry())
+
+    async def _retry(self) -> None:
+        pause = _FIRST_RETRY
+        try:
+            while self._aside and not self._scope.closed:
+                await self._until(seconds=pause)
+                pause = min(pause * 2, _LAST_RETRY)
+                await self._try_to_put_aside()
+        finally:
+            self._retries = None
+
+    async def _try_to_put_aside(self) -> None:
+        async with self._putting_aside:
+            # What was lost with its channel comes again.
+            tried = {one: entry for one, entry in self._aside.items() if one.state is State.BUSY and entry[0].usable}
+            queue = self._dead_letter_queue
+            copies = [queue.pack(one.properties, one.body, *entry[1:]) for one, entry in tried.items()]
+            outcomes = await queue.publish(copies) if copies else []
+            left: dict[Locked, tuple[DeliveryChannel, str, str]] = {}
+            settled: dict[DeliveryChannel, list[Locked]] = {}
+            for (locked, entry), failed in zip(tried.items(), outcomes, strict=True):
+                channel = entry[0]
+                if locked.state is not State.BUSY or not channel.usable:
+                    continue
+                if failed is None:
+                    settled.setdefault(channel, []).append(locked)
+                elif channel.is_held_long(locked):
+                    channel.settle([locked], requeue=True)
+                else:
+                    left[locked] = entry
+            # More may have come meanwhile.
+            new = {one: entry for one, entry in self._aside.items() if one not in tried and one.state is State.BUSY}
+            self._aside = left | new
+            for channel, messages in settled.items():
+                await self._settled(channel, channel.settle(messages, requeue=False))
+
+    # -------------------------------------------------------------------- close
+
+    async def close(self) -> None:
+        if self._closing is None:
+            self._scope.close(lambda begun: _errors.closed(self._doing, maybe_applied=begun))
+            self._end()
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        # A caller that is cancelled leaves the rest to the task, which ends by itself.
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        self._context.scopes.discard(self._scope)
+        self._context.receivers.discard(self)
+        if self._opening is not None:
+            self._opening.forsake()
+        channel = self._channel
+        if channel is not None and not await channel.close(_CLOSE):
+            self._context.consuming.retire(channel.session, _not_answered(), at_once=True)
+        if self._dead_letters is not None:
+            self._dead_letters.release()
+        for task in self._tasks:
+            task.cancel()
+
+    # ------------------------------------------------------------------ waiting
+
+    def _check_open(self, doing: str) -> None:
+        """Refuse to begin, or to go on, when closed.
+
+        Raises:
+            TransportError: of reason *closed*.
+        """
+        if self._scope.closed or self._context.closed:
+            raise _errors.closed(doing)
+
+    async def _until(self, *futures: asyncio.Future[Any], seconds: float | None = None) -> None:
+        """Wait for the first of some futures, or the end of this receiver, or ``seconds``; none is cancelled."""
+        if self._ended is None:
+            self._ended = asyncio.get_running_loop().create_future()
+            self._scope.add(_End(self))
+        await asyncio.wait((*futures, self._ended), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+    def _end(self) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    def _doubt(self, channel: DeliveryChannel) -> None:
+        """Somebody stopped waiting: if the broker has said nothing at all, the connection is dropped.
+
+        What is locked on it will be delivered again, which it would be anyway if the connection is dead.
+        """
+        if channel.usable and channel.silent:
+            self._context.consuming.retire(channel.session, _not_answered(), at_once=True)
+
+    def _background(self, operation: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(operation)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+class _End:
+    """Tells a receiver that its scope was closed."""
+
+    def __init__(self, owner: RabbitReceiver) -> None:
+        self._owner = owner
+
+    def end(self, error: TransportError) -> None:
+        self._owner._end()
+
+
+def _not_answered() -> TimeoutError:
+    return TimeoutError("the broker did not answer in time")

@@ -1,0 +1,255 @@
+"""Confirmed settling on one channel, and the book of what is unsettled there.
+
+AMQP 0-9-1 has no answer to an acknowledgement. So what is to be settled is written, and then the broker is asked about
+the queue on the same channel: the answer shows that the channel and the queue's process have taken what came before.
+One question answers for all that was written before it, so that concurrent calls share it.
+
+An acknowledgement of a message that the channel does not know closes the channel, with everything else that is locked
+on it. The book sees to it that none is ever written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from aiormq.abc import ChannelFrame
+from aiormq.channel import Channel
+from pamqp.commands import Basic
+
+from pairmq.model import Message
+from pairmq_rabbitmq._errors import Unsent
+from pairmq_rabbitmq._held import Share
+from pairmq_rabbitmq._session import Session
+
+T = TypeVar("T")
+
+_SILENCE = 0.1  # s without a frame from the broker after which giving up a call says something about the connection
+_HELD_BACK = 30  # settlements that RabbitMQ passes on before a quorum queue has written them to its log, about
+_LOG_WRITE = 0.01  # s
+
+
+class State(enum.Enum):
+    """Where a message is that the broker gave to this channel."""
+
+    WAITING = "not given to anyone yet"
+    GIVEN = "given, and not settled"
+    BUSY = "on its way to the dead-letter queue"
+    SETTLING = "being settled"
+    GONE = "settled, given back, or lost with the channel"
+
+
+class Locked:
+    """A message that the broker gave to a channel.
+
+    Args:
+        tag: its number on the channel.
+        redelivered: the broker's flag.
+        properties: as they came.
+        body: as it came.
+        arrived: instant of the loop's clock.
+    """
+
+    __slots__ = ("arrived", "body", "job", "message", "properties", "redelivered", "state", "tag", "until")
+
+    def __init__(
+        self, tag: int, redelivered: bool, properties: Basic.Properties, body: bytes, arrived: float, until: float
+    ) -> None:
+        self.tag = tag
+        self.redelivered = redelivered
+        self.properties = properties
+        self.body = body
+        self.arrived = arrived
+        self.until = until  # instant of the loop's clock when it is given back
+        self.state = State.WAITING
+        self.message: Message | None = None  # once it was decoded
+        self.job: Job | None = None
+
+
+class Job:
+    """Settlements that were asked for together.
+
+    Args:
+        messages: which.
+        requeue: give back, instead of removing for good.
+    """
+
+    __slots__ = ("done", "forsaken", "messages", "requeue", "written")
+
+    def __init__(self, messages: Sequence[Locked], *, requeue: bool) -> None:
+        self.messages = messages
+        self.requeue = requeue
+        self.written = False
+        self.forsaken = False  # its caller stopped waiting, and may ask again
+        self.done: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+        """None when the broker has taken them, an `Unsent` if they were not written, or why no answer came."""
+
+    def end(self, cause: BaseException | None) -> None:
+        """Say what became of it."""
+        for locked in self.messages:
+            locked.state = State.GONE
+        if not self.done.done():
+            self.done.set_result(cause)
+
+
+class Calls:
+    """Calls of the driver on one connection.
+
+    Args:
+        session: the connection.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._waiting: dict[object, tuple[float, int]] = {}
+
+    async def __call__(self, operation: Coroutine[Any, Any, T]) -> T:
+        """Await a call of the driver, or the end of the connection; as `Session.run`."""
+        key = object()
+        self._waiting[key] = (asyncio.get_running_loop().time(), self._session.wire.frames)
+        try:
+            return await self._session.run(operation)
+        finally:
+            del self._waiting[key]
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing at all has come from the broker since something was asked, some time ago."""
+        now, frames = asyncio.get_running_loop().time(), self._session.wire.frames
+        return any(asked_at <= now - _SILENCE and then == frames for asked_at, then in self._waiting.values())
+
+
+class Settling:
+    """The unsettled messages of one channel.
+
+    Args:
+        raw: the driver's channel.
+        queue: that it reads.
+        calls: of its connection.
+        share: counts what it holds.
+        failed: told why the channel can't be used any more.
+    """
+
+    def __init__(
+        self, raw: Channel, queue: str, calls: Calls, share: Share, failed: Callable[[BaseException], None]
+    ) -> None:
+        self.unsettled: dict[int, Locked] = {}
+        """What no settlement was written for yet, by tag, in the order of the tags."""
+        self._raw = raw
+        self._queue = queue
+        self._call = calls
+        self._share = share
+        self._failed = failed
+        self._lost: BaseException | None = None
+        self._jobs: list[Job] = []
+        self._under_way: list[Job] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, locked: Locked) -> None:
+        """Note a message that came; tags only grow."""
+        self.unsettled[locked.tag] = locked
+        self._share.change(+1)
+
+    def settle(self, messages: Sequence[Locked], *, requeue: bool) -> Job:
+        """Begin to settle messages; it goes on whoever waits for it.
+
+        Args:
+            messages: unsettled ones of this channel.
+            requeue: give back, instead of removing for good.
+        """
+        job = Job(messages, requeue=requeue)
+        if self._lost is not None:
+            job.end(Unsent(self._lost))
+            return job
+        for locked in messages:
+            locked.state = State.SETTLING
+            locked.job = job
+        self._jobs.append(job)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._work())
+        return job
+
+    async def idle(self) -> None:
+        """Wait until nothing is being settled."""
+        while self._task is not None:
+            await asyncio.wait((self._task,))
+
+    def lose(self, cause: BaseException) -> None:
+        """The channel is gone: what was not settled will be delivered again."""
+        self._lost = cause
+        jobs = [*self._under_way, *self._jobs]
+        self._under_way, self._jobs = [], []
+        for locked in self.unsettled.values():
+            locked.state = State.GONE
+        self.unsettled.clear()
+        self._share.release()
+        for job in jobs:
+            job.end(cause if job.written else Unsent(cause))
+
+    async def ask(self) -> int:
+        """Ask how many messages of the queue wait; the answer shows that all written before has been taken."""
+        found = await self._call(self._raw.queue_declare(self._queue, passive=True))
+        return found.message_count or 0
+
+    async def _work(self) -> None:
+        try:
+            while self._jobs:
+                self._under_way, self._jobs = self._jobs, []
+                await self._settle(self._under_way)
+                jobs, self._under_way = self._under_way, []
+                for job in jobs:
+                    self._share.change(-len(job.messages))
+                    job.end(None)
+        except Exception as error:
+            self._failed(error)
+        finally:
+            self._task = None
+
+    async def _settle(self, jobs: list[Job]) -> None:
+        frames = self._frames(jobs)
+        payload = ChannelFrame.marshall(self._raw.number, frames)
+        if self._raw.is_closed or self._raw.connection.channels.get(self._raw.number) is not self._raw:
+            # The number may be another channel's by now.
+            raise ConnectionAbortedError("the broker closed the channel")
+        for job in jobs:
+            job.written = True
+        queue = self._raw.write_queue
+        if queue.full():
+            await self._call(queue.put(payload))
+        else:
+            queue.put_nowait(payload)
+        await self.ask()
+        if len(frames) > _HELD_BACK:
+            # The broker's channel keeps the others to itself until then, and loses them if it is closed before.
+            await asyncio.sleep(_LOG_WRITE)
+            await self.ask()
+
+    def _frames(self, jobs: list[Job]) -> list[Basic.Ack | Basic.Nack]:
+        """Say what becomes of messages, in as few frames as possible: one settles all up to it, if all are to be."""
+        requeue = {locked.tag: job.requeue for job in jobs for locked in job.messages}
+        frames: list[Basic.Ack | Basic.Nack] = []
+        run: list[int] = []
+        for tag in self.unsettled:
+            if tag not in requeue:
+                break
+            if run and requeue[tag] != requeue[run[-1]]:
+                frames.append(_frame(run[-1], requeue[run[-1]], multiple=len(run) > 1))
+                run = []
+            run.append(tag)
+        if run:
+            frames.append(_frame(run[-1], requeue[run[-1]], multiple=len(run) > 1))
+            last = run[-1]
+            frames += [_frame(tag, requeue[tag], multiple=False) for tag in sorted(requeue) if tag > last]
+        else:
+            frames += [_frame(tag, requeue[tag], multiple=False) for tag in sorted(requeue)]
+        for tag in requeue:
+            del self.unsettled[tag]
+        return frames
+
+
+def _frame(tag: int, requeue: bool, *, multiple: bool) -> Basic.Ack | Basic.Nack:
+    if requeue:
+        return Basic.Nack(delivery_tag=tag, multiple=multiple, requeue=True)
+    return Basic.Ack(delivery_tag=tag, multiple=multiple)

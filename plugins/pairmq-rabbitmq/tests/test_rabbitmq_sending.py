@@ -1,0 +1,434 @@
+"""Publishing on a real server: what is confirmed is there, and what is refused is certain."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, TransportError
+from pairmq.plugins import registry
+from pairmq.transport import Sender, Transport
+from pairmq_rabbitmq import _context
+from pairmq_rabbitmq.testing import RabbitServer
+
+pytestmark = pytest.mark.real_server
+
+QUEUE, TOPIC = Entity("orders"), Entity("prices", EntityKind.TOPIC)
+UNAVAILABLE, REFUSED = FailureKind.UNAVAILABLE, FailureKind.REFUSED
+Outcome = tuple[FailureKind, FailureReason, bool]
+
+
+@contextmanager
+def foreign(server: RabbitServer) -> Iterator[BlockingChannel]:
+    """A channel of a client that is not ours."""
+    parameters = pika.URLParameters(server.url)
+    connection = pika.BlockingConnection(parameters)
+    try:
+        yield connection.channel()
+    finally:
+        if connection.is_open:
+            connection.close()
+
+
+def drained(server: RabbitServer, queue: str = "orders") -> list[tuple[str, bytes]]:
+    """Everything that a foreign reader gets out of a queue: message ids and bodies."""
+    found = []
+    with foreign(server) as channel:
+        while True:
+            method, properties, body = channel.basic_get(queue, auto_ack=True)
+            if method is None:
+                return found
+            found.append((properties.message_id, body))
+
+
+def declare(server: RabbitServer, queue: str = "orders", **arguments: object) -> None:
+    with foreign(server) as channel:
+        channel.queue_declare(queue, durable=True, arguments={k.replace("_", "-"): v for k, v in arguments.items()})
+
+
+@pytest.fixture
+async def transport(rabbit: RabbitServer) -> AsyncIterator[Transport]:
+    declare(rabbit)
+    async with registry.transport(f"{rabbit.url}?connect_timeout=2") as transport:
+        yield transport
+
+
+@pytest.fixture
+def sender(transport: Transport) -> Sender:
+    return transport.sender(QUEUE)
+
+
+def message(body: bytes = b"", **fields: object) -> Message:
+    return Message(body, **{"message_id": uuid.uuid4().hex, **fields})  # type: ignore[arg-type]
+
+
+async def error_of(call: object) -> TransportError:
+    with pytest.raises(TransportError) as caught:
+        await call  # type: ignore[misc]
+    return caught.value
+
+
+def outcome(error: TransportError | None) -> Outcome | None:
+    return None if error is None else (error.kind, error.reason, error.maybe_applied)
+
+
+async def given_up(call: object, seconds: float = 0.3) -> float:
+    """Stop waiting for a call after a while; tells how much later it gave control back."""
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(seconds) as limit:
+            await call  # type: ignore[misc]
+    return asyncio.get_running_loop().time() - (limit.when() or 0.0)
+
+
+# ----------------------------------------------------------------------- what is confirmed
+
+
+async def test_a_message_is_stored_persistently_under_its_own_id(rabbit: RabbitServer, sender: Sender) -> None:
+    await sender.send(Message(b"hello", message_id="m-1", content_type="text/plain", subject="greeting"))
+    with foreign(rabbit) as channel:
+        _, properties, body = channel.basic_get("orders", auto_ack=True)
+    assert (body, properties.message_id, properties.delivery_mode) == (b"hello", "m-1", 2)
+    assert (properties.content_type, properties.type, properties.headers) == ("text/plain", "greeting", None)
+
+
+async def test_a_batch_stands_in_the_queue_in_its_order(rabbit: RabbitServer, sender: Sender) -> None:
+    messages = [message(b"%d" % n + b" " * (n % 7 * 300)) for n in range(2000)]
+    assert set(await sender.send_batch(messages)) == {None}
+    assert [mid for mid, _ in drained(rabbit)] == [one.message_id for one in messages]
+
+
+async def test_large_messages_travel_among_small_ones(rabbit: RabbitServer, sender: Sender) -> None:
+    sizes = [10, 131_064, 131_065, 3_000_000, 0, 262_200, 1 << 20, (1 << 20) + 1, 5]
+    assert set(await sender.send_batch([message(b"x" * size) for size in sizes])) == {None}
+    assert [len(body) for _, body in drained(rabbit)] == sizes
+
+
+async def test_messages_of_one_id_are_all_stored(rabbit: RabbitServer, sender: Sender) -> None:
+    twins = [message(b"%d" % n, message_id="twin") for n in range(20)]
+    assert set(await sender.send_batch(twins)) == {None}
+    await asyncio.gather(*(sender.send(one) for one in twins))
+    assert len(drained(rabbit)) == 40
+
+
+async def test_a_topic_is_published_to_with_the_subject_as_routing_key(
+    rabbit: RabbitServer, transport: Transport
+) -> None:
+    with foreign(rabbit) as channel:
+        channel.exchange_declare("prices", "topic", durable=True)
+        for name, key in (("all", "#"), ("gold", "metal.gold")):
+            channel.queue_declare(name)
+            channel.queue_bind(name, "prices", key)
+    sender = transport.sender(TOPIC)
+    await sender.send(message(b"1", subject="metal.gold"))
+    await sender.send(message(b"2", subject="metal.iron"))
+    await sender.send(message(b"3"))
+    assert [body for _, body in drained(rabbit, "all")] == [b"1", b"2", b"3"]
+    assert [body for _, body in drained(rabbit, "gold")] == [b"1"]
+    error = await error_of(sender.send(message(subject="x" * 256)))
+    assert outcome(error) == (REFUSED, FailureReason.MALFORMED, False)
+
+
+# ------------------------------------------------------------------------ what is refused
+
+
+async def test_an_unroutable_message_is_refused_and_no_other_send_hears_of_it(
+    rabbit: RabbitServer, transport: Transport, sender: Sender
+) -> None:
+    lost = transport.sender(Entity("nowhere"))
+    same_id = message()
+    outcomes = await asyncio.gather(
+        *(sender.send(message()) for _ in range(200)),
+        *(lost.send(message()) for _ in range(20)),
+        *(lost.send(same_id) for _ in range(20)),
+        return_exceptions=True,
+    )
+    assert set(outcomes[:200]) == {None}
+    missing = (REFUSED, FailureReason.NOT_FOUND, False)
+    assert {outcome(error) for error in outcomes[200:]} == {missing}
+    assert set(map(outcome, await lost.send_batch([message() for _ in range(600)]))) == {missing}
+    assert len(drained(rabbit)) == 200
+
+
+async def test_a_topic_that_is_missing_or_has_no_queue_for_a_message_refuses_it(
+    rabbit: RabbitServer, transport: Transport
+) -> None:
+    sender = transport.sender(TOPIC)
+    missing = (REFUSED, FailureReason.NOT_FOUND, False)
+    assert outcome(await error_of(sender.send(message()))) == missing
+    with foreign(rabbit) as channel:
+        channel.exchange_declare("prices", "topic", durable=True)
+    error = await error_of(sender.send(message()))
+    assert outcome(error) == missing
+    assert "bound" in str(error)
+
+
+async def test_a_queue_deleted_in_mid_traffic_is_told_by_what_is_confirmed(
+    rabbit: RabbitServer, sender: Sender
+) -> None:
+    results: list[Outcome | None] = []
+
+    async def keep_sending() -> None:
+        while not any(results) or results.count(None) < 50:
+            results.append(outcome(await _error(sender.send(message()))))
+
+    tasks = [asyncio.create_task(keep_sending()) for _ in range(10)]
+    while results.count(None) < 100:
+        await asyncio.sleep(0.01)
+    await asyncio.to_thread(rabbit.delete_queue, "orders")
+    await asyncio.gather(*tasks)
+    assert set(results) == {None, (REFUSED, FailureReason.NOT_FOUND, False)}
+    declare(rabbit)
+    await sender.send(message())
+
+
+async def test_what_can_never_be_sent_is_refused_before_it_is_written(rabbit: RabbitServer, sender: Sender) -> None:
+    huge = message(application_properties={"note": "x" * 140_000})
+    good = [message(), message()]
+    outcomes = await sender.send_batch([good[0], huge, good[1]])
+    assert list(map(outcome, outcomes)) == [None, (REFUSED, FailureReason.TOO_LARGE, False), None]
+    assert len(drained(rabbit)) == 2
+
+
+async def test_a_publish_that_closes_the_channel_disturbs_no_other(
+    rabbit: RabbitServer, transport: Transport, sender: Sender
+) -> None:
+    """The server's limit on a message's size is learned the hard way, by a channel that it closes."""
+    rabbit.erl("application:set_env(rabbit, max_message_size, 1500000)")
+    try:
+        declare(rabbit, "other")
+        other = transport.sender(Entity("other"))
+        calls = [sender.send(message(b"small")) for _ in range(100)]
+        calls.insert(50, sender.send(message(b"x" * 2_000_000)))
+        calls += [other.send(message()) for _ in range(100)]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert outcome(outcomes.pop(50)) == (REFUSED, FailureReason.TOO_LARGE, False)  # type: ignore[arg-type]
+        assert set(outcomes) == {None}
+        assert len(drained(rabbit)) == 100
+    finally:
+        rabbit.erl("application:set_env(rabbit, max_message_size, 134217728)")
+
+
+async def test_a_user_who_may_not_write_is_refused_for_certain(rabbit: RabbitServer) -> None:
+    declare(rabbit)
+    rabbit.add_user("reader", "secret-word", write="")
+    async with registry.transport(rabbit.url_for("reader", "secret-word")) as transport:
+        outcomes = await transport.sender(QUEUE).send_batch([message() for _ in range(3)])
+    assert outcome(outcomes[0]) == (REFUSED, FailureReason.UNAUTHORIZED, False)
+    assert not any(error is None or error.maybe_applied for error in outcomes)
+    assert "reader" not in repr(outcomes)
+    assert drained(rabbit) == []
+
+
+async def test_a_right_revoked_in_mid_traffic_gives_no_false_refusal(rabbit: RabbitServer) -> None:
+    declare(rabbit)
+    rabbit.add_user("writer", "secret-word")
+    results: dict[str, TransportError | None] = {}
+    async with registry.transport(rabbit.url_for("writer", "secret-word")) as transport:
+        sender = transport.sender(QUEUE)
+
+        async def keep_sending() -> None:
+            for _ in range(20_000):
+                one = message()
+                error = results[one.message_id or ""] = await _error(sender.send(one))
+                if error is not None and error.kind is REFUSED:
+                    return
+
+        tasks = [asyncio.create_task(keep_sending()) for _ in range(20)]
+        while len(results) < 500:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(rabbit.set_permissions, "writer", write="")
+        await asyncio.to_thread(rabbit.erl, 'rabbit_networking:close_all_connections("revoked")')
+        await asyncio.wait_for(asyncio.gather(*tasks), 20)
+    stored = {mid for mid, _ in drained(rabbit)}
+    assert {mid for mid, error in results.items() if error is None} <= stored
+    assert not any(mid in stored for mid, error in results.items() if error is not None and not error.maybe_applied)
+    assert {error.reason for error in results.values() if error and error.kind is REFUSED} == {
+        FailureReason.UNAUTHORIZED
+    }
+
+
+async def test_a_full_queue_that_rejects_is_unavailable_and_has_nothing(rabbit: RabbitServer) -> None:
+    declare(rabbit, "full", x_max_length=3, x_overflow="reject-publish")
+    async with registry.transport(rabbit.url) as transport:
+        sender = transport.sender(Entity("full"))
+        for n in range(3):
+            await sender.send(message(b"%d" % n))
+        errors = await sender.send_batch([message(b"no") for _ in range(10)])
+        assert set(map(outcome, errors)) == {(UNAVAILABLE, FailureReason.QUOTA, False)}
+        assert [body for _, body in drained(rabbit, "full")] == [b"0", b"1", b"2"]
+        await sender.send(message(b"room"))
+
+
+async def test_a_topic_with_one_full_queue_may_have_reached_the_others(rabbit: RabbitServer) -> None:
+    declare(rabbit, "full", x_max_length=1, x_overflow="reject-publish")
+    declare(rabbit, "wide")
+    with foreign(rabbit) as channel:
+        channel.exchange_declare("prices", "fanout", durable=True)
+        for name in ("full", "wide"):
+            channel.queue_bind(name, "prices", "")
+    async with registry.transport(rabbit.url) as transport:
+        sender = transport.sender(TOPIC)
+        await sender.send(message())
+        assert outcome(await error_of(sender.send(message()))) == (UNAVAILABLE, FailureReason.QUOTA, True)
+    assert len(drained(rabbit, "wide")) == 2
+
+
+# ------------------------------------------------------------------------ what never comes
+
+
+async def test_an_alarm_blocks_no_caller_and_later_sends_fail_at_once(rabbit: RabbitServer, sender: Sender) -> None:
+    await sender.send(message(b"before"))
+    rabbit.block()
+    try:
+        assert await given_up(sender.send(message(b"in doubt"))) < 0.1
+        for call in (sender.send(message()), sender.send(message())):
+            error = await error_of(call)
+            assert outcome(error) == (UNAVAILABLE, FailureReason.QUOTA, False)
+            assert "alarm" in str(error)
+        assert {outcome(error) for error in await sender.send_batch([message()] * 3)} == {outcome(error)}
+    finally:
+        rabbit.unblock()
+    await _until_sent(sender, message(b"after"))
+    assert [body for _, body in drained(rabbit)] == [b"before", b"in doubt", b"after"]
+
+
+async def test_a_hung_server_holds_no_caller_and_later_sends_work(rabbit: RabbitServer, transport: Transport) -> None:
+    sender = transport.sender(QUEUE)
+    await sender.send(message(b"before"))
+    rabbit.pause()
+    try:
+        calls = {
+            "send": sender.send(message(b"in doubt")),
+            "again": sender.send(message(b"not sent")),
+            "large": sender.send(message(b"x" * 8_000_000)),
+            "batch": sender.send_batch([message(b"y" * 2000) for _ in range(5000)]),
+            "other": transport.sender(Entity("other")).send(message()),
+            "question": transport.admin.exists(QUEUE),
+        }
+        for name, call in calls.items():
+            assert await given_up(call) < 0.1, name
+    finally:
+        rabbit.resume()
+    await _until_sent(sender, message(b"after"))
+    bodies = [body for _, body in drained(rabbit)]
+    assert bodies.count(b"before") == bodies.count(b"after") == 1
+
+
+async def test_kill_9_fails_sends_at_once_and_keeps_every_confirmed_message(
+    rabbit: RabbitServer, transport: Transport
+) -> None:
+    sender = transport.sender(QUEUE)
+    confirmed: list[str] = []
+    failures: list[TransportError] = []
+
+    async def keep_sending(worker: int) -> None:
+        for n in range(100_000):
+            error = await _error(sender.send(message(message_id=f"{worker}-{n}")))
+            if error is not None:
+                failures.append(error)
+                return
+            confirmed.append(f"{worker}-{n}")
+
+    tasks = [asyncio.create_task(keep_sending(worker)) for worker in range(20)]
+    while len(confirmed) < 1000:
+        await asyncio.sleep(0.01)
+    rabbit.kill()
+    killed_at = time.monotonic()
+    await asyncio.wait_for(asyncio.gather(*tasks), 5)
+    assert time.monotonic() - killed_at < 1
+    assert {error.kind for error in failures} == {UNAVAILABLE}
+    assert outcome(await error_of(sender.send(message()))) == (UNAVAILABLE, FailureReason.CONNECTION, False)
+    rabbit.start()
+    await sender.send(message(message_id="after"))
+    stored = [mid for mid, _ in drained(rabbit)]
+    assert {*confirmed, "after"} <= set(stored)
+    assert len(stored) == len(set(stored))
+    assert len(stored) <= len(confirmed) + 1 + sum(error.maybe_applied for error in failures)
+
+
+async def test_dropped_connections_are_told_and_the_next_send_connects_anew(
+    rabbit: RabbitServer, sender: Sender
+) -> None:
+    for _ in range(3):
+        await sender.send(message())
+        rabbit.drop_clients()
+        await asyncio.sleep(0.2)
+        await sender.send(message())  # the loss was noticed meanwhile, and nothing else was tried
+    assert len(drained(rabbit)) == 6
+
+
+async def test_close_ends_sends_in_flight_even_on_a_hung_server(rabbit: RabbitServer, transport: Transport) -> None:
+    one, two = transport.sender(QUEUE), transport.sender(QUEUE)
+    await one.send(message())
+    rabbit.pause()
+    try:
+        first, second = asyncio.create_task(one.send(message())), asyncio.create_task(two.send(message()))
+        await asyncio.sleep(0.05)
+        await one.close()
+        assert outcome(await error_of(first)) == (UNAVAILABLE, FailureReason.CLOSED, True)
+        assert not second.done()
+        closing_at = time.monotonic()
+        await transport.close()
+        assert time.monotonic() - closing_at < 2
+        assert outcome(await error_of(second)) == (UNAVAILABLE, FailureReason.CLOSED, True)
+        assert outcome(await error_of(two.send(message()))) == (UNAVAILABLE, FailureReason.CLOSED, False)
+        assert outcome((await two.send_batch([message()]))[0]) == (UNAVAILABLE, FailureReason.CLOSED, False)
+    finally:
+        rabbit.resume()
+
+
+async def test_a_cancelled_send_leaves_the_sender_usable(rabbit: RabbitServer, sender: Sender) -> None:
+    await sender.send(message())
+    sent = 0
+    for n in range(60):
+        one = message(b"kept")
+        task = asyncio.create_task(sender.send(one))
+        for _ in range(n % 12):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait((task,))
+        await sender.send(one)  # the same id, while the first may still be on its way
+        sent += 1
+    assert sum(body == b"kept" for _, body in drained(rabbit)) >= sent
+
+
+async def test_more_entities_than_channels_share_them(
+    rabbit: RabbitServer, transport: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_context, "_MOST_OUTLETS", 5)
+    names = [f"q{n}" for n in range(20)]
+    for name in names:
+        declare(rabbit, name)
+    senders = [transport.sender(Entity(name)) for name in names]
+    for _ in range(2):
+        for sender in senders:
+            await sender.send(message())
+    channels = rabbit.erl("length(rabbit_channel:list())")
+    assert int(channels) <= 5 + 2 + 3  # those in use, those on their way out, the control connection's
+    assert {rabbit.queues()[name][0] for name in names} == {2}
+
+
+async def _error(call: object) -> TransportError | None:
+    try:
+        await call  # type: ignore[misc]
+    except TransportError as error:
+        return error
+    return None
+
+
+async def _until_sent(sender: Sender, one: Message) -> None:
+    """Send it as often as a server takes to come back; no attempt that fails may have stored it."""
+    doubtful: list[TransportError] = []
+    async with asyncio.timeout(20):
+        while (error := await _error(sender.send(one))) is not None:
+            if error.maybe_applied:
+                doubtful.append(error)
+            await asyncio.sleep(0.05)
+    assert not doubtful
