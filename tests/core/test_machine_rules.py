@@ -131,13 +131,15 @@ class Book:
         return [ToBacklog(self.epoch)]
 
     def result(self, epoch: int, word: str, now: float) -> list[Any]:
-        """``word``: accepted, fault (counts toward failover) or nothing (says nothing about the primary)."""
+        """``word``: accepted, fault (counts toward failover), refused (it answers) or nothing (it says nothing)."""
         self.attempts.remove(epoch)
         if epoch != self.epoch:
             self.counts["late"] += 1
             return [LateResult(epoch)]
         if word == "nothing":
             return []
+        if word == "refused":
+            return self.become("works", Cause.SEND_REFUSED, now) if self.primary == "fails" else []
         self.counts["sent" if word == "accepted" else "failed"] += 1
         if word == "accepted":
             if self.primary == "fails":
@@ -302,7 +304,8 @@ class AgainstTheBook(RuleBasedStateMachine):
         epoch = self.pick_attempt(pick)
         counts = kind in (FailureKind.UNAVAILABLE, FailureKind.TRANSIENT)
         counts = counts or (kind is FailureKind.BUSY and self.options.failover_on_busy)
-        self.feed(PrimaryFailed(epoch, kind), self.book.result(epoch, "fault" if counts else "nothing", self.now))
+        word = "fault" if counts else "refused" if kind is FailureKind.REFUSED else "nothing"
+        self.feed(PrimaryFailed(epoch, kind), self.book.result(epoch, word, self.now))
 
     @precondition(lambda self: self.machine.epoch in self.book.attempts)
     @rule()

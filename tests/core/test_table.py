@@ -64,6 +64,7 @@ NOT_DUE          UP       TRIAL    FAILING  DOWN     HELD
 MARK_HEALTHY     UP       UP       UP       UP       UP
 FORCE_FAILOVER   DOWN     DOWN     DOWN     DOWN     DOWN
 HOLD             HELD     HELD     HELD     HELD     HELD
+ANSWERED         UP       TRIAL    UP       .        .
 """
 
 # What each possible pair does. The machine enters its health as `in_health` says; the input comes at the instant in the
@@ -75,6 +76,7 @@ UP       ACCEPTED         1000   nothing                           epoch+0   no-
 UP       FAILED           1000   changed:SEND_FAILED               epoch+1   1010
 UP       FAILED_AT_ONCE   1000   changed:SEND_FAILED               epoch+1   1000
 UP       NEUTRAL          1000   nothing                           epoch+0   no-deadline
+UP       ANSWERED         1000   nothing                           epoch+0   no-deadline
 UP       LATE             1000   late                              epoch+0   no-deadline
 UP       NOT_DUE          1000   nothing                           epoch+0   no-deadline
 UP       MARK_HEALTHY     1000   nothing                           epoch+0   no-deadline
@@ -85,6 +87,7 @@ TRIAL    ACCEPTED         1000   nothing                           epoch+0   no-
 TRIAL    FAILED           1000   changed:FIRST_SEND_FAILED         epoch+1   1000
 TRIAL    FAILED_AT_ONCE   1000   changed:FIRST_SEND_FAILED         epoch+1   1000
 TRIAL    NEUTRAL          1000   nothing                           epoch+0   no-deadline
+TRIAL    ANSWERED         1000   nothing                           epoch+0   no-deadline
 TRIAL    LATE             1000   late                              epoch+0   no-deadline
 TRIAL    NOT_DUE          1000   nothing                           epoch+0   no-deadline
 TRIAL    MARK_HEALTHY     1000   nothing                           epoch+0   no-deadline
@@ -94,6 +97,7 @@ FAILING  ROUTE            1000   to-primary                        epoch+0   100
 FAILING  ACCEPTED         1000   changed:SEND_SUCCEEDED            epoch+1   no-deadline
 FAILING  FAILED           1000   nothing                           epoch+0   1005
 FAILING  NEUTRAL          1000   nothing                           epoch+0   1005
+FAILING  ANSWERED         1000   changed:SEND_REFUSED              epoch+1   no-deadline
 FAILING  LATE             1000   late                              epoch+0   1005
 FAILING  INTERVAL_OVER    1005   changed:INTERVAL_OVER             epoch+1   1005
 FAILING  NOT_DUE          1000   nothing                           epoch+0   1005
@@ -120,7 +124,7 @@ HELD     HOLD             1000   nothing                           epoch+0   no-
 """
 
 PINGED = (Symbol.PING_GOOD, Symbol.PING_RECOVERED, Symbol.PING_BAD, Symbol.PING_OVERDUE)
-RESULTS = (Symbol.ACCEPTED, Symbol.FAILED, Symbol.FAILED_AT_ONCE, Symbol.NEUTRAL, Symbol.LATE)
+RESULTS = (Symbol.ACCEPTED, Symbol.FAILED, Symbol.FAILED_AT_ONCE, Symbol.NEUTRAL, Symbol.ANSWERED, Symbol.LATE)
 RUNNING = (Health.UP, Health.TRIAL, Health.FAILING)
 
 
@@ -206,7 +210,8 @@ INPUT_OF: dict[Symbol, Callable[[EntityMachine], Input]] = {
     Symbol.ACCEPTED: lambda machine: PrimaryAccepted(machine.epoch),
     Symbol.FAILED: lambda machine: PrimaryFailed(machine.epoch, FailureKind.UNAVAILABLE),
     Symbol.FAILED_AT_ONCE: lambda machine: PrimaryFailed(machine.epoch, FailureKind.UNAVAILABLE),
-    Symbol.NEUTRAL: lambda machine: PrimaryFailed(machine.epoch, FailureKind.REFUSED),
+    Symbol.NEUTRAL: lambda machine: PrimaryAbandoned(machine.epoch),
+    Symbol.ANSWERED: lambda machine: PrimaryFailed(machine.epoch, FailureKind.REFUSED),
     Symbol.LATE: lambda _: PrimaryAccepted(0),
     Symbol.INTERVAL_OVER: lambda _: TimerFired(),
     Symbol.PING_DUE: lambda _: TimerFired(),
@@ -408,12 +413,26 @@ def test_an_unavailable_or_outlived_transient_failure_counts_toward_failover(kin
 
 
 @pytest.mark.parametrize("health", RUNNING, ids=lambda health: health.name)
-@pytest.mark.parametrize("kind", [FailureKind.REFUSED, FailureKind.BUSY])
-def test_a_refusal_and_throttling_say_nothing_about_the_primary(health: Health, kind: FailureKind):
+def test_throttling_says_nothing_about_the_primary(health: Health):
     machine = in_health(health)
     before = slots(machine)
-    assert machine.handle(PrimaryFailed(machine.epoch, kind), 1000) == ()
+    assert machine.handle(PrimaryFailed(machine.epoch, FailureKind.BUSY), 1000) == ()
     assert slots(machine) == before | {"_sending": before["_sending"] - 1}
+
+
+@pytest.mark.parametrize("health", [Health.UP, Health.TRIAL], ids=lambda health: health.name)
+def test_a_refusal_leaves_an_entity_that_is_up_alone(health: Health):
+    machine = in_health(health)
+    before = slots(machine)
+    assert machine.handle(PrimaryFailed(machine.epoch, FailureKind.REFUSED), 1000) == ()
+    assert slots(machine) == before | {"_sending": before["_sending"] - 1}
+
+
+def test_a_refusal_ends_a_failing_interval_as_the_broker_answers():
+    machine = in_health(Health.FAILING)
+    assert told(machine.handle(PrimaryFailed(machine.epoch, FailureKind.REFUSED), 1000)) == "changed:SEND_REFUSED"
+    assert machine.health is Health.UP
+    assert machine.next_deadline() is None
 
 
 @pytest.mark.parametrize("interval", [0, 10])

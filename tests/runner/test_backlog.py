@@ -117,6 +117,22 @@ async def test_a_failing_queue_leaves_the_rotation_for_all_senders_and_comes_bac
 
 
 @in_virtual_time
+async def test_sends_without_time_take_no_queue_from_the_others(world):
+    """A time-out that is the caller's own hurry says nothing about a queue that is slow to begin with."""
+    async with world(attempt_timeout=5.0) as w:
+        w.pair.hold("orders")
+        w.west.fail(Fault.SLOW, Operation.SEND, delay=0.4)
+        hasty = [w.pair.sender("orders") for _ in range(30)]
+        for outcome in await asyncio.gather(
+            *(sender.send(Message(b"x"), timeout=0.3) for sender in hasty), return_exceptions=True
+        ):
+            assert isinstance(outcome, SendUnknown)
+        assert w.of(RotationChanged) == []
+        receipt = await w.pair.sender("orders").send(Message(b"y"), timeout=4)
+        assert receipt.route is Route.BACKLOG
+
+
+@in_virtual_time
 async def test_with_no_queue_left_a_send_is_refused_with_both_causes(world):
     async with world(failover_interval=0) as w:
         w.east.fail(Fault.DOWN)

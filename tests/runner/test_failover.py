@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from dataclasses import replace
 
 import pytest
 
-from pairmq import Message, Route
+from pairmq import Message, MessageTooLarge, Route, Unauthorized
 from pairmq.model import EntityState
 from pairmq.model.events import Cause, PingCompleted, StateChanged
-from pairmq.testing import Fault, Operation, in_virtual_time
+from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time
 
 HEALTHY, FAILING, FAILED_OVER = EntityState.HEALTHY, EntityState.FAILING, EntityState.FAILED_OVER
 
@@ -68,6 +69,37 @@ async def test_a_success_within_the_interval_ends_it(world):
         await asyncio.sleep(10)
         assert w.pair.state("orders") is HEALTHY
         assert changes(w)[-1] == ("failing", "healthy", Cause.SEND_SUCCEEDED)
+
+
+@in_virtual_time
+async def test_refusals_after_a_failure_end_it_and_are_never_diverted(world):
+    """The queue is deleted, the password changed: one connection is lost with it, and then the broker says no."""
+    async with world() as w:
+        sender = w.pair.sender("orders")
+        w.east.fail(Fault.DOWN, times=1)
+        w.east.fail(Fault.UNAUTHORIZED)
+        for _ in range(20):
+            with pytest.raises(Unauthorized):
+                await sender.send(Message(b"1"))
+            await asyncio.sleep(0.5)
+        assert changes(w) == [
+            ("healthy", "failing", Cause.SEND_FAILED),
+            ("failing", "healthy", Cause.SEND_REFUSED),
+        ]
+        assert w.backlog() == []
+
+
+@in_virtual_time
+async def test_what_a_client_refuses_alone_says_nothing_about_the_primary(world):
+    west = SimulatedBroker("west")
+    west.capabilities = replace(west.capabilities, max_message_bytes=None)
+    async with world(west=west) as w:
+        sender = w.pair.sender("orders")
+        w.east.fail(Fault.DOWN, times=1)
+        with pytest.raises(MessageTooLarge):
+            await sender.send(Message(b"x" * (1 << 21)))
+        await asyncio.sleep(2.1)
+        assert ("failing", "failed-over", Cause.INTERVAL_OVER) in changes(w)
 
 
 @in_virtual_time

@@ -20,14 +20,18 @@ class PrimaryAccepted(NamedTuple):
 
 
 class PrimaryFailed(NamedTuple):
-    """An attempt at the primary failed; a transient failure comes here once it has outlived its retries (SPEC 3.6)."""
+    """An attempt at the primary failed; a transient failure comes here once it has outlived its retries (SPEC 3.6).
+
+    ``kind`` *refused* means that the broker itself said no: what a client finds out alone is a `PrimaryAbandoned`.
+    """
 
     epoch: int
     kind: FailureKind
 
 
 class PrimaryAbandoned(NamedTuple):
-    """An attempt at the primary was cancelled by its caller: it tells nothing about the primary (SPEC 3.7)."""
+    """An attempt at the primary ended without telling anything about it, such as by its caller's cancellation
+    (SPEC 3.7)."""
 
     epoch: int
 

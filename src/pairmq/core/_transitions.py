@@ -45,6 +45,7 @@ class Symbol(enum.IntEnum):
     MARK_HEALTHY = 13
     FORCE_FAILOVER = 14
     HOLD = 15
+    ANSWERED = 16
 
 
 MEANING: dict[Symbol, str] = {
@@ -52,7 +53,8 @@ MEANING: dict[Symbol, str] = {
     Symbol.ACCEPTED: "the primary confirmed a send",
     Symbol.FAILED: "a failure that counts toward failover",
     Symbol.FAILED_AT_ONCE: "the same, with `failover_interval` 0",
-    Symbol.NEUTRAL: "refused, throttled or cancelled: says nothing about the primary",
+    Symbol.NEUTRAL: "throttled, cancelled, or refused before the broker saw it: says nothing about the primary",
+    Symbol.ANSWERED: "the broker refused a send: it answers, and the message is not its fault",
     Symbol.LATE: "the result of an attempt or ping of an earlier epoch",
     Symbol.INTERVAL_OVER: "the failover interval is over",
     Symbol.PING_DUE: "it is time for a ping",
@@ -103,6 +105,7 @@ HEALTH: dict[Health, dict[Symbol, Row]] = {
         _S.FAILED: Row(FAILING, (Do.COUNT_FAILED, Do.START_INTERVAL), Cause.SEND_FAILED),
         _S.FAILED_AT_ONCE: Row(DOWN, (Do.COUNT_FAILED, Do.START_PINGS), Cause.SEND_FAILED),
         _S.NEUTRAL: Row(UP),
+        _S.ANSWERED: Row(UP),
         _S.LATE: Row(UP, (Do.COUNT_LATE,)),
         _S.NOT_DUE: Row(UP),
         _S.MARK_HEALTHY: Row(UP),
@@ -116,6 +119,7 @@ HEALTH: dict[Health, dict[Symbol, Row]] = {
         _S.FAILED: Row(DOWN, (Do.COUNT_FAILED, Do.START_PINGS), Cause.FIRST_SEND_FAILED),
         _S.FAILED_AT_ONCE: Row(DOWN, (Do.COUNT_FAILED, Do.START_PINGS), Cause.FIRST_SEND_FAILED),
         _S.NEUTRAL: Row(TRIAL),
+        _S.ANSWERED: Row(TRIAL),
         _S.LATE: Row(TRIAL, (Do.COUNT_LATE,)),
         _S.NOT_DUE: Row(TRIAL),
         _S.MARK_HEALTHY: Row(UP),
@@ -128,6 +132,9 @@ HEALTH: dict[Health, dict[Symbol, Row]] = {
         _S.FAILED: Row(FAILING, (Do.COUNT_FAILED,)),
         # FAILED_AT_ONCE has no row: with an interval of 0 no entity is ever FAILING.
         _S.NEUTRAL: Row(FAILING),
+        # Refused messages are never diverted (SPEC 3.6): where nothing but refusals follows a failure, the interval
+        # must not run out over them.
+        _S.ANSWERED: Row(UP, (Do.STOP_INTERVAL,), Cause.SEND_REFUSED),
         _S.LATE: Row(FAILING, (Do.COUNT_LATE,)),
         _S.INTERVAL_OVER: Row(DOWN, (Do.STOP_INTERVAL, Do.START_PINGS), Cause.INTERVAL_OVER),
         _S.NOT_DUE: Row(FAILING),
@@ -136,7 +143,7 @@ HEALTH: dict[Health, dict[Symbol, Row]] = {
         _S.HOLD: Row(HELD, (Do.STOP_INTERVAL,), Cause.HELD),
     },
     # Sends to the primary are disabled while DOWN and HELD (SPEC 4.3): no attempt of these epochs exists, so that
-    # ACCEPTED, FAILED and NEUTRAL have no rows.
+    # ACCEPTED, FAILED, NEUTRAL and ANSWERED have no rows.
     DOWN: {
         _S.ROUTE: Row(DOWN, (Do.TO_BACKLOG,)),
         _S.LATE: Row(DOWN, (Do.COUNT_LATE,)),

@@ -165,7 +165,9 @@ class EntityMachine:
     def _on_failed(self, input: i.PrimaryFailed, now: float) -> tuple[Effect, ...]:
         kind = input.kind
         busy_counts = kind is FailureKind.BUSY and self._options.failover_on_busy
-        if kind is not FailureKind.UNAVAILABLE and kind is not FailureKind.TRANSIENT and not busy_counts:
+        if kind is FailureKind.REFUSED:
+            symbol = Symbol.ANSWERED
+        elif kind is not FailureKind.UNAVAILABLE and kind is not FailureKind.TRANSIENT and not busy_counts:
             symbol = Symbol.NEUTRAL
         elif self._options.failover_interval == 0:
             symbol = Symbol.FAILED_AT_ONCE
@@ -190,7 +192,7 @@ class EntityMachine:
             # The healthy path: nothing moves, only counters.
             if symbol is Symbol.ACCEPTED:
                 self._sent += 1
-            elif symbol is not Symbol.NEUTRAL:
+            elif symbol is not Symbol.NEUTRAL and symbol is not Symbol.ANSWERED:
                 self._failed += 1
             return _NOTHING
         return self._apply(row, now)

@@ -17,6 +17,7 @@ class Cause(enum.StrEnum):
 
     SEND_FAILED = "send failed"
     SEND_SUCCEEDED = "send succeeded"
+    SEND_REFUSED = "send refused by the broker"
     INTERVAL_OVER = "failover interval over"
     FIRST_SEND_FAILED = "first send after recovery failed"
     PING_RECOVERED = "ping recovered"

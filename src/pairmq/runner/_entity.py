@@ -87,7 +87,7 @@ class EntityRunner:
             self._carry_out(effects)
 
     def failed(self, epoch: int, error: TransportError) -> bool:
-        """An attempt at the primary failed; tells whether the result came late (SPEC 4.6)."""
+        """An attempt at the primary failed or was refused there; tells whether the result came late (SPEC 4.6)."""
         if error.kind is not FailureKind.REFUSED:
             self.last_failure = error
         return self._tell(PrimaryFailed(epoch, error.kind))

@@ -37,6 +37,18 @@ from pairmq.transport import Sender, Transport
 
 _BACKOFF = Backoff(first=0.05, factor=2.0, cap=2.0)
 _LAST_STRETCH = 0.1  # s: with less than this left an attempt gets all of it instead of half
+_FAIR_TRIAL = 1.0  # s that an attempt at a backlog queue must have had for its time-out to tell about the queue
+
+_BROKERS_WORDS = frozenset(
+    (
+        FailureReason.NOT_FOUND,
+        FailureReason.UNAUTHORIZED,
+        FailureReason.DISABLED,
+        FailureReason.QUOTA,
+        FailureReason.ALREADY_EXISTS,
+    )
+)
+"""Refusals that only a broker can give; a message that is too large, say, a client may refuse alone."""
 
 
 class SendProcedure:
@@ -203,7 +215,7 @@ class SendProcedure:
         runner = state.runner
         answered = False
         try:
-            failures = await self._attempt(state.primary, jobs, [job.message for job in jobs], deadline)
+            failures = await self._attempt(state.primary, jobs, [job.message for job in jobs], self._limit(deadline))
             answered = True
         finally:
             if not answered:  # cancelled
@@ -212,8 +224,12 @@ class SendProcedure:
         if worst is None:
             if None in failures:
                 runner.accepted(epoch)
-            else:  # all refused, which says nothing about the primary's health
-                runner.abandoned(epoch)
+            else:  # all refused: by the broker, which then is there, or before it saw them
+                told = next((failure for failure in failures if failure and failure.reason in _BROKERS_WORDS), None)
+                if told is None:
+                    runner.abandoned(epoch)
+                else:
+                    runner.failed(epoch, told)
         elif None in failures:
             # It does take messages: those that it did not take go round again, and a failure of all of them counts.
             runner.accepted(epoch)
@@ -253,7 +269,9 @@ class SendProcedure:
             if not fitting:
                 return None
             took = [job for job, _ in fitting]
-            failures = await self._attempt(backlog.sender(index), took, [e for _, e in fitting], deadline)
+            limit = self._limit(deadline)
+            fair = limit - self._clock.now() >= min(self._options.attempt_timeout, _FAIR_TRIAL)
+            failures = await self._attempt(backlog.sender(index), took, [e for _, e in fitting], limit)
         finally:
             runner.divert_ended()
         queue = backlog.entities[index].path
@@ -272,20 +290,26 @@ class SendProcedure:
             last = failure.kind is FailureKind.BUSY and len(backlog.rotation.in_use) == 1
             if passing or last:
                 worst = worst or failure.kind
+            elif failure.reason is FailureReason.TIMEOUT and not fair:
+                # Cut short by this send's own deadline: that is no verdict on a queue that all senders share.
+                worst, state.queue = FailureKind.UNAVAILABLE, None
             else:
                 worst = FailureKind.UNAVAILABLE
                 backlog.take_out(index, failure)
         return worst
 
-    async def _attempt(
-        self, sender: Sender, jobs: Sequence[Job], messages: list[Message], deadline: float
-    ) -> Sequence[TransportError | None]:
-        """One operation at a broker; it gets half of the time left at most: the other half is for the other broker."""
-        for job in jobs:
-            job.attempts += 1
+    def _limit(self, deadline: float) -> float:
+        """When the next attempt must end: half of the time left at most, as the other half is for the other broker."""
         now = self._clock.now()
         left = deadline - now
-        limit = now + min(self._options.attempt_timeout, left if left < _LAST_STRETCH else left / 2)
+        return now + min(self._options.attempt_timeout, left if left < _LAST_STRETCH else left / 2)
+
+    async def _attempt(
+        self, sender: Sender, jobs: Sequence[Job], messages: list[Message], limit: float
+    ) -> Sequence[TransportError | None]:
+        """One operation at a broker, until ``limit`` at most."""
+        for job in jobs:
+            job.attempts += 1
         try:
             if len(messages) == 1:
                 await self._limits.run(sender.send(messages[0]), limit)
