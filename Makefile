@@ -11,10 +11,10 @@ PYTEST_ARGS ?=
 UPGRADE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo test soak bench-idle bench-send check docs format lock clean
+.PHONY: help setup system demo test soak bench-idle bench-send bench-failover check docs format lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv with the pinned dependencies, PairMQ and its plugins (PYTHON=...)
 
@@ -42,6 +42,9 @@ bench-idle: setup system ## processor time of an idle pair with a syphon (ARGS=-
 
 bench-send: setup system ## a healthy send beside redis-py alone (ARGS=--json)
 	@$(BIN)/python benchmarks/healthy_send.py $(ARGS)
+
+bench-failover: setup system ## kill -9 of a RabbitMQ primary to the first send at the secondary (ARGS=--json)
+	@$(BIN)/python benchmarks/failover_time.py $(ARGS)
 
 docs: setup ## write the generated parts of the reference from the code
 	@$(BIN)/python scripts/generate_docs.py

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -281,6 +282,14 @@ def test_down_and_up_without_a_boot(rabbit, connect):
     assert rabbit.queues() == {"q": (0, 0)}
 
 
+def test_it_can_go_down_right_after_the_boot(rabbit):
+    for _ in range(2):
+        rabbit.restart()
+        rabbit.go_down()
+        rabbit.come_up()
+        assert answers(rabbit.port, 10)
+
+
 def test_block_stops_publishers_until_unblock(rabbit, connect):
     channel = connect(rabbit.url).channel()
     channel.confirm_delivery()
@@ -398,6 +407,11 @@ def test_long_answers_arrive_whole(rabbit):
         rabbit.erl("1 +")
 
 
+def test_any_number_of_calls_at_once(rabbit):
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(lambda n: rabbit.erl(f"{n}"), range(200))) == [f"{n}" for n in range(200)]
+
+
 def test_a_policy_is_applied(rabbit, connect):
     rabbit.set_policy("short", "^q", {"max-length": 2, "overflow": "reject-publish"})
     channel = connect(rabbit.url).channel()
@@ -441,6 +455,17 @@ def test_reset_leaves_no_trace(rabbit, connect):
     channel.confirm_delivery()
     channel.queue_declare("q-classic", durable=False)
     publish(channel, "q-classic")
+
+
+def test_reset_mends_a_server_that_cannot_dead_letter_any_more(rabbit, connect):
+    safe = {"x-queue-type": "quorum", "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    safe |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+    connect(rabbit.url).channel().queue_declare("q", durable=True, arguments=safe)
+    rabbit.erl("ok = supervisor:terminate_child(rabbit_sup, rabbit_fifo_dlx_sup)")
+    rabbit.reset()
+    assert rabbit.queues() == {}
+    connect(rabbit.url).channel().queue_declare("q", durable=True, arguments=safe)
+    assert rabbit.queues() == {"q": (0, 0)}
 
 
 # ---------------------------------------------------------------------- the pool

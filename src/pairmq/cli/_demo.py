@@ -9,9 +9,11 @@ import typer
 
 from pairmq.cli._common import entity_of, examples, transport_of
 from pairmq.cli._demo_plan import Plan, Texts
-from pairmq.cli._demo_run import DemoRun
+from pairmq.cli._demo_run import DemoRun, Outage
+from pairmq.cli._demo_servers import OwnServers, products_of
 from pairmq.cli._errors import BadUsage
-from pairmq.cli._signals import run_async
+from pairmq.cli._output import note
+from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._values import duration, positive
 from pairmq.core import PairOptions
 from pairmq.plugins import BrokerControl, registry
@@ -21,6 +23,8 @@ _EPILOG = examples(
     "pairmq demo",
     "pairmq demo --messages 5000 --rate 1000 --seed 7",
     "pairmq demo --json",
+    "pairmq demo --real rabbitmq",
+    "pairmq demo --real rabbitmq,redis",
     "pairmq demo --primary redis://127.0.0.1:6379/0 --secondary redis://127.0.0.1:6380/0",
 )
 
@@ -35,8 +39,18 @@ def _interval(flag: str, text: str) -> Any:
 
 
 def demo(
-    primary: Annotated[str, typer.Option("--primary", metavar="URL", help="The primary.")] = _MEMORY[0],
-    secondary: Annotated[str, typer.Option("--secondary", metavar="URL", help="The secondary.")] = _MEMORY[1],
+    primary: Annotated[
+        str | None, typer.Option("--primary", metavar="URL", help=f"The primary. Default {_MEMORY[0]}.")
+    ] = None,
+    secondary: Annotated[
+        str | None, typer.Option("--secondary", metavar="URL", help=f"The secondary. Default {_MEMORY[1]}.")
+    ] = None,
+    real: Annotated[
+        str | None,
+        typer.Option(
+            "--real", metavar="PRODUCT[,PRODUCT]", help="Start real servers, and kill the primary: redis, rabbitmq, …"
+        ),
+    ] = None,
     messages: Annotated[
         int | None, typer.Option("--messages", "-n", metavar="N", min=1, max=10_000_000, help="Messages. Default 2000.")
     ] = None,
@@ -68,11 +82,16 @@ def demo(
     """Send through a pair, take its primary away in mid-stream, bring it back, and count every message.
 
     The brokers are made in this process unless others are named; those are not taken away: do that yourself meanwhile.
+    With --real they are servers that the demo starts on this machine, kills with SIGKILL, and removes at the end.
     Exit status: 0 when every message was accepted and delivered, 1 when not, 130 after Ctrl-C.
     """
     if messages is not None and input is not None:
         raise BadUsage("--messages and --input exclude each other: a file has as many messages as lines")
-    own = all(url.partition("://")[0].lower() == "memory" for url in (primary, secondary))
+    if real is not None and (primary is not None or secondary is not None):
+        raise BadUsage("--real and --primary, --secondary exclude each other: it starts both brokers by itself")
+    products = None if real is None else products_of(real)
+    urls = (primary or _MEMORY[0], secondary or _MEMORY[1])
+    own = real is not None or all(url.partition("://")[0].lower() == "memory" for url in urls)
     run_id = secrets.token_hex(3) if seed is None else f"{seed:x}"
     names = entity or (
         ["orders", "prices"] if own else [f"pairmq-demo/{run_id}/{name}" for name in ("orders", "prices")]
@@ -81,36 +100,57 @@ def demo(
         raise BadUsage("--entity names a queue twice")
     entities = tuple(entity_of(name) for name in names)
     with Texts(input, messages or 2000) as texts:
-        plan = Plan(len(texts), rate, failover_interval)
-        options = PairOptions(
-            backlog_queue_count=backlog_queues,
-            failover_interval=failover_interval,
-            ping_primary_interval=ping_interval,
-            enable_syphon=True,
-            send_timeout=max(30.0, 3 * failover_interval),
-            attempt_timeout=2.0,
-            syphon_batch=20,
-            syphon_max_rate=plan.drain_rate,
-            # Names of its own: it must not touch what another program has diverted.
-            backlog_name_template="{primary}/x-servicebus-transfer/{index}"
-            if own
-            else f"{{primary}}/pairmq-demo-{run_id}/{{index}}",
-        )
-        for url in (primary, secondary):
+
+        def made(
+            urls: tuple[str, str],
+            control: Outage | None,
+            *,
+            restart: float = 0.0,
+            products: dict[str, str] | None = None,
+        ) -> DemoRun:
+            plan = Plan(len(texts), rate, failover_interval, restart)
+            options = PairOptions(
+                backlog_queue_count=backlog_queues,
+                failover_interval=failover_interval,
+                ping_primary_interval=ping_interval,
+                enable_syphon=True,
+                send_timeout=max(30.0, 3 * failover_interval),
+                # A real server may take a while for its first queue, or on a busy machine.
+                attempt_timeout=2.0 if products is None else 5.0,
+                syphon_batch=20,
+                syphon_max_rate=plan.drain_rate,
+                # Names of its own: it must not touch what another program has diverted.
+                backlog_name_template="{primary}/x-servicebus-transfer/{index}"
+                if own
+                else f"{{primary}}/pairmq-demo-{run_id}/{{index}}",
+            )
+            return DemoRun(
+                *urls,
+                options,
+                entities,
+                plan,
+                texts,
+                run_id=run_id,
+                seed=seed,
+                control=control,
+                products=products,
+                json=json,
+            )
+
+        async def on_own_servers(stop: Stop) -> int:
+            async with OwnServers(products or ()) as servers:
+                if not await servers.boot(stop):
+                    note("stopped while the servers were starting: nothing was sent")
+                    return stop.exit_status
+                urls = (servers.primary.url, servers.secondary.url)
+                restart = servers.primary.boot_time
+                return await made(urls, servers.primary, restart=restart, products=servers.products).run(stop)
+
+        if products is not None:
+            return run_async(on_own_servers, graceful=True)
+        for url in urls:
             transport_of(url)  # a bad one fails here, before anything is drawn
-        run = DemoRun(
-            primary,
-            secondary,
-            options,
-            entities,
-            plan,
-            texts,
-            run_id=run_id,
-            seed=seed,
-            control=_control(primary),
-            json=json,
-        )
-        return run_async(run.run, graceful=True)
+        return run_async(made(urls, _control(urls[0])).run, graceful=True)
 
 
 def _control(url: str) -> BrokerControl | None:

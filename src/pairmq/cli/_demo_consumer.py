@@ -14,7 +14,6 @@ from pairmq.transport import Receiver, Transport
 _PREFETCH = 200
 _POLL = 2.0  # s of one long poll
 _LIMIT = 5.0  # s of one operation
-_LAST_LOOKS = 100
 
 
 class Consumer:
@@ -48,20 +47,9 @@ class Consumer:
             return None
         return not any(one.pending for one in counts)
 
-    async def finish(self, *, patient: bool) -> bool:
-        """Read what is left, then stop; tells whether everything was seen.
-
-        Args:
-            patient: try again for a while if the primary does not answer.
-        """
-        seen = await self.has_all()
-        for _ in range(_LAST_LOOKS):
-            if seen or (seen is None and not patient):
-                break
-            await asyncio.sleep(0.1)
-            seen = await self.has_all()
+    async def stop(self) -> None:
+        """Read no more."""
         await cancel(self._tasks)
-        return seen is True
 
     async def _consume(self, entity: Entity) -> None:
         receiver = self.transport.receiver(Source(entity))
@@ -80,19 +68,27 @@ class Consumer:
                 await receiver.abandon(delivery)  # somebody else's
                 continue
             ours.append(delivery)
-            copy = (entity, delivery.sequence_number)
-            if copy in self._uncompleted:  # the same copy again, as completing it had failed
+            copy = _copy(entity, delivery)
+            # Without a sequence number only the broker's count tells the same copy from another one.
+            numbered, again = bool(delivery.sequence_number), delivery.delivery_count > 1
+            if copy in self._uncompleted and (numbered or again):  # completing it had failed
                 continue
             # Until completing it is confirmed, it may be delivered again.
             self._uncompleted.add(copy)
-            self._tally.arrived(index)
+            # A killed broker may forget even a completion that it confirmed, and then says that it delivers again.
+            self._tally.arrived(index, again=again and not numbered)
             self._scene.entities[entity].delivered += 1
         if not ours:
             return
         results = await within(_LIMIT, receiver.complete_batch(ours))
         for delivery, result in zip(ours, results, strict=True):
             if result is None:
-                self._uncompleted.discard((entity, delivery.sequence_number))
+                self._uncompleted.discard(_copy(entity, delivery))
+
+
+def _copy(entity: Entity, delivery: Delivery) -> tuple[Entity, str]:
+    """What names one copy of a message; not all brokers number theirs."""
+    return entity, delivery.sequence_number or f"id {delivery.message.message_id}"
 
 
 async def cancel(tasks: Sequence[asyncio.Task[None]]) -> None:

@@ -11,6 +11,7 @@ from pairmq.cli._errors import BadUsage, file_problem
 from pairmq.cli._lines import MAX_LINE
 
 _SENDING = 10.0  # s that all messages take unless a rate is given
+_LONGEST_RESTART = 10.0  # s that the sending is drawn out for a primary that comes back slowly, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,18 +20,22 @@ class Plan:
 
     Args:
         messages: how many are sent.
-        rate: a second; None to send them within 10 s.
+        rate: a second; None to send them within 10 s, and as much longer as the primary needs to start again.
         failover_interval: the outage lasts longer than this.
+        restart: how long the primary probably takes to start again.
     """
 
     messages: int
     rate: float | None
     failover_interval: float
+    restart: float = 0.0
 
     @property
     def sending(self) -> float:
         """How long sending takes."""
-        return _SENDING if self.rate is None else self.messages / self.rate
+        if self.rate is None:
+            return _SENDING + min(self.restart, _LONGEST_RESTART)
+        return self.messages / self.rate
 
     @property
     def outage_at(self) -> float:
@@ -39,8 +44,8 @@ class Plan:
 
     @property
     def outage_ends_at(self) -> float:
-        """When the primary comes back."""
-        return self.outage_at + max(0.35 * self.sending, self.failover_interval + 1.5)
+        """When the primary is brought back, which takes `restart`."""
+        return self.outage_at + max(0.35 * self.sending - self.restart, self.failover_interval + 1.5)
 
     @property
     def drain_rate(self) -> float:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Coroutine, Iterator
+from typing import Any, Protocol
 
 from rich.live import Live
 
@@ -20,10 +21,10 @@ from pairmq.cli._demo_view import DemoView, PlainView, verdict_table
 from pairmq.cli._errors import CommandFailed
 from pairmq.cli._output import note, put_json, stderr_console, stdout_console
 from pairmq.cli._signals import Stop
+from pairmq.cli._values import short_duration
 from pairmq.core import PairOptions
-from pairmq.model import Entity, Message, PairMQError, SendError, SendRefused, Source, TransportError
+from pairmq.model import Entity, EntityState, Message, PairMQError, SendError, SendRefused, Source, TransportError
 from pairmq.pair import Pair, PairSender
-from pairmq.plugins import BrokerControl
 from pairmq.runner import Clock
 from pairmq.transport import Transport
 
@@ -32,6 +33,22 @@ _COUNTING = 0.2  # s between two looks at the backlog
 _SENDERS = 4  # per entity: each diverts to a backlog queue of its own choice
 _IN_FLIGHT = 5000
 _SETTLED = 0.6  # s that must pass without news before the account is closed
+# s from making the queues to the kill of a real server. RabbitMQ 3.10 confirms a new quorum queue before its name is on
+# disk: killed within that second or so, it comes back with a queue that has lost its messages and never answers.
+_QUEUES_KEPT = 3.0
+_LOOKING = 10.0  # s, at the end, for messages that are in neither place
+_LOOKING_FOR_COPIES = 1.0
+_STILL_DRAINING = 5.0  # the same, while the syphon has not yet found its queues empty
+
+
+class Outage(Protocol):
+    """Takes the primary away and brings it back."""
+
+    async def stop(self) -> None:
+        """Take it away."""
+
+    async def restore(self) -> None:
+        """Bring it back, with its messages; without effect when it is there."""
 
 
 class DemoRun:
@@ -47,6 +64,7 @@ class DemoRun:
         run_id: makes the ids of this run its own.
         seed: of chance; None for another one each time.
         control: takes the primary away; None when that can't be done from here.
+        products: the primary and the secondary, when they are real servers of this run; None when not.
         json: write the verdict as JSON on stdout, the rest on stderr.
     """
 
@@ -61,13 +79,15 @@ class DemoRun:
         *,
         run_id: str,
         seed: int | None,
-        control: BrokerControl | None,
+        control: Outage | None,
+        products: dict[str, str] | None = None,
         json: bool,
     ) -> None:
         self._entities = entities
         self._plan = plan
         self._texts = texts
         self._control = control
+        self._products = products
         self._json = json
         self._secondary = transport_of(secondary)
         # Chance spreads load here, it guards nothing.
@@ -94,8 +114,15 @@ class DemoRun:
 
     async def run(self, stop: Stop) -> int:
         """Run it; returns the exit status."""
+        with _without_lost_writes():
+            return await self._run(stop)
+
+    async def _run(self, stop: Stop) -> int:
+        stop.on_request(self._scene.stopping)
         try:
             await self._prepare(self._pair.primary)
+            if self._products is not None:
+                await stop.wait(max(0.0, _QUEUES_KEPT - self._plan.outage_at))
             self._pair.subscribe(self._scene.on_event)
             async with self._pair:
                 self._started = asyncio.get_running_loop().time()
@@ -105,9 +132,9 @@ class DemoRun:
                 await self._with_picture(self._course(stop))
             # The pair is closed: nothing is in the syphon's hand any more, a message is in the one place or the other.
             gone = self._control is None and self._scene.primary_down
-            primary_read = await self._consumer.finish(patient=not gone)
             async with self._secondary:
-                waiting = await self._still_waiting()
+                primary_read, waiting = await self._find_the_rest(patient=not gone)
+                await self._consumer.stop()
                 await self._clean_up()
         finally:
             await self._pair.close()
@@ -119,6 +146,7 @@ class DemoRun:
                 "outage_staged": self._control is not None,
                 "elapsed": round(self._scene.now, 3),
                 "stopped": stop.asked,
+                **({} if self._products is None else {"servers": self._products}),
             }
             put_json({**verdict.as_json(), **extra})
         else:
@@ -143,8 +171,7 @@ class DemoRun:
             if not stop.asked:
                 await self._settle(stop)
             elif self._control is not None:
-                await self._control.restore()
-                scene.primary_is(down=False, text="stopped early: the primary is back")
+                await self._bring_back(stopping=True)
             scene.phase = "stopped" if stop.asked else "done"
         finally:
             await cancel(helpers)
@@ -194,12 +221,26 @@ class DemoRun:
         loop = asyncio.get_running_loop()
         if await stop.wait(max(0.0, self._started + self._plan.outage_at - loop.time())):
             return
+        how = "taken away" if self._products is None else "killed: kill -9"
+        self._scene.primary_is(down=True, text=f"the primary is {how}")  # sends fail before `stop` has ended
         await self._control.stop()
-        self._scene.primary_is(down=True, text="the primary is taken away")
         if await stop.wait(max(0.0, self._started + self._plan.outage_ends_at - loop.time())):
             return
+        await self._bring_back()
+
+    async def _bring_back(self, *, stopping: bool = False) -> None:
+        """End the outage; after a signal too, since what the primary holds is to be counted."""
+        if self._control is None:
+            return
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        if self._products is not None and self._scene.primary_down:
+            self._scene.add("the primary is started again", "bold")
         await self._control.restore()
-        self._scene.primary_is(down=False, text="the primary is back")
+        text = "the primary is back"
+        if self._products is not None and self._scene.primary_down:
+            text += f" after {short_duration(loop.time() - began)}, with its data"
+        self._scene.primary_is(down=False, text=f"stopped early: {text}" if stopping else text)
 
     async def _end_sends(self, stop: Stop) -> None:
         """Wait for what is in flight; after a signal no longer than the pair's grace."""
@@ -224,7 +265,8 @@ class DemoRun:
             empty = depths is not None and depths.known_empty
             waiting = self._control is None and self._scene.primary_down
             self._scene.phase = "waiting, Ctrl-C ends" if waiting else "draining"
-            if empty and not self._tally.undelivered and quiet > _SETTLED:
+            healthy = all(entity.state is EntityState.HEALTHY for entity in self._scene.entities.values())
+            if empty and not self._tally.undelivered and quiet > (_SETTLED if healthy else _STILL_DRAINING):
                 return
             if empty and quiet > 5 and await self._consumer.has_all():
                 return  # something is lost, and waiting does not bring it back
@@ -258,6 +300,29 @@ class DemoRun:
                     )
         except TransportError as error:
             raise CommandFailed(at_broker(primary, error)) from error
+
+    async def _find_the_rest(self, *, patient: bool) -> tuple[bool, frozenset[int]]:
+        """Look until every accepted message is in one place or the other, or for a while.
+
+        What a connection had in hand when it ended may be in neither for a moment.
+
+        Args:
+            patient: try again if the primary does not answer.
+
+        Returns:
+            Whether all that the primary holds was seen, and which messages are in the backlog.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while True:
+            seen = await self._consumer.has_all()
+            waiting = await self._still_waiting()
+            missing = self._tally.missing(waiting)
+            # With nothing missing, what may still come is further copies.
+            enough = loop.time() - began > (_LOOKING if missing else _LOOKING_FOR_COPIES)
+            if (seen and not missing) or enough or (seen is None and not patient):
+                return seen is True, waiting
+            await asyncio.sleep(0.2)
 
     async def _still_waiting(self) -> frozenset[int]:
         """Which messages are in the backlog still; none at an ordinary end."""
@@ -314,6 +379,18 @@ class DemoRun:
 
     def _tick(self) -> None:
         self._scene.tick(asyncio.get_running_loop().time() - self._started)
+
+
+@contextlib.contextmanager
+def _without_lost_writes() -> Iterator[None]:
+    """Keep asyncio from telling of every write to a server that was killed: the line would stand in the picture."""
+    logger = logging.getLogger("asyncio")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _scenes(entities: tuple[Entity, ...]) -> dict[Entity, EntityScene]:

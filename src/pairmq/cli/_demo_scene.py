@@ -117,6 +117,10 @@ class Scene:
         self.buckets[-1].down = down
         self.add(text, "bold red" if down else "bold green")
 
+    def stopping(self) -> None:
+        """The user or the system asked for an end."""
+        self.phase = "stopping"
+
     def add(self, text: str, style: str = "") -> None:
         """Add a line to the list of events."""
         self.happenings.append(Happening(self.now, printable(text), style))

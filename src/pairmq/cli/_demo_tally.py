@@ -34,7 +34,7 @@ class Verdict:
         left_in_backlog: accepted, and still waiting for the syphon.
         unverified: accepted, and in neither place as far as could be seen: the primary can't be read.
         lost: accepted, and in neither place for certain.
-        duplicates_explained: further copies that a receipt or the syphon had announced as possible.
+        duplicates_explained: further copies that a receipt, the syphon or the broker had announced as possible.
         duplicates_unexplained: further copies, or refused messages that came all the same.
         longest_send: seconds.
     """
@@ -54,7 +54,12 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether every message was accepted, and nothing was lost or came unexplained."""
+        """Whether every message was accepted and delivered, and nothing came unexplained."""
+        return self.sound and not self.left_in_backlog
+
+    @property
+    def sound(self) -> bool:
+        """Whether every message was accepted, and nothing was lost or came unexplained; some may be on their way."""
         return not (self.lost or self.unverified or self.duplicates_unexplained or self.refused or self.unknown)
 
     def as_json(self) -> dict[str, Any]:
@@ -129,8 +134,14 @@ class Tally:
         if index is not None:
             self._maybe[index] = 1
 
-    def arrived(self, index: int) -> None:
-        """The consumer saw a copy of a message."""
+    def arrived(self, index: int, *, again: bool = False) -> None:
+        """The consumer saw a copy of a message.
+
+        Args:
+            index: which message.
+            again: the broker says that it may have delivered this copy before.
+        """
+        self._maybe[index] |= again
         self.delivered += not self._copies[index]
         self._copies[index] = min(255, self._copies[index] + 1)
 
@@ -139,6 +150,11 @@ class Tally:
         """Accepted messages that the consumer has not seen."""
         seen = sum(1 for fate, copies in zip(self._fates, self._copies, strict=True) if copies and fate in _ACCEPTED)
         return self.accepted - seen
+
+    def missing(self, waiting: frozenset[int]) -> int:
+        """Accepted messages that the consumer has not seen, without those that are still in the backlog."""
+        seen = enumerate(zip(self._fates, self._copies, strict=True))
+        return sum(1 for i, (fate, copies) in seen if fate in _ACCEPTED and not copies and i not in waiting)
 
     def verdict(self, waiting: frozenset[int] = frozenset(), *, primary_read: bool = True) -> Verdict:
         """Settle the account.

@@ -18,6 +18,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 _LABEL = 9
 _FRAME = "bright_black"
 _COMPACT_BELOW = 27  # rows
+_EXPLAINED = "a receipt, the syphon or the broker said so"
 
 
 class DemoView:
@@ -239,7 +240,7 @@ def verdict_table(verdict: Verdict, *, stopped: bool) -> RenderableType:
     if verdict.unverified:
         row("not verified", grouped(verdict.unverified), "bold yellow", "the primary can't be read now")
     row("lost", grouped(verdict.lost), "bold red" if verdict.lost else "bold green")
-    row("duplicated, explained", grouped(verdict.duplicates_explained), "", "a receipt or the syphon said so")
+    row("duplicated, explained", grouped(verdict.duplicates_explained), "", _EXPLAINED)
     unexplained = verdict.duplicates_unexplained
     row("duplicated, unexplained", grouped(unexplained), "bold red" if unexplained else "bold green")
     row("longest accepted send", short_duration(verdict.longest_send))
@@ -247,7 +248,9 @@ def verdict_table(verdict: Verdict, *, stopped: bool) -> RenderableType:
         end = Text("\n ✓ every message was accepted and delivered; nothing was lost", "bold green")
     elif verdict.unverified:
         end = Text("\n the primary can't be read: start it, and look for the rest yourself", "bold yellow")
-    elif verdict.ok:
+    elif verdict.sound and not stopped:
+        end = Text("\n ✗ nothing was lost, but not every message was brought home in time", "bold red")
+    elif verdict.sound:
         end = Text("\n stopped early; nothing was lost so far", "bold yellow")
     elif stopped and not verdict.lost and not unexplained:
         end = Text(

@@ -36,10 +36,10 @@ class BrokerControl(Protocol):
 
 
 class LocalServer(Protocol):
-    """A real server of the product on this machine, for demos and trials: a process of its own, on a free loopback port.
+    """A real server of the product on this machine, for demos and trials: a process on a free loopback port.
 
     Every method blocks. The server may end with the thread that called `start` (Linux ties it to that thread, so that
-    nothing is left behind), so call `start` each time in one thread that lives as long as the server shall.
+    nothing is left behind): call `start`, each time, in one thread that lives as long as the server shall.
     """
 
     @property

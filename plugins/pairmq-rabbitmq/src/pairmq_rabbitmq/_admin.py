@@ -55,17 +55,20 @@ class RabbitAdmin(Admin):
     async def create(self, entity: Entity, properties: QueueProperties | None = None) -> bool:
         """Make a queue with its dead-letter queue, or a topic's exchange; all durable.
 
-        Queues are of the type that the URL's ``queue_type`` names; before RabbitMQ 3.10 always classic. A quorum queue
-        keeps to all settings but ``lock_duration``, which is the URL's for every queue, and ``batched_operations``; a
+        Queues are of the type that the URL's ``queue_type`` names. Where it names none, a queue with ``properties``,
+        as a backlog queue has, is a quorum queue, and one without is classic, which is the broker's own default;
+        before RabbitMQ 3.10 all are classic. A quorum queue keeps to all settings but ``lock_duration``, which is the URL's for every queue, and ``batched_operations``; a
         classic one does not bound deliveries either. A full queue rejects what comes. With
         ``dead_letter_on_expiration`` off there is no dead-letter exchange: the broker drops expired messages, and those
-        that were delivered too often. For a topic the settings have no effect: those of its subscriptions count.
+        that were delivered too often. For a topic the settings have no effect: its subscriptions have defaults.
+
+        Of two processes that make the same queue at the same moment, both may be told that they made it.
         """
         doing = f"create {entity}"
         _names.check(entity)
         if entity.kind is EntityKind.TOPIC:
             return await self._create_exchange(entity.path, doing)
-        return await self._create_queue(entity.path, properties or QueueProperties(), doing)
+        return await self._create_queue(entity.path, properties, doing)
 
     async def create_subscription(self, topic: Entity, name: str) -> bool:
         """Make a subscription: a queue that is bound to the topic's exchange for every routing key."""
@@ -73,7 +76,7 @@ class RabbitAdmin(Admin):
         doing = f"create subscription {source}"
         queue = _names.queue_of(source)
         await self._context.find_exchange(topic.path, doing)
-        made = await self._create_queue(queue, QueueProperties(), doing)
+        made = await self._create_queue(queue, None, doing)
         # Also when the queue was there: it may be left over from a topic of this name that was deleted.
         await self._context.ask(doing, lambda channel: channel.queue_bind(queue, topic.path, "#"))
         return made
@@ -82,8 +85,10 @@ class RabbitAdmin(Admin):
         """Read a queue's settings: from the management plugin if the URL names it, else by asking about each argument.
 
         AMQP has no question for a queue's arguments; see `interrogate`. That needs the permission to configure the
-        queue, knows nothing of policies, and a setting that it can't find out is told as None. ``lock_duration`` is the
-        URL's. A topic has no settings: its exchange is looked for, and the broker's defaults are told.
+        queue, knows nothing of policies, and a setting that it can't find out is told as None: with a name of more than
+        some 100 bytes the broker's answers are cut off before the value. ``lock_duration`` is the URL's.
+
+        A topic has no settings: its exchange is looked for, and the broker's defaults are told.
         """
         doing = f"read the settings of {entity}"
         _names.check(entity)
@@ -97,7 +102,7 @@ class RabbitAdmin(Admin):
         if self._management is not None:
             told = await self._management.queue(queue, doing)
             return properties_of(told["arguments"], lock, auto_delete=told["auto_delete"], server_version=version)
-        guess = arguments_of(_LIKELY, await self._queue_type(doing), _names.dead_letter_of(queue), doing)
+        guess = arguments_of(_LIKELY, await self._queue_type("quorum", doing), _names.dead_letter_of(queue), doing)
         found = await interrogate(self._context, queue, guess, doing)
         if not found.complete:
             await self._context.count(queue, doing)  # was it deleted meanwhile?
@@ -220,12 +225,12 @@ class RabbitAdmin(Admin):
             )
         )
 
-    async def _create_queue(self, name: str, properties: QueueProperties, doing: str) -> bool:
+    async def _create_queue(self, name: str, properties: QueueProperties | None, doing: str) -> bool:
         if await self._queue_exists(name, doing):
             return False
-        queue_type = await self._queue_type(doing)
+        queue_type = await self._queue_type("classic" if properties is None else "quorum", doing)
         dead_letter = _names.dead_letter_of(name)
-        arguments = arguments_of(properties, queue_type, dead_letter, doing)
+        arguments = arguments_of(properties or QueueProperties(), queue_type, dead_letter, doing)
         # First where messages would go, so that none finds nothing there.
         await self._declare(dead_letter, dead_letter_arguments(queue_type), doing)
         return await self._declare(name, arguments, doing)
@@ -246,8 +251,8 @@ class RabbitAdmin(Admin):
             raise
         return True
 
-    async def _queue_type(self, doing: str) -> QueueType:
-        return queue_type_for(self._context.url.queue_type, await self._context.server_version(doing))
+    async def _queue_type(self, default: QueueType, doing: str) -> QueueType:
+        return queue_type_for(self._context.url.queue_type, await self._context.server_version(doing), default)
 
     async def _delete_queues(self, queues: Iterable[str], doing: str) -> None:
         for queue in queues:

@@ -88,21 +88,18 @@ class Context:
             raise _errors.closed(doing)
         try:
             session = await self.control.session()
-            channel = await self._channel(session)
         except Unsent as error:
             raise _errors.failure(error, doing) from error.cause
         frames, loop = session.wire.frames, asyncio.get_running_loop()
         asked_at = loop.time()
         try:
-            answer = await session.run(question(channel))
+            return await session.run(self._answer(session, question))
         except asyncio.CancelledError:
             if session.wire.frames == frames and loop.time() - asked_at >= _SILENCE:
                 self.control.retire(session, TimeoutError("the broker did not answer in time"), at_once=False)
             raise
         except Exception as error:
             raise _errors.failure(error, doing) from error
-        self._idle.append((session, channel))
-        return answer
 
     async def server_version(self, doing: str) -> tuple[int, ...]:
         """The broker's version, such as (3, 10, 8).
@@ -172,6 +169,15 @@ class Context:
         self.closed = True
         self._idle.clear()
         await asyncio.gather(*(link.close(timeout) for link in (self.publishing, self.consuming, self.control)))
+
+    async def _answer(self, session: Session, question: Callable[[Channel], Coroutine[Any, Any, T]]) -> T:
+        channel = await self._channel(session)
+        try:
+            return await question(channel)
+        finally:
+            # Here, as the caller may have given up: it would be lost until the connection ends.
+            if not channel.is_closed:
+                self._idle.append((session, channel))
 
     async def _channel(self, session: Session) -> Channel:
         while self._idle:

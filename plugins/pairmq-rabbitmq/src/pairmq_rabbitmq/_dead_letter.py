@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from uuid import uuid4
 
 from pamqp.commands import Basic
-from pamqp.common import FieldValue
 
 from pairmq.model import FailureKind, FailureReason, TransportError
 from pairmq_rabbitmq import _codec, _errors, _names
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._outlet import Outlet
+from pairmq_rabbitmq._properties import dead_letter_arguments, queue_type_for
 from pairmq_rabbitmq._publish import Answer, Lost, Nacked, Parcel, Returned, publish_method
 from pairmq_rabbitmq._scope import Scope
 
@@ -36,6 +37,7 @@ class DeadLetters:
         self._doing = doing
         self._method = publish_method("", self._name)
         self._outlet = Outlet(context.publishing, doing)
+        self._preparing = asyncio.Lock()
 
     def pack(self, properties: Basic.Properties, body: bytes, reason: str, description: str) -> Parcel:
         """Pack a copy of a message.
@@ -69,10 +71,11 @@ class DeadLetters:
     async def publish(self, copies: Sequence[Parcel]) -> list[TransportError | None]:
         """Publish copies; one outcome each, None for confirmed."""
         answers = await self._outlet.publish(copies, self._scope)
-        again = [index for index, answer in enumerate(answers) if isinstance(answer, Returned)]
+        again = [index for index, answer in enumerate(answers) if isinstance(answer, Returned | Nacked)]
         if again:
+            missing = any(isinstance(answer, Returned) for answer in answers)
             try:
-                await self._scope.race(self._declare())
+                await self._scope.race(self._prepare(missing=missing))
             except TransportError as error:
                 second: Sequence[Answer] = [error for _ in again]
             else:
@@ -85,11 +88,17 @@ class DeadLetters:
         """Give the channel back to the broker."""
         self._outlet.release()
 
+    async def _prepare(self, *, missing: bool) -> None:
+        """See to it that the queue is there; one that is being made rejects what comes."""
+        async with self._preparing:
+            if not missing:
+                await self._context.count(self._name, self._doing)
+                return
+            await self._declare()
+
     async def _declare(self) -> None:
         version = await self._context.server_version(self._doing)
-        # Before 3.10 a quorum queue lets nothing expire.
-        quorum = self._context.url.queue_type == "quorum" and version >= (3, 10)
-        arguments: dict[str, FieldValue] = {"x-queue-type": "quorum" if quorum else "classic"}
+        arguments = dead_letter_arguments(queue_type_for(self._context.url.queue_type, version, "classic"))
         try:
             await self._context.ask(
                 self._doing, lambda channel: channel.queue_declare(self._name, durable=True, arguments=arguments)

@@ -1,9 +1,12 @@
 """One channel on which messages of one queue come, are locked, and are settled.
 
 RabbitMQ delivers to a consumer as much as its window allows, whether anybody asks or not. So there is a consumer only
-while a call of ``receive`` lasts, with a window as large as the call asked for: what nobody asked for stays in the
-queue, for whoever asks next. The consumer is cancelled before the call returns, and the broker's answer to that is what
-proves that nothing more is on its way; a window that is used up needs no answer.
+while a call of ``receive`` lasts, with a window no larger than the call asked for: what nobody asked for stays in the
+queue, for whoever asks next.
+
+What a quorum queue sends while its consumer is being cancelled, it takes back, and counts as a delivery that nobody
+has seen. So a window is only as large as what is there (one, while a call waits for the first message): then it is used
+up, and nothing more is sent by the time it is closed.
 
 The broker keeps a message locked as long as the channel lives. The end of a lock is ours: a message whose time is over
 is given back.
@@ -102,7 +105,7 @@ class DeliveryChannel:
         self._prefetch = 0
         self._room = 0  # messages that the broker may still send
         self._stopped = False
-        self._fetching: asyncio.Task[None] | None = None
+        self.fetching: asyncio.Task[None] | None = None
         self._news: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         # The driver's own way makes a task for every message, and drops what comes for a consumer that was cancelled.
@@ -121,6 +124,11 @@ class DeliveryChannel:
         """Whether nothing has come from the broker since something was asked, some time ago."""
         return self._call.silent
 
+    @property
+    def stuck(self) -> bool:
+        """Whether the broker has owed an answer for long: a queue without a leader makes its channels wait."""
+        return self._call.stuck
+
     # ------------------------------------------------------------------ receive
 
     def fetch(self, count: int, deadline: float) -> asyncio.Task[None]:
@@ -131,12 +139,11 @@ class DeliveryChannel:
             deadline: instant of the loop's clock by which the first has come, if there is one.
 
         Returns:
-            The task that does it, not to be cancelled: `stop` it. If the last one still runs, that is given.
+            The task that does it, not to be cancelled: `stop` it. There is one at a time.
         """
-        if self._fetching is None:
-            self._stopped = False
-            self._fetching = self._loop.create_task(self._fetch(min(count, MAX_WINDOW), deadline))
-        return self._fetching
+        self._stopped = False
+        self.fetching = self._loop.create_task(self._fetch(min(count, MAX_WINDOW), deadline))
+        return self.fetching
 
     def stop(self) -> None:
         """Nobody waits any more for what is being fetched; what comes stays for the next call."""
@@ -159,67 +166,78 @@ class DeliveryChannel:
 
     async def _fetch(self, count: int, deadline: float) -> None:
         try:
-            tag = await self._open_window(count)
-            opened_at = self._loop.time()
-            await self._first(deadline)
-            if not self._idle and self._loop.time() - opened_at < _FRESH:
-                await self._look()
-            await self._collect()
-            await self._close_window(tag)
+            while len(self.waiting) < count and not self._stopped and self.cause is None:
+                there = await self._settling.ask()
+                if self.waiting and not there:
+                    return
+                # No larger than what is there, so that it is used up; with nothing there, a window of one waits.
+                used_up = await self._open(min(max(there, 1), count - len(self.waiting)), deadline)
+                if not used_up:
+                    return
         except Exception as error:
             self.lose(error)
         finally:
-            self._fetching = None
+            self.fetching = None
 
-    @property
-    def _idle(self) -> bool:
-        """Whether there is no use in waiting for a first message."""
-        return bool(self.waiting) or self._stopped or self.cause is not None
-
-    async def _open_window(self, count: int) -> str:
+    async def _open(self, count: int, deadline: float) -> bool:
+        """Let up to so many messages come; tells whether all of them have."""
+        before = len(self.waiting)
         if self._prefetch != count:
             await self._call(self._raw.basic_qos(prefetch_count=count))
             self._prefetch = count
         self._room = count
         tag = f"pairmq-{next(_numbers)}"
         await self._call(self._raw.basic_consume(self._queue, _unused, consumer_tag=tag))
-        return tag
+        opened_at = self._loop.time()
+        if not before:
+            await self._first(deadline)
+        if self._room == count and not self._stopped and self._loop.time() - opened_at < _FRESH:
+            await self._look()
+        await self._collect()
+        if self.cause is not None:
+            return False
+        if self._room:
+            # The answer comes behind all that was sent.
+            await self._call(self._raw.basic_cancel(tag))
+            return False
+        await self._call(self._raw.basic_cancel(tag, nowait=True))
+        return True
+
+    @property
+    def _idle(self) -> bool:
+        """Whether there is no use in waiting for a first message."""
+        return bool(self.waiting) or self._stopped or self.cause is not None
 
     async def _first(self, deadline: float) -> None:
         """Wait for a message until an instant."""
-        timer: asyncio.TimerHandle | None = None
+        while not self._idle and self._loop.time() < deadline:
+            await self._news_by(deadline)
+
+    async def _news_by(self, instant: float) -> None:
+        """Wait until something has happened, at most until an instant."""
+        timer = self._loop.call_at(instant, self._wake)
+        self._news = self._loop.create_future()
         try:
-            while not self._idle and self._loop.time() < deadline:
-                if timer is None:
-                    timer = self._loop.call_at(deadline, self._wake)
-                self._news = self._loop.create_future()
-                await self._news
+            await self._news
         finally:
             self._news = None
-            if timer is not None:
-                timer.cancel()
+            timer.cancel()
 
     async def _look(self) -> None:
         """Make sure that what was in the queue before has come: ask, and wait for what the answer promises."""
-        give_up_at = self._loop.time() + _LOOK
-        while await self._settling.ask() and not self._idle and self._loop.time() < give_up_at:
-            await self._first(self._loop.time() + _LOOK_AGAIN)
+        room, give_up_at = self._room, self._loop.time() + _LOOK
+        while await self._settling.ask() and self._room == room and self._loop.time() < give_up_at:
+            if self._stopped or self.cause is not None:
+                return
+            await self._news_by(self._loop.time() + _LOOK_AGAIN)
 
     async def _collect(self) -> None:
         """Once there is a message, let those come that are on their way."""
-        seen, quiet = len(self.waiting), 0
-        while seen and self._room and quiet < _QUIET_TURNS and self.cause is None:
+        room, quiet = self._room, 0
+        while self.waiting and self._room and quiet < _QUIET_TURNS and self.cause is None:
             await asyncio.sleep(0)
-            quiet = quiet + 1 if len(self.waiting) == seen else 0
-            seen = len(self.waiting)
-
-    async def _close_window(self, tag: str) -> None:
-        if self.cause is not None:
-            return
-        if self._room:
-            await self._call(self._raw.basic_cancel(tag))
-        else:
-            await self._call(self._raw.basic_cancel(tag, nowait=True))
+            quiet = quiet + 1 if self._room == room else 0
+            room = self._room
 
     def _wake(self) -> None:
         if self._news is not None and not self._news.done():
@@ -273,7 +291,7 @@ class DeliveryChannel:
         if not self.usable or locked.state is State.GONE:
             return False
         if locked.state is not State.GIVEN:
-            return True  # under way to be settled
+            return locked.job is None or not locked.job.requeue  # under way to where it shall be
         if locked.until <= now:
             return False
         if now >= locked.arrived + min(LONGEST_HOLD, _LAST_END - self._lock):
@@ -348,8 +366,8 @@ class DeliveryChannel:
         try:
             async with asyncio.timeout(timeout):
                 self.stop()
-                if self._fetching is not None:
-                    await asyncio.wait((self._fetching,))
+                if self.fetching is not None:
+                    await asyncio.wait((self.fetching,))
                 rest = [one for one in self._settling.unsettled.values() if one.state is not State.SETTLING]
                 if rest and self.cause is None:
                     self.waiting.clear()

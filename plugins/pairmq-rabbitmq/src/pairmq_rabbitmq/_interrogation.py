@@ -16,7 +16,16 @@ from aiormq.exceptions import ChannelPreconditionFailed
 
 from pairmq.model import FailureKind, TransportError
 from pairmq_rabbitmq._context import Context
-from pairmq_rabbitmq._properties import NUMBERS
+from pairmq_rabbitmq._properties import (
+    DEAD_LETTER_STRATEGY,
+    DEAD_LETTERING,
+    DELIVERY_LIMIT,
+    EXPIRES,
+    MESSAGE_TTL,
+    NUMBERS,
+    OVERFLOW,
+    QUEUE_TYPE,
+)
 
 _MOST_ROUNDS = 20
 
@@ -30,6 +39,9 @@ _INEQUIVALENT = re.compile(
     r"(?:(?P<none>none)|the value '(?P<typed>.*)' of type '(?P<type>[a-z]+)'|'(?P<plain>.*)')\s*$",
     re.DOTALL,
 )
+# AMQP's replies have at most 255 bytes: with a long name in it, only the beginning of the sentence arrives.
+_NAME = re.compile(r"inequivalent arg '([^']+)'")
+_CUT_OFF: Final = object()
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
 _FLAGS = ("durable", "auto_delete", "exclusive")
 
@@ -97,24 +109,37 @@ async def interrogate(context: Context, queue: str, guess: dict[str, Any], doing
                 flags[name] = value == "true"
             elif name == _GUARD:
                 guard = {}  # compared in this version
-            elif name in told:
-                break  # told twice: it is not understood
+            elif name in told or (value is _CUT_OFF and name not in asked):
+                break  # the queue has a value of it that can't be read
             else:
-                told[name] = value
+                told[name] = None if value is _CUT_OFF else value
                 asked.pop(name, None)
-                if value is not None:
+                if told[name] is not None:
                     asked[name] = value
         else:
-            return Found(asked, flags["auto_delete"], flags["durable"], complete=True)
+            return Found(_compared(asked), flags["auto_delete"], flags["durable"], complete=True)
     known = {name: value for name, value in told.items() if value is not None}
     return Found(known, flags["auto_delete"], flags["durable"])
+
+
+def _compared(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what the broker accepted because queues of this type have no such argument, and it did not look."""
+    match arguments.get(QUEUE_TYPE, "classic"):
+        case "quorum":
+            return arguments
+        case "classic":
+            ignored = frozenset((DELIVERY_LIMIT, DEAD_LETTER_STRATEGY))
+        case _:
+            ignored = frozenset((DELIVERY_LIMIT, *DEAD_LETTERING, OVERFLOW, MESSAGE_TTL, EXPIRES))
+    return {name: value for name, value in arguments.items() if name not in ignored}
 
 
 def _difference(words: str) -> tuple[str, Any] | None:
     """Read what the broker says: the argument's name, and the queue's value of it; None for having none."""
     found = _INEQUIVALENT.search(words)
     if found is None:
-        return None
+        beginning = _NAME.search(words)
+        return None if beginning is None else (beginning[1], _CUT_OFF)
     name = found["name"]
     if found["none"]:
         return name, None

@@ -51,6 +51,8 @@ class Management:
     async def queue(self, name: str, doing: str) -> dict[str, Any]:
         """Read one queue: its ``arguments`` with what policies add, and ``auto_delete``.
 
+        The plugin hears of a queue's policy every few seconds.
+
         Raises:
             TransportError: reason *not-found* when it does not exist; others when the plugin can't be asked.
         """
@@ -108,8 +110,8 @@ class Management:
                 connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=self._connect_timeout)
             try:
                 connection.request("GET", parts.path + target, headers=self._headers())
-                response = connection.getresponse()
-                body = self._body(response, deadline, doing)
+                with connection.getresponse() as response:  # it owns the socket now
+                    body = self._body(response, deadline, doing)
             finally:
                 connection.close()
         except TimeoutError as error:

@@ -14,6 +14,7 @@ from pairmq_rabbitmq import _codec
 from pairmq_rabbitmq._context import Context
 
 _PATIENCE = 1.0  # s without a message after which no more are waited for
+_GIVING_BACK, _STEP = 0.25, 0.005
 _MOST: Final = 2**16 - 1  # prefetch that AMQP can say
 
 
@@ -38,15 +39,23 @@ async def peek(context: Context, queue: str, most: int, doing: str) -> list[Deli
 
     A cancelled call gives back what it had fetched within a second.
     """
-    fetched = await context.ask(doing, lambda channel: _fetch(channel, queue, min(most, _MOST)))
+    waiting, _ = await context.count(queue, doing)
+    expected = min(waiting, most, _MOST)
+    if not expected:
+        return []
+    fetched = await context.ask(doing, lambda channel: _fetch(channel, queue, expected))
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _GIVING_BACK
+    # A quorum queue takes its time to have them back; somebody else may be quicker to get them.
+    while fetched and loop.time() < deadline:
+        back, _ = await context.count(queue, doing)
+        if back >= waiting:
+            break
+        await asyncio.sleep(_STEP)
     return [_delivery(message) for message in fetched]
 
 
-async def _fetch(channel: Channel, queue: str, most: int) -> list[DeliveredMessage]:
-    waiting = (await channel.queue_declare(queue, passive=True)).message_count or 0
-    expected = min(waiting, most)
-    if not expected:
-        return []
+async def _fetch(channel: Channel, queue: str, expected: int) -> list[DeliveredMessage]:
     fetched: list[DeliveredMessage] = []
     came = asyncio.Event()
 
@@ -54,24 +63,19 @@ async def _fetch(channel: Channel, queue: str, most: int) -> list[DeliveredMessa
         fetched.append(message)
         came.set()
 
-    await channel.basic_qos(prefetch_count=expected)
-    tag = (await channel.basic_consume(queue, take)).consumer_tag or ""
     try:
+        await channel.basic_qos(prefetch_count=expected)
+        await channel.basic_consume(queue, take)
         while len(fetched) < expected:
             came.clear()
             async with asyncio.timeout(_PATIENCE):
                 await came.wait()
     except TimeoutError:
         pass  # others were quicker
-    # No more come after the cancellation; what came before its confirmation is given back with the rest.
-    await channel.basic_cancel(tag)
-    await asyncio.sleep(0)
-    fetched.sort(key=_tag)
-    if fetched:
-        await channel.basic_nack(_tag(fetched[-1]), multiple=True, requeue=True)
-        # An answer to anything after it shows that the broker has read it; and the channel is anyone's afterwards.
-        await channel.basic_qos(prefetch_count=0)
-    return fetched
+    finally:
+        # Gives them back to where they were. A nack would put them at the end of a quorum queue without delivery limit.
+        await channel.close()
+    return sorted(fetched, key=_tag)
 
 
 def _tag(message: DeliveredMessage) -> int:

@@ -11,7 +11,7 @@ from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Transpo
 from pairmq_rabbitmq import _errors, _names
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._outlet import Outlet
-from pairmq_rabbitmq._publish import Answer, Lost, Parcel, Returned, publish_method
+from pairmq_rabbitmq._publish import Answer, Lost, Nacked, Parcel, Returned, publish_method
 from pairmq_rabbitmq._scope import Scope
 
 PING_QUEUE: Final = _names.OWN_PREFIX + "ping"
@@ -86,18 +86,17 @@ class Probe:
         self._context.full.pop(queue, None)
 
     async def _ping(self, doing: str) -> None:
+        """Publish twice: during an alarm the broker confirms one more message before it stops reading a connection."""
+        for _ in range(2):
+            await self._ping_once(doing)
+
+    async def _ping_once(self, doing: str) -> None:
         answer = await self._publish(PING_QUEUE)
         if isinstance(answer, Returned) and await self._make(doing):
             answer = await self._publish(PING_QUEUE)
-        match answer:
-            case None:
-                return
-            case TransportError():
-                raise answer
-            case Lost():
-                raise _errors.failure(answer.cause, doing)
-        # It can't be made, or its node is away, or a policy makes it reject messages.
-        answer = await self._publish(f"{PING_QUEUE}.{uuid.uuid4().hex}")
+        if isinstance(answer, Returned | Nacked):
+            # It can't be made, its node is away, or a policy makes it reject: the broker's return says as much.
+            answer = await self._publish(f"{PING_QUEUE}.{uuid.uuid4().hex}")
         match answer:
             case None | Returned():
                 return

@@ -26,6 +26,8 @@ MAX_BYTES: Final = "x-max-length-bytes"
 MESSAGE_TTL: Final = "x-message-ttl"
 EXPIRES: Final = "x-expires"
 
+DEAD_LETTERING: Final = (DEAD_LETTER_EXCHANGE, DEAD_LETTER_KEY, DEAD_LETTER_STRATEGY)
+
 NUMBERS: Final = frozenset((DELIVERY_LIMIT, MAX_BYTES, MESSAGE_TTL, EXPIRES))
 """Arguments that bound something; where a policy sets one, too, the smaller counts."""
 
@@ -78,17 +80,18 @@ def arguments_of(asked: QueueProperties, queue_type: QueueType, dead_letter: str
     return arguments
 
 
-def queue_type_for(wanted: QueueType, server_version: tuple[int, ...]) -> QueueType:
+def queue_type_for(wanted: QueueType | None, server_version: tuple[int, ...], default: QueueType) -> QueueType:
     """Choose the type of the queues to make.
 
     Args:
         wanted: by the URL.
+        default: where the URL names none.
         server_version: such as (3, 10, 8); empty when the broker does not tell.
 
     Returns:
         Classic where quorum queues know no time to live and may lose what they dead-letter.
     """
-    return wanted if not server_version or server_version >= _QUORUM_SINCE else "classic"
+    return (wanted or default) if not server_version or server_version >= _QUORUM_SINCE else "classic"
 
 
 def dead_letter_arguments(queue_type: QueueType) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from pamqp import commands
 from pamqp.header import ContentHeader
 
 from pairmq.model import TransportError
+from pairmq_rabbitmq._channel import Publish
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._session import Session
 
@@ -34,7 +35,7 @@ ALONE = 1 << 20
 
 def publish_method(exchange: str, routing_key: str) -> bytes:
     """The payload of the method frame that sends a message there, to be returned if no queue takes it."""
-    method = commands.Basic.Publish(exchange=exchange, routing_key=routing_key, mandatory=True)
+    method = Publish(exchange=exchange, routing_key=routing_key, mandatory=True)
     return struct.pack(">I", method.index) + method.marshal()
 
 

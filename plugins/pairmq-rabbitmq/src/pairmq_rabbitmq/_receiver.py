@@ -88,8 +88,7 @@ class RabbitReceiver(Receiver):
         async with self._turn:
             while True:
                 channel = await self._ready()
-                if not channel.waiting:
-                    await self._fetch(channel, max_messages, deadline)
+                await self._fetch(channel, max_messages, deadline)
                 found = await self._readable(channel, max_messages)
                 if channel.cause is not None:
                     raise await self._why(channel)
@@ -127,9 +126,11 @@ class RabbitReceiver(Receiver):
         return self._channel
 
     async def _fetch(self, channel: DeliveryChannel, most: int, deadline: float) -> None:
-        fetching = channel.fetch(most, deadline)
         try:
-            await self._until(fetching)
+            if channel.fetching is not None:  # of a call that was cancelled
+                await self._until(channel.fetching)
+                self._check_open(self._doing)
+            await self._until(channel.fetch(most, deadline))
         except asyncio.CancelledError:
             channel.stop()
             self._doubt(channel)
@@ -284,7 +285,7 @@ class RabbitReceiver(Receiver):
                 channel = token.channel
                 fresh.append(locked)
                 positions.append(position)
-            elif locked.job is not None and locked.job.forsaken and locked.job.requeue == requeue:
+            elif locked.job is not None and locked.job.forsaken_as(requeue=requeue):
                 jobs[position] = locked.job  # asked for by a call that was cut off: this one takes its place
                 channel = token.channel
         if channel is None:
@@ -416,12 +417,16 @@ class RabbitReceiver(Receiver):
             self._ended.set_result(None)
 
     def _doubt(self, channel: DeliveryChannel) -> None:
-        """Somebody stopped waiting: if the broker has said nothing at all, the connection is dropped.
+        """Somebody stopped waiting: see what that says about the channel and the connection.
 
-        What is locked on it will be delivered again, which it would be anyway if the connection is dead.
+        What is locked there will be delivered again, and could not be settled there anyway.
         """
-        if channel.usable and channel.silent:
+        if not channel.usable:
+            return
+        if channel.silent:
             self._context.consuming.retire(channel.session, _not_answered(), at_once=True)
+        elif channel.stuck:
+            channel.discard()
 
     def _background(self, operation: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(operation)

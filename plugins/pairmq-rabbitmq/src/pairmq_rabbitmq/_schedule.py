@@ -1,14 +1,248 @@
-"""Messages that wait for their time (placeholder)."""
+"""Messages that wait for their time, without a plugin of the broker, and with a fixed number of queues.
+
+A delay is written in binary. For each binary digit there is a level: an exchange, and a queue whose messages expire
+after that digit's share of the delay. The routing key holds the digits, the highest first, and then a word that stands
+for the target. The exchange of a level sends a message with a 1 at its place to its queue, from where it is
+dead-lettered to the exchange of the level below when the time is up; one with a 0 it hands down at once. The last
+exchange, ``pairmq.delay.deliver``, has a binding for each target.
+
+Within a level's queue all messages wait equally long, so that none holds up another. Delays are rounded up to the unit
+of 64 ms: no message comes early, and one comes up to some 0.1 s late.
+
+What a crash leaves: quorum queues (RabbitMQ 3.10 or newer, ``queue_type=quorum``) give a message away only when the
+next queue has confirmed it. With classic queues, which have names of their own (``pairmq.delay.classic.…``), messages
+that moved from one to the next in the last moments before the crash may be lost; one that waits is as safe as in any
+durable queue. After the crash messages are late by as long as the broker was away, and a few by some three minutes
+more: while it starts, a queue may find no way on, and tries again after that time.
+
+What becomes of messages that can't be delivered when their time comes:
+
+- of a queue that was deleted meanwhile: they go to the queue ``pairmq.delay.undeliverable``, and stay for two weeks;
+- of a topic without a subscription: nobody gets them, like any message of a topic from which nobody wants any;
+- of a full queue: quorum queues keep them and try again after some minutes. More than 32 such messages at a time hold
+  up others whose delay ends in the same level. Classic queues drop them.
+
+A topic's exchange sees the digits as routing key and not the subject: subscriptions get the messages, bindings for
+certain subjects do not.
+"""
 
 from __future__ import annotations
 
-from pairmq.model import Entity
+import asyncio
+import hashlib
+import math
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Final
+
+from aiormq.channel import Channel
+
+from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, TransportError
+from pairmq_rabbitmq import _errors, _names
 from pairmq_rabbitmq._context import Context
+from pairmq_rabbitmq._properties import dead_letter_arguments, queue_type_for
+from pairmq_rabbitmq._publish import publish_method
+from pairmq_rabbitmq._session import Session
+from pairmq_rabbitmq._url import QueueType
+
+UNIT: Final = 64
+"""Milliseconds of the lowest level; a longer one makes messages later, a shorter one makes the longest delay shorter.
+
+It and the number of levels are part of what the names mean: other values need other names.
+"""
+LEVELS: Final = 26
+MAX_DELAY: Final = (2**LEVELS - 2) * UNIT / 1000
+"""Longest delay in seconds, 49.7 days."""
+
+_KEPT = 14 * 24 * 60 * 60 * 1000  # ms
+# What was made is taken for granted for a while, since each question costs a round trip; then it is looked at again, as
+# somebody may have deleted it. A target may be deleted and made anew, without its binding, at any moment.
+_LEVELS_TRUSTED = 60.0
+_TARGET_TRUSTED = 0.1
+_MOST_KNOWN = 10_000
+
+_Question = Callable[[Channel], Coroutine[Any, Any, Any]]
+
+
+class DelayNames:
+    """The names of what delays messages, apart for each queue type: one process may want the other than another.
+
+    Args:
+        queue_type: of the queues.
+    """
+
+    def __init__(self, queue_type: QueueType) -> None:
+        self.queue_type = queue_type
+        self._prefix = _names.OWN_PREFIX + ("delay." if queue_type == "quorum" else "delay.classic.")
+        self.deliver = self._prefix + "deliver"
+        """The exchange that has a binding for each target."""
+        self.undeliverable = self._prefix + "undeliverable"
+        """The exchange and queue for what has no target."""
+        self.discard = self._prefix + "discard"
+        """The queue that holds nothing."""
+
+    def level(self, level: int) -> str:
+        """The exchange and queue of a level."""
+        return f"{self._prefix}{level}"
+
+    def below(self, level: int) -> str:
+        """The exchange that a level's messages go on to."""
+        return self.level(level - 1) if level else self.deliver
 
 
 class Schedule:
+    """Where a transport's messages wait.
+
+    They count for no entity, and `Admin.purge` does not reach them.
+
+    Args:
+        context: the transport's connections and settings.
+    """
+
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._turn = asyncio.Lock()
+        self._session: Session | None = None
+        self._names = DelayNames(context.url.queue_type or "quorum")
+        self._known: dict[object, float] = {}  # what was made, until when it is taken for granted
 
     async def route(self, entity: Entity, delay: float, doing: str) -> bytes:
-        raise NotImplementedError
+        """Make what a message needs to wait there, as far as it is missing.
+
+        Args:
+            entity: the target.
+            delay: seconds from now, above 0.
+            doing: in words, for errors.
+
+        Returns:
+            The payload of the method frame that sends a message on its way, to be used at once.
+
+        Raises:
+            TransportError: reason *not-found* without the target, *not-supported* for a delay of more than `MAX_DELAY`.
+
+        A cancelled call leaves nothing half done that another would take for done.
+        """
+        units = _units(delay)
+        if units >= 2**LEVELS:
+            text = f"it is to wait {delay / 86400:.1f} days: at most {MAX_DELAY / 86400:.1f} can be scheduled"
+            raise _errors.refused(doing, text, FailureReason.NOT_SUPPORTED)
+        bits = [level for level in range(LEVELS) if units >> level & 1]
+        target = _word_for(entity)
+        if not self._all_known(bits, entity):
+            # The others wait: most of them need the same.
+            async with self._turn:
+                await self._prepare(bits, entity, target, doing)
+        return publish_method(self._names.level(bits[-1]), _routing_key(units, target))
+
+    # ------------------------------------------------------------------ private
+
+    def _all_known(self, bits: list[int], entity: Entity) -> bool:
+        if self._session is None or self._context.control.current is not self._session:
+            return False
+        return self._is_known(entity) and all(self._is_known(("queue", level)) for level in bits)
+
+    def _is_known(self, what: object) -> bool:
+        return self._known.get(what, 0.0) > asyncio.get_running_loop().time()
+
+    async def _prepare(self, bits: list[int], entity: Entity, target: str, doing: str) -> None:
+        version = await self._context.server_version(doing)
+        if self._context.control.current is not self._session:
+            self._session = self._context.control.current
+            self._known.clear()
+            self._names = DelayNames(queue_type_for(self._context.url.queue_type, version, "quorum"))
+        await self._once("end", _LEVELS_TRUSTED, partial(self._make_end, doing))
+        # From the bottom up: what a level's queue lets go always finds the way on.
+        for level in range(bits[-1] + 1):
+            await self._once(("exchange", level), _LEVELS_TRUSTED, partial(self._make_exchange, level, doing))
+        for level in bits:
+            await self._once(("queue", level), _LEVELS_TRUSTED, partial(self._make_queue, level, doing))
+        await self._once(entity, _TARGET_TRUSTED, partial(self._bind_target, entity, target, doing))
+
+    async def _once(self, what: object, seconds: float, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if not self._is_known(what):
+            if len(self._known) > _MOST_KNOWN:
+                self._known.clear()
+            await make()
+            self._known[what] = asyncio.get_running_loop().time() + seconds
+
+    async def _make_end(self, doing: str) -> None:
+        """The last exchange, and where messages go that it has no target for."""
+        names = self._names
+        arguments = {**dead_letter_arguments(names.queue_type), "x-message-ttl": _KEPT}
+        await self._declare_queue(names.undeliverable, arguments, doing)
+        await self._declare_exchange(names.undeliverable, "fanout", doing)
+        await self._ask(doing, lambda channel: channel.queue_bind(names.undeliverable, names.undeliverable, ""))
+        # A quorum queue that can't get rid of a message tries for ever, and holds up others: each must have a way.
+        await self._declare_exchange(names.deliver, "topic", doing, {"alternate-exchange": names.undeliverable})
+
+    async def _make_exchange(self, level: int, doing: str) -> None:
+        name, below = self._names.level(level), self._names.below(level)
+        await self._declare_exchange(name, "topic", doing)
+        await self._ask(doing, lambda channel: channel.exchange_bind(below, name, _binding_key(level, "0")))
+
+    async def _make_queue(self, level: int, doing: str) -> None:
+        name = self._names.level(level)
+        arguments = {
+            **dead_letter_arguments(self._names.queue_type),
+            "x-message-ttl": UNIT << level,
+            "x-dead-letter-exchange": self._names.below(level),
+        }
+        if self._names.queue_type == "quorum":
+            arguments |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+        await self._declare_queue(name, arguments, doing)
+        await self._ask(doing, lambda channel: channel.queue_bind(name, name, _binding_key(level, "1")))
+
+    async def _bind_target(self, entity: Entity, target: str, doing: str) -> None:
+        names, key = self._names, f"#.{target}"
+        if entity.kind is EntityKind.QUEUE:
+            await self._ask(doing, lambda channel: channel.queue_bind(entity.path, names.deliver, key))
+            return
+        await self._ask(doing, lambda channel: channel.exchange_bind(entity.path, names.deliver, key))
+        # A topic without a subscription is no way for a message either: it goes to a queue that holds nothing, too.
+        discard = {"x-queue-type": "classic", "x-max-length": 0, "x-overflow": "drop-head"}
+        await self._once("discard", _LEVELS_TRUSTED, partial(self._declare_queue, names.discard, discard, doing))
+        await self._ask(doing, lambda channel: channel.queue_bind(names.discard, names.deliver, key))
+
+    async def _declare_queue(self, name: str, arguments: dict[str, Any], doing: str) -> None:
+        await self._ask(doing, lambda channel: channel.queue_declare(name, durable=True, arguments=arguments))
+
+    async def _declare_exchange(
+        self, name: str, kind: str, doing: str, arguments: dict[str, Any] | None = None
+    ) -> None:
+        await self._ask(
+            doing,
+            lambda channel: channel.exchange_declare(name, exchange_type=kind, durable=True, arguments=arguments),
+        )
+
+    async def _ask(self, doing: str, question: _Question) -> None:
+        try:
+            await self._context.ask(doing, question)
+        except TransportError as error:
+            if error.kind is FailureKind.REFUSED:
+                # Also when there is one that is not ours: it would not keep to the time.
+                raise
+            # Nothing of the message was written, whatever became of the question.
+            raise TransportError(str(error), error.kind, error.reason) from error
+
+
+def _units(delay: float) -> int:
+    """The delay in units, rounded up."""
+    units = max(math.ceil(delay * 1000 / UNIT), 1)
+    # A queue counts whole milliseconds and begins with a started one, so that each may be one short.
+    while units * UNIT - units.bit_count() < delay * 1000:
+        units += 1
+    return units
+
+
+def _routing_key(units: int, target: str) -> str:
+    return ".".join((*f"{units:0{LEVELS}b}", target))
+
+
+def _binding_key(level: int, digit: str) -> str:
+    """The pattern of routing keys that have this digit at the level's place."""
+    return "*." * (LEVELS - 1 - level) + digit + ".#"
+
+
+def _word_for(entity: Entity) -> str:
+    """A word for a target: paths hold dots, and may be longer than a routing key."""
+    return hashlib.blake2s(f"{entity.kind}:{entity.path}".encode(), digest_size=16).hexdigest()

@@ -17,6 +17,7 @@ from aiormq.connection import exception_by_code
 from yarl import URL
 
 from pairmq.model import FailureKind, FailureReason, TransportError
+from pairmq_rabbitmq._channel import take_any_name
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._url import RabbitUrl
 from pairmq_rabbitmq._wire import WatchedStreams, Wire
@@ -93,7 +94,8 @@ class Session:
             text = f"the connection has all {tune.channel_max} channels that the broker allows: use fewer entities"
             raise Unsent(TransportError(text, FailureKind.TRANSIENT, FailureReason.QUOTA))
         try:
-            return await self.run(self._driver.channel(publisher_confirms=confirms, on_return_raises=True))
+            channel = await self.run(self._driver.channel(publisher_confirms=confirms, on_return_raises=True))
+            return take_any_name(channel)
         except Exception as error:
             raise Unsent(self.cause or (error.cause if isinstance(error, Unsent) else error)) from error
 
@@ -224,6 +226,9 @@ class _Connection(aio_pika.Connection):
         super().__init__(broker)
         self._vhost = url.vhost
         self._streams = WatchedStreams(wire, tls)
+
+    def __del__(self) -> None:
+        """Do nothing: the session ends it. What aio-pika does here needs a loop, and the collector may run anywhere."""
 
     async def connect(self, timeout: float | None = None) -> None:
         """Connect and log in; time limits come from outside."""

@@ -27,6 +27,7 @@ from pairmq_rabbitmq._session import Session
 T = TypeVar("T")
 
 _SILENCE = 0.1  # s without a frame from the broker after which giving up a call says something about the connection
+_STUCK = 1.0  # s
 _HELD_BACK = 30  # settlements that RabbitMQ passes on before a quorum queue has written them to its log, about
 _LOG_WRITE = 0.01  # s
 
@@ -86,6 +87,11 @@ class Job:
         self.done: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
         """None when the broker has taken them, an `Unsent` if they were not written, or why no answer came."""
 
+    def forsaken_as(self, *, requeue: bool) -> bool:
+        """Whether a call like this one was cut off, and the job has not failed."""
+        failed = self.done.done() and self.done.result() is not None
+        return self.forsaken and self.requeue == requeue and not failed
+
     def end(self, cause: BaseException | None) -> None:
         """Say what became of it."""
         for locked in self.messages:
@@ -113,6 +119,12 @@ class Calls:
             return await self._session.run(operation)
         finally:
             del self._waiting[key]
+
+    @property
+    def stuck(self) -> bool:
+        """Whether an answer has been waited for much longer than answers take."""
+        now = asyncio.get_running_loop().time()
+        return any(asked_at <= now - _STUCK for asked_at, _ in self._waiting.values())
 
     @property
     def silent(self) -> bool:

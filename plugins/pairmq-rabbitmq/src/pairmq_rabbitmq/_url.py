@@ -76,7 +76,7 @@ class RabbitUrl:
         tls: None for plain TCP.
         connect_timeout: seconds for connecting and logging in.
         heartbeat: seconds of silence after which a connection counts as lost, on either side.
-        queue_type: the type of the queues that are made.
+        queue_type: the type of the queues that are made; None for the one that suits each.
         lock_duration: seconds that a received message stays locked; the client keeps the time, the broker has none.
         management: the management plugin, None when it is not to be used.
     """
@@ -90,7 +90,7 @@ class RabbitUrl:
     tls: TlsOptions | None = None
     connect_timeout: float = 5.0
     heartbeat: int = 10
-    queue_type: QueueType = "quorum"
+    queue_type: QueueType | None = None
     lock_duration: float = 60.0
     management: ManagementUrl | None = None
 
@@ -293,8 +293,10 @@ def _number(
     return value
 
 
-def _queue_type(options: Mapping[str, str], where: str) -> QueueType:
-    match options.get("queue_type", "quorum"):
+def _queue_type(options: Mapping[str, str], where: str) -> QueueType | None:
+    match options.get("queue_type"):
+        case None:
+            return None
         case "quorum":
             return "quorum"
         case "classic":

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import itertools
 import json
+import logging
 import os
 import re
 import secrets
@@ -43,17 +45,33 @@ try begin PairmqValue = begin %s end, PairmqText(%s) end of Ok -> "ok " ++ Ok
 catch C:R -> "error " ++ PairmqText(io_lib:format("~0tp: ~0tp", [C, R])) end end.
 """
 
-# Everything that tests make; what a server has from the start stays, with its first values.
+# The process of this name is there until the boot is over; looking at nothing else, `rabbit:start` would do nothing.
+_AWAIT_BOOT = """
+ok = rabbit:await_startup(),
+(fun Wait() -> case whereis(rabbit_boot) of undefined -> ok; _ -> timer:sleep(5), Wait() end end)()
+"""
+
+# Everything that tests make; what a server has from the start stays, with its first values. The supervisor of quorum
+# queues' dead-lettering ends for good when two of its workers fail within 5 s, as they may when a queue is deleted in
+# the midst of its work; without it no such queue can be made or deleted. Hence the mending, and two attempts.
 _RESET = """
 Us = <<"pairmq-reset">>, Vh = <<"/">>,
+Mend = fun() -> case whereis(rabbit_fifo_dlx_sup) of
+ undefined -> supervisor:restart_child(rabbit_sup, rabbit_fifo_dlx_sup); _ -> ok end end,
+Mend(),
 rabbit_networking:close_all_connections("reset by a test"),
+[catch rabbit_vhost:delete(V, Us) || V <- rabbit_vhost:list_names(), V =/= Vh],
+Mend(),
 [rabbit_vhost:delete(V, Us) || V <- rabbit_vhost:list_names(), V =/= Vh],
 case rabbit_vhost:exists(Vh) of true -> ok; false -> rabbit_vhost:add(Vh, Us) end,
 [rabbit_runtime_parameters:clear_any(Vh, proplists:get_value(component, P), proplists:get_value(name, P), Us)
  || P <- rabbit_runtime_parameters:list(Vh)],
 [rabbit_policy:delete(Vh, proplists:get_value(name, P), Us)
  || P <- rabbit_policy:list(Vh) ++ rabbit_policy:list_op(Vh)],
+[catch rabbit_amqqueue:delete(Q, false, false, Us) || Q <- rabbit_amqqueue:list(Vh)],
+Mend(),
 [rabbit_amqqueue:delete(Q, false, false, Us) || Q <- rabbit_amqqueue:list(Vh)],
+Mend(),
 [rabbit_exchange:delete(element(2, X), false, Us) || X <- rabbit_exchange:list(Vh),
  case element(4, element(2, X)) of <<>> -> false; <<"amq.", _/binary>> -> false; _ -> true end],
 Guest = <<"guest">>,
@@ -238,7 +256,7 @@ class RabbitServer(ServerProcess):
             ServerError: it does not run, or the broker does not start.
         """
         self._watermark = None  # starting sets it anew
-        self.erl("rabbit:start()", timeout=60)
+        self.erl("rabbit:start(), true = rabbit:is_running()", timeout=60)
 
     def block(self) -> None:
         """Raise the memory alarm: connections that publish are not read any more, until `unblock`.
@@ -504,9 +522,9 @@ class RabbitServer(ServerProcess):
 
     def _await_ready(self) -> None:
         super()._await_ready()
-        # It takes clients a little before it calls itself started.
+        # It takes clients a little before its boot is over, and a broker that goes down before that never comes up.
         try:
-            self.erl("rabbit:await_startup()", timeout=self._start_timeout)
+            self.erl(_AWAIT_BOOT, timeout=self._start_timeout)
         except ServerError:
             self.kill()
             raise
@@ -519,7 +537,8 @@ class RabbitServer(ServerProcess):
         environment = {**os.environ, **self._environment}
         try:
             done = subprocess.run(  # noqa: S603  # Erlang's own program, nothing from outside
-                [str(self._erl_call), "-sname", _NODE, "-e"],
+                # Under its own name all calls have one, and the server refuses one while it still knows another.
+                [str(self._erl_call), "-sname", _NODE, "-h", f"call{os.getpid()}n{next(_calls)}", "-e"],
                 input=_ERLANG_CALL % (expression, as_text),
                 env={name: value for name, value in environment.items() if value is not None},
                 capture_output=True,
@@ -593,6 +612,9 @@ def _find_program() -> Path | None:
     return beside if beside is not None and beside.exists() else None
 
 
+_log = logging.getLogger(__name__)
+_calls = itertools.count()
+
 # Who the server's records say it was.
 _ACTOR = '<<"pairmq">>'
 
@@ -645,8 +667,9 @@ class RabbitPool:
         for position, server in enumerate(taken):
             try:
                 server.reset()
-            except ServerError:
+            except ServerError as error:
                 # Nothing of a broken server is worth keeping, its data may be what is broken.
+                _log.warning("a server is replaced, since it could not be reset: %s\n%s", error, server.log_tail())
                 server.close()
                 server = self._servers[position] = taken[position] = RabbitServer()
                 server.start()

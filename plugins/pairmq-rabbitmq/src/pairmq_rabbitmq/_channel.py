@@ -1,0 +1,120 @@
+"""The driver's channel, without its idea of what a name may be.
+
+RabbitMQ takes any text of up to 255 bytes as the name of a queue or exchange; pamqp raises ValueError for all but ASCII
+letters, digits, space and a few signs. So the methods that carry names are overridden here, with frames that leave the
+judging to the broker. Each does what the driver's own does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+from aiormq.channel import Channel
+from aiormq.tools import awaitable
+from pamqp import commands
+
+
+class Publish(commands.Basic.Publish):
+    """Sends to an exchange of any name."""
+
+    def validate(self) -> None:
+        """Leave it to the broker."""
+
+
+class _QueueDeclare(commands.Queue.Declare):
+    def validate(self) -> None:
+        pass
+
+
+class _QueueDelete(commands.Queue.Delete):
+    def validate(self) -> None:
+        pass
+
+
+class _QueuePurge(commands.Queue.Purge):
+    def validate(self) -> None:
+        pass
+
+
+class _QueueBind(commands.Queue.Bind):
+    def validate(self) -> None:
+        pass
+
+
+class _ExchangeDeclare(commands.Exchange.Declare):
+    def validate(self) -> None:
+        pass
+
+
+class _ExchangeDelete(commands.Exchange.Delete):
+    def validate(self) -> None:
+        pass
+
+
+class _ExchangeBind(commands.Exchange.Bind):
+    def validate(self) -> None:
+        pass
+
+
+class _Consume(commands.Basic.Consume):
+    def validate(self) -> None:
+        pass
+
+
+class _AnyName(Channel):
+    # What is overridden waits for the answer: nowait is not offered.
+
+    async def queue_declare(self, queue: str = "", *, timeout: float | None = None, **options: Any) -> Any:
+        return await self.rpc(_QueueDeclare(queue=queue, **options), timeout=timeout)
+
+    async def queue_delete(self, queue: str = "", *, timeout: float | None = None, **options: Any) -> Any:  # type: ignore[override]
+        return await self.rpc(_QueueDelete(queue=queue, **options), timeout=timeout)
+
+    async def queue_purge(self, queue: str = "", *, timeout: float | None = None) -> Any:  # type: ignore[override]
+        return await self.rpc(_QueuePurge(queue=queue), timeout=timeout)
+
+    async def queue_bind(  # type: ignore[override]
+        self, queue: str, exchange: str = "", routing_key: str = "", *, timeout: float | None = None, **options: Any
+    ) -> Any:
+        frame = _QueueBind(queue=queue, exchange=exchange, routing_key=routing_key, **options)
+        return await self.rpc(frame, timeout=timeout)
+
+    async def exchange_declare(self, exchange: str = "", *, timeout: float | None = None, **options: Any) -> Any:
+        return await self.rpc(_ExchangeDeclare(exchange=exchange, **options), timeout=timeout)
+
+    async def exchange_delete(self, exchange: str = "", *, timeout: float | None = None, **options: Any) -> Any:
+        return await self.rpc(_ExchangeDelete(exchange=exchange, **options), timeout=timeout)
+
+    async def exchange_bind(
+        self,
+        destination: str = "",
+        source: str = "",
+        routing_key: str = "",
+        *,
+        timeout: float | None = None,
+        **options: Any,
+    ) -> Any:
+        frame = _ExchangeBind(destination=destination, source=source, routing_key=routing_key, **options)
+        return await self.rpc(frame, timeout=timeout)
+
+    async def basic_consume(
+        self,
+        queue: str,
+        consumer_callback: Any,
+        *,
+        consumer_tag: str | None = None,
+        timeout: float | None = None,
+        **options: Any,
+    ) -> Any:
+        tag = consumer_tag or f"pairmq-{uuid4().hex}"
+        self.consumers[tag] = awaitable(consumer_callback)
+        return await self.rpc(_Consume(queue=queue, consumer_tag=tag, **options), timeout=timeout)
+
+
+def take_any_name(channel: Channel) -> Channel:
+    """Let a channel take any name; gives the same channel."""
+    # The driver makes channels itself, and can't be told of another class.
+    if type(channel) is Channel:
+        channel.__class__ = _AnyName
+    return channel

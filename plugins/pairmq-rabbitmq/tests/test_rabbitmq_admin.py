@@ -1,0 +1,618 @@
+"""Administration on a real server: what is made, told, counted, shown and deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
+from pairmq.plugins import registry
+from pairmq.transport import QueueCounts, QueueProperties, Transport
+from pairmq_rabbitmq import _interrogation
+from pairmq_rabbitmq._interrogation import interrogate
+from pairmq_rabbitmq._properties import arguments_of, properties_of, queue_type_for
+from pairmq_rabbitmq._transport import RabbitTransport
+from pairmq_rabbitmq.testing import RabbitServer
+
+pytestmark = pytest.mark.real_server
+
+QUEUE = Entity("orders")
+TOPIC = Entity("prices", EntityKind.TOPIC)
+BACKLOG = QueueProperties(max_size_megabytes=5120, max_delivery_count=2**31 - 1)
+PLAIN = QueueProperties(dead_letter_on_expiration=False)
+QUORUM, CLASSIC = {"x-queue-type": "quorum"}, {"x-queue-type": "classic"}
+
+
+@contextmanager
+def foreign(server: RabbitServer) -> Iterator[BlockingChannel]:
+    """A channel of a client that is not ours."""
+    connection = pika.BlockingConnection(pika.URLParameters(server.url))
+    try:
+        yield connection.channel()
+    finally:
+        if connection.is_open:
+            connection.close()
+
+
+def declare(server: RabbitServer, queue: str = "orders", *, durable: bool = True, **options: Any) -> None:
+    with foreign(server) as channel:
+        channel.queue_declare(queue, durable=durable, **options)
+
+
+def fill(server: RabbitServer, count: int, queue: str = "orders") -> None:
+    with foreign(server) as channel:
+        channel.confirm_delivery()
+        for number in range(count):
+            properties = pika.BasicProperties(message_id=f"m{number}", delivery_mode=2)
+            channel.basic_publish("", queue, b"%d" % number, properties)
+
+
+def all_queues(server: RabbitServer) -> str:
+    """Everything that the server has of queues, with their arguments."""
+    return server.erl(
+        "lists:sort([{element(4, amqqueue:get_name(Q)), amqqueue:get_arguments(Q), amqqueue:is_durable(Q),"
+        ' amqqueue:is_auto_delete(Q)} || Q <- rabbit_amqqueue:list(<<"/">>)])'
+    )
+
+
+@pytest.fixture
+async def transport(rabbit: RabbitServer) -> AsyncIterator[Transport]:
+    async with registry.transport(f"{rabbit.url}?connect_timeout=2") as transport:
+        yield transport
+
+
+@pytest.fixture
+async def classic(rabbit: RabbitServer) -> AsyncIterator[Transport]:
+    async with registry.transport(f"{rabbit.url}?connect_timeout=2&queue_type=classic") as transport:
+        yield transport
+
+
+async def reason_of(call: object) -> FailureReason:
+    with pytest.raises(TransportError) as caught:
+        await call  # type: ignore[misc]
+    return caught.value.reason
+
+
+async def send(transport: Transport, entity: Entity, count: int = 1) -> None:
+    messages = [Message(b"", message_id=f"m{number}") for number in range(count)]
+    assert await transport.sender(entity).send_batch(messages) == [None] * count
+
+
+# --------------------------------------------------------------------------- making
+
+
+async def test_creating_twice_changes_nothing(transport: Transport, rabbit: RabbitServer) -> None:
+    entity = Entity("contoso/x-servicebus-transfer/0")
+    await transport.admin.check()
+    assert not await transport.admin.exists(entity)
+    assert await transport.admin.create(entity, BACKLOG)
+    assert await transport.admin.exists(entity)
+    before = all_queues(rabbit)
+    assert not await transport.admin.create(entity, QueueProperties(max_delivery_count=3))
+    assert BACKLOG.differences(await transport.admin.properties(entity)) == ()
+    assert all_queues(rabbit) == before
+    assert not transport.admin.is_system_entity(entity)
+
+
+async def test_a_backlog_queue_loses_nothing(transport: Transport, rabbit: RabbitServer) -> None:
+    await transport.admin.create(QUEUE, BACKLOG)
+    found = all_queues(rabbit)
+    for argument in (
+        '{<<"x-queue-type">>,longstr,<<"quorum">>}',
+        '{<<"x-dead-letter-strategy">>,longstr,<<"at-least-once">>}',
+        '{<<"x-overflow">>,longstr,<<"reject-publish">>}',
+        '{<<"x-dead-letter-routing-key">>,longstr,<<"orders/$dead-letter">>}',
+        "2147483646",
+        str(5120 * 2**20),
+    ):
+        assert argument in found
+    assert set(rabbit.queues()) == {"orders", "orders/$dead-letter"}
+
+
+async def test_classic_queues_by_option(classic: Transport, rabbit: RabbitServer) -> None:
+    assert await classic.admin.create(QUEUE, BACKLOG)
+    assert "quorum" not in all_queues(rabbit)
+    told = await classic.admin.properties(QUEUE)
+    assert told.max_delivery_count is None
+    assert BACKLOG.differences(told) == ()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        QueueProperties(),
+        BACKLOG,
+        QueueProperties(max_delivery_count=1),
+        QueueProperties(max_delivery_count=10, default_time_to_live=1.5, max_size_megabytes=1),
+        QueueProperties(auto_delete_after=3600.0, dead_letter_on_expiration=False),
+        QueueProperties(max_delivery_count=2**31, default_time_to_live=4294967.0),
+    ],
+)
+async def test_what_was_asked_for_is_told(transport: Transport, asked: QueueProperties) -> None:
+    assert await transport.admin.create(QUEUE, asked)
+    told = await transport.admin.properties(QUEUE)
+    assert asked.differences(told) == ()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        *(("default_time_to_live", value) for value in (math.nan, -1, 0, 5e6)),
+        *(("auto_delete_after", value) for value in (math.inf, 0)),
+        *(("max_delivery_count", value) for value in (2.5, 0, -1)),
+        *(("max_size_megabytes", value) for value in (0, 0.5, 2**50)),
+    ],
+)
+async def test_a_setting_that_rabbitmq_cannot_keep_to_is_refused(
+    transport: Transport, setting: str, value: float
+) -> None:
+    with pytest.raises(TransportError, match=setting) as caught:
+        await transport.admin.create(QUEUE, QueueProperties(**{setting: value}))  # type: ignore[arg-type]
+    assert (caught.value.kind, caught.value.reason) == (FailureKind.REFUSED, FailureReason.MALFORMED)
+    assert not await transport.admin.exists(QUEUE)
+
+
+async def test_a_queue_of_another_maker_is_left_as_it_is(transport: Transport, rabbit: RabbitServer) -> None:
+    declare(rabbit, arguments={"x-max-length": 7, "x-message-ttl": 5000}, auto_delete=True, durable=False)
+    before = all_queues(rabbit)
+    assert not await transport.admin.create(QUEUE, BACKLOG)
+    await transport.admin.properties(QUEUE)
+    assert all_queues(rabbit) == before
+
+
+async def test_one_that_is_made_meanwhile_is_left_as_it_is(
+    transport: Transport, rabbit: RabbitServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def not_yet(*_: object) -> bool:
+        return False
+
+    declare(rabbit, arguments={"x-max-length": 7})
+    monkeypatch.setattr(transport.admin, "_queue_exists", not_yet)
+    assert not await transport.admin.create(QUEUE, BACKLOG)
+    assert '{<<"x-max-length">>,' in all_queues(rabbit)
+
+
+async def test_many_at_once(transport: Transport) -> None:
+    entities = [Entity(f"q/{number}") for number in range(10)]
+    admin = transport.admin
+    assert all(await asyncio.gather(*(admin.create(entity, BACKLOG) for entity in entities)))
+    assert all(await asyncio.gather(*(admin.exists(entity) for entity in entities)))
+    told = await asyncio.gather(*(admin.properties(entity) for entity in entities))
+    assert [BACKLOG.differences(one) for one in told] == [()] * 10
+
+
+@pytest.mark.parametrize("path", ["übung/ö", "a b/c(d)'e'", "$weird/%2F", 'q"uote', "x" * 200])
+async def test_any_name_that_rabbitmq_takes(transport: Transport, rabbit: RabbitServer, path: str) -> None:
+    entity, topic = Entity(path), Entity(path, EntityKind.TOPIC)
+    assert await transport.admin.create(entity, BACKLOG)
+    assert not await transport.admin.create(entity)
+    assert await transport.admin.properties(entity) == BACKLOG
+    await send(transport, entity)
+    assert await transport.admin.counts(Source(entity)) == QueueCounts(active=1)
+    await transport.admin.probe(entity)
+    assert len(await transport.admin.peek(Source(entity), 5)) == 1
+    assert await transport.admin.purge(Source(entity)) == 1
+    assert await transport.admin.delete(entity)
+    assert await transport.admin.create(topic)
+    assert await transport.admin.create_subscription(topic, "süb")
+    await send(transport, topic)
+    assert await transport.admin.counts(Source(topic, "süb")) == QueueCounts(active=1)
+    assert await transport.admin.delete(topic)
+
+
+async def test_a_name_that_is_too_long_is_refused(transport: Transport) -> None:
+    for call in (transport.admin.create, transport.admin.exists, transport.admin.delete, transport.admin.probe):
+        assert await reason_of(call(Entity("ü" * 130))) is FailureReason.MALFORMED
+
+
+def test_old_servers_get_classic_queues() -> None:
+    assert queue_type_for("quorum", (3, 9, 13)) == "classic"
+    assert queue_type_for("quorum", (3, 10)) == queue_type_for("quorum", (4, 1, 0)) == "quorum"
+    assert queue_type_for("classic", (4, 1, 0)) == "classic"
+    assert queue_type_for("quorum", ()) == "quorum"
+
+
+def test_newer_servers_bound_deliveries_that_nobody_bounded() -> None:
+    assert properties_of({"x-queue-type": "quorum"}, 60.0, server_version=(4, 0, 3)).max_delivery_count == 21
+    assert properties_of({"x-queue-type": "classic"}, 60.0, server_version=(4, 0, 3)).max_delivery_count is None
+    unlimited = {"x-queue-type": "quorum", "x-delivery-limit": -1}
+    assert properties_of(unlimited, 60.0, server_version=(4, 0, 3)).max_delivery_count is None
+
+
+# --------------------------------------------------------------------------- reading settings
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, PLAIN),
+        (CLASSIC, PLAIN),
+        (QUORUM, PLAIN),
+        ({"x-message-ttl": 1500}, QueueProperties(default_time_to_live=1.5, dead_letter_on_expiration=False)),
+        (
+            {"x-max-length-bytes": 3 * 2**20, "x-overflow": "drop-head", "x-max-length": 4},
+            QueueProperties(max_size_megabytes=3, dead_letter_on_expiration=False),
+        ),
+        (
+            {"x-max-length-bytes": 1000, "x-expires": 90_000, "x-dead-letter-exchange": "it's 'd"},
+            QueueProperties(max_size_megabytes=1, auto_delete_after=90.0),
+        ),
+        (
+            {"x-queue-mode": "lazy", "x-max-priority": 3, "x-single-active-consumer": True, **CLASSIC},
+            PLAIN,
+        ),
+        ({"x-foreign": [1, 2], "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "ä"}, QueueProperties()),
+        (
+            {**QUORUM, "x-delivery-limit": 5, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "other"},
+            QueueProperties(max_delivery_count=6),
+        ),
+        (
+            {**QUORUM, "x-delivery-limit": 2**31 - 2, "x-quorum-initial-group-size": 1, "x-message-ttl": 2**31},
+            QueueProperties(
+                max_delivery_count=2**31 - 1, default_time_to_live=2147483.648, dead_letter_on_expiration=False
+            ),
+        ),
+        ({**QUORUM, "x-max-length": 5, "x-single-active-consumer": True, "x-max-in-memory-length": 0}, PLAIN),
+        (
+            {"x-queue-type": "stream", "x-max-age": "1D", "x-max-length-bytes": 2**30},
+            QueueProperties(max_size_megabytes=1024, dead_letter_on_expiration=False),
+        ),
+    ],
+)
+async def test_a_foreign_queue_is_told_without_management(
+    transport: Transport, classic: Transport, rabbit: RabbitServer, arguments: dict[str, Any], expected: QueueProperties
+) -> None:
+    declare(rabbit, arguments=arguments)
+    before = all_queues(rabbit)
+    assert await transport.admin.properties(QUEUE) == expected
+    assert await classic.admin.properties(QUEUE) == expected
+    assert all_queues(rabbit) == before
+
+
+@pytest.mark.parametrize(("durable", "auto_delete"), [(False, False), (False, True), (True, True)])
+async def test_flags_are_found_out(
+    transport: Transport, rabbit: RabbitServer, durable: bool, auto_delete: bool
+) -> None:
+    declare(rabbit, durable=durable, auto_delete=auto_delete, arguments={"x-message-ttl": 9000})
+    assert isinstance(transport, RabbitTransport)
+    guess = arguments_of(BACKLOG, "quorum", "d", "ask")
+    found = await interrogate(transport._context, "orders", guess, "ask")
+    assert (found.durable, found.auto_delete, found.complete) == (durable, auto_delete, True)
+    assert found.arguments == {"x-message-ttl": 9000}
+    told = await transport.admin.properties(QUEUE)
+    assert told.auto_delete_after == (0.0 if auto_delete else None)
+
+
+async def test_settings_of_what_does_not_exist(transport: Transport, rabbit: RabbitServer) -> None:
+    assert await reason_of(transport.admin.properties(QUEUE)) is FailureReason.NOT_FOUND
+    assert await reason_of(transport.admin.properties(TOPIC)) is FailureReason.NOT_FOUND
+    assert rabbit.queues() == {}
+
+
+@pytest.mark.parametrize("type_", ["classic", "quorum"])
+async def test_asking_never_makes_a_queue(
+    transport: Transport, rabbit: RabbitServer, monkeypatch: pytest.MonkeyPatch, type_: str
+) -> None:
+    declare(rabbit, arguments={"x-queue-type": type_, "x-message-ttl": 9000})
+    understand = _interrogation._difference
+
+    def delete_first(words: str) -> tuple[str, Any] | None:
+        if rabbit.queues():
+            rabbit.delete_queue("orders")
+        return understand(words)
+
+    monkeypatch.setattr(_interrogation, "_difference", delete_first)
+    assert await reason_of(transport.admin.properties(QUEUE)) is FailureReason.NOT_FOUND
+    assert rabbit.queues() == {}
+
+
+async def test_words_that_nobody_understands_end_the_questions(
+    transport: Transport, rabbit: RabbitServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare(rabbit, arguments={"x-message-ttl": 9000, "x-expires": 60_000})
+    understand = _interrogation._difference
+
+    def not_all(words: str) -> tuple[str, Any] | None:
+        found = understand(words)
+        return None if found and found[0] == "x-max-length-bytes" else found
+
+    monkeypatch.setattr(_interrogation, "_difference", not_all)
+    told = await transport.admin.properties(QUEUE)
+    assert (told.default_time_to_live, told.auto_delete_after, told.max_size_megabytes) == (9.0, 60.0, None)
+
+
+async def test_a_user_who_may_not_configure_is_told_nothing_wrong(rabbit: RabbitServer) -> None:
+    declare(rabbit, arguments={"x-message-ttl": 9000})
+    rabbit.add_user("reader", "secret", vhost="/", configure="")
+    async with registry.transport(rabbit.url_for("reader", "secret")) as transport:
+        assert not await transport.admin.create(QUEUE)
+        told = await transport.admin.properties(QUEUE)
+        assert (told.default_time_to_live, told.max_size_megabytes) == (None, None)
+        assert await reason_of(transport.admin.create(Entity("new"))) is FailureReason.UNAUTHORIZED
+    assert set(rabbit.queues()) == {"orders"}
+
+
+# --------------------------------------------------------------------------- counting, showing, deleting
+
+
+@pytest.mark.parametrize("type_", ["classic", "quorum"])
+async def test_counts_and_purge(rabbit: RabbitServer, type_: str) -> None:
+    async with registry.transport(f"{rabbit.url}?queue_type={type_}") as transport:
+        admin, source, dead = transport.admin, Source(QUEUE), Source(QUEUE, dead_letter=True)
+        await admin.create(QUEUE)
+        await send(transport, QUEUE, 5)
+        assert await admin.counts(source) == QueueCounts(active=5)
+        receiver = transport.receiver(source)
+        locked = await receiver.receive(2, 2)
+        assert len(locked) == 2
+        assert await admin.counts(source) == QueueCounts(active=3, locked=2)
+        await receiver.dead_letter(locked[0], "bad", "really")
+        assert await admin.counts(source) == QueueCounts(active=3, locked=1, dead_letter=1)
+        assert await admin.counts(dead) == QueueCounts(active=1)
+        assert await admin.purge(source) == 3
+        assert await admin.counts(source) == QueueCounts(locked=1, dead_letter=1)
+        assert await admin.purge(dead) == 1
+        assert await admin.purge(dead) == 0
+
+
+async def test_counting_what_is_not_there(transport: Transport, rabbit: RabbitServer) -> None:
+    admin, dead = transport.admin, Source(QUEUE, dead_letter=True)
+    for source in (Source(QUEUE), dead, Source(TOPIC, "s")):
+        assert await reason_of(admin.counts(source)) is FailureReason.NOT_FOUND
+        assert await reason_of(admin.purge(source)) is FailureReason.NOT_FOUND
+        assert await reason_of(admin.peek(source, 1)) is FailureReason.NOT_FOUND
+    declare(rabbit)  # without a dead-letter queue
+    assert await admin.counts(Source(QUEUE)) == await admin.counts(dead) == QueueCounts()
+    assert await admin.purge(dead) == 0
+    assert await admin.peek(dead, 3) == []
+
+
+@pytest.mark.parametrize("arguments", [CLASSIC, QUORUM])
+async def test_peek_shows_and_gives_back(transport: Transport, rabbit: RabbitServer, arguments: dict[str, Any]) -> None:
+    declare(rabbit, arguments=arguments)
+    fill(rabbit, 20)
+    shown: list[Delivery] = []
+    for _ in range(3):
+        shown = await transport.admin.peek(Source(QUEUE), 7)
+        assert [delivery.message.body for delivery in shown] == [b"%d" % number for number in range(7)]
+        # A server's own statistics of a quorum queue are some seconds old.
+        assert (await transport.admin.counts(Source(QUEUE))).active == 20
+    assert len(await transport.admin.peek(Source(QUEUE), 10_000)) == 20
+    receiver = transport.receiver(Source(QUEUE))
+    assert await reason_of(receiver.complete(shown[0])) is FailureReason.LOCK_LOST
+    received = await receiver.receive(50, 1)
+    assert received[0].message.body == b"0"
+    await receiver.close()
+
+
+async def test_peek_shows_why_a_message_is_dead(transport: Transport) -> None:
+    await transport.admin.create(QUEUE)
+    await send(transport, QUEUE)
+    receiver = transport.receiver(Source(QUEUE))
+    [delivery] = await receiver.receive(1, 2)
+    await receiver.dead_letter(delivery, "bad", "a sentence")
+    [shown] = await transport.admin.peek(Source(QUEUE, dead_letter=True), 1)
+    assert (shown.dead_letter_reason, shown.dead_letter_description) == ("bad", "a sentence")
+
+
+async def test_peek_while_somebody_else_takes_them(transport: Transport, rabbit: RabbitServer) -> None:
+    declare(rabbit)
+    fill(rabbit, 5)
+    with foreign(rabbit) as channel:
+        for _ in range(3):
+            channel.basic_get("orders")
+        found = await transport.admin.peek(Source(QUEUE), 10)
+        assert [delivery.message.body for delivery in found] == [b"3", b"4"]
+
+
+async def test_a_peek_that_is_cancelled_gives_back_what_it_fetched(transport: Transport, rabbit: RabbitServer) -> None:
+    declare(rabbit)
+    fill(rabbit, 5)
+    loop = asyncio.get_running_loop()
+    for delay in (0.0, 0.001, 0.002, 0.004, 0.008):
+        peeking = asyncio.create_task(transport.admin.peek(Source(QUEUE), 5))
+        await asyncio.sleep(delay)
+        begun = loop.time()
+        peeking.cancel()
+        await asyncio.wait((peeking,))
+        assert loop.time() - begun < 0.05
+    await asyncio.sleep(1.2)
+    assert rabbit.queues()["orders"] == (5, 0)
+
+
+async def test_delete_takes_the_dead_letter_queue_along(transport: Transport, rabbit: RabbitServer) -> None:
+    assert not await transport.admin.delete(QUEUE)
+    await transport.admin.create(QUEUE)
+    await send(transport, QUEUE)
+    assert await transport.admin.delete(QUEUE)
+    assert not await transport.admin.delete(QUEUE)
+    assert rabbit.queues() == {}
+    assert await reason_of(transport.sender(QUEUE).send(Message(b"", message_id="x"))) is FailureReason.NOT_FOUND
+
+
+async def test_cancelled_questions_leave_no_channels(transport: Transport, rabbit: RabbitServer) -> None:
+    await transport.admin.check()
+    for turn in range(40):
+        task = asyncio.create_task(transport.admin.create_subscription(TOPIC, "s"))
+        for _ in range(turn % 8):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait((task,))
+        await asyncio.sleep(0.01)
+    await transport.admin.check()
+    assert int(rabbit.erl("length(rabbit_channel:list())")) < 8
+
+
+async def test_a_broker_that_is_away(transport: Transport, rabbit: RabbitServer) -> None:
+    await transport.admin.create(QUEUE)
+    rabbit.go_down()
+    for call in (
+        transport.admin.check(),
+        transport.admin.exists(QUEUE),
+        transport.admin.create(QUEUE),
+        transport.admin.properties(QUEUE),
+        transport.admin.counts(Source(QUEUE)),
+    ):
+        with pytest.raises(TransportError) as caught:
+            await call
+        assert caught.value.kind is FailureKind.UNAVAILABLE
+    rabbit.come_up()
+    assert await transport.admin.exists(QUEUE)
+
+
+async def test_listing_without_management_says_what_to_do(transport: Transport) -> None:
+    with pytest.raises(TransportError, match=r"\?management=http://host:15672") as caught:
+        await transport.admin.list_entities()
+    assert caught.value.reason is FailureReason.NOT_SUPPORTED
+
+
+def test_system_entities(rabbit: RabbitServer) -> None:
+    admin = registry.transport(rabbit.url).admin
+    for path in ("amq.topic", "pairmq.ping", "pairmq.delay.3", "orders/$dead-letter", f"$x/{uuid.uuid4()}"):
+        assert admin.is_system_entity(Entity(path))
+    for path in ("orders", "amqp", "pairmq", "a/b.c"):
+        assert not admin.is_system_entity(Entity(path))
+
+
+# --------------------------------------------------------------------------- through the management plugin
+
+
+@pytest.fixture(scope="module")
+def managed_server() -> Iterator[RabbitServer]:
+    with RabbitServer(management=True) as server:
+        yield server
+
+
+@pytest.fixture
+async def managed(managed_server: RabbitServer) -> AsyncIterator[Transport]:
+    managed_server.reset()
+    url = f"{managed_server.url}?management={managed_server.management_url}"
+    async with registry.transport(url) as transport:
+        yield transport
+
+
+async def test_listing(managed: Transport, managed_server: RabbitServer) -> None:
+    admin = managed.admin
+    assert await admin.list_entities() == []
+    for path in ("b/2", "a/1", "a/ü", "c.d"):
+        await admin.create(Entity(path))
+    await admin.create(TOPIC)
+    await admin.create_subscription(TOPIC, "s")
+    await admin.probe(TOPIC)
+    declare(managed_server, "not[an]entity")
+    await asyncio.sleep(0.1)
+    assert await admin.list_entities() == [Entity("a/1"), Entity("a/ü"), Entity("b/2"), Entity("c.d"), TOPIC]
+    assert await admin.list_entities("a/") == [Entity("a/1"), Entity("a/ü")]
+    assert await admin.list_entities("/") == []
+
+
+async def test_a_long_list_comes_in_pages(managed: Transport, managed_server: RabbitServer) -> None:
+    with foreign(managed_server) as channel:
+        for number in range(1010):
+            channel.queue_declare(f"q{number:04}")
+    await asyncio.sleep(0.5)
+    assert await managed.admin.list_entities("q") == [Entity(f"q{number:04}") for number in range(1010)]
+
+
+async def test_a_topic_is_deleted_with_its_subscriptions(managed: Transport, managed_server: RabbitServer) -> None:
+    await managed.admin.create(TOPIC)
+    await managed.admin.create(Entity("prices"))
+    for name in ("a", "b/c"):
+        await managed.admin.create_subscription(TOPIC, name)
+    await asyncio.sleep(0.1)
+    assert await managed.admin.delete(TOPIC)
+    assert set(managed_server.queues()) == {"prices", "prices/$dead-letter"}
+
+
+async def test_settings_with_policies(managed: Transport, managed_server: RabbitServer) -> None:
+    await managed.admin.create(Entity("a ü/1"), BACKLOG)
+    assert BACKLOG.differences(await managed.admin.properties(Entity("a ü/1"))) == ()
+    declare(managed_server, arguments={"x-message-ttl": 5000, "x-max-length-bytes": 2**20})
+    assert (await managed.admin.properties(QUEUE)).default_time_to_live == 5.0
+    definition = {"message-ttl": 2000, "max-length-bytes": 2**30, "expires": 90_000, "dead-letter-exchange": "x"}
+    managed_server.set_policy("p", "^orders$", definition)
+    expected = QueueProperties(max_size_megabytes=1, default_time_to_live=2.0, auto_delete_after=90.0)
+    async with asyncio.timeout(15):
+        while await managed.admin.properties(QUEUE) != expected:  # the plugin hears of policies every 5 s
+            await asyncio.sleep(0.2)
+    assert await reason_of(managed.admin.properties(Entity("none"))) is FailureReason.NOT_FOUND
+
+
+async def test_management_that_refuses_or_is_away(managed_server: RabbitServer) -> None:
+    managed_server.reset()
+    managed_server.add_user("plain", "s3cret-word")
+    where = managed_server.management_url
+    for inner, kind in (
+        (where.replace("//", "//guest:wr0ng-word@"), FailureKind.REFUSED),
+        (where.replace("//", "//plain:s3cret-word@"), FailureKind.REFUSED),
+        ("http://127.0.0.1:1", FailureKind.UNAVAILABLE),
+        (managed_server.url.replace("amqp", "http").rstrip("/"), FailureKind.UNAVAILABLE),
+    ):
+        async with registry.transport(f"{managed_server.url}?management={inner}") as transport:
+            with pytest.raises(TransportError) as caught:
+                await transport.admin.list_entities()
+            assert caught.value.kind is kind
+            assert "-word" not in repr(caught.value)
+            assert "-word" not in repr(caught.value.__cause__)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:%d/else\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 200_000,
+        b'HTTP/1.1 200 OK\r\n\r\n{"items": 5}',
+        b'HTTP/1.1 200 OK\r\n\r\n["name"]',
+        b"HTTP/1.1 500 Oh\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{}",
+        b"\x00\x01\x02",
+        b"",
+        b"HTTP/1.1 200 OK\r\n\r\n" + b" " * (33 * 2**20),
+    ],
+    ids=["redirect", "nested", "no-list", "no-table", "error", "cut-off", "no-http", "nothing", "endless"],
+)
+async def test_answers_of_something_else(rabbit: RabbitServer, answer: bytes) -> None:
+    asked = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        await reader.readuntil(b"\r\n\r\n")
+        port = writer.get_extra_info("sockname")[1]
+        with contextlib.suppress(ConnectionError):
+            writer.write(answer.replace(b"%d", b"%d" % port))
+            await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with registry.transport(f"{rabbit.url}?management=http://127.0.0.1:{port}") as transport:
+            with pytest.raises(TransportError) as caught:
+                await transport.admin.list_entities()
+    assert caught.value.kind is FailureKind.UNAVAILABLE
+    assert asked == 1
+
+
+async def test_management_that_never_answers(rabbit: RabbitServer) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        url = f"{rabbit.url}?connect_timeout=0.5&management=http://127.0.0.1:{port}"
+        async with registry.transport(url) as transport:
+            assert await reason_of(transport.admin.list_entities()) is FailureReason.TIMEOUT
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await transport.admin.list_entities()
+            await asyncio.sleep(0.5)

@@ -1,0 +1,1105 @@
+"""Receiving under peek-lock from a real server: who holds a message, until when, and what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import struct
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Source, TransportError
+from pairmq_rabbitmq import _delivery_channel
+from pairmq_rabbitmq._context import Context
+from pairmq_rabbitmq._receiver import RabbitReceiver, held_by_this_process
+from pairmq_rabbitmq._url import parse_rabbitmq_url
+from pairmq_rabbitmq.testing import RabbitServer
+
+pytestmark = pytest.mark.real_server
+
+QUEUE = "orders"
+DEAD = "orders/$dead-letter"
+SOURCE = Source(Entity(QUEUE))
+DEAD_SOURCE = Source(Entity(QUEUE), dead_letter=True)
+UNAVAILABLE, REFUSED = FailureKind.UNAVAILABLE, FailureKind.REFUSED
+LOCK = 0.5
+"""Seconds, of the short locks here."""
+
+MakeContext = Callable[..., Context]
+
+
+# --------------------------------------------------------------------------- a client that is not ours
+
+
+@contextmanager
+def foreign(server: RabbitServer) -> Iterator[BlockingChannel]:
+    connection = pika.BlockingConnection(pika.URLParameters(server.url))
+    try:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        yield channel
+    finally:
+        if connection.is_open:
+            connection.close()
+
+
+def publish(server: RabbitServer, *bodies: str, queue: str = QUEUE, **properties: Any) -> None:
+    """Publish messages, confirmed; each has its body as its message id."""
+    with foreign(server) as channel:
+        for body in bodies:
+            given = {"message_id": body, "delivery_mode": 2, **properties}
+            channel.basic_publish("", queue, body.encode(), pika.BasicProperties(**given), mandatory=True)
+
+
+def publish_many(server: RabbitServer, count: int, *, wait: bool = True) -> None:
+    """Publish messages 0, 1, 2, … as fast as it goes, and wait until all are there unless somebody reads them."""
+    with foreign(server) as confirmed:
+        channel = confirmed.connection.channel()
+        for number in range(count):
+            body = str(number).encode()
+            channel.basic_publish("", QUEUE, body, pika.BasicProperties(message_id=str(number), delivery_mode=2))
+        # It comes behind the others on their channel, and the answer behind all of them.
+        channel.queue_declare(QUEUE, passive=True)
+        ends_at = time.monotonic() + 20
+        while wait and ready_in(confirmed) < count:
+            assert time.monotonic() < ends_at
+            time.sleep(0.02)
+
+
+def ready_in(channel: BlockingChannel, queue: str = QUEUE) -> int:
+    return channel.queue_declare(queue, passive=True).method.message_count  # type: ignore[no-any-return]
+
+
+def ready(server: RabbitServer, queue: str = QUEUE) -> int:
+    """Messages that wait, as the server counts them."""
+    with foreign(server) as channel:
+        return ready_in(channel, queue)
+
+
+def declare(server: RabbitServer, kind: str, queue: str = QUEUE, **arguments: object) -> None:
+    with foreign(server) as channel:
+        names = {key.replace("_", "-"): value for key, value in arguments.items()}
+        channel.queue_declare(queue, durable=True, arguments={"x-queue-type": kind, **names})
+
+
+def drained(server: RabbitServer, queue: str) -> list[tuple[pika.BasicProperties, bytes]]:
+    """Everything that waits in a queue."""
+    found = []
+    with foreign(server) as channel:
+        while True:
+            method, properties, body = channel.basic_get(queue, auto_ack=True)
+            if method is None:
+                return found
+            found.append((properties, body))
+
+
+async def eventually(true: Callable[[], object], seconds: float = 10) -> None:
+    ends_at = time.monotonic() + seconds
+    while not await asyncio.to_thread(true):
+        assert time.monotonic() < ends_at
+        await asyncio.sleep(0.02)
+
+
+# --------------------------------------------------------------------------- ours
+
+
+@pytest.fixture(params=["classic", "quorum"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def server(rabbit: RabbitServer, kind: str) -> RabbitServer:
+    """A server with an empty queue."""
+    declare(rabbit, kind)
+    return rabbit
+
+
+@pytest.fixture
+async def contexts(rabbit: RabbitServer, kind: str) -> AsyncIterator[MakeContext]:
+    """Makes transports' contexts with locks of so many seconds."""
+    made: list[Context] = []
+
+    def make(lock: float = 60, server: RabbitServer = rabbit, **options: object) -> Context:
+        more = "".join(f"&{key}={value}" for key, value in options.items())
+        url = parse_rabbitmq_url(f"{server.url}?lock_duration={lock}&connect_timeout=2&queue_type={kind}{more}")
+        made.append(Context(url, None))
+        return made[-1]
+
+    yield make
+    for context in made:
+        for receiver in list(context.receivers):
+            await receiver.close()
+        await context.close(0.5)
+    identity = parse_rabbitmq_url(rabbit.url).endpoint.identity
+    assert held_by_this_process(identity, QUEUE) == 0
+
+
+@pytest.fixture
+def context(contexts: MakeContext) -> Context:
+    return contexts()
+
+
+@pytest.fixture
+def receiver(context: Context, server: RabbitServer) -> RabbitReceiver:
+    return RabbitReceiver(context, SOURCE)
+
+
+def held(context: Context, queue: str = QUEUE) -> int:
+    return held_by_this_process(context.url.endpoint.identity, queue)
+
+
+def bodies(deliveries: list[Delivery]) -> list[str]:
+    return [delivery.message.body.decode() for delivery in deliveries]
+
+
+def counts(deliveries: list[Delivery]) -> list[int]:
+    return [delivery.delivery_count for delivery in deliveries]
+
+
+async def error_of(call: Coroutine[Any, Any, object]) -> TransportError:
+    with pytest.raises(TransportError) as caught:
+        await call
+    return caught.value
+
+
+async def lost(receiver: RabbitReceiver, delivery: Delivery) -> None:
+    """Check that a delivery can no longer be settled in any way."""
+    calls = (receiver.complete, receiver.abandon, receiver.renew_lock, lambda one: receiver.dead_letter(one, "r", "d"))
+    for call in calls:
+        error = await error_of(call(delivery))
+        assert (error.kind, error.reason) == (REFUSED, FailureReason.LOCK_LOST)
+
+
+async def cancelled(call: Coroutine[Any, Any, object], after: float) -> float:
+    """Cancel a call and tell how long it took to return."""
+    task = asyncio.ensure_future(call)
+    await asyncio.sleep(after)
+    assert not task.done(), task
+    before = time.monotonic()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    return time.monotonic() - before
+
+
+async def persistently(receiver: RabbitReceiver, wait: float) -> list[Delivery]:
+    """Receive as the syphon does: with a time limit, and again after what passes."""
+    ends_at = time.monotonic() + 30
+    while True:
+        try:
+            async with asyncio.timeout(wait + 2):
+                return await receiver.receive(5, wait)
+        except (TimeoutError, TransportError):
+            assert time.monotonic() < ends_at
+            await asyncio.sleep(0.1)
+
+
+# --------------------------------------------------------------------------- receive
+
+
+async def test_messages_come_in_order_and_in_batches(server: RabbitServer, receiver: RabbitReceiver) -> None:
+    publish(server, *map(str, range(25)))
+    batches = [await receiver.receive(10, 5) for _ in range(3)]
+    assert [len(batch) for batch in batches] == [10, 10, 5]
+    assert [body for batch in batches for body in bodies(batch)] == list(map(str, range(25)))
+    assert await receiver.receive(10, 0) == []
+
+
+async def test_a_delivery_tells_all_about_itself(server: RabbitServer, receiver: RabbitReceiver) -> None:
+    publish(server, "a", content_type="text/plain", headers={"colour": "blue"})
+    before = datetime.now(UTC)
+    [delivery] = await receiver.receive(1, 5)
+    message = delivery.message
+    assert (message.body, message.message_id, message.content_type) == (b"a", "a", "text/plain")
+    assert message.application_properties == {"colour": "blue"}
+    assert (delivery.delivery_count, delivery.sequence_number, delivery.enqueued_at) == (1, "", None)
+    assert (delivery.dead_letter_reason, delivery.dead_letter_description) == (None, None)
+    assert delivery.locked_until is not None
+    assert timedelta(seconds=59) < delivery.locked_until - before < timedelta(seconds=62)
+
+
+async def test_a_large_and_an_empty_body_come_as_they_are(server: RabbitServer, receiver: RabbitReceiver) -> None:
+    large = random.Random(1).randbytes(1_000_000)
+    with foreign(server) as channel:
+        for body in (large, b"", large[:131_064], large[:131_065]):
+            channel.basic_publish("", QUEUE, body, pika.BasicProperties(delivery_mode=2), mandatory=True)
+    got = await receiver.receive(4, 5)
+    while len(got) < 4:
+        got += await receiver.receive(4 - len(got), 5)
+    assert [delivery.message.body for delivery in got] == [large, b"", large[:131_064], large[:131_065]]
+
+
+@pytest.mark.parametrize("wait", [0, 0.001])
+async def test_without_waiting_what_is_there_comes_every_time(
+    server: RabbitServer, context: Context, wait: float
+) -> None:
+    with foreign(server) as channel:
+        for number in range(30):
+            receiver = RabbitReceiver(context, SOURCE)
+            assert await receiver.receive(3, 0) == []
+            for body in ("a", "b"):
+                channel.basic_publish("", QUEUE, body.encode(), mandatory=True)
+            one = RabbitReceiver(context, SOURCE) if number % 2 else receiver
+            deliveries = await one.receive(3, wait)
+            assert bodies(deliveries) == ["a", "b"]
+            await one.complete(deliveries[0])
+            await one.abandon(deliveries[1])
+            again = await receiver.receive(3, wait)
+            assert bodies(again) == ["b"]
+            await receiver.complete_batch(again)
+            await one.close()
+            await receiver.close()
+
+
+async def test_what_another_receiver_gives_back_on_closing_is_there_at_once(
+    server: RabbitServer, context: Context
+) -> None:
+    publish(server, "a", "b", "c")
+    for _ in range(10):
+        one = RabbitReceiver(context, SOURCE)
+        assert len(await one.receive(2, 5)) == 2
+        await one.close()
+        other = RabbitReceiver(context, SOURCE)
+        assert sorted(bodies(await other.receive(5, 0))) == ["a", "b", "c"]
+        await other.close()
+
+
+async def test_a_long_poll_ends_with_the_first_message(server: RabbitServer, receiver: RabbitReceiver) -> None:
+    waiting = asyncio.create_task(receiver.receive(10, 30))
+    await asyncio.sleep(0.3)
+    assert not waiting.done()
+    before = time.monotonic()
+    publish(server, "a")
+    assert bodies(await waiting) == ["a"]
+    assert time.monotonic() - before < 2
+
+
+async def test_a_long_poll_ends_empty_in_time(receiver: RabbitReceiver) -> None:
+    before = time.monotonic()
+    assert await receiver.receive(10, 0.3) == []
+    assert 0.29 < time.monotonic() - before < 2
+
+
+async def test_no_more_is_locked_than_asked_for(
+    server: RabbitServer, context: Context, receiver: RabbitReceiver
+) -> None:
+    publish(server, *map(str, range(10)))
+    first = await receiver.receive(2, 5)
+    assert (ready(server), held(context)) == (8, 2)
+    await receiver.complete_batch(first)
+    assert (ready(server), held(context)) == (8, 0)
+    second = await receiver.receive(3, 5)
+    await receiver.complete(second[1])
+    assert (ready(server), held(context)) == (5, 2)
+    third = await receiver.receive(100, 5)
+    assert bodies(third) == ["5", "6", "7", "8", "9"]
+    publish(server, "later")
+    await asyncio.sleep(0.1)
+    assert (ready(server), held(context)) == (1, 7)
+    assert await receiver.complete_batch([second[0], second[2], *third]) == [None] * 7
+    assert (ready(server), held(context)) == (1, 0)
+
+
+async def test_an_end_of_the_wait_leaves_nothing_locked(server: RabbitServer, context: Context) -> None:
+    one, other = (RabbitReceiver(context, SOURCE) for _ in range(2))
+    assert await one.receive(10, 0.1) == []
+    publish(server, "a")
+    assert bodies(await other.receive(10, 0)) == ["a"]
+
+
+async def test_receivers_share_a_queue_and_never_hold_the_same_message(server: RabbitServer, context: Context) -> None:
+    publish(server, *map(str, range(100)))
+    receivers = [RabbitReceiver(context, SOURCE) for _ in range(4)]
+    got = await asyncio.gather(*(receiver.receive(25, 5) for receiver in receivers))
+    together = [body for deliveries in got for body in bodies(deliveries)]
+    while len(together) < 100:
+        together += bodies(await receivers[0].receive(100, 5))
+    assert sorted(map(int, together)) == list(range(100))
+    assert held(context) == 100
+
+
+async def test_max_messages_is_at_least_1(receiver: RabbitReceiver) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        await receiver.receive(0, 0)
+
+
+async def test_more_than_a_window_can_hold_is_asked_for(server: RabbitServer, receiver: RabbitReceiver) -> None:
+    publish(server, "a")
+    assert bodies(await receiver.receive(1_000_000, 5)) == ["a"]
+
+
+async def test_a_missing_queue_is_told_and_found_when_it_is_made(
+    rabbit: RabbitServer, context: Context, kind: str
+) -> None:
+    receiver = RabbitReceiver(context, SOURCE)
+    for wait in (0, 5):
+        error = await error_of(receiver.receive(1, wait))
+        assert (error.kind, error.reason, error.maybe_applied) == (REFUSED, FailureReason.NOT_FOUND, False)
+    declare(rabbit, kind)
+    publish(rabbit, "a")
+    assert bodies(await receiver.receive(1, 5)) == ["a"]
+
+
+async def test_a_queue_deleted_under_a_long_poll_ends_it(server: RabbitServer, receiver: RabbitReceiver) -> None:
+    waiting = asyncio.create_task(receiver.receive(1, 30))
+    await asyncio.sleep(0.2)
+    server.delete_queue(QUEUE)
+    error = await error_of(asyncio.wait_for(waiting, 5))
+    assert (error.kind, error.reason) == (REFUSED, FailureReason.NOT_FOUND)
+
+
+async def test_a_forbidden_queue_is_told(server: RabbitServer, contexts: MakeContext) -> None:
+    server.add_user("blind", "x", read="")
+    context = contexts()
+    url = parse_rabbitmq_url(server.url_for("blind", "x"))
+    blind = Context(url, None)
+    receiver = RabbitReceiver(blind, SOURCE)
+    error = await error_of(receiver.receive(1, 1))
+    assert (error.kind, error.reason) == (REFUSED, FailureReason.UNAUTHORIZED)
+    await receiver.close()
+    await blind.close(1)
+    assert context.url.host
+
+
+async def test_a_server_that_is_away_is_unavailable(server: RabbitServer, receiver: RabbitReceiver) -> None:
+    server.go_down()
+    error = await error_of(receiver.receive(1, 1))
+    assert (error.kind, error.reason, error.maybe_applied) == (UNAVAILABLE, FailureReason.CONNECTION, False)
+    server.come_up()
+    publish(server, "a")
+    assert bodies(await receiver.receive(1, 5)) == ["a"]
+
+
+# --------------------------------------------------------------------------- cancellation
+
+
+async def test_a_cancelled_wait_loses_nothing(server: RabbitServer, context: Context, receiver: RabbitReceiver) -> None:
+    assert await cancelled(receiver.receive(5, 30), after=0.2) < 0.5
+    publish(server, *"abc")
+    assert bodies(await receiver.receive(5, 5)) == ["a", "b", "c"]
+    assert held(context) == 3
+
+
+async def test_cancels_at_any_moment_lose_nothing(server: RabbitServer, contexts: MakeContext, kind: str) -> None:
+    chance = random.Random(7)
+    context = contexts()
+    receiver = RabbitReceiver(context, SOURCE)
+    count = 400
+    publishing = asyncio.create_task(asyncio.to_thread(publish_many, server, count, wait=False))
+    done: Counter[str] = Counter()
+    ends_at = time.monotonic() + 40
+    while len(done) < count:
+        assert time.monotonic() < ends_at, len(done)
+        call = asyncio.create_task(receiver.receive(chance.randrange(1, 20), 0.05))
+        await asyncio.sleep(chance.choice((0, 0, 0.0002, 0.001, 0.003, 0.01, 0.2)))
+        call.cancel()
+        try:
+            deliveries = await call
+        except asyncio.CancelledError:
+            continue
+        settling = asyncio.create_task(receiver.complete_batch(deliveries))
+        if chance.random() < 0.3:
+            await asyncio.sleep(0)
+            settling.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await settling
+            settling = asyncio.create_task(receiver.complete_batch(deliveries))
+        assert not any(await settling)
+        done.update(bodies(deliveries))
+        # Nothing was lost, so nothing comes twice; but a quorum queue takes back what it sent while a call was cut off.
+        assert set(counts(deliveries)) <= ({1} if kind == "classic" else {1, 2, 3})
+    await publishing
+    assert set(done.values()) == {1}
+    await receiver.close()
+    assert (ready(server), held(context)) == (0, 0)
+
+
+async def test_what_a_cancelled_call_had_fetched_is_given_back_after_half_a_lock(
+    server: RabbitServer, contexts: MakeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = contexts(lock=1)
+    receiver, other = RabbitReceiver(context, SOURCE), RabbitReceiver(context, SOURCE)
+    publish(server, "a", "b")
+    call = asyncio.create_task(receiver.receive(2, 5))
+    ends_at = time.monotonic() + 5
+    while not held(context):
+        assert time.monotonic() < ends_at
+        await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await asyncio.sleep(0.1)
+    assert held(context) == 2
+    again = await other.receive(2, 5)
+    assert set(counts(again)) == {2}
+    await other.close()
+    assert await receiver.receive(1, 1) != []
+
+
+async def test_a_cancelled_first_call_leaves_the_channel_to_the_next(
+    server: RabbitServer, receiver: RabbitReceiver
+) -> None:
+    publish(server, "a")
+    for delay in (0, 0.001, 0.003, 0.01):
+        call = asyncio.create_task(receiver.receive(1, 5))
+        await asyncio.sleep(delay)
+        call.cancel()
+        try:
+            got = await call
+        except asyncio.CancelledError:
+            continue
+        await receiver.abandon(got[0])
+    assert bodies(await receiver.receive(1, 5)) == ["a"]
+    assert server.connections() == 1
+
+
+# --------------------------------------------------------------------------- settle
+
+
+async def test_a_completed_message_is_gone(server: RabbitServer, context: Context, receiver: RabbitReceiver) -> None:
+    publish(server, "a", "b")
+    first, second = await receiver.receive(2, 5)
+    await receiver.complete(second)
+    assert held(context) == 1
+    await receiver.complete(first)
+    assert held(context) == 0
+    server.drop_clients()
+    await eventually(lambda: context.consuming.current is None)
+    assert await receiver.receive(2, 0.2) == []
+    await lost(receiver, first)
+
+
+async def test_completed_is_confirmed(server: RabbitServer, receiver: RabbitReceiver, context: Context) -> None:
+    for _ in range(5):
+        publish(server, *map(str, range(60)))
+        deliveries = await receiver.receive(60, 5)
+        assert await receiver.complete_batch(deliveries[:20]) == [None] * 20
+        await asyncio.gather(*(receiver.complete(delivery) for delivery in deliveries[20:40]))
+        assert await receiver.complete_batch(deliveries[:39:-1]) == [None] * 20
+        session = context.consuming.current
+        assert session is not None
+        session.end(ConnectionResetError("cut by a test"))
+        assert held(context) == 0
+        await asyncio.sleep(0.1)
+        assert ready(server) == 0
+
+
+async def test_completing_in_any_order_and_beside_each_other(
+    server: RabbitServer, context: Context, receiver: RabbitReceiver
+) -> None:
+    chance = random.Random(3)
+    publish_many(server, 300)
+    deliveries: list[Delivery] = []
+    while len(deliveries) < 300:
+        deliveries += await receiver.receive(300 - len(deliveries), 5)
+    given_back = set()
+    calls = []
+    for delivery in chance.sample(deliveries, 300):
+        if chance.random() < 0.3:
+            given_back.add(delivery.message.body.decode())
+            calls.append(receiver.abandon(delivery))
+        else:
+            calls.append(receiver.complete(delivery))
+        if chance.random() < 0.1:
+            await asyncio.gather(*calls)
+            calls = []
+    await asyncio.gather(*calls)
+    assert held(context) == 0
+    again: list[Delivery] = []
+    while len(again) < len(given_back):
+        again += await receiver.receive(300, 5)
+    assert set(bodies(again)) == given_back
+    assert set(counts(again)) == {2}
+
+
+async def test_settling_twice_is_told_and_harms_nobody(server: RabbitServer, receiver: RabbitReceiver) -> None:
+    publish(server, "a", "b")
+    first, second = await receiver.receive(2, 5)
+    await receiver.complete(first)
+    await lost(receiver, first)
+    outcomes = await receiver.complete_batch([second, first, second])
+    assert outcomes[0] is None
+    assert [error.reason for error in outcomes[1:] if error is not None] == [FailureReason.LOCK_LOST] * 2
+    publish(server, "c")
+    [third] = await receiver.receive(1, 5)
+    await receiver.abandon(third)
+    await lost(receiver, third)
+
+
+async def test_a_delivery_of_another_receiver_is_none(server: RabbitServer, context: Context) -> None:
+    publish(server, "a")
+    one, other = RabbitReceiver(context, SOURCE), RabbitReceiver(context, SOURCE)
+    [delivery] = await one.receive(1, 5)
+    await lost(other, delivery)
+    await lost(one, Delivery(delivery.message, "token"))
+    await one.complete(delivery)
+
+
+async def test_an_abandoned_message_comes_back_at_once_and_counts(
+    server: RabbitServer, context: Context, kind: str
+) -> None:
+    publish(server, "a", "b", "c", "d")
+    one = RabbitReceiver(context, SOURCE)
+    first, second, third = await one.receive(3, 5)
+    await one.abandon(third)
+    await one.abandon(first)
+    again = await RabbitReceiver(context, SOURCE).receive(10, 0)
+    assert sorted(bodies(again)) == ["a", "c", "d"]
+    assert dict(zip(bodies(again), counts(again), strict=True)) == {"a": 2, "c": 2, "d": 1}
+    await one.complete(second)
+    await lost(one, first)
+
+
+async def test_a_quorum_queue_counts_deliveries_exactly(rabbit: RabbitServer, contexts: MakeContext, kind: str) -> None:
+    declare(rabbit, kind)
+    receiver = RabbitReceiver(contexts(), SOURCE)
+    publish(rabbit, "a")
+    seen = []
+    for _ in range(5):
+        [delivery] = await receiver.receive(1, 5)
+        seen.append(delivery.delivery_count)
+        await receiver.abandon(delivery)
+    assert seen == ([1, 2, 3, 4, 5] if kind == "quorum" else [1, 2, 2, 2, 2])
+
+
+async def test_a_waiting_receiver_is_given_what_another_abandons(server: RabbitServer, context: Context) -> None:
+    publish(server, "a")
+    one, other = RabbitReceiver(context, SOURCE), RabbitReceiver(context, SOURCE)
+    [delivery] = await one.receive(1, 5)
+    waiting = asyncio.create_task(other.receive(1, 10))
+    await asyncio.sleep(0.1)
+    before = time.monotonic()
+    await one.abandon(delivery)
+    assert bodies(await waiting) == ["a"]
+    assert time.monotonic() - before < 2
+
+
+async def test_a_settlement_that_was_cut_off_can_be_asked_for_again(
+    server: RabbitServer, receiver: RabbitReceiver
+) -> None:
+    publish(server, "a")
+    [delivery] = await receiver.receive(1, 5)
+    assert await cancelled(receiver.complete(delivery), after=0) < 0.5
+    await receiver.complete(delivery)
+    await lost(receiver, delivery)
+    assert ready(server) == 0
+
+
+# --------------------------------------------------------------------------- locks
+
+
+async def test_a_lock_that_ends_gives_the_message_to_another(server: RabbitServer, contexts: MakeContext) -> None:
+    publish(server, "a")
+    context = contexts(LOCK)
+    one, other = RabbitReceiver(context, SOURCE), RabbitReceiver(context, SOURCE)
+    [first] = await one.receive(1, 5)
+    assert await other.receive(1, 0) == []
+    before = time.monotonic()
+    [again] = await other.receive(1, 5)
+    assert 0.5 * LOCK < time.monotonic() - before < LOCK + 2
+    assert again.delivery_count == 2
+    await lost(one, first)
+    await other.complete(again)
+    assert held(context) == 0
+
+
+async def test_a_lock_that_has_ended_is_lost_even_if_nobody_took_the_message(
+    server: RabbitServer, contexts: MakeContext
+) -> None:
+    publish(server, "a")
+    context = contexts(LOCK)
+    receiver = RabbitReceiver(context, SOURCE)
+    [delivery] = await receiver.receive(1, 5)
+    time.sleep(LOCK + 0.01)  # the loop had no chance to look after it
+    await lost(receiver, delivery)
+    await eventually(lambda: ready(server) == 1)
+    assert held(context) == 0
+
+
+async def test_a_renewed_lock_lasts(server: RabbitServer, contexts: MakeContext) -> None:
+    publish(server, "a", "b")
+    context = contexts(LOCK)
+    one, other = RabbitReceiver(context, SOURCE), RabbitReceiver(context, SOURCE)
+    delivery, _ = await one.receive(2, 5)
+    for _ in range(4):
+        await asyncio.sleep(LOCK * 0.6)
+        renewed = await one.renew_lock(delivery)
+        assert renewed.locked_until is not None
+        left = renewed.locked_until - datetime.now(UTC)
+        assert timedelta(seconds=LOCK * 0.8) < left <= timedelta(seconds=LOCK)
+    assert bodies(await other.receive(2, 0)) == ["b"]
+    await one.complete(delivery)  # the old one settles just as well
+    assert held(context) == 1
+
+
+async def test_a_lock_is_not_renewed_until_the_broker_loses_patience(
+    server: RabbitServer, contexts: MakeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_delivery_channel, "LONGEST_HOLD", 0.5)
+    publish(server, "a")
+    receiver = RabbitReceiver(contexts(), SOURCE)
+    [delivery] = await receiver.receive(1, 5)
+    await receiver.renew_lock(delivery)
+    await asyncio.sleep(0.6)
+    error = await error_of(receiver.renew_lock(delivery))
+    assert error.reason is FailureReason.LOCK_LOST
+    [again] = await receiver.receive(1, 5)
+    assert again.delivery_count == 2
+
+
+async def test_many_locks_end_one_by_one(server: RabbitServer, contexts: MakeContext) -> None:
+    context = contexts(LOCK)
+    receiver = RabbitReceiver(context, SOURCE)
+    publish(server, *map(str, range(10)))
+    kept = []
+    for number in range(10):
+        [delivery] = await receiver.receive(1, 5)
+        if number % 2:
+            kept.append(await receiver.renew_lock(delivery))
+        await asyncio.sleep(0.01)
+    for _ in range(5):
+        await asyncio.sleep(LOCK / 3)
+        kept = [await receiver.renew_lock(delivery) for delivery in kept]
+    assert held(context) == 5
+    assert await receiver.complete_batch(kept) == [None] * 5
+    assert sorted(bodies(await receiver.receive(10, 5))) == ["0", "2", "4", "6", "8"]
+
+
+# --------------------------------------------------------------------------- dead-letter
+
+
+async def test_a_dead_letter_tells_why_and_keeps_what_it_was(
+    server: RabbitServer, context: Context, receiver: RabbitReceiver
+) -> None:
+    publish(server, "a", content_type="text/plain", headers={"colour": "blue", "count": 3}, expiration="600000")
+    [delivery] = await receiver.receive(1, 5)
+    await receiver.dead_letter(delivery, "spoiled", "It was left in the sun. " * 100)
+    assert (ready(server), ready(server, DEAD), held(context)) == (0, 1, 0)
+    dead = RabbitReceiver(context, DEAD_SOURCE)
+    [found] = await dead.receive(1, 5)
+    assert found.message == delivery.message
+    assert (found.dead_letter_reason, found.delivery_count) == ("spoiled", 1)
+    assert found.dead_letter_description is not None
+    assert found.dead_letter_description.startswith("It was left in the sun. It")
+    assert len(found.dead_letter_description) == 1024
+    assert held(context, DEAD) == 1
+    error = await error_of(dead.dead_letter(found, "r", "d"))
+    assert (error.kind, error.reason) == (REFUSED, FailureReason.NOT_SUPPORTED)
+    await dead.complete(found)
+    await lost(receiver, delivery)
+
+
+async def test_an_existing_dead_letter_queue_of_any_kind_will_do(
+    server: RabbitServer, receiver: RabbitReceiver
+) -> None:
+    declare(server, "classic", DEAD, x_max_length=100)
+    publish(server, "a", "b")
+    for delivery in await receiver.receive(2, 5):
+        await receiver.dead_letter(delivery, "r", "d")
+    assert [body for _, body in drained(server, DEAD)] == [b"a", b"b"]
+
+
+async def test_messages_without_or_with_one_id_are_dead_lettered_beside_each_other(
+    server: RabbitServer, receiver: RabbitReceiver
+) -> None:
+    for message_id in (None, "same"):
+        publish(server, *"abcdef", message_id=message_id)
+        deliveries = await receiver.receive(6, 5)
+        await asyncio.gather(*(receiver.dead_letter(delivery, "r", "d") for delivery in deliveries))
+        assert sorted(body for _, body in drained(server, DEAD)) == [b"a", b"b", b"c", b"d", b"e", b"f"]
+    assert ready(server) == 0
+
+
+async def test_what_cannot_be_dead_lettered_stays(server: RabbitServer, receiver: RabbitReceiver) -> None:
+    declare(server, "classic", DEAD, x_max_length=1, x_overflow="reject-publish")
+    publish(server, "a", "b", "c")
+    first, second, third = await receiver.receive(3, 5)
+    await receiver.dead_letter(first, "r", "d")
+    await receiver.dead_letter(second, "r", "d") if ready(server, DEAD) == 0 else None
+    error = await error_of(receiver.dead_letter(third, "r", "d"))
+    assert (error.kind, error.reason) == (UNAVAILABLE, FailureReason.QUOTA)
+    await receiver.renew_lock(third)
+    await receiver.complete(third)
+
+
+async def test_nothing_is_dead_lettered_during_an_alarm(server: RabbitServer, receiver: RabbitReceiver) -> None:
+    publish(server, "a", "b")
+    first, second = await receiver.receive(2, 5)
+    await receiver.dead_letter(first, "r", "d")
+    server.block()
+    with pytest.raises((TransportError, TimeoutError)):
+        async with asyncio.timeout(1):
+            await receiver.dead_letter(second, "r", "d")
+    await receiver.complete(second)
+    server.unblock()
+    assert ready(server) == 0
+
+
+def poisoned_header() -> dict[str, Any]:
+    return {"when": datetime(2026, 1, 1)}  # noqa: DTZ001  # pika wants it so
+
+
+def publish_unreadable(server: RabbitServer, body: bytes) -> None:
+    """Publish a message whose header has a timestamp beyond the year 9999, which only bytes of our own can say."""
+    with foreign(server) as channel:
+        original = pika.data.encode_value
+
+        def encode(pieces: list[bytes], value: object) -> int:
+            if value == "beyond":
+                pieces.append(b"T" + struct.pack(">Q", 2**63))
+                return 9
+            return int(original(pieces, value))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pika.data, "encode_value", encode)
+            properties = pika.BasicProperties(headers={"when": "beyond"}, message_id="unreadable")
+            channel.basic_publish("", QUEUE, body, properties, mandatory=True)
+
+
+async def test_malformed_messages_are_put_away_and_block_nobody(
+    server: RabbitServer, context: Context, receiver: RabbitReceiver
+) -> None:
+    publish(server, "good 1")
+    publish(server, "bad", expiration="600000", headers={"x-opt-scheduled-enqueue-time": "tomorrow"})
+    publish_unreadable(server, b"worse")
+    publish(server, "good 2")
+    deliveries = await receiver.receive(10, 5)
+    assert bodies(deliveries) == ["good 1", "good 2"]
+    assert (ready(server), held(context)) == (0, 2)
+    dead = await RabbitReceiver(context, DEAD_SOURCE).receive(10, 5)
+    assert sorted(bodies(dead)) == ["bad", "worse"]
+    assert {found.dead_letter_reason for found in dead} == {"malformed"}
+    assert all(found.dead_letter_description for found in dead)
+
+
+async def test_a_queue_of_malformed_messages_is_cleared(
+    server: RabbitServer, context: Context, receiver: RabbitReceiver
+) -> None:
+    publish(server, *map(str, range(50)), headers={"x-opt-scheduled-enqueue-time": "tomorrow"})
+    publish(server, "good")
+    assert bodies(await receiver.receive(10, 20)) == ["good"]
+    assert ready(server, DEAD) == 50
+
+
+async def test_malformed_messages_wait_for_the_end_of_an_alarm(
+    server: RabbitServer, context: Context, receiver: RabbitReceiver
+) -> None:
+    publish(server, "bad", headers={"x-opt-scheduled-enqueue-time": "tomorrow"})
+    publish(server, "good")
+    # The alarm is known only to a connection that publishes.
+    publish(server, "first")
+    server.block()
+    deliveries = await receiver.receive(10, 5)
+    assert bodies(deliveries) == ["good", "first"]
+    assert held(context) == 3
+    await receiver.complete_batch(deliveries)
+    server.unblock()
+    await eventually(lambda: held(context) == 0)
+    assert [body for _, body in drained(server, DEAD)] == [b"bad"]
+
+
+async def test_a_message_that_expired_while_it_was_scheduled_is_put_away(
+    server: RabbitServer, context: Context, receiver: RabbitReceiver
+) -> None:
+    earlier = (datetime.now(UTC) - timedelta(seconds=60)).isoformat()
+    publish(server, "late", headers={"x-opt-scheduled-enqueue-time": earlier, "ttl": "30"})
+    publish(server, "in time", headers={"x-opt-scheduled-enqueue-time": earlier, "ttl": "90"})
+    assert bodies(await receiver.receive(10, 5)) == ["in time"]
+    [found] = await RabbitReceiver(context, DEAD_SOURCE).receive(10, 5)
+    assert (bodies([found]), found.dead_letter_reason) == (["late"], "expired")
+
+
+async def test_headers_too_long_to_be_copied_are_left_behind(server: RabbitServer, receiver: RabbitReceiver) -> None:
+    publish(server, "a", headers={"long": "x" * 131_000})
+    [delivery] = await receiver.receive(1, 5)
+    await receiver.dead_letter(delivery, "r", "d" * 2000)
+    [(properties, body)] = drained(server, DEAD)
+    assert (body, properties.message_id, properties.headers["x-dead-letter-reason"]) == (b"a", "a", "r")
+    assert "not kept" in properties.headers["x-dead-letter-description"]
+    assert ready(server) == 0
+
+
+async def test_a_broker_that_dead_letters_says_why(rabbit: RabbitServer, contexts: MakeContext, kind: str) -> None:
+    declare(rabbit, kind, x_dead_letter_exchange="", x_dead_letter_routing_key=DEAD)
+    declare(rabbit, kind, DEAD)
+    publish(rabbit, "a", expiration="1")
+    context = contexts()
+    [found] = await RabbitReceiver(context, DEAD_SOURCE).receive(1, 5)
+    assert (bodies([found]), found.dead_letter_reason) == (["a"], "expired")
+
+
+# --------------------------------------------------------------------------- outages
+
+
+async def test_a_killed_server_ends_a_wait_and_everything_unsettled_comes_again(
+    server: RabbitServer, context: Context
+) -> None:
+    publish(server, *"abc")
+    one, other = RabbitReceiver(context, SOURCE), RabbitReceiver(context, SOURCE)
+    first, second, third = await one.receive(3, 5)
+    await one.complete(second)
+    # A quorum queue that is half a second old is not in its node's directory yet, and has no leader after a kill.
+    await asyncio.sleep(1.5)
+    waiting = asyncio.create_task(other.receive(1, 30))
+    await asyncio.sleep(0.2)
+    server.kill()
+    error = await error_of(asyncio.wait_for(waiting, 5))
+    assert error.kind is UNAVAILABLE
+    assert held(context) == 0
+    for delivery in (first, third):
+        await lost(one, delivery)
+    assert (await error_of(one.receive(1, 1))).kind is UNAVAILABLE
+    await asyncio.to_thread(server.restart)
+    again = await persistently(one, 5)
+    again += await persistently(one, 0.3)
+    assert {"a", "c"} <= set(bodies(again)) <= {"a", "b", "c"}
+
+
+async def test_a_lost_connection_ends_a_wait_and_the_next_call_connects(
+    server: RabbitServer, context: Context, receiver: RabbitReceiver
+) -> None:
+    publish(server, "a")
+    [delivery] = await receiver.receive(1, 5)
+    waiting = asyncio.create_task(RabbitReceiver(context, SOURCE).receive(1, 30))
+    await asyncio.sleep(0.2)
+    server.drop_clients()
+    error = await error_of(asyncio.wait_for(waiting, 5))
+    assert error.kind is UNAVAILABLE
+    await lost(receiver, delivery)
+    assert held(context) == 0
+    [again] = await receiver.receive(1, 5)
+    assert again.delivery_count >= 2  # the other one may have had it for a moment
+
+
+async def test_settling_on_a_connection_that_breaks_is_in_doubt(
+    server: RabbitServer, context: Context, receiver: RabbitReceiver
+) -> None:
+    publish(server, "a", "b")
+    first, second = await receiver.receive(2, 5)
+    server.pause()
+    try:
+        settling = asyncio.create_task(receiver.complete(first))
+        await asyncio.sleep(0.05)
+        session = context.consuming.current
+        assert session is not None
+        session.end(ConnectionResetError("cut by a test"))
+        error = await error_of(settling)
+        assert (error.kind, error.reason, error.maybe_applied) == (UNAVAILABLE, FailureReason.CONNECTION, True)
+        await lost(receiver, second)
+        assert held(context) == 0
+    finally:
+        server.resume()
+
+
+async def test_calls_to_a_hung_server_can_be_cancelled_and_the_next_ones_connect_anew(
+    server: RabbitServer, context: Context
+) -> None:
+    publish(server, "a", "b")
+    receiver, other, fresh = (RabbitReceiver(context, SOURCE) for _ in range(3))
+    [delivery] = await receiver.receive(1, 5)
+    session = context.consuming.current
+    rest = await other.receive(1, 5)
+    server.pause()
+    await asyncio.sleep(0.1)  # until all its threads have stopped
+    try:
+        assert await cancelled(receiver.receive(1, 30), after=0.02) < 0.3
+        assert context.consuming.current is session  # too soon to say
+        assert await cancelled(receiver.complete(delivery), after=0.2) < 0.3
+        assert context.consuming.current is None
+        assert held(context) == 0
+        await lost(receiver, delivery)
+        await lost(other, rest[0])
+        assert await cancelled(receiver.receive(1, 30), after=0.2) < 0.3
+        assert await cancelled(fresh.receive(1, 0), after=0.2) < 0.3
+    finally:
+        server.resume()
+    # The completion lay in the socket, and the server may read it when it wakes up.
+    got: set[str] = set()
+    ends_at = time.monotonic() + 20
+    while "b" not in got:
+        assert time.monotonic() < ends_at
+        got |= set(bodies(await receiver.receive(5, 5)))
+    assert got <= {"a", "b"}
+
+
+async def test_a_first_call_to_a_hung_server_can_be_cancelled(server: RabbitServer, contexts: MakeContext) -> None:
+    context = contexts()
+    await RabbitReceiver(context, SOURCE).receive(1, 0)
+    receiver = RabbitReceiver(context, SOURCE)
+    server.pause()
+    try:
+        assert await cancelled(receiver.receive(1, 30), after=0.3) < 0.3
+        assert context.consuming.current is None
+    finally:
+        server.resume()
+    publish(server, "a")
+    assert bodies(await receiver.receive(1, 5)) == ["a"]
+
+
+async def test_a_half_open_connection_ends_a_wait_by_its_heartbeat(server: RabbitServer, contexts: MakeContext) -> None:
+    receiver = RabbitReceiver(contexts(heartbeat=1), SOURCE)
+    waiting = asyncio.create_task(receiver.receive(1, 60))
+    await asyncio.sleep(0.2)
+    server.pause()
+    try:
+        error = await error_of(asyncio.wait_for(waiting, 20))
+        assert error.kind is UNAVAILABLE
+    finally:
+        server.resume()
+
+
+async def test_a_channel_that_the_broker_closes_is_replaced(
+    server: RabbitServer, context: Context, receiver: RabbitReceiver
+) -> None:
+    publish(server, "a", "b")
+    first, second = await receiver.receive(2, 5)
+    assert receiver._channel is not None
+    # Nothing but a bug writes this, and the broker closes the channel.
+    await receiver._channel._raw.basic_ack(99)
+    await eventually(lambda: held(context) == 0)
+    await lost(receiver, first)
+    [again] = await receiver.receive(1, 5)
+    assert again.delivery_count == 2
+    await receiver.complete(again)
+    await lost(receiver, second)
+    assert server.connections() == 1
+
+
+async def test_a_channel_that_waits_too_long_for_its_queue_is_replaced(
+    server: RabbitServer, contexts: MakeContext, kind: str
+) -> None:
+    if kind == "classic":
+        pytest.skip("only a quorum queue can be there without a leader")
+    context = contexts(heartbeat=1)
+    receiver = RabbitReceiver(context, SOURCE)
+    assert await receiver.receive(1, 0) == []
+    server.erl("ok = sys:suspend(whereis('%2F_orders'))")
+    assert await cancelled(receiver.receive(1, 30), after=2.5) < 0.3
+    assert context.consuming.current is not None
+    server.erl("ok = sys:resume(whereis('%2F_orders'))")
+    publish(server, "a")
+    assert bodies(await receiver.receive(1, 5)) == ["a"]
+
+
+# --------------------------------------------------------------------------- close
+
+
+async def test_closing_gives_back_what_is_not_settled(server: RabbitServer, context: Context) -> None:
+    publish(server, *"abc")
+    receiver = RabbitReceiver(context, SOURCE)
+    first, second, _ = await receiver.receive(3, 5)
+    await receiver.complete(first)
+    await receiver.close()
+    await receiver.close()
+    assert (ready(server), held(context)) == (2, 0)
+    for call in (receiver.receive(1, 1), receiver.complete(second), receiver.renew_lock(second)):
+        assert (await error_of(call)).reason is FailureReason.CLOSED
+    [outcome] = await receiver.complete_batch([second])
+    assert outcome is not None
+    assert outcome.reason is FailureReason.CLOSED
+
+
+async def test_closing_ends_calls_in_flight(server: RabbitServer, context: Context) -> None:
+    publish(server, "a")
+    receiver = RabbitReceiver(context, SOURCE)
+    [delivery] = await receiver.receive(1, 5)
+    waiting = asyncio.create_task(receiver.receive(1, 30))
+    await asyncio.sleep(0.1)
+    settling = asyncio.create_task(receiver.complete(delivery))
+    await asyncio.sleep(0)
+    await receiver.close()
+    assert (await error_of(waiting)).reason is FailureReason.CLOSED
+    try:
+        await settling
+    except TransportError as error:
+        assert (error.reason, error.maybe_applied) == (FailureReason.CLOSED, True)  # noqa: PT017
+    assert held(context) == 0
+
+
+async def test_closing_in_the_midst_of_everything(server: RabbitServer, context: Context) -> None:
+    publish(server, *map(str, range(20)))
+    for delay in (0, 0.0005, 0.001, 0.002, 0.004, 0.008):
+        receiver = RabbitReceiver(context, SOURCE)
+        call = asyncio.create_task(receiver.receive(20, 30))
+        await asyncio.sleep(delay)
+        await receiver.close()
+        try:
+            await call
+        except TransportError as error:
+            assert error.reason is FailureReason.CLOSED  # noqa: PT017
+        assert held(context) == 0
+    await eventually(lambda: ready(server) == 20)
+
+
+async def test_a_receiver_that_was_never_used_closes(context: Context) -> None:
+    await RabbitReceiver(context, SOURCE).close()
+    assert not context.receivers
+
+
+async def test_closing_does_not_wait_for_a_hung_server(server: RabbitServer, contexts: MakeContext) -> None:
+    publish(server, *"abc")
+    context = contexts()
+    one, other, waiting = (RabbitReceiver(context, SOURCE) for _ in range(3))
+    await one.receive(1, 5)
+    await other.receive(1, 5)
+    poll = asyncio.create_task(waiting.receive(5, 30))
+    await poll
+    poll = asyncio.create_task(waiting.receive(5, 30))
+    await asyncio.sleep(0.2)
+    server.pause()
+    try:
+        before = time.monotonic()
+        await asyncio.gather(one.close(), other.close(), waiting.close())
+        assert time.monotonic() - before < 2
+        assert (await error_of(poll)).reason is FailureReason.CLOSED
+        assert held(context) == 0
+    finally:
+        server.resume()
+    await eventually(lambda: ready(server) == 3)
+
+
+# --------------------------------------------------------------------------- all together
+
+
+@pytest.mark.slow
+async def test_nothing_is_lost_between_receivers_that_abandon_and_forget(
+    server: RabbitServer, contexts: MakeContext
+) -> None:
+    count = 10_000
+    await asyncio.to_thread(publish_many, server, count)
+    done: Counter[str] = Counter()
+    contexts_ = [contexts(lock=2), contexts(lock=2)]
+    ends_at = time.monotonic() + 50
+
+    async def work(context: Context, seed: int) -> None:
+        chance = random.Random(seed)
+        receiver = RabbitReceiver(context, SOURCE)
+        while len(done) < count:
+            assert time.monotonic() < ends_at, len(done)
+            deliveries = await receiver.receive(chance.randrange(1, 400), 0.5)
+            completed, abandoned = [], []
+            for delivery in deliveries:
+                chosen = chance.random()
+                if chosen < 0.05:
+                    abandoned.append(delivery)
+                elif chosen > 0.002 or delivery.delivery_count > 1:
+                    completed.append(delivery)
+            await asyncio.gather(*(receiver.abandon(delivery) for delivery in abandoned))
+            outcomes = await receiver.complete_batch(completed)
+            done.update(body for body, outcome in zip(bodies(completed), outcomes, strict=True) if outcome is None)
+        await receiver.close()
+
+    await asyncio.gather(*(work(contexts_[seed % 2], seed) for seed in range(3)))
+    assert len(done) == count
+    assert set(done.values()) == {1}
+    assert held(contexts_[0]) == 0
+    await eventually(lambda: ready(server) == 0)

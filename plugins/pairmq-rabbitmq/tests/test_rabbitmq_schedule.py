@@ -1,0 +1,289 @@
+"""Scheduled messages on a real server: never early, never lost, and soon after their time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
+from pairmq.plugins import registry
+from pairmq.transport import QueueCounts, Receiver, Transport
+from pairmq_rabbitmq import _schedule
+from pairmq_rabbitmq._schedule import LEVELS, MAX_DELAY, UNIT, DelayNames
+from pairmq_rabbitmq._transport import RabbitTransport
+from pairmq_rabbitmq.testing import RabbitServer
+
+pytestmark = pytest.mark.real_server
+
+QUEUE = Entity("orders")
+TOPIC = Entity("prices", EntityKind.TOPIC)
+LATE = 2.5
+"""Seconds that a message may come late here; the machine is busy with other tests."""
+Times = dict[str, datetime]
+
+
+def in_(seconds: float, **fields: object) -> Message:
+    at = datetime.now(UTC) + timedelta(seconds=seconds)
+    return Message(b"x", **{"message_id": uuid.uuid4().hex, "scheduled_enqueue_at": at, **fields})  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=["quorum", "classic"])
+async def transport(rabbit: RabbitServer, request: pytest.FixtureRequest) -> AsyncIterator[Transport]:
+    async with registry.transport(f"{rabbit.url}?connect_timeout=2&queue_type={request.param}") as transport:
+        await transport.admin.create(QUEUE)
+        yield transport
+
+
+@pytest.fixture
+async def quorum(rabbit: RabbitServer) -> AsyncIterator[Transport]:
+    async with registry.transport(f"{rabbit.url}?connect_timeout=2") as transport:
+        await transport.admin.create(QUEUE)
+        yield transport
+
+
+async def arrivals(receiver: Receiver, count: int, within: float, came: Times | None = None) -> Times:
+    """When each of so many messages came."""
+    came = {} if came is None else came
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + within
+    while len(came) < count and loop.time() < deadline:
+        for delivery in await receiver.receive(100, max(deadline - loop.time(), 0.01)):
+            came.setdefault(delivery.message.message_id or "", datetime.now(UTC))
+            await receiver.complete(delivery)
+    return came
+
+
+def lateness(messages: list[Message], came: Times) -> list[float]:
+    """Seconds, the smallest first."""
+    late = []
+    for message in messages:
+        assert message.scheduled_enqueue_at is not None
+        late.append((came[message.message_id or ""] - message.scheduled_enqueue_at).total_seconds())
+    return sorted(late)
+
+
+async def test_in_mixed_order_each_comes_at_its_time(transport: Transport) -> None:
+    messages = []
+    reading = asyncio.create_task(arrivals(transport.receiver(Source(QUEUE)), 100, 10))
+    sender = transport.sender(QUEUE)
+    for _ in range(100):
+        messages.append(in_(random.uniform(0.1, 3)))
+        await sender.send(messages[-1])
+    came = await reading
+    assert len(came) == 100
+    late = lateness(messages, came)
+    assert late[0] >= 0
+    assert late[-1] < LATE
+
+
+async def test_a_batch_and_what_has_waited_long_enough(transport: Transport, rabbit: RabbitServer) -> None:
+    messages = [in_(1.5) for _ in range(50)] + [in_(-5)]
+    assert await transport.sender(QUEUE).send_batch(messages) == [None] * 51
+    assert await transport.admin.counts(Source(QUEUE)) == QueueCounts(active=1)
+    came = await arrivals(transport.receiver(Source(QUEUE)), 51, 5)
+    assert len(came) == 51
+    assert lateness(messages[:50], came)[0] >= 0
+    await transport.admin.delete(QUEUE)
+    assert all(name.startswith("pairmq.delay.") for name in rabbit.queues())
+
+
+async def test_the_message_comes_as_it_was_sent(transport: Transport) -> None:
+    message = in_(
+        0.1, subject="s", session_id="g", time_to_live=60.0, reply_to="r", application_properties={"n": 1, "x": "ü"}
+    )
+    await transport.sender(QUEUE).send(message)
+    receiver = transport.receiver(Source(QUEUE))
+    [delivery] = await receiver.receive(1, 3)
+    assert delivery.message == message
+    assert delivery.dead_letter_reason is None
+    assert delivery.delivery_count == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+async def test_200_messages_outlive_a_crash_of_the_broker() -> None:
+    # A message whose time comes while the server starts finds no way on, and is tried again after 3 minutes by default.
+    server = RabbitServer()
+    retry = "[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 1000}]}]."
+    (server.directory / "advanced.config").write_text(retry)
+    with server:
+        url = f"{server.url}?connect_timeout=5"
+        async with registry.transport(url) as transport:
+            await transport.admin.create(QUEUE)
+            begun = time.perf_counter()
+            messages = [in_(random.uniform(0.5, 6)) for _ in range(200)]
+            assert await transport.sender(QUEUE).send_batch(messages) == [None] * 200
+            # Many are on their way from one level to the next all the time.
+            await asyncio.sleep(max(0.0, 1.2 - (time.perf_counter() - begun)))
+            server.kill()
+        server.start()
+        came: Times = {}
+        async with registry.transport(url) as transport:
+            receiver = transport.receiver(Source(QUEUE))
+            deadline = time.perf_counter() + 40
+            while len(came) < 200 and time.perf_counter() < deadline:
+                try:
+                    await arrivals(receiver, 200, deadline - time.perf_counter(), came)
+                except TransportError:
+                    await asyncio.sleep(0.1)
+    assert len(came) == 200
+    assert lateness(messages, came)[0] >= 0
+
+
+async def test_every_delay_takes_its_way(quorum: Transport, rabbit: RabbitServer) -> None:
+    assert isinstance(quorum, RabbitTransport)
+    schedule = quorum._schedule
+    names = DelayNames("quorum")
+    for seconds in (0.001, 1, 3600, 40 * 86400, MAX_DELAY - 0.02):
+        await schedule.route(QUEUE, seconds, "schedule")
+    # All ones: every level has its queue, and nothing else was made for it.
+    assert set(rabbit.queues()) == {
+        "orders",
+        "orders/$dead-letter",
+        names.undeliverable,
+        *(names.level(level) for level in range(LEVELS)),
+    }
+
+
+async def test_a_delay_beyond_the_longest_is_refused(transport: Transport) -> None:
+    [error] = await transport.sender(QUEUE).send_batch([in_(MAX_DELAY + 1)])
+    assert error is not None
+    assert (error.kind, error.reason) == (FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
+    assert "49.7 days" in str(error)
+
+
+async def test_only_what_is_needed_is_made(quorum: Transport, rabbit: RabbitServer) -> None:
+    assert isinstance(quorum, RabbitTransport)
+    await quorum._schedule.route(QUEUE, 5 * UNIT / 1000 - 0.002, "schedule")
+    names = DelayNames("quorum")
+    made = set(rabbit.queues()) - {"orders", "orders/$dead-letter"}
+    assert made == {names.undeliverable, names.level(0), names.level(2)}
+
+
+@pytest.mark.parametrize("delay", [0.0001, 0.064, 0.0641, 1.0, 12345.678, MAX_DELAY - 0.03])
+def test_units_are_rounded_up(delay: float) -> None:
+    units = _schedule._units(delay)
+    shortest = units * UNIT - units.bit_count()  # each queue may end its wait a fraction of a millisecond too soon
+    assert shortest >= delay * 1000
+    assert units < 2**LEVELS
+    assert units == 1 or (units - 1) * UNIT - (units - 1).bit_count() < delay * 1000
+
+
+async def test_a_target_that_is_missing(transport: Transport) -> None:
+    for entity in (Entity("nowhere"), Entity("nowhere", EntityKind.TOPIC)):
+        [error] = await transport.sender(entity).send_batch([in_(5)])
+        assert error is not None
+        assert (error.kind, error.reason) == (FailureKind.REFUSED, FailureReason.NOT_FOUND)
+
+
+async def test_a_target_that_is_deleted_meanwhile_holds_up_nobody(transport: Transport, rabbit: RabbitServer) -> None:
+    gone, stays = Entity("gone"), QUEUE
+    await transport.admin.create(gone)
+    lost = [in_(0.3) for _ in range(60)]
+    assert await transport.sender(gone).send_batch(lost) == [None] * 60
+    await transport.admin.delete(gone)
+    await asyncio.sleep(0.4)
+    messages = [in_(0.3) for _ in range(10)]
+    await transport.sender(stays).send_batch(messages)
+    came = await arrivals(transport.receiver(Source(stays)), 10, 5)
+    assert lateness(messages, came)[-1] < LATE
+    assert isinstance(transport, RabbitTransport)
+    kept, _ = await transport._context.count(transport._schedule._names.undeliverable, "count")
+    assert kept == 60
+
+
+async def test_a_target_that_is_made_anew_gets_what_is_sent_then(transport: Transport) -> None:
+    await transport.sender(QUEUE).send(in_(0.1))
+    await transport.admin.delete(QUEUE)
+    await transport.admin.create(QUEUE)
+    await asyncio.sleep(0.2)
+    message = in_(0.1)
+    await transport.sender(QUEUE).send(message)
+    assert set(await arrivals(transport.receiver(Source(QUEUE)), 1, 3)) == {message.message_id}
+
+
+async def test_many_at_once_share_the_work(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(transport, RabbitTransport)
+    schedule, asked = transport._schedule, 0
+    ask = schedule._ask
+
+    async def counted(doing: str, question: Callable[..., Awaitable[object]]) -> None:
+        nonlocal asked
+        asked += 1
+        await ask(doing, question)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(schedule, "_ask", counted)
+    methods = await asyncio.gather(*(schedule.route(QUEUE, 1.0, "schedule") for _ in range(50)))
+    assert len(set(methods)) == 1
+    levels = _schedule._units(1.0)
+    assert asked <= 4 + 2 * levels.bit_length() + 2 * levels.bit_count() + 2
+
+
+async def test_cancelled_calls_leave_nothing_half_done(transport: Transport) -> None:
+    assert isinstance(transport, RabbitTransport)
+    for turn in range(60):
+        task = asyncio.create_task(transport._schedule.route(QUEUE, 0.4, "schedule"))
+        for _ in range(turn):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait((task,))
+    message = in_(0.4)
+    await transport.sender(QUEUE).send(message)
+    assert await arrivals(transport.receiver(Source(QUEUE)), 1, 4)
+
+
+async def test_what_was_made_is_looked_at_again_on_a_new_connection(transport: Transport, rabbit: RabbitServer) -> None:
+    sender = transport.sender(QUEUE)
+    await sender.send(in_(0.1))
+    assert await arrivals(transport.receiver(Source(QUEUE)), 1, 3)
+    rabbit.reset()
+    async with asyncio.timeout(5):
+        while True:
+            try:
+                await transport.admin.create(QUEUE)
+                break
+            except TransportError:
+                await asyncio.sleep(0.05)
+    message = in_(0.1)
+    await sender.send(message)
+    assert set(await arrivals(transport.receiver(Source(QUEUE)), 1, 3)) == {message.message_id}
+
+
+async def test_both_queue_types_side_by_side(rabbit: RabbitServer) -> None:
+    for type_ in ("quorum", "classic"):
+        async with registry.transport(f"{rabbit.url}?queue_type={type_}") as transport:
+            await transport.admin.create(QUEUE)
+            message = in_(0.2)
+            await transport.sender(QUEUE).send(message)
+            assert set(await arrivals(transport.receiver(Source(QUEUE)), 1, 3)) == {message.message_id}
+
+
+async def test_a_topics_subscriptions_get_scheduled_messages(transport: Transport) -> None:
+    admin = transport.admin
+    await admin.create(TOPIC)
+    await admin.create_subscription(TOPIC, "a")
+    await admin.create_subscription(TOPIC, "b")
+    messages = [in_(0.2, subject="s") for _ in range(5)]
+    assert await transport.sender(TOPIC).send_batch(messages) == [None] * 5
+    for name in ("a", "b"):
+        came = await arrivals(transport.receiver(Source(TOPIC, name)), 5, 4)
+        assert len(came) == 5
+        assert lateness(messages, came)[0] >= 0
+
+
+async def test_a_topic_that_nobody_reads_holds_up_nobody(transport: Transport, rabbit: RabbitServer) -> None:
+    await transport.admin.create(TOPIC)
+    assert await transport.sender(TOPIC).send_batch([in_(0.2) for _ in range(60)]) == [None] * 60
+    await asyncio.sleep(0.4)
+    messages = [in_(0.2) for _ in range(10)]
+    await transport.sender(QUEUE).send_batch(messages)
+    came = await arrivals(transport.receiver(Source(QUEUE)), 10, 5)
+    assert lateness(messages, came)[-1] < LATE
+    left = {name: count for name, count in rabbit.queues().items() if count != (0, 0) and ".delay." in name}
+    assert left == {}

@@ -1,0 +1,204 @@
+"""The demo's own real servers: started in the background, killed and started again, and gone at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.text import Text
+
+from pairmq.cli._errors import BadUsage, CommandFailed, printable
+from pairmq.cli._output import note, stderr_console
+from pairmq.cli._signals import Stop
+from pairmq.plugins import LocalServer, registry
+
+_POLL = 0.05  # s
+_FRAMES = 8  # a second
+_LOG_LINES = 20
+# A terminal's Ctrl-C goes to the servers too, and they would end by it before everything is counted.
+_SHIELDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class OwnServer:
+    """One server; does all its work in one thread, since a server may end with the thread that started it.
+
+    Args:
+        product: the transport's name.
+        server: not started yet.
+    """
+
+    def __init__(self, product: str, server: LocalServer) -> None:
+        self.product = product
+        self.boot_time = 0.0  # s that the first start took
+        self.last_words: list[str] = []  # the end of its log when it did not start
+        self._server = server
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"pairmq-{product}", initializer=_shield)
+        self._starting: Future[None] | None = None
+
+    @property
+    def url(self) -> str:
+        """The address for a transport."""
+        return self._server.url
+
+    async def stop(self) -> None:
+        """Kill it."""
+        await asyncio.wrap_future(self._thread.submit(self._server.kill))
+
+    async def restore(self) -> None:
+        """Start it, with the data that it kept; one that runs is left alone.
+
+        Raises:
+            CommandFailed: it did not start; `last_words` holds the end of its log.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        # Kept, since the future that is awaited is done as soon as its task is cancelled.
+        self._starting = self._thread.submit(self._server.start)
+        try:
+            await asyncio.wrap_future(self._starting)
+        except (RuntimeError, OSError) as error:
+            first, *log = str(error).splitlines() or [type(error).__name__]
+            self.last_words = log[-_LOG_LINES:]
+            raise CommandFailed(f"the {self.product} server did not start: {first}") from error
+        self.boot_time = self.boot_time or loop.time() - began
+
+    async def close(self) -> None:
+        """End it, though it may be starting at this moment, and remove its data."""
+        while self._starting is not None and not self._starting.done():
+            # A start that waits for its server ends when the server does.
+            await asyncio.to_thread(self._server.kill)
+            await asyncio.sleep(_POLL)
+        await asyncio.wrap_future(self._thread.submit(self._server.close))
+        self._thread.shutdown()
+
+    def discard(self) -> None:
+        """Remove its data; for one that was never started."""
+        self._server.close()
+        self._thread.shutdown()
+
+
+class OwnServers:
+    """Primary and secondary of a run, as a context that ends them.
+
+    Args:
+        products: names of one or two transports that have a local server; one is for both.
+
+    Raises:
+        BadUsage: there is no such transport, it has no local server, or the product is not installed.
+    """
+
+    def __init__(self, products: tuple[str, ...]) -> None:
+        made: list[OwnServer] = []
+        for name in (products[0], products[-1]):
+            make = _maker(name)
+            try:
+                made.append(OwnServer(name, make()))
+            except OSError as error:
+                for server in made:
+                    server.discard()
+                raise BadUsage(f"can't start a {name} server: {error}") from None
+        self.primary, self.secondary = made
+
+    @property
+    def products(self) -> dict[str, str]:
+        """Which product is what."""
+        return {"primary": self.primary.product, "secondary": self.secondary.product}
+
+    async def boot(self, stop: Stop) -> bool:
+        """Start both at the same time, and tell that they are starting.
+
+        Args:
+            stop: ends the waiting.
+
+        Returns:
+            Whether both take clients; not after a signal.
+
+        Raises:
+            CommandFailed: one did not start.
+        """
+        with _shown(self._doing()):
+            await stop.or_result(asyncio.gather(self.primary.restore(), self.secondary.restore()))
+        return not stop.asked
+
+    def _doing(self) -> str:
+        first, second = self.primary.product, self.secondary.product
+        return f"starting 2 {first} servers" if first == second else f"starting a {first} and a {second} server"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.gather(self.primary.close(), self.secondary.close())
+        if error is not None:
+            for line in (*self.primary.last_words, *self.secondary.last_words):
+                note(f"  {printable(line)}")
+
+
+def products_of(text: str) -> tuple[str, ...]:
+    """Read ``rabbitmq`` or ``rabbitmq,redis``.
+
+    Args:
+        text: from the command line.
+
+    Raises:
+        BadUsage: it names no product, more than two, or one that has no local server.
+    """
+    names = tuple(name.strip().lower() for name in text.split(","))
+    if len(names) > 2 or not all(names):
+        raise BadUsage("--real: name one product for both brokers, or PRIMARY,SECONDARY")
+    for name in names:
+        _maker(name)
+    return names
+
+
+def _maker(name: str) -> Callable[[], LocalServer]:
+    makers = {record.name: record.local_server for record in registry.transports() if record.local_server is not None}
+    if name in makers:
+        return makers[name]
+    text = f"--real: no plugin has a local server of {printable(name)!r}"
+    text += f"; plugins with a local server: {', '.join(sorted(makers)) or 'none'}"
+    broken = [plugin.name for plugin in registry.plugins if plugin.error]
+    if broken:
+        text += f"; broken: {', '.join(broken)} (see: pairmq plugins)"
+    raise BadUsage(text)
+
+
+def _shield() -> None:
+    # The servers that this thread starts inherit it; what ends them is SIGKILL.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SHIELDED)
+
+
+class _Waiting:
+    """A line that says for how long something has been going on; drawn anew at each refresh."""
+
+    def __init__(self, text: str) -> None:
+        self._spinner = Spinner("dots", style="cyan")
+        self._text = text
+        self._began = time.monotonic()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        self._spinner.update(text=Text(f"{self._text}… {time.monotonic() - self._began:.0f} s"))
+        yield self._spinner
+
+
+@contextlib.contextmanager
+def _shown(text: str) -> Iterator[None]:
+    """Show a line while something lasts on a terminal; print it elsewhere."""
+    console = stderr_console()
+    if not console.is_terminal or console.is_dumb_terminal:
+        note(f"{text}…")
+        yield
+        return
+    with Live(_Waiting(text), console=console, refresh_per_second=_FRAMES, transient=True):
+        yield

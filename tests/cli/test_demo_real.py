@@ -1,0 +1,314 @@
+"""``pairmq demo --real``: real servers that the demo starts, kills, starts again, and takes away at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pairmq.cli._demo_consumer import Consumer
+from pairmq.cli._demo_plan import Plan
+from pairmq.cli._demo_scene import EntityScene, Scene
+from pairmq.cli._demo_tally import Tally
+from pairmq.cli._demo_view import verdict_table
+from pairmq.cli._output import stdout_console
+from pairmq.model import Delivery, Entity, Message, Receipt, Route
+from pairmq.plugins import TransportRecord, hookimpl, registry
+from pairmq.transport import Capabilities
+
+_QUICK = ["--rate", "400", "--failover-interval", "200ms", "--ping-interval", "100ms"]
+
+
+def _servers_in(folder: Path) -> list[int]:
+    """The processes that work in a folder or below: a server works where its data is."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                where = os.readlink(entry / "cwd")
+            except OSError:
+                continue
+            if Path(where).is_relative_to(folder) or f"{folder}/" in where:
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.fixture
+def servers_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the servers of a test keep their data; it must be empty, and no server left, at the end."""
+    home = tmp_path / "servers"
+    home.mkdir()
+    monkeypatch.setenv("TMPDIR", str(home))
+    monkeypatch.setattr(tempfile, "tempdir", str(home))
+    yield home
+    deadline = time.monotonic() + 5
+    while _servers_in(home) and time.monotonic() < deadline:
+        threading.Event().wait(0.05)
+    assert _servers_in(home) == []
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.real_server
+def test_the_primary_is_killed_and_comes_back_with_its_data(cli, servers_home: Path) -> None:
+    ended = cli("demo", "--real", "redis", "--messages", "800", *_QUICK)
+    assert ended.status == 0, ended
+    for line in ("the primary is killed", "failing → failed-over", "the primary is back after", "nothing was lost"):
+        assert line in ended.out
+    assert ended.err == "starting 2 redis servers…\n"
+
+
+@pytest.mark.real_server
+@pytest.mark.timeout(150)
+def test_two_products_and_the_verdict_as_json_names_them(program, servers_home: Path) -> None:
+    demo = program("demo", "--real", "rabbitmq,redis", "--json", "--messages", "300", "--rate", "100")
+    ended = demo.end(120)
+    assert ended.status == 0, ended
+    verdict = json.loads(ended.out)
+    assert verdict["servers"] == {"primary": "rabbitmq", "secondary": "redis"}
+    assert (verdict["sent"], verdict["delivered"], verdict["ok"]) == (300, 300, True)
+    assert verdict["accepted_primary"] + verdict["accepted_backlog"] == 300
+    assert (verdict["lost"], verdict["left_in_backlog"], verdict["duplicates_unexplained"]) == (0, 0, 0)
+    assert verdict["outage_staged"] is True
+    assert "starting a rabbitmq and a redis server…" in ended.err
+
+
+@pytest.mark.real_server
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_servers_start_ends_them(program, servers_home: Path, number: signal.Signals) -> None:
+    demo = program("demo", "--real", "rabbitmq")
+    demo.wait_for(b"starting 2 rabbitmq servers")
+    deadline = time.monotonic() + 10
+    while not _servers_in(servers_home) and time.monotonic() < deadline:
+        threading.Event().wait(0.02)
+    assert _servers_in(servers_home)
+    demo.signal(number)
+    ended = demo.end()
+    assert ended.status == 128 + number
+    assert "nothing was sent" in ended.err
+    assert "Traceback" not in ended.err
+    assert ended.out == ""
+
+
+@pytest.mark.real_server
+@pytest.mark.parametrize("moment", ["healthy", "killed", "failed-over", "is back after"])
+def test_ctrl_c_counts_what_the_servers_hold_and_then_ends_them(program, servers_home: Path, moment: str) -> None:
+    demo = program("demo", "--real", "redis")
+    demo.wait_for(moment.encode())
+    # A terminal sends it to the servers too.
+    for server in _servers_in(servers_home):
+        os.kill(server, signal.SIGINT)
+    demo.signal(signal.SIGINT)
+    ended = demo.end()
+    assert ended.status == 130
+    assert "stopped early" in ended.out
+    assert "nothing was lost" in ended.out
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.real_server
+def test_servers_end_with_a_killed_demo(program, servers_home: Path) -> None:
+    demo = program("demo", "--real", "redis")
+    demo.wait_for(b"healthy")
+    assert len(_servers_in(servers_home)) == 2
+    demo.signal(signal.SIGKILL)
+    demo.end()
+    deadline = time.monotonic() + 5
+    while _servers_in(servers_home) and time.monotonic() < deadline:
+        threading.Event().wait(0.05)
+    assert _servers_in(servers_home) == []
+    for folder in servers_home.iterdir():  # nobody was left to remove them
+        for file in sorted(folder.rglob("*"), reverse=True):
+            file.rmdir() if file.is_dir() else file.unlink()
+        folder.rmdir()
+
+
+# What can't work.
+
+
+@pytest.mark.parametrize("products", ["memory", "kafka", "redis,kafka", "Redis!"])
+def test_a_product_without_a_local_server_is_a_usage_error_that_names_the_others(cli, products: str) -> None:
+    ended = cli("demo", "--real", products)
+    assert ended.status == 2
+    assert len(ended.error_lines) == 1
+    assert "plugins with a local server: rabbitmq, redis" in ended.err
+
+
+@pytest.mark.parametrize("products", ["", ",", "redis,", ",redis", "redis,redis,redis"])
+def test_one_or_two_products_are_named(cli, products: str) -> None:
+    ended = cli("demo", "--real", products)
+    assert (ended.status, ended.error_lines) == (
+        2,
+        ["error: --real: name one product for both brokers, or PRIMARY,SECONDARY"],
+    )
+
+
+@pytest.mark.parametrize("flag", ["--primary", "--secondary"])
+def test_real_servers_and_urls_exclude_each_other(cli, flag: str) -> None:
+    ended = cli("demo", "--real", "redis", flag, "memory://x")
+    assert ended.status == 2
+    assert "exclude each other" in ended.err
+
+
+@pytest.mark.parametrize("products", ["rabbitmq", "redis"])
+def test_a_missing_program_is_one_error_that_says_what_to_install(
+    cli, servers_home: Path, monkeypatch: pytest.MonkeyPatch, products: str
+) -> None:
+    monkeypatch.setenv("PATH", str(servers_home))
+    ended = cli("demo", "--real", products)
+    assert ended.status == 2
+    assert len(ended.error_lines) == 1
+    assert f"apt-get install {products}-server" in ended.err
+
+
+class _Server:
+    """A local server whose `start` waits until it is killed, or fails at once."""
+
+    made: list[_Server]
+    url = "memory://never-started"
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+        self._killed = threading.Event()
+        self.threads: list[str] = []
+        self.closed = False
+        _Server.made.append(self)
+
+    def start(self) -> None:
+        self.threads.append(threading.current_thread().name)
+        if self._error is not None:
+            raise self._error
+        self._killed.wait(30)
+        raise RuntimeError("it was killed")
+
+    def kill(self) -> None:
+        self._killed.set()
+
+    def close(self) -> None:
+        self.threads.append(threading.current_thread().name)
+        self.closed = True
+
+
+@pytest.fixture
+def plugins() -> Iterator[None]:
+    """Products whose servers hang, fail, or are not installed."""
+
+    def missing() -> _Server:
+        raise FileNotFoundError("no such program: install it")
+
+    class Plugin:
+        @hookimpl
+        def pairmq_transports(self) -> Iterator[TransportRecord]:
+            makers = {
+                "hangs": _Server,
+                "fails": lambda: _Server(RuntimeError("it ended with status 1\nthe log's last line\x1b[0m")),
+                "cannot": lambda: _Server(PermissionError(13, "Permission denied")),
+                "missing": missing,
+            }
+            for name, make in makers.items():
+                yield TransportRecord(name, (name,), lambda url: url, Capabilities(), local_server=make)
+
+    plugin = Plugin()
+    _Server.made = []
+    registry.register(plugin, "test")
+    yield
+    registry.unregister(plugin)
+
+
+def test_a_server_that_does_not_start_is_an_error_and_the_other_one_is_ended(cli, plugins) -> None:
+    ended = cli("demo", "--real", "hangs,fails")
+    assert ended.status == 1
+    assert ended.error_lines == ["error: the fails server did not start: it ended with status 1"]
+    assert "  the log's last line\\x1b[0m" in ended.err
+    assert all(server.closed for server in _Server.made)
+
+
+def test_a_server_that_cannot_be_run_is_an_error_too(cli, plugins) -> None:
+    ended = cli("demo", "--real", "cannot")
+    assert (ended.status, len(ended.error_lines)) == (1, 1)
+    assert "Permission denied" in ended.err
+
+
+def test_a_server_works_in_one_thread_of_its_own(cli, plugins) -> None:
+    cli("demo", "--real", "hangs,fails")
+    threads = [set(server.threads) for server in _Server.made]
+    assert [len(names) for names in threads] == [1, 1]
+    assert threads[0].isdisjoint(threads[1])
+    assert threading.current_thread().name not in threads[0] | threads[1]
+
+
+def test_a_missing_second_product_leaves_nothing_of_the_first(cli, plugins) -> None:
+    ended = cli("demo", "--real", "hangs,missing")
+    assert ended.status == 2
+    assert ended.error_lines == ["error: can't start a missing server: no such program: install it"]
+    assert [server.closed for server in _Server.made] == [True]
+
+
+# The plan and the account.
+
+
+def test_a_primary_that_takes_long_to_start_draws_the_sending_out() -> None:
+    quick, slow = Plan(2000, None, 1.0), Plan(2000, None, 1.0, restart=6.0)
+    assert slow.sending == quick.sending + 6
+    assert slow.outage_at < slow.outage_ends_at
+    assert slow.outage_ends_at + 6 < slow.sending  # back in mid-stream
+
+
+def test_what_stays_in_the_backlog_is_no_success_though_nothing_is_lost() -> None:
+    tally = Tally("t", 1)
+    tally.started(0)
+    tally.ended_as(0, Receipt(Route.BACKLOG, Entity("q"), "id", elapsed=0.1))
+    verdict = tally.verdict(frozenset((0,)))
+    assert (verdict.left_in_backlog, verdict.lost, verdict.sound, verdict.ok) == (1, 0, True, False)
+    console = stdout_console()
+    with console.capture() as printed:
+        console.print(verdict_table(verdict, stopped=False))
+    assert "not every message was brought home" in printed.get()
+
+
+def test_missing_is_what_is_accepted_and_in_neither_place() -> None:
+    tally = Tally("t", 4)
+    for index in range(3):
+        tally.started(index)
+        tally.ended_as(index, Receipt(Route.PRIMARY, Entity("q"), "id", elapsed=0.1))
+    tally.arrived(0)
+    assert [tally.missing(frozenset(waiting)) for waiting in ((), (1,), (1, 2))] == [2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("copies", "completes", "expected"),
+    [
+        # (delivery count, sequence number) of each copy; whether completing is confirmed; copies, explained
+        ([(1, "")], True, (1, 0)),
+        ([(1, ""), (2, "")], False, (1, 0)),  # the same copy, as completing it had failed
+        ([(1, ""), (2, "")], True, (2, 1)),  # completed, and the broker says that it delivers it again
+        ([(1, ""), (1, "")], True, (2, 0)),
+        ([(1, ""), (1, "")], False, (2, 0)),
+        ([(1, "7"), (2, "7")], False, (1, 0)),
+        ([(1, "7"), (2, "8")], True, (2, 0)),  # a broker with numbers can tell that this is another copy
+    ],
+)
+async def test_the_consumer_tells_the_same_copy_from_another_one(copies, completes: bool, expected) -> None:
+    class Receiver:
+        async def complete_batch(self, deliveries):
+            return [None if completes else OSError()] * len(deliveries)
+
+    tally = Tally("t", 1)
+    tally.started(0)
+    entity = Entity("q")
+    scene = Scene("p", "s", {entity: EntityScene("q")}, tally, total=1, queues=1, pace=1.0)
+    consumer = Consumer(None, (entity,), tally, scene)
+    for count, number in copies:
+        message = Message(b"", message_id=tally.message_id(0))
+        delivery = Delivery(message, None, delivery_count=count, sequence_number=number)
+        await consumer._take(Receiver(), entity, [delivery])
+    tally.ended_as(0, Receipt(Route.PRIMARY, entity, "id", elapsed=0.1))
+    verdict = tally.verdict()
+    assert (scene.entities[entity].delivered, verdict.duplicates_explained) == expected

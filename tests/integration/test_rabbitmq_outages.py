@@ -1,0 +1,1003 @@
+"""A whole pair through everything that can happen to a real RabbitMQ server, one named test each.
+
+All the while messages are sent, a few dozen a second, each under its own time limit. What each test asks is the same:
+the failures have the right kind, no send outlives its deadline, each receipt is true, recovery is seen in time, and in
+the end the primary's queue holds what was accepted, nothing that was refused, and no second copy without a word about
+it. The queue is read by pika, which knows nothing of PairMQ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pika
+import pytest
+
+from pairmq import (
+    BacklogUnavailable,
+    Entity,
+    EntityNotFound,
+    EntityState,
+    Message,
+    Pair,
+    PairOptions,
+    Receipt,
+    Route,
+    SendError,
+    SendRefused,
+    SendUnknown,
+    Unauthorized,
+)
+from pairmq.model import FailureKind, FailureReason, TransportError
+from pairmq.model.events import (
+    AttemptFailed,
+    Event,
+    MessageDeadLettered,
+    MessageMoved,
+    PingCompleted,
+    RotationChanged,
+    StateChanged,
+)
+from pairmq.testing import TcpProxy
+from pairmq_rabbitmq.testing import RabbitServer
+from pairmq_redis.testing import RedisServer
+
+pytestmark = [pytest.mark.real_server, pytest.mark.slow, pytest.mark.timeout(120)]
+
+QUEUE = "orders"
+OPTIONS = PairOptions(
+    failover_interval=0.5,
+    ping_primary_interval=1.0,
+    ping_timeout=0.5,
+    attempt_timeout=1.0,
+    send_timeout=4.0,
+    backlog_queue_count=3,
+    enable_syphon=True,
+    backlog_retry_interval=1.0,
+)
+MIXED = (4.0, 0.4, 4.0, 1.0)
+"""Time limits of one send after another: some end long before a failover can, and show whether a send gives up."""
+
+GRACE = 0.25
+"""Seconds by which a send may outlive its deadline, beside what the machine takes."""
+
+Hands = Callable[..., Awaitable[Any]]
+DOWN = EntityState.FAILED_OVER
+
+
+# --------------------------------------------------------------------------- time
+
+
+class Heartbeat:
+    """How late the event loop was, and when.
+
+    The tests share two cores with two or three servers, and a loop that gets no processor for 0.3 s ends nothing in
+    time. A task that asks to be woken every 10 ms sees exactly that, and nothing else: what it lost is no delay of
+    PairMQ's, and what a send loses beyond it is.
+    """
+
+    def __init__(self) -> None:
+        self._beats: list[tuple[float, float]] = []
+        self._task = asyncio.create_task(self._beat(), name="heartbeat")
+
+    async def _beat(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + 0.01
+            await asyncio.sleep(0.01)
+            self._beats.append((due, loop.time()))
+
+    def lag(self, since: float, until: float) -> float:
+        """The longest that the loop kept anybody waiting between two instants."""
+        return max((woken - due for due, woken in self._beats if woken >= since and due <= until), default=0.0)
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.wait((self._task,))
+
+
+async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    ends_at = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends_at, "it did not happen in time"
+        await asyncio.sleep(0.01)
+
+
+# --------------------------------------------------------------------------- a pair under traffic
+
+
+@dataclass
+class Sent:
+    """One send and its end; instants of the loop's clock."""
+
+    message_id: str
+    timeout: float
+    began: float
+    ended: float
+    result: Receipt | SendError
+
+    @property
+    def deadline(self) -> float:
+        return self.began + self.timeout
+
+    @property
+    def diverted(self) -> bool:
+        return isinstance(self.result, Receipt) and self.result.route is Route.BACKLOG
+
+
+@dataclass
+class Traffic:
+    """A pair that is sent to steadily, and everything that it said."""
+
+    pair: Pair
+    hands: Hands
+    timeouts: Sequence[float]
+    every: float = 0.025
+    sends: list[Sent] = field(default_factory=list)
+    events: list[tuple[float, Event]] = field(default_factory=list)
+    struck_at: float = 0.0
+    hit_at: float = 0.0
+    healing_at: float = 0.0
+    healed_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.heart = Heartbeat()
+        self._senders = itertools.cycle([self.pair.sender(QUEUE) for _ in range(3)])
+        self._limits = itertools.cycle(self.timeouts)
+        self._numbers = itertools.count()
+        self._flying: set[asyncio.Task[None]] = set()
+        self._goes = asyncio.Event()
+        self._goes.set()
+        self._task: asyncio.Task[None] | None = None
+        self._clock = asyncio.get_running_loop().time
+        self.pair.subscribe(lambda event: self.events.append((self._clock(), event)))
+
+    # What happens.
+
+    async def hit(self, *faults: Callable[[], object]) -> None:
+        """Let something happen to a broker."""
+        self.struck_at = self._clock()
+        for fault in faults:
+            await self.hands(fault)
+        self.hit_at = self._clock()
+
+    async def heal(self, *cures: Callable[[], object]) -> None:
+        """Mend it; a server that was restarted is healed when it answers."""
+        self.healing_at = self._clock()
+        for cure in cures:
+            await self.hands(cure)
+        self.healed_at = self._clock()
+
+    def flow(self) -> None:
+        """Send steadily from now on."""
+        self._goes.set()
+        if self._task is None:
+            self._task = asyncio.create_task(self._keep_sending(), name="traffic")
+
+    async def halt(self) -> None:
+        """Send nothing more for now; returns when all sends have ended."""
+        self._goes.clear()
+        while self._flying:
+            await asyncio.wait(tuple(self._flying))
+
+    async def one(self, timeout: float) -> Receipt | SendError:
+        """Send one and wait for its end."""
+        await self._send(f"order-{next(self._numbers)}", timeout)
+        return self.sends[-1].result
+
+    async def burst(self, count: int) -> None:
+        """Send many at once, without waiting for their ends."""
+        for _ in range(count):
+            self._launch()
+        await asyncio.sleep(0)
+
+    async def stop(self) -> None:
+        await self.halt()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+
+    async def _keep_sending(self) -> None:
+        while True:
+            await self._goes.wait()
+            self._launch()
+            await asyncio.sleep(self.every)
+
+    def _launch(self) -> None:
+        # Short limits until the failover. Later a send has time to come through whatever else runs on this machine,
+        # so that the checks of what happens then can be strict.
+        timeout = next(self._limits) if not self.changes(DOWN) else max(self.timeouts)
+        task = asyncio.create_task(self._send(f"order-{next(self._numbers)}", timeout))
+        self._flying.add(task)
+        task.add_done_callback(self._flying.discard)
+
+    async def _send(self, message_id: str, timeout: float) -> None:
+        message = Message(message_id.encode(), message_id=message_id)
+        began = self._clock()
+        try:
+            result: Receipt | SendError = await next(self._senders).send(message, timeout=timeout)
+        except SendError as error:
+            result = error
+        self.sends.append(Sent(message_id, timeout, began, self._clock(), result))
+
+    # What was said.
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [event for _, event in self.events if isinstance(event, kind)]
+
+    def changes(self, current: EntityState, since: float = 0.0) -> list[float]:
+        """When the state became this one."""
+        return [at for at, e in self.events if isinstance(e, StateChanged) and e.current is current and at >= since]
+
+    @property
+    def failed_over_at(self) -> float:
+        return self.changes(DOWN, self.struck_at)[0]
+
+    @property
+    def recovered_at(self) -> float:
+        """When the first failover after the fault was over."""
+        return self._left_down(self.failed_over_at)[0]
+
+    def _left_down(self, since: float) -> list[float]:
+        return [at for at, e in self.events if isinstance(e, StateChanged) and e.previous is DOWN and at > since]
+
+    async def failover(self) -> None:
+        """A failover must come when the first failure is noticed and the interval is over."""
+        await until(lambda: self.pair.state(QUEUE) is DOWN, 15)
+        within = self.failed_over_at - self.hit_at
+        most = OPTIONS.attempt_timeout + OPTIONS.failover_interval + GRACE
+        assert within <= most + self.heart.lag(self.hit_at, self.failed_over_at)
+
+    async def recovery(self) -> None:
+        """Health is up again within two ping intervals after the cure (and what the machine took meanwhile)."""
+        await until(lambda: self._left_down(self.failed_over_at), 15)
+        most = 2 * self.pair.options.ping_primary_interval
+        assert self.recovered_at - self.healed_at <= most + self.heart.lag(self.healed_at, self.recovered_at)
+
+    async def drained(self) -> None:
+        """Everything comes home."""
+        await until(lambda: self.pair.state(QUEUE) is EntityState.HEALTHY, 30)
+        assert not self.of(MessageDeadLettered)
+
+    # What must hold.
+
+    def check_deadlines(self) -> None:
+        """No send outlives its deadline."""
+        assert self.sends
+        late = [(s.ended - s.deadline - self.heart.lag(s.deadline, s.ended), s) for s in self.sends]
+        assert [s for over, s in late if over > GRACE] == []
+
+    def check_failed_over(self) -> None:
+        """From the failover on until the recovery every send goes to the backlog, and only there."""
+        sends = [s for s in self.sends if self.failed_over_at <= s.began and s.ended < self.recovered_at]
+        assert len(sends) > 5
+        assert [s for s in sends if not s.diverted] == []
+        # An attempt may need another one where this process had no processor meanwhile (see Heartbeat), and only there.
+        calm = [s for s in sends if self.heart.lag(s.began, s.ended) < GRACE]
+        assert len(calm) > len(sends) / 2
+        assert [s for s in calm if s.result.attempts != 1 or s.result.maybe_duplicate] == []
+
+    def check_kinds(self, kind: FailureKind, saying: str = "") -> None:
+        """Every failure at the primary since the fault was of this kind, and some said so."""
+        failures = [e for at, e in self.events if isinstance(e, AttemptFailed) and at >= self.struck_at and not e.queue]
+        assert failures
+        assert {e.kind for e in failures} == {kind.value}
+        assert any(saying in e.error for e in failures), {e.error for e in failures}
+
+    def check_doubts(self) -> None:
+        """A receipt says *maybe duplicate* exactly where an attempt before it was in doubt."""
+        doubtful = {e.message_id for e in self.of(AttemptFailed) if e.maybe_applied}
+        for s in self.sends:
+            if isinstance(s.result, Receipt):
+                assert s.result.maybe_duplicate == (s.message_id in doubtful), s
+            else:
+                assert isinstance(s.result, SendUnknown) == (s.message_id in doubtful), s
+
+    def check_certain(self, since: float) -> None:
+        """Of nothing that was sent from this instant on can the primary have a copy (see also `check_doubts`)."""
+        recovered_at = self.recovered_at
+        sends = {s.message_id: s for s in self.sends if since <= s.began and s.ended < recovered_at}
+        # Some of them met the failure themselves, before the failover.
+        assert [s for s in sends.values() if s.began < self.failed_over_at]
+        failures = [e for e in self.of(AttemptFailed) if e.message_id in sends and e.queue is None]
+        assert failures
+        assert [e for e in failures if e.maybe_applied] == []
+
+    def check_refused(self, error: type[SendRefused], reason: FailureReason) -> None:
+        """From the fault to its cure every send was refused at once, and nothing was diverted."""
+        sends = [s for s in self.sends if self.hit_at <= s.began and s.ended < self.healing_at]
+        assert len(sends) > 20
+        assert {type(s.result) for s in sends} == {error}
+        causes = [s.result.causes[-1] for s in sends if isinstance(s.result, SendError)]
+        assert {(c.kind, c.reason, c.maybe_applied) for c in causes if isinstance(c, TransportError)} == {
+            (FailureKind.REFUSED, reason, False)
+        }
+        assert max(s.ended - s.began - self.heart.lag(s.began, s.ended) for s in sends) < OPTIONS.attempt_timeout
+        self.check_never_diverted()
+        after = [s for s in self.sends if s.began >= self.healed_at]
+        assert len(after) > 5
+        assert {getattr(s.result, "route", s.result) for s in after} == {Route.PRIMARY}
+
+    def check_never_diverted(self) -> None:
+        """Refusals are no outage: the entity is healthy all the while, but for a connection lost under a send."""
+        assert self.changes(DOWN) == []
+        assert [s for s in self.sends if s.diverted] == []
+        lost = [e for e in self.of(AttemptFailed) if e.kind == FailureKind.UNAVAILABLE.value]
+        assert lost or self.of(StateChanged) == []
+
+    def check_books(self, found: Sequence[str], since: float = 0.0) -> None:
+        """The primary's queue holds what was accepted, nothing that was refused, and each second copy is explained."""
+        copies = Counter(found)
+        sends = [s for s in self.sends if s.began >= since]
+        accepted = {s.message_id for s in sends if isinstance(s.result, Receipt)}
+        refused = {s.message_id for s in sends if isinstance(s.result, SendRefused)}
+        unknown = {s.message_id for s in sends if isinstance(s.result, SendUnknown)}
+        assert accepted - set(copies) == set()
+        assert refused & set(copies) == set()
+        assert set(copies) <= accepted | unknown
+        explained = unknown | {s.message_id for s in sends if getattr(s.result, "maybe_duplicate", False)}
+        moved = self.of(MessageMoved)
+        explained |= {e.message_id for e in moved if e.maybe_duplicate or e.redelivered or not e.completed}
+        assert {message_id for message_id, count in copies.items() if count > 1} - explained == set()
+
+    def report(self, name: str, found: Sequence[str] = ()) -> None:
+        """Print what was measured, for ``pytest -rP``."""
+        overrun = max(s.ended - s.deadline for s in self.sends)
+        lag = self.heart.lag(0, self._clock())
+        back = self._left_down(self.struck_at)
+        after = f"recovered {back[0] - self.healed_at:+.2f} s" if back else "no failover"
+        kinds = Counter(
+            "unknown" if isinstance(s.result, SendUnknown) else "refused" if isinstance(s.result, SendError)
+            else s.result.route.value + ("?" if s.result.maybe_duplicate else "") for s in self.sends
+        )  # fmt: skip
+        twice = sum(count - 1 for count in Counter(found).values())
+        print(f"MEASURED {name}: overrun {overrun:+.3f} s, lag {lag:.3f} s, {after}, {dict(kinds)}, copies {twice}")
+
+
+@asynccontextmanager
+async def traffic(
+    primary: str, secondary: str, hands: Hands, timeouts: Sequence[float] = MIXED, **changed: Any
+) -> AsyncIterator[Traffic]:
+    """A pair with an empty queue that takes messages, and that has been sent to for a while."""
+    async with Pair.connect(primary, secondary, options=replace(OPTIONS, **changed)) as pair:
+        await pair.primary.admin.create(Entity(QUEUE))
+        under = Traffic(pair, hands, timeouts)
+        try:
+            # The first one opens the connection, which on a busy machine may take longer than some of the limits.
+            await under.one(OPTIONS.send_timeout)
+            # It starts as if an earlier process had left messages, and finds none.
+            await until(lambda: pair.state(QUEUE) is EntityState.HEALTHY)
+            under.events.clear()
+            under.flow()
+            await until(lambda: len(under.sends) >= 20)
+            await until(lambda: pair.state(QUEUE) is not DOWN)
+            yield under
+        finally:
+            await under.stop()
+            await under.heart.stop()
+
+
+def taken_by_pika(server_url: str) -> list[str]:
+    """Take everything out of the primary's queue: message ids, whose bodies say the same."""
+    connection = pika.BlockingConnection(pika.URLParameters(server_url))
+    try:
+        channel, found = connection.channel(), []
+        while True:
+            method, properties, body = channel.basic_get(QUEUE, auto_ack=True)
+            if method is None:
+                return found
+            assert body == properties.message_id.encode()
+            found.append(properties.message_id)
+    finally:
+        connection.close()
+
+
+class ForeignConsumer(threading.Thread):
+    """A consumer by pika, in a thread of its own: takes whatever comes to the queue."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(name="foreign consumer", daemon=True)
+        self._url = url
+        self._ends = threading.Event()
+        self.found: list[tuple[pika.BasicProperties, bytes]] = []
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            connection = pika.BlockingConnection(pika.URLParameters(self._url))
+            try:
+                for method, properties, body in connection.channel().consume(
+                    QUEUE, auto_ack=True, inactivity_timeout=0.05
+                ):
+                    if method is not None:
+                        self.found.append((properties, body))
+                    elif self._ends.is_set():
+                        return
+            finally:
+                connection.close()
+        except Exception as error:
+            self.error = error
+
+    def end(self) -> None:
+        """Stop when nothing comes any more."""
+        self._ends.set()
+        self.join(10)
+        assert self.error is None
+        assert not self.is_alive()
+
+    @property
+    def message_ids(self) -> list[str]:
+        return [properties.message_id for properties, _ in self.found]
+
+
+def known_on_disk(server: RabbitServer) -> None:
+    """Let the server write down that its queues exist, as it does by itself within some seconds.
+
+    RabbitMQ 3.10 loses a quorum queue, with all that it has confirmed, when it is killed before: the queue's name is
+    written late, and without it the queue starts anew and empty after the boot.
+    """
+    server.erl("[ok = dets:sync(Table) || Table <- dets:all()]")
+
+
+def left_in_backlog(server: RabbitServer) -> dict[str, int]:
+    """What the backlog queues hold once nobody has any of it in hand."""
+    connection = pika.BlockingConnection(pika.URLParameters(server.url))
+    try:
+        channel = connection.channel()
+        names = [name for name in server.queues() if "transfer" in name]
+        held = {name: channel.queue_declare(name, passive=True).method.message_count for name in names}
+        return {name: count for name, count in held.items() if count}
+    finally:
+        connection.close()
+
+
+# --------------------------------------------------------------------------- the brokers
+
+
+@dataclass
+class Brokers:
+    primary: RabbitServer
+    secondary: RabbitServer | RedisServer
+
+
+@pytest.fixture
+def brokers(request: pytest.FixtureRequest, rabbit_servers: Callable[[int], list[RabbitServer]]) -> Iterator[Brokers]:
+    """A primary, and a secondary of the same product, or of another one where the test asks for it."""
+    if getattr(request, "param", "rabbitmq") == "rabbitmq":
+        yield Brokers(*rabbit_servers(2))
+        return
+    with RedisServer() as redis:
+        yield Brokers(rabbit_servers(1)[0], redis)
+
+
+BOTH = pytest.mark.parametrize("brokers", ["rabbitmq", "redis"], indirect=True)
+"""With a secondary of either product."""
+
+
+@pytest.fixture
+def proxy(brokers: Brokers) -> Iterator[TcpProxy]:
+    """The network before the primary."""
+    with TcpProxy("127.0.0.1", brokers.primary.port) as between:
+        yield between
+
+
+async def checked(under: Traffic, brokers: Brokers, name: str, url: str | None = None) -> None:
+    """The end of every test with a failover: all is well again, and the books are right."""
+    await until(lambda: under.sends and under.sends[-1].began > under.recovered_at + 0.3, 20)
+    await under.stop()
+    await under.drained()
+    assert under.sends[-1].result.route is Route.PRIMARY
+    found = await under.hands(taken_by_pika, url or brokers.primary.url)
+    under.report(name, found)
+    under.check_deadlines()
+    under.check_failed_over()
+    under.check_doubts()
+    under.check_books(found)
+    if isinstance(brokers.secondary, RabbitServer):
+        await under.pair.close()
+        assert await under.hands(left_in_backlog, brokers.secondary) == {}
+
+
+# --------------------------------------------------------------------------- the server
+
+
+@BOTH
+async def test_kill_9(brokers: Brokers, hands: Hands) -> None:
+    """What was in flight is in doubt; a connection that is refused is certain."""
+    primary = brokers.primary
+    async with traffic(primary.url, brokers.secondary.url, hands) as under:
+        await hands(known_on_disk, primary)
+        await under.hit(primary.kill)
+        await under.failover()
+        await asyncio.sleep(1)
+        await under.heal(primary.start)
+        await under.recovery()
+        await checked(under, brokers, f"kill -9, {type(brokers.secondary).__name__}")
+        under.check_kinds(FailureKind.UNAVAILABLE)
+        under.check_certain(under.hit_at)
+
+
+@pytest.mark.parametrize("seconds", [1, 10])
+async def test_sigstop(brokers: Brokers, hands: Hands, seconds: int) -> None:
+    """The kernel takes connections and bytes for it, and nothing ever comes back: all is in doubt."""
+    primary = brokers.primary
+    async with traffic(primary.url, brokers.secondary.url, hands) as under:
+        try:
+            await under.hit(primary.pause)
+            await under.failover()
+            await asyncio.sleep(under.hit_at + seconds - time.monotonic())
+        finally:
+            await under.heal(primary.resume)
+        await under.recovery()
+        await checked(under, brokers, f"SIGSTOP {seconds} s")
+        under.check_kinds(FailureKind.UNAVAILABLE)
+
+
+@BOTH
+async def test_memory_alarm(brokers: Brokers, hands: Hands) -> None:
+    """Who is on the way when publishers are blocked is in doubt; from then on it is known, and certain."""
+    primary = brokers.primary
+    async with traffic(primary.url, brokers.secondary.url, hands) as under:
+        await under.hit(primary.block)
+        await under.failover()
+        await asyncio.sleep(1)
+        await under.heal(primary.unblock)
+        await under.recovery()
+        await checked(under, brokers, f"memory alarm, {type(brokers.secondary).__name__}")
+        under.check_kinds(FailureKind.UNAVAILABLE, "alarm")
+        known_at = next(at for at, e in under.events if isinstance(e, AttemptFailed) and "alarm" in e.error)
+        under.check_certain(known_at)
+
+
+async def test_queue_full_with_reject_publish(brokers: Brokers, hands: Hands) -> None:
+    """A rejected message is certainly not there, and it is back when somebody has taken messages out."""
+    primary = brokers.primary
+    primary.set_policy("little", f"^{QUEUE}$", {"max-length": 100, "overflow": "reject-publish"})
+    consumer = ForeignConsumer(primary.url)
+    try:
+        async with traffic(primary.url, brokers.secondary.url, hands) as under:
+            await until(lambda: under.of(AttemptFailed))
+            under.hit_at = under.sends[0].began
+            await until(lambda: under.pair.state(QUEUE) is DOWN)
+            await asyncio.sleep(1.5)
+            await under.heal(consumer.start)
+            await under.recovery()
+            await until(lambda: under.sends[-1].began > under.recovered_at + 0.5)
+            await under.stop()
+            await under.drained()
+            await hands(consumer.end)
+            under.report("queue full", consumer.message_ids)
+            under.check_deadlines()
+            under.check_failed_over()
+            under.check_doubts()
+            under.check_books(consumer.message_ids)
+            under.check_kinds(FailureKind.UNAVAILABLE, "full")
+            under.check_certain(
+                next(at for at, e in under.events if isinstance(e, AttemptFailed) and "full" in e.error)
+            )
+            await under.pair.close()
+            assert await hands(left_in_backlog, brokers.secondary) == {}
+    finally:
+        consumer.end()
+
+
+# --------------------------------------------------------------------------- the network
+
+
+async def test_connection_reset(brokers: Brokers, proxy: TcpProxy, hands: Hands) -> None:
+    """Reset, and refused from then on: what was in flight is in doubt, all else is certain."""
+    async with traffic(proxy.rewrite(brokers.primary.url), brokers.secondary.url, hands) as under:
+        await under.hit(lambda: proxy.reset(refuse=True))
+        await under.failover()
+        await asyncio.sleep(1)
+        await under.heal(proxy.restore)
+        await under.recovery()
+        await checked(under, brokers, "reset")
+        under.check_kinds(FailureKind.UNAVAILABLE)
+        under.check_certain(under.hit_at)
+
+
+async def test_a_connection_that_is_reset_and_can_be_made_anew_is_no_outage(
+    brokers: Brokers, proxy: TcpProxy, hands: Hands
+) -> None:
+    """Three times within two seconds: sends are tried again and arrive, and nothing is diverted."""
+    async with traffic(proxy.rewrite(brokers.primary.url), brokers.secondary.url, hands, (4.0,)) as under:
+        for _ in range(3):
+            await under.burst(20)
+            await under.hit(proxy.reset)
+            await asyncio.sleep(0.7)
+        await under.stop()
+        found = await hands(taken_by_pika, brokers.primary.url)
+        under.report("reset, not refused", found)
+        assert under.changes(DOWN) == []
+        assert {s.result.route for s in under.sends} == {Route.PRIMARY}
+        assert {e.kind for e in under.of(AttemptFailed)} == {FailureKind.UNAVAILABLE.value}
+        under.check_deadlines()
+        under.check_doubts()
+        under.check_books(found)
+
+
+@BOTH
+@pytest.mark.parametrize("direction", ["both", "to_client"])
+async def test_silent_half_open_tcp(brokers: Brokers, proxy: TcpProxy, hands: Hands, direction: Any) -> None:
+    """No byte comes back, in one of the two cases though they arrive: all is in doubt, and some are there twice."""
+    async with traffic(proxy.rewrite(brokers.primary.url), brokers.secondary.url, hands) as under:
+        await under.hit(lambda: proxy.silence(direction))
+        await under.failover()
+        await asyncio.sleep(1)
+        await under.heal(proxy.restore)
+        await under.recovery()
+        await checked(under, brokers, f"silence {direction}, {type(brokers.secondary).__name__}")
+        under.check_kinds(FailureKind.UNAVAILABLE)
+
+
+async def test_slow_network_does_not_fail_over(brokers: Brokers, proxy: TcpProxy, hands: Hands) -> None:
+    """0.3 s in each direction, 0.6 s a round trip: sends take that long, and that is all."""
+    async with traffic(proxy.rewrite(brokers.primary.url), brokers.secondary.url, hands, (4.0,)) as under:
+        await under.hit(lambda: proxy.slow(delay=0.3))
+        await asyncio.sleep(4)
+        slow = [s for s in under.sends if s.began > under.hit_at]
+        assert len(slow) > 50
+        assert min(s.ended - s.began for s in slow) > 0.6
+        await under.heal(proxy.restore)
+        await under.stop()
+        found = await hands(taken_by_pika, brokers.primary.url)
+        under.report("slow", found)
+        assert under.changes(DOWN) == []
+        assert {getattr(s.result, "route", s.result) for s in under.sends} == {Route.PRIMARY}
+        under.check_deadlines()
+        under.check_doubts()
+        under.check_books(found)
+
+
+# --------------------------------------------------------------------------- what the broker refuses
+
+
+async def test_queue_deleted(brokers: Brokers, hands: Hands) -> None:
+    """In mid-traffic: refused as not found from then on, until somebody makes it anew."""
+    primary = brokers.primary
+    async with traffic(primary.url, brokers.secondary.url, hands, (4.0,)) as under:
+        await under.burst(50)
+        await under.hit(lambda: primary.delete_queue(QUEUE))
+        await asyncio.sleep(2)
+        await under.heal(lambda: declare(primary.url))
+        await asyncio.sleep(0.5)
+        await under.stop()
+        found = await hands(taken_by_pika, primary.url)
+        under.report("queue deleted", found)
+        under.check_refused(EntityNotFound, FailureReason.NOT_FOUND)
+        under.check_deadlines()
+        under.check_doubts()
+        under.check_books(found, under.hit_at)
+
+
+async def test_virtual_host_deleted(brokers: Brokers, hands: Hands) -> None:
+    """In mid-traffic: the server drops its connections, and refuses new ones."""
+    primary = brokers.primary
+    primary.add_vhost("shop")
+    url = primary.url_for(vhost="shop")
+    async with traffic(url, brokers.secondary.url, hands, (4.0,)) as under:
+        await under.burst(50)
+        await under.hit(lambda: primary.delete_vhost("shop"))
+        await asyncio.sleep(2)
+        await under.heal(lambda: primary.add_vhost("shop"), lambda: declare(url))
+        await asyncio.sleep(0.5)
+        await under.stop()
+        found = await hands(taken_by_pika, url)
+        under.report("virtual host deleted", found)
+        under.check_refused(SendRefused, FailureReason.DISABLED)
+        under.check_deadlines()
+        under.check_doubts()
+        under.check_books(found, under.hit_at)
+
+
+async def test_wrong_password(brokers: Brokers, hands: Hands) -> None:
+    """Changed, and the connections dropped between two sends: refused until it is changed back."""
+    primary = brokers.primary
+    primary.add_user("app", "old")
+    async with traffic(primary.url_for("app", "old"), brokers.secondary.url, hands, (4.0,)) as under:
+        await under.halt()
+        await under.hit(lambda: primary.change_password("app", "new"), primary.drop_clients, lambda: emptied(primary))
+        under.flow()
+        await asyncio.sleep(2)
+        await under.heal(lambda: primary.change_password("app", "old"))
+        await asyncio.sleep(0.5)
+        await under.stop()
+        found = await hands(taken_by_pika, primary.url)
+        under.report("wrong password", found)
+        under.check_refused(Unauthorized, FailureReason.UNAUTHORIZED)
+        under.check_deadlines()
+        under.check_doubts()
+        under.check_books(found)
+
+
+async def test_wrong_password_with_connections_dropped_under_sends(brokers: Brokers, hands: Hands) -> None:
+    """Changed in mid-traffic: what was in flight is unknown, what comes after is refused, and it is no outage."""
+    primary = brokers.primary
+    primary.add_user("app", "old")
+    async with traffic(primary.url_for("app", "old"), brokers.secondary.url, hands, (4.0,)) as under:
+        await hands(primary.change_password, "app", "new")
+        await under.burst(200)
+        await under.hit(primary.drop_clients, lambda: emptied(primary))
+        await asyncio.sleep(2)
+        await under.heal(lambda: primary.change_password("app", "old"))
+        await until(lambda: under.pair.state(QUEUE) is not DOWN)
+        await asyncio.sleep(0.5)
+        await under.stop()
+        await under.drained()
+        found = await hands(taken_by_pika, primary.url)
+        under.report("wrong password, in flight", found)
+        under.check_deadlines()
+        under.check_doubts()
+        under.check_books(found)
+        in_flight = {type(s.result) for s in under.sends if s.began < under.struck_at}
+        assert in_flight <= {Receipt, SendUnknown, Unauthorized}
+        under.check_refused(Unauthorized, FailureReason.UNAUTHORIZED)
+
+
+def declare(url: str) -> None:
+    """An operator makes the queue anew."""
+    connection = pika.BlockingConnection(pika.URLParameters(url))
+    connection.channel().queue_declare(QUEUE, durable=True, arguments={"x-queue-type": "quorum"})
+    connection.close()
+
+
+def emptied(server: RabbitServer) -> None:
+    """Wait until no client is connected."""
+    ends_at = time.monotonic() + 10
+    while server.connections():
+        assert time.monotonic() < ends_at
+
+
+# --------------------------------------------------------------------------- TLS
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three certificates, each signed by itself; clients trust ``right`` and ``name``, which is for another host."""
+    directory = tmp_path_factory.mktemp("tls")
+    for name, host in (("right", "IP:127.0.0.1"), ("name", "DNS:elsewhere.example"), ("authority", "IP:127.0.0.1")):
+        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}"]
+        command += ["-addext", f"subjectAltName={host}", "-keyout", f"{name}.key", "-out", f"{name}.pem"]
+        subprocess.run(command, cwd=directory, check=True, capture_output=True)
+    (directory / "trusted.pem").write_bytes(
+        (directory / "right.pem").read_bytes() + (directory / "name.pem").read_bytes()
+    )
+    show(directory, "right")
+    return directory
+
+
+def show(directory: Path, name: str) -> None:
+    """Put a certificate where the server finds its own."""
+    for suffix in ("pem", "key"):
+        (directory / f"shown.{suffix}").write_bytes((directory / f"{name}.{suffix}").read_bytes())
+
+
+@pytest.fixture(scope="module")
+def tls_server(certificates: Path, hands: Hands) -> Iterator[RabbitServer]:
+    shown = certificates / "shown.pem"
+    with RabbitServer(tls=(shown, certificates / "shown.key", shown)) as server:
+        yield server
+
+
+@pytest.mark.parametrize("wrong", ["authority", "name"])
+async def test_tls_with_a_wrong(
+    wrong: str,
+    tls_server: RabbitServer,
+    certificates: Path,
+    rabbit_servers: Callable[[int], list[RabbitServer]],
+    hands: Hands,
+) -> None:
+    """Whoever answers there is not the broker: certainly nothing was sent, and the backlog takes it."""
+    tls_server.reset()
+    brokers = Brokers(tls_server, rabbit_servers(1)[0])
+    url = f"{tls_server.tls_url}?ssl_ca_certs={quote(str(certificates / 'trusted.pem'))}"
+
+    def change_to(name: str) -> None:
+        show(certificates, name)
+        tls_server.erl("ssl:clear_pem_cache()")
+
+    async with traffic(url, brokers.secondary.url, hands) as under:
+        # As when a certificate is changed on a server: it takes effect with the next connection.
+        await under.hit(lambda: change_to(wrong), tls_server.drop_clients, lambda: emptied(tls_server))
+        await under.failover()
+        await asyncio.sleep(1)
+        await under.heal(lambda: change_to("right"))
+        await under.recovery()
+        await checked(under, brokers, f"TLS, wrong {wrong}")
+        under.check_kinds(FailureKind.UNAVAILABLE, "ertificate")
+        under.check_certain(under.hit_at)
+
+
+# --------------------------------------------------------------------------- the other way round
+
+
+@pytest.fixture
+def redis_first(rabbit_servers: Callable[[int], list[RabbitServer]]) -> Iterator[tuple[RedisServer, RabbitServer]]:
+    """A Redis primary and a RabbitMQ secondary."""
+    with RedisServer() as redis:
+        yield redis, rabbit_servers(1)[0]
+
+
+async def taken_by_pair(under: Traffic) -> list[str]:
+    """Take everything out of the primary's queue."""
+    found: list[str] = []
+    async with under.pair.receiver(QUEUE, prefetch=200) as receiver:
+        while deliveries := await receiver.receive(200, 0.3):
+            for delivery in deliveries:
+                assert delivery.body == (delivery.message.message_id or "").encode()
+                found.append(delivery.message.message_id or "")
+                await delivery.complete()
+    return found
+
+
+@pytest.mark.parametrize("how", ["kill -9", "SIGSTOP"])
+async def test_a_redis_primary_fails_over_to_rabbitmq(
+    redis_first: tuple[RedisServer, RabbitServer], hands: Hands, how: str
+) -> None:
+    """As with a RabbitMQ primary."""
+    primary, secondary = redis_first
+    async with traffic(primary.url, secondary.url, hands) as under:
+        try:
+            await under.hit(primary.kill if how == "kill -9" else primary.pause)
+            await under.failover()
+            await asyncio.sleep(1)
+        finally:
+            await under.heal(primary.start if how == "kill -9" else primary.resume)
+        await under.recovery()
+        await until(lambda: under.sends[-1].began > under.recovered_at + 0.5)
+        await under.stop()
+        await under.drained()
+        found = await taken_by_pair(under)
+        under.report(f"Redis primary, {how}", found)
+        under.check_deadlines()
+        under.check_failed_over()
+        under.check_kinds(FailureKind.UNAVAILABLE)
+        under.check_doubts()
+        under.check_books(found)
+        if how == "kill -9":
+            under.check_certain(under.hit_at)
+        await under.pair.close()
+        assert await hands(left_in_backlog, secondary) == {}
+
+
+@pytest.mark.parametrize("how", ["kill -9", "SIGSTOP"])
+async def test_a_rabbitmq_secondary_may_fail_while_its_primary_works(
+    redis_first: tuple[RedisServer, RabbitServer], hands: Hands, how: str
+) -> None:
+    """Nobody notices; who has to divert then is told in time, and the queues come back by themselves."""
+    primary, secondary = redis_first
+    async with traffic(primary.url, secondary.url, hands) as under:
+        await hands(known_on_disk, secondary)
+        try:
+            await under.hit(secondary.kill if how == "kill -9" else secondary.pause)
+            await asyncio.sleep(1)
+            await under.halt()
+            assert {s.result.route for s in under.sends if s.began > under.hit_at} == {Route.PRIMARY}
+            assert under.of(StateChanged) == []
+            under.pair.hold(QUEUE)
+            diverted_from = len(under.sends)
+            await under.burst(50)
+            await under.halt()
+        finally:
+            await under.heal(secondary.start if how == "kill -9" else secondary.resume)
+        # A connection that is refused is certain; a server that says nothing may have taken it into the backlog.
+        ends = Counter(type(s.result) for s in under.sends[diverted_from:])
+        assert set(ends) <= ({BacklogUnavailable} if how == "kill -9" else {BacklogUnavailable, SendUnknown})
+        # Who found that out left word for the others.
+        assert len({e.queue for e in under.of(RotationChanged) if not e.in_use}) == OPTIONS.backlog_queue_count
+        await until(lambda: sum(1 if e.in_use else -1 for e in under.of(RotationChanged)) == 0)
+        back_after = next(at for at, e in reversed(under.events) if isinstance(e, RotationChanged)) - under.healed_at
+        assert back_after <= 2 * OPTIONS.backlog_retry_interval + under.heart.lag(under.healed_at, math.inf)
+        healed_from = len(under.sends)
+        await under.burst(50)
+        await under.halt()
+        assert {s.diverted for s in under.sends[healed_from:]} == {True}
+        under.pair.mark_healthy(QUEUE)
+        await under.one(4.0)
+        await under.stop()
+        await under.drained()
+        found = await taken_by_pair(under)
+        under.report(f"RabbitMQ secondary, {how}, back after {back_after:.2f} s", found)
+        assert {e.kind for e in under.of(AttemptFailed)} == {FailureKind.UNAVAILABLE.value}
+        under.check_deadlines()
+        under.check_doubts()
+        under.check_books(found)
+        await under.pair.close()
+        assert await hands(left_in_backlog, secondary) == {}
+
+
+async def test_a_send_without_time_left_takes_no_backlog_queue_from_the_others(brokers: Brokers, hands: Hands) -> None:
+    """At a failover many a send has little time left. That it ends in time says nothing about the backlog queue."""
+    with TcpProxy("127.0.0.1", brokers.secondary.port) as between:
+        secondary = between.rewrite(brokers.secondary.url)
+        async with traffic(brokers.primary.url, secondary, hands, (4.0,)) as under:
+            await under.halt()
+            under.pair.hold(QUEUE)
+            await under.burst(10)
+            await under.halt()
+            await hands(lambda: between.slow(delay=0.1))
+            for _ in range(10):
+                assert isinstance(await under.one(0.1), SendError)
+            assert [e for e in under.of(RotationChanged) if not e.in_use] == []
+            assert (await under.one(4.0)).route is Route.BACKLOG
+            await hands(between.restore)
+            under.pair.mark_healthy(QUEUE)
+            await under.stop()
+            await under.drained()
+            under.check_books(await hands(taken_by_pika, brokers.primary.url))
+
+
+# --------------------------------------------------------------------------- what others see
+
+
+async def test_a_foreign_consumer_sees_application_messages_only(
+    brokers: Brokers, proxy: TcpProxy, hands: Hands
+) -> None:
+    """Through pings that arrive and pings that are blocked, a failover and a drain: no ping, no header of PairMQ's."""
+    primary = brokers.primary
+    rich = Message(
+        b"rich",
+        session_id="customer-7",
+        time_to_live=60.0,
+        priority=4,
+        scheduled_enqueue_at=datetime.now(UTC) + timedelta(seconds=6),
+        application_properties={"nested": {"list": [1, {"deep": True}]}, "price": 3},
+    )
+    consumer = ForeignConsumer(primary.url)
+    try:
+        url = proxy.rewrite(primary.url)
+        async with traffic(url, brokers.secondary.url, hands, (4.0,), ping_primary_interval=0.3) as under:
+            consumer.start()
+            sender = under.pair.sender(QUEUE)
+            # Pings that arrive and are confirmed: what the operator takes away, each of them gives back.
+            for _ in range(3):
+                under.pair.force_failover(QUEUE)
+                await asyncio.sleep(0.05)
+                await until(lambda: under.pair.state(QUEUE) is not DOWN)
+            assert sum(e.ok for e in under.of(PingCompleted)) >= 3
+            # Pings that are written and blocked, then a connection that is gone.
+            await under.hit(primary.block)
+            await under.failover()
+            receipts = [await sender.send(replace(rich, message_id=f"rich-{n}")) for n in range(5)]
+            assert {receipt.route for receipt in receipts} == {Route.BACKLOG}
+            await asyncio.sleep(1)
+            await hands(proxy.reset)
+            await asyncio.sleep(0.5)
+            assert sum(not e.ok for e in under.of(PingCompleted)) >= 3
+            await under.heal(primary.unblock)
+            await until(lambda: under.pair.state(QUEUE) is not DOWN)
+            await asyncio.sleep(0.3)
+            await under.stop()
+            await under.drained()
+            rest = rich.scheduled_enqueue_at - datetime.now(UTC) if rich.scheduled_enqueue_at else timedelta()
+            await asyncio.sleep(max(0.0, rest.total_seconds()) + 0.5)
+            await hands(consumer.end)
+            found = [message_id for message_id in consumer.message_ids if not message_id.startswith("rich-")]
+            under.report("foreign consumer", consumer.message_ids)
+            under.check_deadlines()
+            under.check_doubts()
+            under.check_books(found)
+            assert {m for m in consumer.message_ids if m.startswith("rich-")} == {f"rich-{n}" for n in range(5)}
+            assert {body for properties, body in consumer.found if properties.message_id.startswith("rich-")} == {
+                b"rich"
+            }
+            names = {name for properties, _ in consumer.found for name in properties.headers or {}}
+            assert "nested" in names
+            assert [name for name in names if name.startswith(("x-ms-", "x-pairmq-"))] == []
+    finally:
+        if consumer.is_alive():
+            consumer.end()
