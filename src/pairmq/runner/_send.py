@@ -269,8 +269,9 @@ class SendProcedure:
             if not fitting:
                 return None
             took = [job for job, _ in fitting]
+            now = self._clock.now()
             limit = self._limit(deadline)
-            fair = limit - self._clock.now() >= min(self._options.attempt_timeout, _FAIR_TRIAL)
+            fair = limit - now > min(self._options.attempt_timeout, _FAIR_TRIAL) - 0.001
             failures = await self._attempt(backlog.sender(index), took, [e for _, e in fitting], limit)
         finally:
             runner.divert_ended()
