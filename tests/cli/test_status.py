@@ -117,7 +117,7 @@ def test_the_doctor_sees_queues_that_differ_and_options_that_work_against_each_o
     assert cli("entity", "create", queue, "--primary", brokers[3]).status == 0
     ended = cli("doctor", "--attempt-timeout", "60s", *brokers)
     assert ended.status == 0
-    assert "max_delivery_count" in ended.out
+    assert "max_size_megabytes" in ended.out
     assert "lower attempt_timeout" in ended.out
 
 
