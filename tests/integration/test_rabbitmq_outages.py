@@ -501,6 +501,8 @@ async def checked(under: Traffic, brokers: Brokers, name: str, least: int = 5) -
     await until(lambda: under.sends and under.sends[-1].began > under.recovered_at + 0.3, 20)
     await under.stop()
     await under.drained()
+    failures = [e for at, e in under.events if isinstance(e, AttemptFailed) and at > under.recovered_at]
+    assert under.changes(DOWN, under.recovered_at) == [], failures
     assert under.sends[-1].result.route is Route.PRIMARY
     found = await under.hands(taken_by_pika, brokers.primary.url)
     under.report(name, found)

@@ -149,6 +149,22 @@ async def test_a_queue_that_was_full_and_is_empty_has_room(transport: Transport,
     assert "orders" not in full
 
 
+async def test_a_quorum_queue_whose_leader_does_not_answer(transport: Transport, rabbit: RabbitServer) -> None:
+    """RabbitMQ goes on telling how many messages it holds."""
+    declare(rabbit, "größe", x_queue_type="quorum")
+    queue = Entity("größe")
+    await transport.admin.probe(queue)
+    rabbit.erl("[sys:suspend(rabbit_amqqueue:pid_of(Q)) || Q <- rabbit_amqqueue:list()]")
+    try:
+        assert await transport.admin.exists(queue)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.7):
+                await transport.admin.probe(queue)
+    finally:
+        rabbit.erl("[sys:resume(rabbit_amqqueue:pid_of(Q)) || Q <- rabbit_amqqueue:list()]")
+    await transport.admin.probe(queue)
+
+
 async def test_the_mark_of_a_full_queue_rises_with_it(transport: Transport, rabbit: RabbitServer) -> None:
     declare(rabbit)
     assert isinstance(transport, RabbitTransport)

@@ -191,6 +191,12 @@ async def cancelled(call: Coroutine[Any, Any, object], after: float) -> float:
     return time.monotonic() - before
 
 
+async def hang(server: RabbitServer) -> None:
+    """Stop a server in its tracks; on a busy machine it takes its threads a moment."""
+    server.pause()
+    await asyncio.sleep(0.2)
+
+
 async def persistently(receiver: RabbitReceiver, wait: float) -> list[Delivery]:
     """Receive as the syphon does: with a time limit, and again after what passes."""
     ends_at = time.monotonic() + 30
@@ -885,7 +891,7 @@ async def test_settling_on_a_connection_that_breaks_is_in_doubt(
 ) -> None:
     publish(server, "a", "b")
     first, second = await receiver.receive(2, 5)
-    server.pause()
+    await hang(server)
     try:
         settling = asyncio.create_task(receiver.complete(first))
         await asyncio.sleep(0.05)
@@ -908,8 +914,7 @@ async def test_calls_to_a_hung_server_can_be_cancelled_and_the_next_ones_connect
     [delivery] = await receiver.receive(1, 5)
     session = context.consuming.current
     rest = await other.receive(1, 5)
-    server.pause()
-    await asyncio.sleep(0.1)  # until all its threads have stopped
+    await hang(server)
     try:
         assert await cancelled(receiver.receive(1, 30), after=0.02) < 0.3
         assert context.consuming.current is session  # too soon to say
@@ -935,7 +940,7 @@ async def test_a_first_call_to_a_hung_server_can_be_cancelled(server: RabbitServ
     context = contexts()
     await RabbitReceiver(context, SOURCE).receive(1, 0)
     receiver = RabbitReceiver(context, SOURCE)
-    server.pause()
+    await hang(server)
     try:
         assert await cancelled(receiver.receive(1, 30), after=0.3) < 0.3
         assert context.consuming.current is None
@@ -949,7 +954,7 @@ async def test_a_half_open_connection_ends_a_wait_by_its_heartbeat(server: Rabbi
     receiver = RabbitReceiver(contexts(heartbeat=1), SOURCE)
     waiting = asyncio.create_task(receiver.receive(1, 60))
     await asyncio.sleep(0.2)
-    server.pause()
+    await hang(server)
     try:
         error = await error_of(asyncio.wait_for(waiting, 20))
         assert error.kind is UNAVAILABLE
@@ -1055,7 +1060,7 @@ async def test_closing_does_not_wait_for_a_hung_server(server: RabbitServer, con
     await poll
     poll = asyncio.create_task(waiting.receive(5, 30))
     await asyncio.sleep(0.2)
-    server.pause()
+    await hang(server)
     try:
         before = time.monotonic()
         await asyncio.gather(one.close(), other.close(), waiting.close())

@@ -57,10 +57,11 @@ class RabbitAdmin(Admin):
 
         Queues are of the type that the URL's ``queue_type`` names. Where it names none, a queue with ``properties``,
         as a backlog queue has, is a quorum queue, and one without is classic, which is the broker's own default;
-        before RabbitMQ 3.10 all are classic. A quorum queue keeps to all settings but ``lock_duration``, which is the URL's for every queue, and ``batched_operations``; a
-        classic one does not bound deliveries either. A full queue rejects what comes. With
-        ``dead_letter_on_expiration`` off there is no dead-letter exchange: the broker drops expired messages, and those
-        that were delivered too often. For a topic the settings have no effect: its subscriptions have defaults.
+        before RabbitMQ 3.10 all are classic. A quorum queue keeps to all settings but ``lock_duration``, which is the
+        URL's for every queue, and ``batched_operations``; a classic one does not bound deliveries either. A full queue
+        rejects what comes. With ``dead_letter_on_expiration`` off there is no dead-letter exchange: the broker drops
+        expired messages, and those that were delivered too often. For a topic the settings have no effect: its
+        subscriptions have defaults.
 
         Of two processes that make the same queue at the same moment, both may be told that they made it.
         """

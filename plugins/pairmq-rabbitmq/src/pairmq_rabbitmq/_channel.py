@@ -57,6 +57,11 @@ class _ExchangeBind(commands.Exchange.Bind):
         pass
 
 
+class _Get(commands.Basic.Get):
+    def validate(self) -> None:
+        pass
+
+
 class _Consume(commands.Basic.Consume):
     def validate(self) -> None:
         pass
@@ -64,6 +69,8 @@ class _Consume(commands.Basic.Consume):
 
 class _AnyName(Channel):
     # What is overridden waits for the answer: nowait is not offered.
+
+    _get_from = ""
 
     async def queue_declare(self, queue: str = "", *, timeout: float | None = None, **options: Any) -> Any:
         return await self.rpc(_QueueDeclare(queue=queue, **options), timeout=timeout)
@@ -97,6 +104,16 @@ class _AnyName(Channel):
     ) -> Any:
         frame = _ExchangeBind(destination=destination, source=source, routing_key=routing_key, **options)
         return await self.rpc(frame, timeout=timeout)
+
+    async def basic_get(self, queue: str = "", no_ack: bool = False, timeout: float | None = None) -> Any:
+        self._get_from = queue
+        return await super().basic_get("", no_ack, timeout)
+
+    async def rpc(self, frame: Any, timeout: float | None = None) -> Any:
+        if isinstance(frame, commands.Basic.Get):
+            # The driver makes this one itself, which leaves no other place to put the name.
+            frame = _Get(queue=self._get_from, no_ack=frame.no_ack)
+        return await super().rpc(frame, timeout=timeout)
 
     async def basic_consume(
         self,

@@ -145,8 +145,8 @@ class Context:
     async def why_nacked(self, entity: Entity, doing: str) -> TransportError:
         """Say why the broker did not take a message for an entity.
 
-        A queue that answers questions rejected it, as it is full; its depth is kept for the probe. One that does not has
-        failed, and nobody knows whether it kept the message. Of a topic's queues others may have taken it.
+        A queue that answers questions rejected it, as it is full; its depth is kept for the probe. One that does not
+        has failed, and nobody knows whether it kept the message. Of a topic's queues others may have taken it.
         """
         text = f"{doing}: the broker rejected it"
         if entity.kind is EntityKind.TOPIC:

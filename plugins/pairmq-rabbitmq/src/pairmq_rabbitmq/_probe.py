@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Any, Final
 
+from aiormq.channel import Channel
 from pamqp.commands import Basic
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, TransportError
@@ -33,15 +34,17 @@ class Probe:
 
     - the broker is there, lets this user in, and reads what publishers write: no memory or disk alarm, no flow control
       that lasts longer than the ping's time limit;
-    - the entity exists and its process answers; of a quorum queue, its leader;
+    - the entity exists and its process answers; a quorum queue that holds no message has a leader with a majority,
+      which had to answer that (where the user may read it);
     - publishing works to the end, on the connection that sends use: the broker confirmed a persistent message, or
       told that nobody takes one;
     - a queue that rejected a message for lack of room, as far as this process knows, holds fewer messages now.
 
     What it can't prove: that the next, larger message fits; that the nodes and disks which hold the entity's own
-    messages work as well as those of the ping queue, or that a quorum queue has its majority; that no policy changes
-    in between; that another process did not fill the queue. Of a topic it proves that the exchange is there and its
-    node takes writes: a queue that is bound to it may be full or gone.
+    messages work as well as those of the ping queue; that a quorum queue with messages in it has its majority, as
+    RabbitMQ counts them without one; that no policy changes in between; that another process did not fill the queue.
+    Of a topic it proves that the exchange is there and its node takes writes: a queue that is bound to it may be full
+    or gone.
 
     Pings go to `PING_QUEUE`, which is made when missing. A user who may not make it, or meets one that can't be used,
     pings a routing key that no queue has: the broker's return is the proof.
@@ -69,11 +72,30 @@ class Probe:
         else:
             waiting, _ = await self._context.count(entity.path, doing)
             self._check_room(entity.path, waiting, doing)
+            if not waiting:
+                await self._ask_leader(entity.path, doing)
         try:
             await self._ping(doing)
         except TransportError as error:
             # A topic's user may write to its exchange only; the broker read the publish, or it had not refused it.
             if entity.kind is not EntityKind.TOPIC or error.reason is not FailureReason.UNAUTHORIZED:
+                raise
+
+    async def _ask_leader(self, queue: str, doing: str) -> None:
+        """Ask an empty queue for a message, which a quorum queue can answer by its leader only.
+
+        A message that comes in this very moment is given back at once.
+        """
+
+        async def look(channel: Channel) -> None:
+            found = await channel.basic_get(queue)
+            if isinstance(found.delivery, Basic.GetOk):
+                await channel.basic_nack(found.delivery.delivery_tag or 0, requeue=True, wait=False)
+
+        try:
+            await self._context.ask(doing, look)
+        except TransportError as error:
+            if error.kind is not FailureKind.REFUSED:  # not for this user, or an exclusive consumer has it
                 raise
 
     def _check_room(self, queue: str, waiting: int, doing: str) -> None:

@@ -463,7 +463,12 @@ class RabbitServer(ServerProcess):
         """
         found = self._json(
             f"true = rabbit_vhost:exists({_binary(vhost)}),"
-            " [begin [{_, R}, {_, U}] = rabbit_amqqueue:info(Q, [messages_ready, messages_unacknowledged]),"
+            " [begin [R, U] = case amqqueue:get_type(Q) of"
+            # What the server itself tells of a quorum queue is some seconds old: its leader knows.
+            " rabbit_quorum_queue -> {ok, {_, O}, _} ="
+            " ra:leader_query(amqqueue:get_pid(Q), fun rabbit_fifo:overview/1, 10000),"
+            " [maps:get(K, O) || K <- [num_ready_messages, num_checked_out]];"
+            " _ -> [N || {_, N} <- rabbit_amqqueue:info(Q, [messages_ready, messages_unacknowledged])] end,"
             " [element(4, element(2, Q)), R, U] end"
             f" || Q <- rabbit_amqqueue:list({_binary(vhost)})]"
         )
