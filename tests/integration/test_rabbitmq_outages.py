@@ -285,10 +285,9 @@ class Traffic:
         sends = [s for s in self.sends if self.failed_over_at <= s.began and s.ended < self.recovered_at]
         assert len(sends) >= least
         assert [s for s in sends if not s.diverted] == []
-        # An attempt may need another one where this process had no processor meanwhile (see Heartbeat), and only there.
-        calm = [s for s in sends if self.heart.lag(s.began, s.ended) < GRACE]
-        assert len(calm) >= len(sends) / 2
-        assert [s for s in calm if s.result.attempts != 1 or s.result.maybe_duplicate] == []
+        ids = {s.message_id for s in sends}
+        # None was tried at the primary: a success would be its route. (See `check_doubts` for what receipts say.)
+        assert [e for e in self.of(AttemptFailed) if e.message_id in ids and e.queue is None] == []
 
     def check_kinds(self, kind: FailureKind, saying: str = "") -> None:
         """Every failure at the primary since the fault was of this kind, and some said so."""
@@ -320,14 +319,18 @@ class Traffic:
 
     def check_refused(self, error: type[SendRefused], reason: FailureReason) -> None:
         """From the fault to its cure every send was refused at once, and nothing was diverted."""
+        # Whether an attempt that timed out had come beyond the login nobody can tell: such a send may be unknown.
+        timed_out = {e.message_id for e in self.of(AttemptFailed) if "within the time limit" in e.error}
         sends = [s for s in self.sends if self.hit_at <= s.began and s.ended < self.healing_at]
-        assert len(sends) > 20
-        assert {type(s.result) for s in sends} == {error}
+        prompt = [s for s in sends if s.message_id not in timed_out]
+        assert len(prompt) > 20
+        assert {type(s.result) for s in prompt} == {error}
+        assert {type(s.result) for s in sends} <= {error, SendUnknown}
         causes = [s.result.causes[-1] for s in sends if isinstance(s.result, SendError)]
         assert {(c.kind, c.reason, c.maybe_applied) for c in causes if isinstance(c, TransportError)} == {
             (FailureKind.REFUSED, reason, False)
         }
-        assert max(s.ended - s.began - self.heart.lag(s.began, s.ended) for s in sends) < OPTIONS.attempt_timeout
+        assert max(s.ended - s.began - self.heart.lag(s.began, s.ended) for s in prompt) < OPTIONS.attempt_timeout
         self.check_never_diverted()
         after = [s for s in self.sends if s.began >= self.healed_at]
         assert len(after) > 5
@@ -574,8 +577,8 @@ async def test_queue_full_with_reject_publish(brokers: Brokers, hands: Hands) ->
     consumer = ForeignConsumer(primary.url)
     try:
         async with traffic(primary.url, brokers.secondary.url, hands) as under:
-            await until(lambda: under.of(AttemptFailed))
-            under.hit_at = under.sends[0].began
+            await until(lambda: [e for e in under.of(AttemptFailed) if "full" in e.error])
+            under.hit_at = under.struck_at = under.events[-1][0]
             await until(lambda: under.pair.state(QUEUE) is DOWN)
             await asyncio.sleep(1.5)
             await under.heal(consumer.start)
@@ -619,7 +622,8 @@ async def test_a_connection_that_is_reset_and_can_be_made_anew_is_no_outage(
     brokers: Brokers, proxy: TcpProxy, hands: Hands
 ) -> None:
     """Three times within two seconds: sends are tried again and arrive, and nothing is diverted."""
-    async with traffic(proxy.rewrite(brokers.primary.url), brokers.secondary.url, hands, (4.0,)) as under:
+    url = proxy.rewrite(brokers.primary.url)
+    async with traffic(url, brokers.secondary.url, hands, (4.0,), **PATIENT) as under:
         for _ in range(3):
             await under.burst(20)
             await under.hit(proxy.reset)
@@ -671,10 +675,14 @@ async def test_slow_network_does_not_fail_over(brokers: Brokers, proxy: TcpProxy
 # --------------------------------------------------------------------------- what the broker refuses
 
 
+# Time to connect once more on a busy machine: until the broker has said no, nobody can tell this from an outage.
+PATIENT: Any = {"failover_interval": 3.0}
+
+
 async def test_queue_deleted(brokers: Brokers, hands: Hands) -> None:
     """In mid-traffic: refused as not found from then on, until somebody makes it anew."""
     primary = brokers.primary
-    async with traffic(primary.url, brokers.secondary.url, hands, (4.0,)) as under:
+    async with traffic(primary.url, brokers.secondary.url, hands, (4.0,), **PATIENT) as under:
         await under.burst(50)
         await under.hit(lambda: primary.delete_queue(QUEUE))
         await asyncio.sleep(2)
@@ -694,7 +702,7 @@ async def test_virtual_host_deleted(brokers: Brokers, hands: Hands) -> None:
     primary = brokers.primary
     primary.add_vhost("shop")
     url = primary.url_for(vhost="shop")
-    async with traffic(url, brokers.secondary.url, hands, (4.0,)) as under:
+    async with traffic(url, brokers.secondary.url, hands, (4.0,), **PATIENT) as under:
         await under.burst(50)
         await under.hit(lambda: primary.delete_vhost("shop"))
         await asyncio.sleep(2)
@@ -733,9 +741,8 @@ async def test_wrong_password_with_connections_dropped_under_sends(brokers: Brok
     """Changed in mid-traffic: what was in flight is unknown, what comes after is refused, and it is no outage."""
     primary = brokers.primary
     primary.add_user("app", "old")
-    # Long enough to log in once more: until the broker has said no, nobody can tell this from an outage.
-    slower = {"failover_interval": 3.0}
-    async with traffic(primary.url_for("app", "old"), brokers.secondary.url, hands, (4.0,), **slower) as under:
+    url = primary.url_for("app", "old")
+    async with traffic(url, brokers.secondary.url, hands, (4.0,), **PATIENT) as under:
         await hands(primary.change_password, "app", "new")
         await under.burst(200)
         await under.hit(primary.drop_clients, lambda: emptied(primary))

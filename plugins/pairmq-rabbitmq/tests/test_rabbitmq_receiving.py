@@ -663,7 +663,8 @@ async def test_a_lock_is_not_renewed_until_the_broker_loses_patience(
 
 
 async def test_many_locks_end_one_by_one(server: RabbitServer, contexts: MakeContext) -> None:
-    context = contexts(LOCK)
+    lock = 2.0
+    context = contexts(lock)
     receiver = RabbitReceiver(context, SOURCE)
     publish(server, *map(str, range(10)))
     kept = []
@@ -672,8 +673,8 @@ async def test_many_locks_end_one_by_one(server: RabbitServer, contexts: MakeCon
         if number % 2:
             kept.append(await receiver.renew_lock(delivery))
         await asyncio.sleep(0.01)
-    for _ in range(5):
-        await asyncio.sleep(LOCK / 3)
+    for _ in range(7):
+        await asyncio.sleep(lock / 4)
         kept = [await receiver.renew_lock(delivery) for delivery in kept]
     assert held(context) == 5
     assert await receiver.complete_batch(kept) == [None] * 5
