@@ -7,10 +7,12 @@ import asyncio
 import pytest
 
 from pairmq import Message, Pair, PairClosed, PairOptions, Receipt, Route, SendRefused, TransportError
-from pairmq.model import Entity, EntityState, FailureKind
+from pairmq.model import Entity, EntityState, FailureKind, FailureReason
 from pairmq.model.events import Cause, SendCompleted, StateChanged
+from pairmq.runner._attempt import TimeLimits
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time
 from pairmq.testing import _simulated as simulated
+from pairmq.transport import nothing_sent
 
 
 @in_virtual_time
@@ -240,3 +242,18 @@ async def test_a_refused_send_is_nowhere(world):
         assert w.home() == []
         assert w.backlog() == []
         assert Entity("orders") in w.east.queues
+
+
+@pytest.mark.parametrize("sure", [True, False])
+async def test_a_time_out_leaves_no_doubt_where_the_transport_has_none(sure: bool):
+    async def send() -> None:
+        try:
+            await asyncio.sleep(10)
+        except asyncio.CancelledError as cancellation:
+            if sure:
+                nothing_sent(cancellation)
+            raise
+
+    with pytest.raises(TransportError) as caught:
+        await TimeLimits().run(send(), asyncio.get_running_loop().time() + 0.01)
+    assert (caught.value.reason, caught.value.maybe_applied) == (FailureReason.TIMEOUT, not sure)

@@ -14,7 +14,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, TransportError
 from pairmq.plugins import registry
-from pairmq.transport import Sender, Transport
+from pairmq.transport import Sender, Transport, is_nothing_sent
 from pairmq_rabbitmq import _context
 from pairmq_rabbitmq.testing import RabbitServer
 
@@ -319,6 +319,30 @@ async def test_a_hung_server_holds_no_caller_and_later_sends_work(rabbit: Rabbit
     await _until_sent(sender, message(b"after"))
     bodies = [body for _, body in drained(rabbit)]
     assert bodies.count(b"before") == bodies.count(b"after") == 1
+
+
+async def test_a_send_given_up_while_connecting_left_nothing_in_doubt(rabbit: RabbitServer) -> None:
+    declare(rabbit)
+    rabbit.pause()
+    try:
+        async with registry.transport(rabbit.url) as transport:
+            with pytest.raises(TimeoutError) as caught:
+                async with asyncio.timeout(0.3):
+                    await transport.sender(QUEUE).send(message())
+            assert is_nothing_sent(caught.value)
+    finally:
+        rabbit.resume()
+    async with registry.transport(rabbit.url) as transport:
+        sender = transport.sender(QUEUE)
+        await sender.send(message(b"before"))
+        rabbit.pause()
+        try:
+            with pytest.raises(TimeoutError) as caught:
+                async with asyncio.timeout(0.3):
+                    await sender.send(message(b"in doubt"))
+            assert not is_nothing_sent(caught.value)
+        finally:
+            rabbit.resume()
 
 
 async def test_kill_9_fails_sends_at_once_and_keeps_every_confirmed_message(

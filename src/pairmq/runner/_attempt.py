@@ -7,6 +7,7 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 from pairmq.model import FailureKind, FailureReason, TransportError
+from pairmq.transport import is_nothing_sent
 
 T = TypeVar("T")
 
@@ -29,8 +30,8 @@ class TimeLimits:
             What the operation returns.
 
         Raises:
-            TransportError: it failed. A time-out is *unavailable* and may have been applied; so is any exception that
-                a transport should have mapped and did not: it most likely tells of a connection, and taking it for a
+            TransportError: it failed. A time-out is *unavailable* and may have been applied unless the transport knows
+                that it had written nothing; so is any exception that a transport should have mapped and did not: it most likely tells of a connection, and taking it for a
                 refusal would lose what failover can still save.
         """
         if self._ends_at is not None:
@@ -44,7 +45,10 @@ class TimeLimits:
             if not limit.expired():
                 raise _unmapped(error) from error
             raise TransportError(
-                "no answer within the time limit", FailureKind.UNAVAILABLE, FailureReason.TIMEOUT, maybe_applied=True
+                "no answer within the time limit",
+                FailureKind.UNAVAILABLE,
+                FailureReason.TIMEOUT,
+                maybe_applied=not is_nothing_sent(error),
             ) from None
         except TransportError:
             raise

@@ -1,6 +1,6 @@
 """The abstract interfaces to a broker, and what transports tell about themselves."""
 
-from pairmq.transport._transport import Admin, Receiver, Sender, Transport
+from pairmq.transport._transport import Admin, Receiver, Sender, Transport, is_nothing_sent, nothing_sent
 from pairmq.transport._values import Capabilities, Endpoint, QueueCounts, QueueProperties
 
 __all__ = [
@@ -12,4 +12,6 @@ __all__ = [
     "Receiver",
     "Sender",
     "Transport",
+    "is_nothing_sent",
+    "nothing_sent",
 ]

@@ -9,7 +9,8 @@ Rules for all of them, which the conformance suite checks:
   reconnections are switched off; the next call after a lost connection connects anew.
 - **Time limits come from above** as cancellation (``asyncio.timeout``). A cancelled call returns control within a few
   milliseconds, even from a broker that never answers, and leaves the object usable: if the connection's state is in
-  doubt, the transport drops the connection instead of waiting.
+  doubt, the transport drops the connection instead of waiting. A transport that had written nothing yet says so with
+  `nothing_sent`, so that a time-out while connecting leaves no doubt about a message.
 - **Accepted means confirmed by the broker** (SPEC 3.4).
 - **Lazy.** Making a sender, receiver or admin does no IO; the first call connects.
 - **Nothing of a message is trusted**: never evaluated, unpickled, or used as a path.
@@ -17,6 +18,7 @@ Rules for all of them, which the conformance suite checks:
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -24,6 +26,26 @@ from typing import Self
 
 from pairmq.model import Delivery, Entity, Message, Source, TransportError
 from pairmq.transport._values import Capabilities, Endpoint, QueueCounts, QueueProperties
+
+_NOTHING_SENT = "pairmq_nothing_sent"
+
+
+def nothing_sent(cancellation: asyncio.CancelledError) -> None:
+    """Mark the cancellation of a send that had written nothing: whoever set the time limit then knows for certain.
+
+    Args:
+        cancellation: caught by the transport, which raises it again.
+    """
+    setattr(cancellation, _NOTHING_SENT, True)
+
+
+def is_nothing_sent(timeout: BaseException) -> bool:
+    """Tell whether the call that a time limit ended had marked its cancellation with `nothing_sent`.
+
+    Args:
+        timeout: what `asyncio.timeout` raised, or the cancellation itself.
+    """
+    return getattr(timeout.__cause__, _NOTHING_SENT, False) or getattr(timeout, _NOTHING_SENT, False)
 
 
 class Sender(ABC):

@@ -16,6 +16,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from pairmq.model import FailureKind, FailureReason, TransportError
+from pairmq.transport import nothing_sent
 from pairmq_rabbitmq import _errors
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._link import Link
@@ -94,6 +95,7 @@ class Outlet:
     async def _publish(self, parcels: Sequence[Parcel], scope: Scope) -> list[Answer]:
         """Publish one chunk."""
         answers: list[Answer] = []
+        begun = False
         try:
             async with self._turn:
                 while True:
@@ -103,6 +105,7 @@ class Outlet:
                     if channel.proven and len(left[0].body) <= ALONE:
                         break
                     await channel.clear(None)
+                    begun = True
                     written = await self._write(channel, left[:1])
                     answers += await self._answers(written, scope)
                     if len(answers) == len(parcels):
@@ -110,8 +113,13 @@ class Outlet:
                     if isinstance(answers[-1], Lost):
                         raise _not_tried(answers[-1], channel, self._doing)
                 await channel.clear([parcel.message_id for parcel in left])
+                begun = True
                 written = await self._write(channel, left)
             return answers + await self._answers(written, scope)
+        except asyncio.CancelledError as cancellation:
+            if not begun:
+                nothing_sent(cancellation)
+            raise
         except Unsent as error:
             failed = _errors.failure(error, self._doing)
         except TransportError as error:
