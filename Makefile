@@ -33,9 +33,10 @@ test: setup system ## all checks, then all tests (PYTEST_ARGS=... go to pytest)
 	@echo "test: pytest"
 	@$(BIN)/python -m pytest -q $(PYTEST_ARGS)
 
-soak: setup system ## the long tests: a file of a million lines through an outage (LINES=...)
-	@PAIRMQ_TEST_LINES="$(or $(LINES),1000000)" $(BIN)/python -m pytest -q --timeout 3600 \
-		tests/integration/test_file_through_an_outage.py
+soak: setup system ## the long tests: files of a million lines through outages (LINES=...)
+	@PAIRMQ_TEST_LINES="$(or $(LINES),1000000)" PAIRMQ_TEST_RABBITMQ_LINES="$(or $(LINES),1000000)" \
+		$(BIN)/python -m pytest -q --timeout 3600 \
+		tests/integration/test_file_through_an_outage.py tests/integration/test_rabbitmq_file.py
 
 bench-idle: setup system ## processor time of an idle pair with a syphon (ARGS=--json)
 	@$(BIN)/python benchmarks/idle_cost.py $(ARGS)
