@@ -655,7 +655,9 @@ async def test_silent_half_open_tcp(brokers: Brokers, proxy: TcpProxy, hands: Ha
 
 async def test_slow_network_does_not_fail_over(brokers: Brokers, proxy: TcpProxy, hands: Hands) -> None:
     """0.3 s in each direction, 0.6 s a round trip: sends take that long, and that is all."""
-    async with traffic(proxy.rewrite(brokers.primary.url), brokers.secondary.url, hands, (4.0,)) as under:
+    url = proxy.rewrite(brokers.primary.url)
+    # An attempt that has to open its channel first needs three round trips.
+    async with traffic(url, brokers.secondary.url, hands, (8.0,), attempt_timeout=4.0) as under:
         await under.hit(lambda: proxy.slow(delay=0.3))
         await asyncio.sleep(4)
         slow = [s for s in under.sends if s.began > under.hit_at]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import contextmanager
 
 import pika
@@ -14,6 +14,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, TransportError
 from pairmq.plugins import registry
+from pairmq.testing import TcpProxy
 from pairmq.transport import Sender, Transport, is_nothing_sent
 from pairmq_rabbitmq import _context
 from pairmq_rabbitmq.testing import RabbitServer
@@ -345,6 +346,49 @@ async def test_a_send_given_up_while_connecting_left_nothing_in_doubt(rabbit: Ra
             rabbit.resume()
 
 
+@pytest.mark.parametrize("how", ["cut", "reset", "cancelled"])
+async def test_a_send_that_waits_for_others_does_not_outlive_their_channel(rabbit: RabbitServer, how: str) -> None:
+    """A large message waits until it is alone on its channel; the channel is lost, or given up, meanwhile."""
+    declare(rabbit)
+    with TcpProxy("127.0.0.1", rabbit.port) as proxy:
+        async with registry.transport(proxy.rewrite(rabbit.url)) as transport:
+            sender = transport.sender(QUEUE)
+            await sender.send(message(b"before"))
+            proxy.silence("to_client")
+            first = asyncio.create_task(sender.send(message(b"first")))
+            await asyncio.sleep(0.05)
+            large = asyncio.create_task(sender.send(message(b"x" * 2_000_000)))
+            await asyncio.sleep(0.05)
+            if how == "cancelled":
+                first.cancel()
+            elif how == "cut":
+                proxy.cut()
+            else:
+                proxy.reset()
+            await asyncio.sleep(0.05)
+            proxy.restore()
+            await asyncio.wait_for(asyncio.gather(first, large, return_exceptions=True), 10)
+            error = None if large.exception() is None else large.exception()
+            assert error is None or outcome(error) == (UNAVAILABLE, FailureReason.CONNECTION, False)  # type: ignore[arg-type]
+            await sender.send(message(b"after"))
+    stored = [len(body) for _, body in drained(rabbit)]
+    assert stored.count(2_000_000) == (0 if error else 1)
+
+
+async def test_a_batch_given_up_in_its_midst_is_in_doubt(rabbit: RabbitServer, transport: Transport) -> None:
+    sender = transport.sender(QUEUE)
+    await sender.send(message())
+    batch = asyncio.create_task(_timed(sender.send_batch([message(b"x" * 2000) for _ in range(5000)]), 1.0))
+    while sum(rabbit.queues()["orders"]) < 600:
+        await asyncio.sleep(0)
+    rabbit.pause()
+    try:
+        ended = await batch
+    finally:
+        rabbit.resume()
+    assert not is_nothing_sent(ended)
+
+
 async def test_kill_9_fails_sends_at_once_and_keeps_every_confirmed_message(
     rabbit: RabbitServer, transport: Transport
 ) -> None:
@@ -445,6 +489,13 @@ async def _error(call: object) -> TransportError | None:
     except TransportError as error:
         return error
     return None
+
+
+async def _timed(call: Awaitable[object], seconds: float) -> TimeoutError:
+    with pytest.raises(TimeoutError) as caught:
+        async with asyncio.timeout(seconds):
+            await call
+    return caught.value
 
 
 async def _until_sent(sender: Sender, one: Message) -> None:

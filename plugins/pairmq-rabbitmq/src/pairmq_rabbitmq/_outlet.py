@@ -81,6 +81,9 @@ class Outlet:
             while under_way:
                 answers += await under_way[0]
                 del under_way[0]
+        except asyncio.CancelledError:
+            # A new one: what the chunk under way knows about itself says nothing about those before it.
+            raise asyncio.CancelledError from None
         finally:
             for task in under_way:
                 task.cancel()
@@ -102,19 +105,19 @@ class Outlet:
                     scope.check()
                     channel = await self._ready(scope)
                     left = parcels[len(answers) :]
-                    if channel.proven and len(left[0].body) <= ALONE:
-                        break
-                    await channel.clear(None)
+                    alone = not channel.proven or len(left[0].body) > ALONE
+                    await channel.clear(None if alone else [parcel.message_id for parcel in left])
+                    if not channel.usable:
+                        continue
                     begun = True
-                    written = await self._write(channel, left[:1])
+                    written = await self._write(channel, left[:1] if alone else left)
+                    if not alone:
+                        break
                     answers += await self._answers(written, scope)
                     if len(answers) == len(parcels):
                         return answers
                     if isinstance(answers[-1], Lost):
                         raise _not_tried(answers[-1], channel, self._doing)
-                await channel.clear([parcel.message_id for parcel in left])
-                begun = True
-                written = await self._write(channel, left)
             return answers + await self._answers(written, scope)
         except asyncio.CancelledError as cancellation:
             if not begun:

@@ -194,8 +194,8 @@ class PublishChannel:
         return not self._slots
 
     async def clear(self, message_ids: Sequence[str] | None) -> None:
-        """Wait until none of these ids is in flight; with None, nothing at all."""
-        while self._slots and (message_ids is None or any(one in self._slots for one in message_ids)):
+        """Wait until none of these ids is in flight, with None nothing at all, or until the channel is of no use."""
+        while self.usable and self._slots and (message_ids is None or any(one in self._slots for one in message_ids)):
             self._changed.clear()
             await self._changed.wait()
 
@@ -212,6 +212,8 @@ class PublishChannel:
         raw = self._raw
         try:
             async with raw.lock:
+                if not self.usable:  # nobody would answer
+                    raise ConnectionAbortedError("the channel is closed")
                 payload = b"".join(self._frames(parcels))
                 tag = raw.delivery_tag
                 for index, parcel in enumerate(parcels):
@@ -245,6 +247,7 @@ class PublishChannel:
         """Take no more publishes; those in flight may still be answered."""
         if not self._retired:
             self._retired = True
+            self._changed.set()
             if not self._slots:
                 self._unused()
 
@@ -273,10 +276,11 @@ class PublishChannel:
         self._lost(closing.exception() or ConnectionAbortedError("the channel was closed"))
 
     def _lost(self, cause: BaseException) -> None:
-        if self._cause is not None:
-            return
-        self._cause = cause if isinstance(cause, Exception) else ConnectionResetError("the connection was lost")
-        self.session.remove_on_end(self._lost)
+        if self._cause is None:
+            self._cause = cause if isinstance(cause, Exception) else ConnectionResetError("the connection was lost")
+            self.session.remove_on_end(self._lost)
+            self._changed.set()
+        # Whatever was known before: nobody else will answer these.
         slots = tuple(self._slots.values())
         answer = Lost(self._cause, alone=len(slots) == 1)
         for slot in slots:
