@@ -378,12 +378,15 @@ async def test_a_send_that_waits_for_others_does_not_outlive_their_channel(rabbi
 async def test_a_batch_given_up_in_its_midst_is_in_doubt(rabbit: RabbitServer, transport: Transport) -> None:
     sender = transport.sender(QUEUE)
     await sender.send(message())
-    batch = asyncio.create_task(_timed(sender.send_batch([message(b"x" * 2000) for _ in range(5000)]), 1.0))
-    while sum(rabbit.queues()["orders"]) < 600:
-        await asyncio.sleep(0)
-    rabbit.pause()
+
+    async def stop_in_its_midst() -> None:
+        while sum(rabbit.queues()["orders"]) < 600:
+            await asyncio.sleep(0)
+        rabbit.pause()
+
     try:
-        ended = await batch
+        batch = sender.send_batch([message(b"x" * 2000) for _ in range(5000)])
+        ended, _ = await asyncio.gather(_timed(batch, 1.0), stop_in_its_midst())
     finally:
         rabbit.resume()
     assert not is_nothing_sent(ended)
