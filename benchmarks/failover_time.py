@@ -44,8 +44,9 @@ async def until_moved(server: RabbitServer, send: Callable[[], Awaitable[bool]])
     def kill() -> None:
         nonlocal killed_at
         killed_at = time.perf_counter()
-        server.kill()
+        server.kill(settle=False)
 
+    server.settle()
     killing = asyncio.create_task(asyncio.to_thread(kill))
     while not await send():
         pass

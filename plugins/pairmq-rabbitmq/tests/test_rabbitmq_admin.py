@@ -215,10 +215,13 @@ async def test_a_name_that_is_too_long_is_refused(transport: Transport) -> None:
 
 
 def test_old_servers_get_classic_queues() -> None:
-    assert queue_type_for("quorum", (3, 9, 13)) == "classic"
-    assert queue_type_for("quorum", (3, 10)) == queue_type_for("quorum", (4, 1, 0)) == "quorum"
-    assert queue_type_for("classic", (4, 1, 0)) == "classic"
-    assert queue_type_for("quorum", ()) == "quorum"
+    assert queue_type_for("quorum", (3, 9, 13), "quorum") == "classic"
+    assert queue_type_for("quorum", (3, 10), "classic") == queue_type_for("quorum", (4, 1, 0), "classic") == "quorum"
+    assert queue_type_for("classic", (4, 1, 0), "quorum") == "classic"
+    assert queue_type_for("quorum", (), "classic") == "quorum"
+    assert queue_type_for(None, (3, 10), "quorum") == "quorum"
+    assert queue_type_for(None, (3, 10), "classic") == "classic"
+    assert queue_type_for(None, (3, 9), "quorum") == "classic"
 
 
 def test_newer_servers_bound_deliveries_that_nobody_bounded() -> None:

@@ -116,6 +116,11 @@ async def test_200_messages_outlive_a_crash_of_the_broker() -> None:
         url = f"{server.url}?connect_timeout=5"
         async with registry.transport(url) as transport:
             await transport.admin.create(QUEUE)
+            assert isinstance(transport, RabbitTransport)
+            for delay in (8.0, 6.5, 3.0):  # all levels that are needed
+                await transport._schedule.route(QUEUE, delay, "schedule")
+            # A quorum queue that was made in the last seconds before a kill may come back empty.
+            await asyncio.sleep(5)
             begun = time.perf_counter()
             messages = [in_(random.uniform(0.5, 6)) for _ in range(200)]
             assert await transport.sender(QUEUE).send_batch(messages) == [None] * 200
@@ -279,8 +284,8 @@ async def test_a_topics_subscriptions_get_scheduled_messages(transport: Transpor
 
 async def test_a_topic_that_nobody_reads_holds_up_nobody(transport: Transport, rabbit: RabbitServer) -> None:
     await transport.admin.create(TOPIC)
-    assert await transport.sender(TOPIC).send_batch([in_(0.2) for _ in range(60)]) == [None] * 60
-    await asyncio.sleep(0.4)
+    assert await transport.sender(TOPIC).send_batch([in_(2) for _ in range(60)]) == [None] * 60
+    await asyncio.sleep(2.5)
     messages = [in_(0.2) for _ in range(10)]
     await transport.sender(QUEUE).send_batch(messages)
     came = await arrivals(transport.receiver(Source(QUEUE)), 10, 5)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -11,9 +13,12 @@ from typing import Any
 
 import pika
 import pytest
+from pamqp import commands
+from pamqp.base import Frame
+from pamqp.header import ContentHeader
 from pika.adapters.blocking_connection import BlockingChannel
 
-from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, TransportError
+from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.plugins import registry
 from pairmq.testing import TcpProxy
 from pairmq.transport import Sender, Transport, is_nothing_sent
@@ -401,6 +406,55 @@ async def test_a_batch_given_up_in_its_midst_is_in_doubt(
     assert not is_nothing_sent(caught.value)
 
 
+@pytest.mark.parametrize("words", ["vhost maintenance", "access refused for user x", "limit reached"])
+async def test_a_connection_closed_in_unlucky_words_is_no_refusal(
+    rabbit: RabbitServer, sender: Sender, words: str
+) -> None:
+    """An operator closes the connections while one message is in flight, which may be stored."""
+    await sender.send(message())
+    outcomes = []
+    for _ in range(20):
+        sending = asyncio.create_task(_error(sender.send(message())))
+        await asyncio.to_thread(rabbit.drop_clients, words)
+        outcomes.append(await sending)
+    assert {error.kind for error in outcomes if error is not None} <= {UNAVAILABLE}
+    assert len(drained(rabbit)) >= 1 + outcomes.count(None)
+
+
+async def test_sends_given_up_while_their_channel_is_opened_leak_none(rabbit: RabbitServer) -> None:
+    declare(rabbit)
+    declare(rabbit, "other")
+    with TcpProxy("127.0.0.1", rabbit.port) as proxy:
+        async with registry.transport(proxy.rewrite(rabbit.url)) as transport:
+            await transport.sender(QUEUE).send(message())
+            sender = transport.sender(Entity("other"))
+            proxy.silence()
+            for _ in range(12):
+                assert await given_up(sender.send(message()), 0.15) < 0.1
+            proxy.restore()
+            await _until_sent(sender, message())
+            await asyncio.sleep(0.3)
+            assert int(rabbit.erl("length(rabbit_channel:list())")) <= 6
+
+
+async def test_a_foreign_message_whose_routing_key_is_no_text_reaches_its_reader(rabbit: RabbitServer) -> None:
+    declare(rabbit)
+    with foreign(rabbit) as channel:
+        channel.exchange_declare("any", "fanout")
+        channel.queue_bind("orders", "any", "")
+        channel.basic_publish("any", "key", b"before", pika.BasicProperties(message_id="1"))
+    with socket.create_connection(("127.0.0.1", rabbit.port), timeout=5) as raw:
+        _raw_publish(raw, b"any", b"\xff\xfe", b"strange")
+    async with registry.transport(rabbit.url) as transport:
+        receiver = transport.receiver(Source(QUEUE))
+        found: list[bytes] = []
+        while len(found) < 2:
+            for delivery in await receiver.receive(10, 5):
+                found.append(delivery.message.body)
+                await receiver.complete(delivery)
+    assert found == [b"before", b"strange"]
+
+
 async def test_kill_9_fails_sends_at_once_and_keeps_every_confirmed_message(
     rabbit: RabbitServer, transport: Transport
 ) -> None:
@@ -512,3 +566,28 @@ async def _until_sent(sender: Sender, one: Message) -> None:
                 doubtful.append(error)
             await asyncio.sleep(0.05)
     assert not doubtful
+
+
+def _raw_publish(connection: socket.socket, exchange: bytes, routing_key: bytes, body: bytes) -> None:
+    """Publish with a routing key that no client library would write; returns when the broker has closed the channel."""
+
+    def frame(kind: int, channel: int, payload: bytes) -> bytes:
+        return struct.pack(">BHI", kind, channel, len(payload)) + payload + b"\xce"
+
+    def method(channel: int, frame_: Frame) -> bytes:
+        return frame(1, channel, struct.pack(">I", frame_.index) + frame_.marshal())
+
+    connection.sendall(b"AMQP\0\0\x09\x01")
+    connection.recv(4096)
+    start = commands.Connection.StartOk(mechanism="PLAIN", response="\0guest\0guest")
+    connection.sendall(method(0, start))
+    connection.recv(4096)
+    connection.sendall(method(0, commands.Connection.TuneOk(2047, 131072, 0)) + method(0, commands.Connection.Open()))
+    connection.recv(4096)
+    connection.sendall(method(1, commands.Channel.Open()))
+    connection.recv(4096)
+    target = bytes((len(exchange),)) + exchange + bytes((len(routing_key),)) + routing_key
+    publish = frame(1, 1, struct.pack(">I", commands.Basic.Publish.index) + b"\0\0" + target + b"\0")
+    header = frame(2, 1, ContentHeader(body_size=len(body), properties=commands.Basic.Properties()).marshal())
+    connection.sendall(publish + header + frame(3, 1, body) + method(1, commands.Channel.Close(200, "bye", 0, 0)))
+    connection.recv(4096)

@@ -47,7 +47,7 @@ def test_defaults() -> None:
         None,
         None,
     )
-    assert (url.connect_timeout, url.heartbeat, url.queue_type, url.lock_duration) == (5.0, 10, "quorum", 60.0)
+    assert (url.connect_timeout, url.heartbeat, url.queue_type, url.lock_duration) == (5.0, 10, None, 60.0)
     assert url.endpoint.name == "example-5672"
     assert url.endpoint.url == "amqp://example:5672/"
     assert parse_rabbitmq_url("amqps://example").port == 5671

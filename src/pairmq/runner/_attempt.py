@@ -30,9 +30,10 @@ class TimeLimits:
             What the operation returns.
 
         Raises:
-            TransportError: it failed. A time-out is *unavailable* and may have been applied unless the transport knows
-                that it had written nothing; so is any exception that a transport should have mapped and did not: it most likely tells of a connection, and taking it for a
-                refusal would lose what failover can still save.
+            TransportError: it failed. A time-out is *unavailable* and may have been applied unless the transport
+                knows that it had written nothing; so is any exception that a transport should have mapped and did not:
+                it most likely tells of a connection, and taking it for a refusal would lose what failover can still
+                save.
         """
         if self._ends_at is not None:
             limit_at = min(limit_at, self._ends_at)

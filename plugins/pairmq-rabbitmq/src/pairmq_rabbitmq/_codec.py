@@ -35,6 +35,7 @@ from uuid import UUID
 from pamqp.commands import Basic
 
 from pairmq.model import MAX_ID_LENGTH, MAX_NESTING, MAX_TIME_TO_LIVE, Message, PropertyValue
+from pairmq_rabbitmq._wire import UNREADABLE
 
 MAX_EXPIRATION_MS: Final = 2**32 - 1
 """The longest ``expiration`` in milliseconds that RabbitMQ takes."""
@@ -80,7 +81,8 @@ _APP_ID, _TIMESTAMP, _USER_ID, _CLUSTER_ID = "amqp.app_id", "amqp.timestamp", "a
 
 _ROUTING = frozenset(("CC", "BCC"))
 _BROKER_COUNTS = frozenset((_DELIVERY_COUNT, "x-acquired-count"))
-_BROKER_MADE = frozenset(("x-death", _REASON, _DESCRIPTION)) | _BROKER_COUNTS
+# The mark is ours: an application's own header of that name must not be taken for it.
+_BROKER_MADE = frozenset(("x-death", _REASON, _DESCRIPTION, UNREADABLE)) | _BROKER_COUNTS
 _BROKER_PREFIXES = ("x-first-death-", "x-last-death-")
 _MAPPING = frozenset(
     (_SHELTER, _TYPES, _TTL, _SCHEDULED, *(header for _, _, header in _TEXTS), *(header for _, header, _ in _HEADERS))

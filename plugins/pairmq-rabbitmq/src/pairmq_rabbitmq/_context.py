@@ -29,6 +29,7 @@ from pairmq_rabbitmq._url import RabbitUrl
 T = TypeVar("T")
 
 _SILENCE = 0.1  # s without a frame from the broker after which giving up a question says something about the connection
+_MOST_FORSAKEN = 20  # questions without an answer, with a channel each, until a connection is changed to be rid of them
 _MOST_OUTLETS = 1500  # with a channel each; RabbitMQ's default limit is 2047 a connection
 
 
@@ -53,6 +54,8 @@ class Context:
         self.receivers: set[_Closable] = set()
         self.full: dict[str, int] = {}
         """Queues that rejected a publish: how many messages they held then."""
+        self.rejecting: dict[str, tuple[bool, float]] = {}
+        """Whether queues are known to reject what has no room, and until when that is taken for granted."""
         self.closed = False
         self._outlets: OrderedDict[Entity, Outlet] = OrderedDict()
         self._idle: list[tuple[Session, Channel]] = []
@@ -89,17 +92,20 @@ class Context:
         try:
             session = await self.control.session()
         except Unsent as error:
-            raise _errors.failure(error, doing) from error.cause
+            failed = _errors.failure(error, doing)
+            raise failed from failed.__cause__
         frames, loop = session.wire.frames, asyncio.get_running_loop()
         asked_at = loop.time()
         try:
             return await session.run(self._answer(session, question))
         except asyncio.CancelledError:
-            if session.wire.frames == frames and loop.time() - asked_at >= _SILENCE:
+            silent = session.wire.frames == frames and loop.time() - asked_at >= _SILENCE
+            if silent or session.forsaken >= _MOST_FORSAKEN:
                 self.control.retire(session, TimeoutError("the broker did not answer in time"), at_once=False)
             raise
         except Exception as error:
-            raise _errors.failure(error, doing) from error
+            failed = _errors.failure(error, doing)
+            raise failed from failed.__cause__
 
     async def server_version(self, doing: str) -> tuple[int, ...]:
         """The broker's version, such as (3, 10, 8).
@@ -110,7 +116,8 @@ class Context:
         try:
             return (await self.control.session()).server_version
         except Unsent as error:
-            raise _errors.failure(error, doing) from error.cause
+            failed = _errors.failure(error, doing)
+            raise failed from failed.__cause__
 
     async def find_exchange(self, name: str, doing: str) -> None:
         """Make sure that an exchange exists.
@@ -141,28 +148,6 @@ class Context:
             return TransportError(str(error), error.kind, error.reason)
         # It is there now: made a moment ago, or back from a node that was away.
         return TransportError(f"{doing}: the queue was not there", FailureKind.TRANSIENT, FailureReason.OTHER)
-
-    async def why_nacked(self, entity: Entity, doing: str) -> TransportError:
-        """Say why the broker did not take a message for an entity.
-
-        A queue that answers questions rejected it, as it is full; its depth is kept for the probe. One that does not
-        has failed, and nobody knows whether it kept the message. Of a topic's queues others may have taken it.
-        """
-        text = f"{doing}: the broker rejected it"
-        if entity.kind is EntityKind.TOPIC:
-            return TransportError(
-                f"{text}: a queue that is bound to the topic is full",
-                FailureKind.UNAVAILABLE,
-                FailureReason.QUOTA,
-                maybe_applied=True,
-            )
-        try:
-            waiting, _ = await self.count(entity.path, doing)
-        except TransportError as error:
-            return TransportError(f"{text}, and then {error}", FailureKind.UNAVAILABLE, maybe_applied=True)
-        self.full[entity.path] = max(waiting, self.full.get(entity.path, 0))
-        text += ": the queue is full (overflow is reject-publish)"
-        return TransportError(text, FailureKind.UNAVAILABLE, FailureReason.QUOTA)
 
     async def close(self, timeout: float) -> None:
         """Close all connections within ``timeout`` seconds."""

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from typing import Any
 
 from pairmq.model import FailureKind, FailureReason, TransportError
 from pairmq.transport import nothing_sent
@@ -22,11 +23,13 @@ from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._link import Link
 from pairmq_rabbitmq._publish import ALONE, Answer, Batch, Lost, Parcel, PublishChannel
 from pairmq_rabbitmq._scope import Scope
+from pairmq_rabbitmq._session import Session
 
 CHUNK_MESSAGES = 250
 CHUNK_BYTES = 1 << 20
 _SILENCE = 0.1  # s without a frame from the broker after which giving up a publish says something about the connection
 _GOODBYE = 5.0
+_MOST_FORSAKEN = 20  # channels with publishes that nobody waits for, until a connection is changed to get rid of them
 
 
 class Outlet:
@@ -44,6 +47,7 @@ class Outlet:
         self._doing = doing
         self._check = check
         self._channel: PublishChannel | None = None
+        self._opening: _Opening | None = None
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -106,7 +110,9 @@ class Outlet:
                     channel = await self._ready(scope)
                     left = parcels[len(answers) :]
                     alone = not channel.proven or len(left[0].body) > ALONE
-                    await channel.clear(None if alone else [parcel.message_id for parcel in left])
+                    ids = None if alone else [parcel.message_id for parcel in left]
+                    if channel.has_in_flight(ids):
+                        await scope.race(channel.clear(ids))
                     if not channel.usable:
                         continue
                     begun = True
@@ -166,13 +172,35 @@ class Outlet:
             self._channel = None
             if channel is not None:
                 channel.retire()
-            channel = await scope.race(self._open())
+            channel = await self._opened(scope)
         if channel.session.wire.blocked:
             raise _errors.blocked(self._doing)
         return channel
 
-    async def _open(self) -> PublishChannel:
-        session = await self._link.session()
+    async def _opened(self, scope: Scope) -> PublishChannel:
+        """Open a channel, or wait for the one that is being opened: a caller that is cancelled leaves it to the next.
+
+        Raises:
+            Unsent: it can't be opened.
+            TransportError: as `_ready`.
+        """
+        if self._opening is None:
+            self._opening = _Opening(self._open)
+        opening = self._opening
+        try:
+            await scope.race(opening.wait())
+        except asyncio.CancelledError:
+            if opening.silent:
+                self._opening = None
+                self._link.retire(opening.session, TimeoutError("the broker did not answer in time"), at_once=False)
+            raise
+        finally:
+            if opening.task.done():
+                self._opening = None
+        return opening.task.result()
+
+    async def _open(self, opening: _Opening) -> PublishChannel:
+        session = opening.on(await self._link.session())
         if session.wire.blocked:
             raise _errors.blocked(self._doing)
         if self._check is not None:
@@ -188,9 +216,11 @@ class Outlet:
             self._channel = None
         channel.retire()
         waited = asyncio.get_running_loop().time() - written.at
-        if session.wire.blocked or session.wire.frames != written.frames or waited < _SILENCE:
+        if session.wire.blocked:
             return
-        self._link.retire(session, TimeoutError("the broker did not answer in time"), at_once=False)
+        silent = session.wire.frames == written.frames and waited >= _SILENCE
+        if silent or session.forsaken >= _MOST_FORSAKEN:
+            self._link.retire(session, TimeoutError("the broker did not answer in time"), at_once=False)
 
     def _unused(self, channel: PublishChannel) -> None:
         task = asyncio.get_running_loop().create_task(self._give_back(channel))
@@ -202,6 +232,42 @@ class Outlet:
         with contextlib.suppress(Exception):
             async with asyncio.timeout(_GOODBYE):
                 await channel.close()
+
+
+class _Opening:
+    """A channel on its way.
+
+    Args:
+        open: opens it.
+    """
+
+    def __init__(self, open: Callable[[_Opening], Coroutine[Any, Any, PublishChannel]]) -> None:
+        self._asked: tuple[Session, int, float] | None = None
+        self.task = asyncio.get_running_loop().create_task(open(self))
+        self.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, whoever waits
+
+    def on(self, session: Session) -> Session:
+        """Note the connection that it will be on; gives it back."""
+        self._asked = (session, session.wire.frames, asyncio.get_running_loop().time())
+        return session
+
+    @property
+    def session(self) -> Session:
+        """That connection; only to be asked for when `silent`."""
+        assert self._asked is not None  # noqa: S101  # for mypy
+        return self._asked[0]
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing has come from the broker since it was asked, some time ago."""
+        if self._asked is None or self.task.done():
+            return False
+        session, frames, at = self._asked
+        return session.wire.frames == frames and asyncio.get_running_loop().time() - at >= _SILENCE
+
+    async def wait(self) -> None:
+        """Wait until it is there, or can't be had."""
+        await asyncio.wait((self.task,))
 
 
 class _Written:

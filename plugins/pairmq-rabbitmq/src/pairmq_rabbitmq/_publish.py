@@ -17,7 +17,7 @@ from typing import cast
 
 from aiormq.abc import ChannelFrame
 from aiormq.channel import Channel
-from aiormq.exceptions import PublishError
+from aiormq.exceptions import AMQPChannelError, PublishError
 from pamqp import commands
 from pamqp.header import ContentHeader
 
@@ -193,9 +193,13 @@ class PublishChannel:
         """Whether nothing is in flight."""
         return not self._slots
 
+    def has_in_flight(self, message_ids: Sequence[str] | None) -> bool:
+        """Whether one of these ids is in flight; with None, anything at all."""
+        return bool(self._slots) and (message_ids is None or any(one in self._slots for one in message_ids))
+
     async def clear(self, message_ids: Sequence[str] | None) -> None:
         """Wait until none of these ids is in flight, with None nothing at all, or until the channel is of no use."""
-        while self.usable and self._slots and (message_ids is None or any(one in self._slots for one in message_ids)):
+        while self.usable and self.has_in_flight(message_ids):
             self._changed.clear()
             await self._changed.wait()
 
@@ -241,6 +245,7 @@ class PublishChannel:
             self._raw.message_id_delivery_tag.pop(slot.message_id, None)
             self._changed.set()
             if self._retired and not self._slots:
+                self.session.forsaken -= 1
                 self._unused()
 
     def retire(self) -> None:
@@ -250,6 +255,8 @@ class PublishChannel:
             self._changed.set()
             if not self._slots:
                 self._unused()
+            else:
+                self.session.forsaken += 1
 
     # ------------------------------------------------------------------ private
 
@@ -282,7 +289,8 @@ class PublishChannel:
             self._changed.set()
         # Whatever was known before: nobody else will answer these.
         slots = tuple(self._slots.values())
-        answer = Lost(self._cause, alone=len(slots) == 1)
+        # A connection is never closed because of a publish that we write; a channel may be.
+        answer = Lost(self._cause, alone=len(slots) == 1 and isinstance(cause, AMQPChannelError))
         for slot in slots:
             slot.settle(answer)
 

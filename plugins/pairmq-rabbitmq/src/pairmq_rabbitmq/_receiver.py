@@ -120,7 +120,8 @@ class RabbitReceiver(Receiver):
             self._opening = None
             raw = opening.task.result()
         except Unsent as error:
-            raise _errors.failure(error, self._doing) from error.cause
+            failed = _errors.failure(error, self._doing)
+            raise failed from failed.__cause__
         share = Share(self._context.url.endpoint.identity, self._queue)
         self._channel = DeliveryChannel(session, raw, self._queue, share, self._context.url.lock_duration)
         return self._channel

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from aiormq.exceptions import AMQPChannelError
+
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, TransportError
 from pairmq.transport import Sender
 from pairmq_rabbitmq import _codec, _errors, _names
 from pairmq_rabbitmq._context import Context
+from pairmq_rabbitmq._nack import why_nacked
 from pairmq_rabbitmq._publish import Answer, Lost, Nacked, Parcel, Returned, publish_method
 from pairmq_rabbitmq._schedule import Schedule
 from pairmq_rabbitmq._scope import Scope
@@ -125,7 +128,7 @@ class RabbitSender(Sender):
                     returned = returned or await self._context.why_returned(self._entity, self._doing)
                     outcomes.append(returned)
                 case Nacked():
-                    nacked = nacked or await self._context.why_nacked(self._entity, self._doing)
+                    nacked = nacked or await why_nacked(self._context, self._entity, self._doing)
                     outcomes.append(nacked)
                 case Lost():
                     outcomes.append(self._lost(answer))
@@ -137,7 +140,9 @@ class RabbitSender(Sender):
         failed = _errors.failure(lost.cause, self._doing)
         if failed.kind is not FailureKind.REFUSED or lost.alone:
             return failed
-        # The refusal was of one message in flight, and nobody knows which: all are in doubt, and tried again.
-        doubtful = TransportError(str(failed), FailureKind.TRANSIENT, failed.reason, maybe_applied=True)
+        # A channel was closed over one message in flight, and nobody knows which: all are in doubt, and tried again. A
+        # connection was closed over something else, in whatever words.
+        kind = FailureKind.TRANSIENT if isinstance(lost.cause, AMQPChannelError) else FailureKind.UNAVAILABLE
+        doubtful = TransportError(str(failed), kind, failed.reason, maybe_applied=True)
         doubtful.__cause__ = failed.__cause__
         return doubtful

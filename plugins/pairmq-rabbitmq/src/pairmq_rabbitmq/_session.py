@@ -41,6 +41,7 @@ class Session:
     def __init__(self) -> None:
         self.wire = Wire(self._lost)
         self.cause: BaseException | None = None
+        self.forsaken = 0  # calls that nobody waits for any more, and that have not ended
         self._connection: aio_pika.Connection | None = None
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._listeners: list[Callable[[BaseException], None]] = []
@@ -165,7 +166,13 @@ class Session:
 
     async def _detached(self, operation: Coroutine[Any, Any, T]) -> T:
         task = self._background(operation)
-        await asyncio.wait((task, self._ended), return_when=asyncio.FIRST_COMPLETED)
+        try:
+            await asyncio.wait((task, self._ended), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            if not task.done():
+                self.forsaken += 1
+                task.add_done_callback(self._no_longer_forsaken)
+            raise
         if not task.done():
             task.cancel()
             raise self.cause or ConnectionAbortedError("the connection was closed")
@@ -183,6 +190,9 @@ class Session:
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task
+
+    def _no_longer_forsaken(self, _: asyncio.Task[Any]) -> None:
+        self.forsaken -= 1
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

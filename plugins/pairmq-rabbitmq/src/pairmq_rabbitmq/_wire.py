@@ -34,6 +34,8 @@ _CONTENT = struct.Struct(">HHQ")
 _METHOD, _HEADER = 1, 2
 _BLOCKED, _UNBLOCKED = (struct.pack(">HH", 10, method) for method in (60, 61))
 _CLOSE = struct.pack(">HH", 10, 50)
+_RETURN, _DELIVER, _GET_OK = (struct.pack(">HH", 60, method) for method in (50, 60, 71))
+_CONTENT_METHODS = frozenset((_RETURN, _DELIVER, _GET_OK))
 
 
 class Wire:
@@ -146,10 +148,30 @@ class _WatchedReader:
         kind, channel, size = _FRAME.unpack(start)
         rest = await self._reader.readexactly(size + 1)
         self._wire.saw(kind, rest)
-        if kind == _HEADER:
+        if kind == _METHOD and rest[:4] in _CONTENT_METHODS and not rest[:-1].isascii():
+            rest = _nameable(start, rest)
+            start = _FRAME.pack(kind, channel, len(rest) - 1)
+        elif kind == _HEADER:
             rest = _readable(channel, start, rest)
             start = _FRAME.pack(kind, channel, len(rest) - 1)
         return start + rest
+
+
+def _nameable(start: bytes, rest: bytes) -> bytes:
+    """A method frame of a message that the driver can parse: exchange and routing key, which nobody here reads, may
+    be any bytes for the broker, and have to be text for the driver."""
+    try:
+        pamqp.frame.unmarshal(start + rest)
+    except Exception:
+        payload, end = rest[:-1], rest[-1:]
+        if rest.startswith(_DELIVER):  # consumer tag, delivery tag, redelivered
+            kept = 4 + 1 + payload[4] + 8 + 1
+            return payload[:kept] + b"\0\0" + end
+        if rest.startswith(_GET_OK):  # delivery tag, redelivered; then the names, and a count
+            return payload[: 4 + 8 + 1] + b"\0\0" + payload[-4:] + end
+        kept = 4 + 2 + 1 + payload[6]  # reply code and text
+        return payload[:kept] + b"\0\0" + end
+    return rest
 
 
 def _readable(channel: int, start: bytes, rest: bytes) -> bytes:

@@ -217,10 +217,26 @@ class RabbitServer(ServerProcess):
 
     # ------------------------------------------------------------------ the process
 
-    def kill(self) -> None:
-        """End it with SIGKILL and wait until it is gone; without effect when it does not run."""
+    def kill(self, *, settle: bool = True) -> None:
+        """End it with SIGKILL and wait until it is gone; without effect when it does not run.
+
+        Args:
+            settle: call `settle` before, if it answers: most tests that kill a server don't ask what becomes of
+                queues that were made a moment ago.
+        """
+        if settle and self.running and not self._paused:
+            with contextlib.suppress(ServerError):
+                self.settle()
         super().kill()
         self._epmd.kill()
+
+    def settle(self) -> None:
+        """Have it write to the disk which queues there are: it does so some seconds late, messages it writes at once.
+
+        Raises:
+            ServerError: it does not answer.
+        """
+        self.erl("[ok = dets:sync(T) || T <- dets:all()], mnesia:sync_log()", timeout=3.0)
 
     def stop(self, timeout: float = 20.0) -> None:
         """Ask it to end with SIGTERM, which takes it a second, and kill it when it does not.
