@@ -119,7 +119,7 @@ async def test_200_messages_outlive_a_crash_of_the_broker() -> None:
             assert isinstance(transport, RabbitTransport)
             for delay in (8.0, 6.5, 3.0):  # all levels that are needed
                 await transport._schedule.route(QUEUE, delay, "schedule")
-            # A quorum queue that was made in the last seconds before a kill may come back empty.
+            # What waits in queues made moments before a kill is lost or held back in some runs: see _schedule.
             await asyncio.sleep(5)
             begun = time.perf_counter()
             messages = [in_(random.uniform(0.5, 6)) for _ in range(200)]
