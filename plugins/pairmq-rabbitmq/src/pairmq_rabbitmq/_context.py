@@ -54,6 +54,8 @@ class Context:
         self.receivers: set[_Closable] = set()
         self.full: dict[str, int] = {}
         """Queues that rejected a publish: how many messages they held then."""
+        self.full_until: dict[str, float] = {}
+        """Those of them that may have failed instead: until when they are taken for full."""
         self.rejecting: dict[str, tuple[bool, float]] = {}
         """Whether queues are known to reject what has no room, and until when that is taken for granted."""
         self.closed = False

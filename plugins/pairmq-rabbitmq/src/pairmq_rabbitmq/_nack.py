@@ -19,7 +19,7 @@ _TRUSTED = 60.0  # s
 async def why_nacked(context: Context, entity: Entity, doing: str) -> TransportError:
     """Say why the broker did not take a message for an entity.
 
-    How many messages a queue that rejects holds is kept for the probe. Of a topic's queues others may have taken the
+    How many messages the queue holds is kept for the probe. Of a topic's queues others may have taken the
     message.
 
     Args:
@@ -41,10 +41,12 @@ async def why_nacked(context: Context, entity: Entity, doing: str) -> TransportE
         rejects = await _rejects(context, entity.path, doing)
     except TransportError as error:
         return TransportError(f"{text}, and then {error}", unavailable, maybe_applied=True)
+    context.full[entity.path] = max(waiting, context.full.get(entity.path, 0))
     if rejects:
-        # Only here: of a queue that has failed the number says nothing about room.
-        context.full[entity.path] = max(waiting, context.full.get(entity.path, 0))
+        context.full_until.pop(entity.path, None)
         return TransportError(f"{text}: the queue is full (overflow is reject-publish)", unavailable, quota)
+    # Of a queue that has failed the number says nothing about room: the probe shall not wait for ever.
+    context.full_until[entity.path] = asyncio.get_running_loop().time() + _TRUSTED
     return TransportError(
         f"{text}: the queue is full, by a policy, or has failed", unavailable, quota, maybe_applied=True
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import uuid
 from typing import Any, Final
 
@@ -101,11 +103,14 @@ class Probe:
     def _check_room(self, queue: str, waiting: int, doing: str) -> None:
         """Look whether a queue that was full has had messages taken out since."""
         full = self._context.full.get(queue, 0)
+        if asyncio.get_running_loop().time() >= self._context.full_until.get(queue, math.inf):
+            full = 0
         if waiting and full and waiting >= full:
             self._context.full[queue] = waiting
             text = f"{doing}: the queue is full: it rejected a message, and still holds {waiting}"
             raise TransportError(text, FailureKind.UNAVAILABLE, FailureReason.QUOTA)
         self._context.full.pop(queue, None)
+        self._context.full_until.pop(queue, None)
 
     async def _ping(self, doing: str) -> None:
         """Publish twice: during an alarm the broker confirms one more message before it stops reading a connection."""
