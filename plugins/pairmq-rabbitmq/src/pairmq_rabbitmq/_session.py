@@ -213,6 +213,12 @@ class Session:
         loop.call_soon(loop.call_soon, self.end, cause)
 
 
+class _Driver(aiormq.Connection):
+    # When this queue of frames is full, the driver drops its answer to a channel that the broker closed, and uses the
+    # channel's number again, which makes the broker close the connection.
+    FRAME_BUFFER_SIZE = 1000
+
+
 class _Connection(aio_pika.Connection):
     """aio-pika's plain connection, which never reconnects, over streams of ours.
 
@@ -242,7 +248,7 @@ class _Connection(aio_pika.Connection):
 
     async def connect(self, timeout: float | None = None) -> None:
         """Connect and log in; time limits come from outside."""
-        driver = aiormq.Connection(self.url, transport_factory=self._streams)
+        driver = _Driver(self.url, transport_factory=self._streams)
         driver.vhost = self._vhost  # in an URL the driver would misread most that is no letter
         await driver.connect()
         on_close = OneShotCallback(self._on_connection_close)
