@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 
-from pairmq.model import TransportError
 from pairmq_rabbitmq import _errors
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._session import Session
@@ -118,8 +117,3 @@ class Link:
             return
         if attempt.exception() is None and (self._closed or self._session is not attempt.result()):
             attempt.result().end(ConnectionAbortedError("given up"))
-
-
-def failed(error: Exception, doing: str) -> TransportError:
-    """The transport error of what `Link.session` raised."""
-    return _errors.failure(error, doing, maybe_applied=False)

@@ -9,6 +9,7 @@ aio-pika's driver is given streams of ours. They see every frame before the driv
 They also keep one poisoned message from ending the connection for everyone: a header that the driver's parser can't
 read (a timestamp beyond the year 9999 will do) is replaced by an empty one with a mark, and the message under it is the
 receiver's to put away.
+Exchange names and routing keys that are no text, which nobody here reads, are blanked.
 """
 
 from __future__ import annotations
@@ -95,7 +96,6 @@ class WatchedStreams(TransportFactory):
     Args:
         wire: sees what comes.
         tls: checks the broker; None for plain TCP.
-        host: the name that its certificate must bear.
     """
 
     def __init__(self, wire: Wire, tls: ssl.SSLContext | None) -> None:
