@@ -1,21 +1,24 @@
 """A syphon as a process of its own that writes down which messages it may have brought home twice.
 
-usage: syphon_program.py PRIMARY SECONDARY QUEUES DOUBTS
+It is ``pairmq syphon`` with one observer more: whatever brings a message home must say so here, or a second copy that
+it makes looks unexplained.
+
+usage: syphon_program.py PRIMARY SECONDARY QUEUES DOUBTS [--until-empty]
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import signal
 import sys
 from pathlib import Path
 
 from pairmq import Pair, PairOptions
+from pairmq.cli._common import transport_of
+from pairmq.cli._signals import run_async
+from pairmq.cli._syphon_job import SyphonJob
 from pairmq.model.events import Event, MessageMoved
 
 
-async def main(primary: str, secondary: str, queues: str, doubts: str) -> None:
+def main(primary: str, secondary: str, queues: str, doubts: str, *flags: str) -> int:
     options = PairOptions(
         backlog_queue_count=int(queues),
         ping_primary_interval=0.5,
@@ -23,8 +26,6 @@ async def main(primary: str, secondary: str, queues: str, doubts: str) -> None:
         syphon_receive_wait=2.0,
         enable_syphon=True,
     )
-    stopped = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     with Path(doubts).open("a", buffering=1) as log:
 
         def on_event(event: Event) -> None:
@@ -33,10 +34,15 @@ async def main(primary: str, secondary: str, queues: str, doubts: str) -> None:
 
         pair = Pair.connect(primary, secondary, options=options)
         pair.subscribe(on_event)
-        async with pair:
-            await stopped.wait()
+        job = SyphonJob(
+            pair,
+            lambda: transport_of(secondary),
+            until_empty="--until-empty" in flags,
+            interval=10.0,
+            json=False,
+        )
+        return run_async(job.run, graceful=True)
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(main(*sys.argv[1:]))
+    sys.exit(main(*sys.argv[1:]))

@@ -128,8 +128,8 @@ def test_nothing_is_lost_when_the_primary_is_killed_twice_and_the_syphon_once(
         syphon.wait()
         syphon = start(*syphon_program, log=tmp_path / "syphon.log")
         assert send.wait(PATIENCE) == 0, (tmp_path / "send.log").read_text()
-        drain = ["syphon", *urls, "--ping-interval=500ms", f"--backlog-queues={QUEUES}", "--until-empty"]
-        assert start("-m", "pairmq.cli", *drain, log=tmp_path / "drain.log").wait(PATIENCE) == 0
+        drain = start(*syphon_program, "--until-empty", log=tmp_path / "drain.log")
+        assert drain.wait(PATIENCE) == 0, (tmp_path / "drain.log").read_text()
         syphon.send_signal(signal.SIGTERM)
         assert syphon.wait(20) == 0, (tmp_path / "syphon.log").read_text()
     finally:

@@ -61,7 +61,7 @@ QUEUE = "orders"
 OPTIONS = PairOptions(
     failover_interval=0.5,
     ping_primary_interval=1.0,
-    ping_timeout=0.5,
+    ping_timeout=1.0,
     attempt_timeout=1.0,
     send_timeout=4.0,
     backlog_queue_count=3,
@@ -266,10 +266,20 @@ class Traffic:
         assert within <= most + self.heart.lag(self.hit_at, self.failed_over_at)
 
     async def recovery(self) -> None:
-        """Health is up again within two ping intervals after the cure (and what the machine took meanwhile)."""
+        """Health is up again by the second ping after the cure.
+
+        Pings are counted rather than seconds: a server that has just booted on a busy machine may take its time to
+        answer one. `report` prints the seconds.
+        """
         await until(lambda: self._left_down(self.failed_over_at), 15)
-        most = 2 * self.pair.options.ping_primary_interval
-        assert self.recovered_at - self.healed_at <= most + self.heart.lag(self.healed_at, self.recovered_at)
+        failed = [
+            ping
+            for at, ping in self.events
+            if isinstance(ping, PingCompleted)
+            and self.healed_at + ping.elapsed < at <= self.recovered_at
+            and not ping.ok
+        ]
+        assert len(failed) <= 1, failed
 
     async def drained(self) -> None:
         """Everything comes home."""
