@@ -497,6 +497,26 @@ async def test_held_messages_go_to_the_tail_without_scheduling_too(world):
 
 
 @in_virtual_time
+async def test_a_backlog_is_not_called_empty_over_messages_that_nobody_can_count(world):
+    """RabbitMQ can't tell what waits for its time: held messages must not be put there."""
+    sound = SimulatedBroker("x").capabilities
+    west = SimulatedBroker("west", capabilities=replace(sound, counts_scheduled=False))
+    async with world(west=west, enable_syphon=True, syphon_batch=5, backlog_queue_count=1) as w:
+        w.pair.hold("orders")
+        sender = w.pair.sender("orders")
+        w.east.fail(Fault.DOWN, entities=["orders"])
+        for n in range(30):
+            await sender.send(Message(b"%d" % n))
+        await asyncio.sleep(7)
+        w.east.heal()
+        w.pair.mark_healthy("orders")
+        while w.pair.state("orders") is not EntityState.HEALTHY:
+            await asyncio.sleep(0.01)
+        assert w.backlog() == []
+        assert len(w.home()) == 30
+
+
+@in_virtual_time
 async def test_order_is_kept_for_one_sender_while_nothing_fails(world):
     async with world(enable_syphon=True, backlog_queue_count=4) as w:
         w.pair.hold("orders")

@@ -619,3 +619,13 @@ async def test_management_that_never_answers(rabbit: RabbitServer) -> None:
                 async with asyncio.timeout(0.1):
                     await transport.admin.list_entities()
             await asyncio.sleep(0.5)
+
+
+async def test_what_has_no_sessions_is_not_made_to_require_them(transport: Transport) -> None:
+    with pytest.raises(TransportError) as caught:
+        await transport.admin.create(QUEUE, QueueProperties(requires_session=True))
+    assert caught.value.reason is FailureReason.NOT_SUPPORTED
+    assert not await transport.admin.exists(QUEUE)
+    with pytest.raises(TransportError) as caught:
+        await transport.accept_session(Source(QUEUE), "s", wait=0)
+    assert caught.value.reason is FailureReason.NOT_SUPPORTED

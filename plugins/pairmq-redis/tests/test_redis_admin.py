@@ -247,3 +247,13 @@ async def test_lost_settings_are_told_as_defaults(transport: Transport, queue: E
     for text in (b"[1]", b"{", b'{"unknown":1}'):
         await control.call([(b"HSET", EntityKeys(queue).meta, b"settings", text)], Scope())
         assert await transport.admin.properties(queue) == QueueProperties()
+
+
+async def test_what_has_no_sessions_is_not_made_to_require_them(transport: Transport) -> None:
+    with pytest.raises(TransportError) as caught:
+        await transport.admin.create(Entity("sessions"), QueueProperties(requires_session=True))
+    assert caught.value.reason is FailureReason.NOT_SUPPORTED
+    assert not await transport.admin.exists(Entity("sessions"))
+    with pytest.raises(TransportError) as caught:
+        await transport.accept_session(Source(Entity("sessions")), "s", wait=0)
+    assert caught.value.reason is FailureReason.NOT_SUPPORTED

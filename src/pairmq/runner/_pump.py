@@ -397,7 +397,9 @@ class Pump:
         items = list(line.items)
         line.items.clear()
         items = await self._intake.fresh(items)
-        scheduling = self._secondary.capabilities.scheduling
+        # What waits for its time where nobody can count it would let the backlog look empty (SPEC 4.5).
+        capabilities = self._secondary.capabilities
+        scheduling = capabilities.scheduling and capabilities.counts_scheduled
         wait = min(60.0, max(1.0, self._options.ping_primary_interval))
         copies = [self._postponed(item, wait if scheduling else None) for item in items]
         try:

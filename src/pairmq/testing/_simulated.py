@@ -91,6 +91,7 @@ class SimulatedBroker:
             max_message_bytes=1 << 20,
             topics=True,
             scheduling=True,
+            counts_scheduled=True,
             time_to_live=True,
             dead_letter=True,
             lock_renewal=True,
@@ -442,6 +443,9 @@ class _SimulatedAdmin(Admin):
 
     async def create(self, entity: Entity, properties: QueueProperties | None = None) -> bool:
         await self._transport.act(Operation.ADMIN, entity)
+        if properties is not None and properties.requires_session:
+            text = f"create {entity}: requires_session: the simulated broker has no sessions"
+            raise TransportError(text, FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
         if entity in self._broker.queues:
             return False
         self._broker.queues[entity] = _Queue(properties or QueueProperties())
@@ -465,7 +469,8 @@ class _SimulatedAdmin(Admin):
         now = asyncio.get_running_loop().time()
         locked = sum(1 for s in messages.values() if s.locked_until is not None and s.locked_until > now)
         scheduled = sum(1 for s in messages.values() if s.visible_at > now)
-        return QueueCounts(len(messages) - locked - scheduled, locked, scheduled, len(queue.dead))
+        told = scheduled if self._broker.capabilities.counts_scheduled else 0
+        return QueueCounts(len(messages) - locked - scheduled, locked, told, len(queue.dead))
 
     async def delete(self, entity: Entity) -> bool:
         await self._transport.act(Operation.ADMIN, entity)

@@ -1,6 +1,14 @@
 """The abstract interfaces to a broker, and what transports tell about themselves."""
 
-from pairmq.transport._transport import Admin, Receiver, Sender, Transport, is_nothing_sent, nothing_sent
+from pairmq.transport._transport import (
+    Admin,
+    Receiver,
+    Sender,
+    SessionReceiver,
+    Transport,
+    is_nothing_sent,
+    nothing_sent,
+)
 from pairmq.transport._values import Capabilities, Endpoint, QueueCounts, QueueProperties
 
 __all__ = [
@@ -11,6 +19,7 @@ __all__ = [
     "QueueProperties",
     "Receiver",
     "Sender",
+    "SessionReceiver",
     "Transport",
     "is_nothing_sent",
     "nothing_sent",

@@ -21,10 +21,11 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Self
 
-from pairmq.model import Delivery, Entity, Message, Source, TransportError
+from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.transport._values import Capabilities, Endpoint, QueueCounts, QueueProperties
 
 _NOTHING_SENT = "pairmq_nothing_sent"
@@ -160,6 +161,49 @@ class Receiver(ABC):
         """Release what is not settled, so that others get it soon; idempotent, never raises, returns within 2 s."""
 
 
+class SessionReceiver(Receiver):
+    """Reads one session, which it has locked: nobody else gets its messages until the lock ends or this is closed.
+
+    Deliveries come in the session's order. The locks of its messages are the session's: they last as long, and
+    `renew_lock` of one renews it. When it is lost, every call raises `TransportError` of reason *lock-lost*, and what
+    was not settled is delivered again to whoever gets the session next.
+    """
+
+    @property
+    @abstractmethod
+    def session_id(self) -> str:
+        """The session that it reads."""
+
+    @property
+    @abstractmethod
+    def locked_until(self) -> datetime:
+        """When the lock ends unless renewed."""
+
+    @abstractmethod
+    async def renew_session_lock(self) -> datetime:
+        """Make the lock last its whole duration from now, and tell until when.
+
+        Raises:
+            TransportError: reason *lock-lost*, or the broker could not be reached.
+        """
+
+    @abstractmethod
+    async def get_state(self) -> bytes | None:
+        """Read what `set_state` stored with the session; None when it has none.
+
+        Raises:
+            TransportError: as `renew_session_lock`.
+        """
+
+    @abstractmethod
+    async def set_state(self, state: bytes | None) -> None:
+        """Store a consumer's own data with the session, None to remove it; it outlives the messages.
+
+        Raises:
+            TransportError: as `renew_session_lock`; reason *too-large* beyond what a message may have.
+        """
+
+
 class Admin(ABC):
     """Looks after a broker's entities, and finds out whether they work."""
 
@@ -192,7 +236,7 @@ class Admin(ABC):
             True when it was made, False when it existed.
 
         Raises:
-            TransportError: neither.
+            TransportError: neither; reason *not-supported* for ``requires_session`` without the sessions capability.
         """
 
     @abstractmethod
@@ -323,6 +367,31 @@ class Transport(ABC):
     @abstractmethod
     def receiver(self, source: Source) -> Receiver:
         """Make a receiver; no IO. Raises as `sender`."""
+
+    async def accept_session(
+        self, source: Source, session_id: str | None = None, *, wait: float
+    ) -> SessionReceiver | None:
+        """Lock a session of a source, and read it alone.
+
+        Args:
+            source: a queue or subscription that was made with ``requires_session``.
+            session_id: which one; None for any that has messages and that nobody has locked.
+            wait: seconds to wait for one that is free.
+
+        Returns:
+            A receiver of that session; None when none was free in time.
+
+        Raises:
+            TransportError: reason *not-supported* without the sessions capability, or where the source has no sessions;
+                else as `Receiver.receive`.
+
+        A cancelled call may have locked a session, until that lock ends at the latest.
+        """
+        raise TransportError(
+            f"{self._endpoint.identity[0]} has no sessions: {source} can't be read one session at a time",
+            FailureKind.REFUSED,
+            FailureReason.NOT_SUPPORTED,
+        )
 
     @abstractmethod
     def measure(self, message: Message) -> int:

@@ -17,6 +17,8 @@ class Capabilities:
         topics: topics with subscriptions.
         sessions: receivers of one session.
         scheduling: `Message.scheduled_enqueue_at` is kept; a transport without it refuses such a message.
+        counts_scheduled: `Admin.counts` tells the messages that wait for their time; without it a queue that seems empty
+            may still hold some, and the syphon schedules none.
         time_to_live: `Message.time_to_live` is kept; a transport without it refuses such a message.
         dead_letter: `Receiver.dead_letter` keeps reason and description, readable through a dead-letter source.
         lock_renewal: `Receiver.renew_lock` makes a lock last longer; without it a lock lasts as long as its connection.
@@ -31,6 +33,7 @@ class Capabilities:
     topics: bool = False
     sessions: bool = False
     scheduling: bool = False
+    counts_scheduled: bool = False
     time_to_live: bool = False
     dead_letter: bool = False
     lock_renewal: bool = False
@@ -73,6 +76,7 @@ class QueueProperties:
         lock_duration: seconds a lock lasts unless renewed; None for as long as the connection.
         dead_letter_on_expiration: an expired message is dead-lettered instead of dropped.
         batched_operations: the broker may batch its writes.
+        requires_session: every message must have a session id, and is read through `Transport.accept_session`.
     """
 
     max_size_megabytes: int | None = None
@@ -82,6 +86,7 @@ class QueueProperties:
     lock_duration: float | None = 60.0
     dead_letter_on_expiration: bool = True
     batched_operations: bool = True
+    requires_session: bool = False
 
     def differences(self, actual: QueueProperties) -> tuple[str, ...]:
         """Name each setting of an existing queue that differs from this one, as a sentence (SPEC 5.3).

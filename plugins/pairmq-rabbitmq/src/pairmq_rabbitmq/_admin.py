@@ -10,7 +10,7 @@ from aiormq.channel import Channel
 
 from pairmq.model import Delivery, Entity, EntityKind, FailureReason, Source, TransportError
 from pairmq.transport import Admin, QueueCounts, QueueProperties
-from pairmq_rabbitmq import _names
+from pairmq_rabbitmq import _errors, _names
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._interrogation import interrogate
 from pairmq_rabbitmq._management import Management, not_configured
@@ -69,6 +69,9 @@ class RabbitAdmin(Admin):
         _names.check(entity)
         if entity.kind is EntityKind.TOPIC:
             return await self._create_exchange(entity.path, doing)
+        if properties is not None and properties.requires_session:
+            text = "requires_session: a RabbitMQ queue can't be read one session at a time"
+            raise _errors.refused(doing, text, FailureReason.NOT_SUPPORTED)
         return await self._create_queue(entity.path, properties, doing)
 
     async def create_subscription(self, topic: Entity, name: str) -> bool:

@@ -181,8 +181,11 @@ def _check(asked: QueueProperties, doing: str) -> None:
     """Refuse settings that Redis can't keep to.
 
     Raises:
-        TransportError: reason *malformed*; the text names the setting.
+        TransportError: reason *malformed*, or *not-supported*; the text names the setting.
     """
+    if asked.requires_session:
+        text = f"{doing}: requires_session: a Redis queue can't be read one session at a time"
+        raise TransportError(text, FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
     for name in ("lock_duration", "default_time_to_live"):
         seconds = getattr(asked, name)
         if seconds is not None and not 0 < seconds <= MAX_SECONDS:

@@ -25,6 +25,7 @@ CAPABILITIES = Capabilities(
     max_message_bytes=MAX_MESSAGE_BYTES,
     topics=True,
     scheduling=True,
+    counts_scheduled=True,
     time_to_live=True,
     dead_letter=True,
     lock_renewal=True,
