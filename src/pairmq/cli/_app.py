@@ -26,6 +26,7 @@ from pairmq.cli import (
 )
 from pairmq.cli._common import examples
 from pairmq.cli._errors import BadUsage, CommandFailed, OutputClosed, file_problem
+from pairmq.cli._extensions import ExtensibleGroup
 from pairmq.cli._output import complain, open_closed_streams, say, silence_stdout, stdout_written
 from pairmq.model import ConfigurationError, PairMQError
 
@@ -35,6 +36,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 app = typer.Typer(
     name="pairmq",
+    cls=ExtensibleGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -83,11 +85,13 @@ for _command in (_demo, _send, _receive, _syphon, _status, _ping, _backlog, _ent
     _command.add(app)
 
 
-def run(arguments: list[str] | None = None) -> int:
+def run(arguments: list[str] | None = None, *, application: typer.Typer = app, name: str = "pairmq") -> int:
     """Run one command line.
 
     Args:
         arguments: without the program's name; those of the process when left out.
+        application: what to run; a distribution that brings a subcommand may run it by itself.
+        name: what the program is called in its help.
 
     Returns:
         The exit status: 0 when it did what it was asked, 1 when not, 2 for a command line or settings that can't work.
@@ -98,7 +102,7 @@ def run(arguments: list[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
-        return _flushed(_run(arguments))
+        return _flushed(_run(arguments, application, name))
     except (BrokenPipeError, OutputClosed):
         silence_stdout()
         return _BROKEN_PIPE
@@ -115,9 +119,9 @@ def _flushed(status: int) -> int:
     return status
 
 
-def _run(arguments: list[str] | None) -> int:
+def _run(arguments: list[str] | None, application: typer.Typer, name: str) -> int:
     try:
-        status: object = get_command(app).main(args=arguments, prog_name="pairmq", standalone_mode=False)
+        status: object = get_command(application).main(args=arguments, prog_name=name, standalone_mode=False)
         return status if isinstance(status, int) else 0
     except (BadUsage, ConfigurationError) as error:
         complain(str(error))

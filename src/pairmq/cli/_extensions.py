@@ -1,0 +1,139 @@
+"""Subcommands that other distributions bring: the entry points of the group ``pairmq.commands``.
+
+An entry point's name is the subcommand, its value a Typer application or a function. It is imported when the subcommand
+is called or its help is shown, never else: ``pairmq --help`` lists it by the distribution that it comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, distributions
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command as command_of
+
+from pairmq.cli._errors import CommandFailed
+
+GROUP = "pairmq.commands"
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """A subcommand of another distribution.
+
+    Args:
+        entry_point: where it is.
+        distribution: the name of who brings it.
+    """
+
+    entry_point: EntryPoint
+    distribution: str
+
+    @property
+    def name(self) -> str:
+        """The subcommand."""
+        return self.entry_point.name
+
+    def load(self) -> Any:
+        """Import it.
+
+        Returns:
+            The parser's command.
+
+        Raises:
+            CommandFailed: it can't be imported, or is no command; the text names the distribution.
+        """
+        try:
+            found = self.entry_point.load()
+            if not isinstance(found, typer.Typer):
+                if not callable(found):
+                    raise TypeError(f"a {type(found).__name__} is neither a Typer application nor a function")
+                function, found = found, typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+                found.command()(function)
+            command = command_of(found)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a plugin may fail in any way at all, SystemExit at import included
+            raise CommandFailed(
+                f"the command {self.name!r} of {self.distribution} is broken: {_described(error)}"
+            ) from None
+        command.name = self.name
+        return command
+
+
+def installed(taken: Iterable[str] = ()) -> tuple[Extension, ...]:
+    """Find the subcommands that are installed; nothing is imported.
+
+    Args:
+        taken: names that are not to be had, since commands of PairMQ have them.
+
+    Returns:
+        One for each name, by name; of two with one name the one of the distribution that comes first in the alphabet.
+    """
+    found: dict[str, Extension] = {}
+    for distribution in distributions():
+        for entry_point in distribution.entry_points:
+            if entry_point.group != GROUP or entry_point.name in taken:
+                continue
+            extension = Extension(entry_point, distribution.name)
+            other = found.setdefault(extension.name, extension)
+            if extension.distribution < other.distribution:
+                found[extension.name] = extension
+    return tuple(found[name] for name in sorted(found))
+
+
+class ExtensibleGroup(TyperGroup):
+    """PairMQ's commands, and after them those that other distributions bring."""
+
+    _extensions: dict[str, Extension] | None = None
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Name all subcommands."""
+        return [*super().list_commands(ctx), *self._found()]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Give a subcommand; one of another distribution as what lists and completes it, without an import."""
+        own = super().get_command(ctx, cmd_name)
+        extension = self._found().get(cmd_name) if own is None else None
+        return own if extension is None else _Listed(extension)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the subcommand that is called, and import it where need be."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if isinstance(command, _Listed):
+            try:
+                command = command.extension.load()
+            except CommandFailed:
+                # A shell that only completes words shall not hear of it.
+                if not ctx.resilient_parsing:
+                    raise
+        return name, command, rest
+
+    @property
+    def extensions(self) -> tuple[Extension, ...]:
+        """The subcommands of other distributions, none of them imported."""
+        return tuple(self._found().values())
+
+    def _found(self) -> dict[str, Extension]:
+        if self._extensions is None:
+            self._extensions = {extension.name: extension for extension in installed(self.commands)}
+        return self._extensions
+
+
+class _Listed(TyperCommand):
+    """Stands for a subcommand that is not imported yet."""
+
+    def __init__(self, extension: Extension) -> None:
+        super().__init__(extension.name, help=f"From {extension.distribution}.")
+        self.extension = extension
+
+
+def _described(error: BaseException) -> str:
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except Exception:  # a plugin's exception is a plugin's code too
+        return name
