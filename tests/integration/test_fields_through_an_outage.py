@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from pairmq.model.events import MessageDeadLettered, MessageMoved
 from pairmq.testing import TcpProxy
 from pairmq_rabbitmq.testing import RabbitServer
 from pairmq_redis.testing import RedisServer
+from pairmq_servicebus.testing import ServiceBusServer
 
 pytestmark = [pytest.mark.real_server, pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -36,17 +38,23 @@ OPTIONS = PairOptions(
 )
 
 
-@pytest.fixture(params=["rabbitmq", "redis"])
+@pytest.fixture(params=["rabbitmq-rabbitmq", "rabbitmq-redis", "servicebus-servicebus", "redis-servicebus"])
 def brokers(
     request: pytest.FixtureRequest, rabbit_servers: Callable[[int], list[RabbitServer]]
-) -> Iterator[tuple[RabbitServer, str]]:
-    """A RabbitMQ primary, and the URL of a secondary of the same product and of another one."""
-    if request.param == "rabbitmq":
-        east, west = rabbit_servers(2)
-        yield east, west.url
-        return
-    with RedisServer(appendfsync="no") as redis:
-        yield rabbit_servers(1)[0], redis.url
+) -> Iterator[tuple[int, str, str]]:
+    """Port and URL of a primary, and the URL of a secondary of the same product or of another one."""
+    first, second = request.param.split("-")
+    with contextlib.ExitStack() as stack:
+        rabbits = rabbit_servers([first, second].count("rabbitmq")) if "rabbitmq" in request.param else []
+        made: list[RabbitServer | RedisServer | ServiceBusServer] = []
+        for product in (first, second):
+            if product == "rabbitmq":
+                made.append(rabbits.pop(0))
+            elif product == "redis":
+                made.append(stack.enter_context(RedisServer(appendfsync="no")))
+            else:
+                made.append(stack.enter_context(ServiceBusServer(durable=False)))
+        yield made[0].port, made[0].url, made[1].url
 
 
 def properties(n: int) -> dict[str, PropertyValue]:
@@ -142,12 +150,12 @@ async def until(condition: Callable[[], object], seconds: float) -> None:
 
 
 async def test_thousands_of_backlogged_messages_come_back_field_for_field(
-    brokers: tuple[RabbitServer, str],
+    brokers: tuple[int, str, str],
 ) -> None:
     """Whatever a message has, it has it again when a receiver gets it, once, and not before its time."""
-    primary, secondary = brokers
-    with TcpProxy("127.0.0.1", primary.port) as proxy:
-        async with Pair.connect(proxy.rewrite(primary.url), secondary, options=OPTIONS) as pair:
+    port, primary, secondary = brokers
+    with TcpProxy("127.0.0.1", port) as proxy:
+        async with Pair.connect(proxy.rewrite(primary), secondary, options=OPTIONS) as pair:
             events: list[Any] = []
             pair.subscribe(events.append)
             await pair.primary.admin.create(Entity("orders"))

@@ -1,6 +1,6 @@
-"""A file through two kills of a RabbitMQ primary and one of the syphon, by the programs that users run.
+"""A file through two kills of a primary and one of the syphon, by the programs that users run.
 
-The reader at the end is not ours: pika takes everything out of the primary's queue.
+The reader at the end is not ours: pika, or Azure's own client, takes everything out of the primary's queue.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from pathlib import Path
 
 import pika
 import pytest
+from azure.servicebus import ServiceBusClient, ServiceBusReceiveMode
 
 from pairmq_rabbitmq.testing import RabbitServer
 from pairmq_redis.testing import RedisServer
+from pairmq_servicebus.testing import ServiceBusServer
 
 pytestmark = [pytest.mark.real_server, pytest.mark.slow]
 
-LINES = int(os.environ.get("PAIRMQ_TEST_RABBITMQ_LINES", "20000"))
+LINES = int(os.environ.get("PAIRMQ_TEST_KILLS_LINES", "20000"))
 PATIENCE = 120 + LINES / 100  # s
 PACE = 1000  # lines a second
 QUEUES = "4"
@@ -74,35 +76,62 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
-def drained_by_pika(server: RabbitServer, queue: str) -> list[pika.BasicProperties]:
-    """What a foreign reader gets out of a queue."""
-    connection = pika.BlockingConnection(pika.URLParameters(server.url))
-    channel = connection.channel()
+def counted(server: RabbitServer | ServiceBusServer, queue: str) -> int:
+    """How many messages wait in a queue."""
+    if isinstance(server, RabbitServer):
+        return server.queues()[queue][0]
+    return server.count(queue)
+
+
+def drained(server: RabbitServer | ServiceBusServer, queue: str) -> list[str]:
+    """The ids of what a foreign reader gets out of a queue."""
+    if isinstance(server, RabbitServer):
+        return drained_by_pika(server.url, queue)
+    return drained_by_azure(server.connection_string, queue)
+
+
+def drained_by_pika(url: str, queue: str) -> list[str]:
+    connection = pika.BlockingConnection(pika.URLParameters(url))
     found = []
-    for method, properties, _ in channel.consume(queue, auto_ack=True, inactivity_timeout=1.0):
+    for method, properties, _ in connection.channel().consume(queue, auto_ack=True, inactivity_timeout=1.0):
         if method is None:
             break
-        found.append(properties)
+        found.append(properties.message_id)
     connection.close()
     return found
 
 
-@pytest.fixture(params=["rabbitmq", "redis"])
+def drained_by_azure(connection_string: str, queue: str) -> list[str]:
+    mode = ServiceBusReceiveMode.RECEIVE_AND_DELETE
+    found = []
+    with (
+        ServiceBusClient.from_connection_string(connection_string) as client,
+        client.get_queue_receiver(queue, receive_mode=mode) as receiver,
+    ):
+        while batch := receiver.receive_messages(1000, max_wait_time=2):
+            found += [message.message_id for message in batch]
+    return found
+
+
+@pytest.fixture(params=["rabbitmq-rabbitmq", "rabbitmq-redis", "servicebus-servicebus"])
 def brokers(
     request: pytest.FixtureRequest, rabbit_servers: Callable[[int], list[RabbitServer]]
-) -> Iterator[tuple[RabbitServer, str]]:
-    """The primary, and the URL of a secondary of the same product and of another one."""
-    if request.param == "rabbitmq":
+) -> Iterator[tuple[RabbitServer | ServiceBusServer, str]]:
+    """The primary, and the URL of a secondary of the same product or of another one."""
+    if request.param == "rabbitmq-rabbitmq":
         east, west = rabbit_servers(2)
         yield east, west.url
-        return
-    with RedisServer() as west:
-        yield rabbit_servers(1)[0], west.url
+    elif request.param == "rabbitmq-redis":
+        with RedisServer() as redis:
+            yield rabbit_servers(1)[0], redis.url
+    else:
+        with ServiceBusServer() as east_bus, ServiceBusServer() as west_bus:
+            yield east_bus, west_bus.url
 
 
 @pytest.mark.timeout(2 * PATIENCE)
 def test_nothing_is_lost_when_the_primary_is_killed_twice_and_the_syphon_once(
-    brokers: tuple[RabbitServer, str], tmp_path: Path
+    brokers: tuple[RabbitServer | ServiceBusServer, str], tmp_path: Path
 ) -> None:
     primary, secondary = brokers
     urls = ["--primary", primary.url, "--secondary", secondary]
@@ -123,7 +152,7 @@ def test_nothing_is_lost_when_the_primary_is_killed_twice_and_the_syphon_once(
             primary.kill()
             until(lambda share=share: count_lines(receipts) >= LINES * (share + 0.1), "the backlog takes over")
             primary.start()
-        until(lambda: primary.queues()["orders"][0] > LINES // 2, "the drain has begun")
+        until(lambda: counted(primary, "orders") > LINES // 2, "the drain has begun")
         syphon.kill()
         syphon.wait()
         syphon = start(*syphon_program, log=tmp_path / "syphon.log")
@@ -138,7 +167,7 @@ def test_nothing_is_lost_when_the_primary_is_killed_twice_and_the_syphon_once(
                 process.kill()
                 process.wait()
 
-    copies = Counter(properties.message_id for properties in drained_by_pika(primary, "orders"))
+    copies = Counter(drained(primary, "orders"))
     assert set(copies) == {f"line-{n + 1}" for n in range(LINES)}
     sent = [json.loads(line) for line in receipts.read_text().splitlines()]
     assert len(sent) == LINES

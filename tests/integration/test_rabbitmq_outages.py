@@ -9,15 +9,13 @@ it. The queue is read by pika, which knows nothing of PairMQ.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
 import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -26,14 +24,11 @@ from urllib.parse import quote
 import pika
 import pytest
 
+from outage_traffic import DOWN, OPTIONS, QUEUE, Hands, Traffic, traffic, until
 from pairmq import (
     BacklogUnavailable,
-    Entity,
     EntityNotFound,
-    EntityState,
     Message,
-    Pair,
-    PairOptions,
     Receipt,
     Route,
     SendError,
@@ -41,12 +36,9 @@ from pairmq import (
     SendUnknown,
     Unauthorized,
 )
-from pairmq.model import FailureKind, FailureReason, TransportError
+from pairmq.model import FailureKind, FailureReason
 from pairmq.model.events import (
     AttemptFailed,
-    Event,
-    MessageDeadLettered,
-    MessageMoved,
     PingCompleted,
     RotationChanged,
     StateChanged,
@@ -56,361 +48,6 @@ from pairmq_rabbitmq.testing import RabbitServer
 from pairmq_redis.testing import RedisServer
 
 pytestmark = [pytest.mark.real_server, pytest.mark.slow, pytest.mark.timeout(120)]
-
-QUEUE = "orders"
-OPTIONS = PairOptions(
-    failover_interval=0.5,
-    ping_primary_interval=1.0,
-    ping_timeout=1.0,
-    attempt_timeout=1.0,
-    send_timeout=4.0,
-    backlog_queue_count=3,
-    enable_syphon=True,
-    backlog_retry_interval=1.0,
-)
-MIXED = (4.0, 0.4, 4.0, 1.0)
-"""Time limits of one send after another: some end long before a failover can, and show whether a send gives up."""
-
-GRACE = 0.25
-"""Seconds by which a send may outlive its deadline, beside what the machine takes."""
-
-Hands = Callable[..., Awaitable[Any]]
-DOWN = EntityState.FAILED_OVER
-
-
-# --------------------------------------------------------------------------- time
-
-
-class Heartbeat:
-    """How late the event loop was, and when.
-
-    The tests share two cores with two or three servers, and a loop that gets no processor for 0.3 s ends nothing in
-    time. A task that asks to be woken every 10 ms sees exactly that, and nothing else: what it lost is no delay of
-    PairMQ's, and what a send loses beyond it is.
-    """
-
-    def __init__(self) -> None:
-        self._beats: list[tuple[float, float]] = []
-        self._task = asyncio.create_task(self._beat(), name="heartbeat")
-
-    async def _beat(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            due = loop.time() + 0.01
-            await asyncio.sleep(0.01)
-            self._beats.append((due, loop.time()))
-
-    def lag(self, since: float, until: float) -> float:
-        """The longest that the loop kept anybody waiting between two instants."""
-        return max((woken - due for due, woken in self._beats if woken >= since and due <= until), default=0.0)
-
-    async def stop(self) -> None:
-        self._task.cancel()
-        await asyncio.wait((self._task,))
-
-
-async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    ends_at = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < ends_at, "it did not happen in time"
-        await asyncio.sleep(0.01)
-
-
-# --------------------------------------------------------------------------- a pair under traffic
-
-
-@dataclass
-class Sent:
-    """One send and its end; instants of the loop's clock."""
-
-    message_id: str
-    timeout: float
-    began: float
-    ended: float
-    result: Receipt | SendError
-
-    @property
-    def deadline(self) -> float:
-        return self.began + self.timeout
-
-    @property
-    def diverted(self) -> bool:
-        return isinstance(self.result, Receipt) and self.result.route is Route.BACKLOG
-
-
-@dataclass
-class Traffic:
-    """A pair that is sent to steadily, and everything that it said."""
-
-    pair: Pair
-    hands: Hands
-    timeouts: Sequence[float]
-    every: float = 0.025
-    sends: list[Sent] = field(default_factory=list)
-    events: list[tuple[float, Event]] = field(default_factory=list)
-    struck_at: float = 0.0
-    hit_at: float = 0.0
-    healing_at: float = 0.0
-    healed_at: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.heart = Heartbeat()
-        self._senders = itertools.cycle([self.pair.sender(QUEUE) for _ in range(3)])
-        self._limits = itertools.cycle(self.timeouts)
-        self._numbers = itertools.count()
-        self._flying: set[asyncio.Task[None]] = set()
-        self._goes = asyncio.Event()
-        self._goes.set()
-        self._task: asyncio.Task[None] | None = None
-        self._clock = asyncio.get_running_loop().time
-        self.pair.subscribe(lambda event: self.events.append((self._clock(), event)))
-
-    # What happens.
-
-    async def hit(self, *faults: Callable[[], object]) -> None:
-        """Let something happen to a broker."""
-        self.struck_at = self._clock()
-        for fault in faults:
-            await self.hands(fault)
-        self.hit_at = self._clock()
-
-    async def heal(self, *cures: Callable[[], object]) -> None:
-        """Mend it; a server that was restarted is healed when it answers."""
-        self.healing_at = self._clock()
-        for cure in cures:
-            await self.hands(cure)
-        self.healed_at = self._clock()
-
-    def flow(self) -> None:
-        """Send steadily from now on."""
-        self._goes.set()
-        if self._task is None:
-            self._task = asyncio.create_task(self._keep_sending(), name="traffic")
-
-    async def halt(self) -> None:
-        """Send nothing more for now; returns when all sends have ended."""
-        self._goes.clear()
-        while self._flying:
-            await asyncio.wait(tuple(self._flying))
-
-    async def one(self, timeout: float) -> Receipt | SendError:
-        """Send one and wait for its end."""
-        await self._send(f"order-{next(self._numbers)}", timeout)
-        return self.sends[-1].result
-
-    async def burst(self, count: int) -> None:
-        """Send many at once, without waiting for their ends."""
-        for _ in range(count):
-            self._launch()
-        await asyncio.sleep(0)
-
-    async def stop(self) -> None:
-        await self.halt()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait((self._task,))
-
-    async def _keep_sending(self) -> None:
-        while True:
-            await self._goes.wait()
-            self._launch()
-            await asyncio.sleep(self.every)
-
-    def _launch(self) -> None:
-        # Short limits until the failover. Later a send has time to come through whatever else runs on this machine,
-        # so that the checks of what happens then can be strict.
-        timeout = next(self._limits) if not self.changes(DOWN) else max(self.timeouts)
-        task = asyncio.create_task(self._send(f"order-{next(self._numbers)}", timeout))
-        self._flying.add(task)
-        task.add_done_callback(self._flying.discard)
-
-    async def _send(self, message_id: str, timeout: float) -> None:
-        message = Message(message_id.encode(), message_id=message_id)
-        began = self._clock()
-        try:
-            result: Receipt | SendError = await next(self._senders).send(message, timeout=timeout)
-        except SendError as error:
-            result = error
-        self.sends.append(Sent(message_id, timeout, began, self._clock(), result))
-
-    # What was said.
-
-    def of(self, kind: type[Any]) -> list[Any]:
-        return [event for _, event in self.events if isinstance(event, kind)]
-
-    def failures(self, saying: str) -> list[float]:
-        """When attempts failed with these words."""
-        return [at for at, e in self.events if isinstance(e, AttemptFailed) and saying in e.error]
-
-    def changes(self, current: EntityState, since: float = 0.0) -> list[float]:
-        """When the state became this one."""
-        return [at for at, e in self.events if isinstance(e, StateChanged) and e.current is current and at >= since]
-
-    @property
-    def failed_over_at(self) -> float:
-        return self.changes(DOWN, self.struck_at)[0]
-
-    @property
-    def recovered_at(self) -> float:
-        """When the first failover after the fault was over."""
-        return self._left_down(self.failed_over_at)[0]
-
-    def _left_down(self, since: float) -> list[float]:
-        return [at for at, e in self.events if isinstance(e, StateChanged) and e.previous is DOWN and at > since]
-
-    async def failover(self) -> None:
-        """A failover must come when the first failure is noticed and the interval is over."""
-        await until(lambda: self.pair.state(QUEUE) is DOWN, 15)
-        within = self.failed_over_at - self.hit_at
-        most = self.pair.options.attempt_timeout + self.pair.options.failover_interval + GRACE
-        assert within <= most + self.heart.lag(self.hit_at, self.failed_over_at)
-
-    async def recovery(self) -> None:
-        """Health is up again by the second ping after the cure.
-
-        Pings are counted rather than seconds: a server that has just booted on a busy machine may take its time to
-        answer one. `report` prints the seconds.
-        """
-        await until(lambda: self._left_down(self.failed_over_at), 15)
-        failed = [
-            ping
-            for at, ping in self.events
-            if isinstance(ping, PingCompleted)
-            and self.healed_at + ping.elapsed < at <= self.recovered_at
-            and not ping.ok
-        ]
-        assert len(failed) <= 1, failed
-
-    async def drained(self) -> None:
-        """Everything comes home."""
-        await until(lambda: self.pair.state(QUEUE) is EntityState.HEALTHY, 30)
-        assert not self.of(MessageDeadLettered)
-
-    # What must hold.
-
-    def check_deadlines(self) -> None:
-        """No send outlives its deadline."""
-        assert self.sends
-        late = [(s.ended - s.deadline - self.heart.lag(s.deadline, s.ended), s) for s in self.sends]
-        assert [s for over, s in late if over > GRACE] == []
-
-    def check_failed_over(self, least: int = 5) -> None:
-        """From the failover on until the recovery every send goes to the backlog, and only there."""
-        sends = [s for s in self.sends if self.failed_over_at <= s.began and s.ended < self.recovered_at]
-        assert len(sends) >= least
-        assert [s for s in sends if not s.diverted] == []
-        ids = {s.message_id for s in sends}
-        # None was tried at the primary: a success would be its route. (See `check_doubts` for what receipts say.)
-        assert [e for e in self.of(AttemptFailed) if e.message_id in ids and e.queue is None] == []
-
-    def check_kinds(self, kind: FailureKind, saying: str = "") -> None:
-        """Every failure at the primary since the fault was of this kind, and some said so."""
-        failures = [e for at, e in self.events if isinstance(e, AttemptFailed) and at >= self.struck_at and not e.queue]
-        assert failures
-        assert {e.kind for e in failures} == {kind.value}
-        assert any(saying in e.error for e in failures), {e.error for e in failures}
-
-    def check_doubts(self) -> None:
-        """A receipt says *maybe duplicate* exactly where an attempt before it was in doubt."""
-        doubtful = {e.message_id for e in self.of(AttemptFailed) if e.maybe_applied}
-        for s in self.sends:
-            if isinstance(s.result, Receipt):
-                assert s.result.maybe_duplicate == (s.message_id in doubtful), s
-            else:
-                assert isinstance(s.result, SendUnknown) == (s.message_id in doubtful), s
-
-    def check_certain(self, since: float) -> None:
-        """Of nothing that was sent from this instant on can the primary have a copy (see also `check_doubts`)."""
-        recovered_at = self.recovered_at
-        sends = {s.message_id: s for s in self.sends if since <= s.began and s.ended < recovered_at}
-        # Some of them met the failure themselves, before the failover.
-        assert [s for s in sends.values() if s.began < self.failed_over_at]
-        # Not those of 0.4 s that ended while the client was still about to find out: their time says nothing.
-        patient = {s.message_id for s in sends.values() if s.timeout > OPTIONS.attempt_timeout}
-        failures = [e for e in self.of(AttemptFailed) if e.message_id in patient and e.queue is None]
-        assert failures
-        assert [e for e in failures if e.maybe_applied] == []
-
-    def check_refused(self, error: type[SendRefused], reason: FailureReason) -> None:
-        """From the fault to its cure every send was refused at once, and nothing was diverted."""
-        # Whether an attempt that timed out had come beyond the login nobody can tell: such a send may be unknown.
-        timed_out = {e.message_id for e in self.of(AttemptFailed) if "within the time limit" in e.error}
-        sends = [s for s in self.sends if self.hit_at <= s.began and s.ended < self.healing_at]
-        prompt = [s for s in sends if s.message_id not in timed_out]
-        assert len(prompt) > 20
-        assert {type(s.result) for s in prompt} == {error}
-        assert {type(s.result) for s in sends} <= {error, SendUnknown}
-        causes = [s.result.causes[-1] for s in sends if isinstance(s.result, SendError)]
-        assert {(c.kind, c.reason, c.maybe_applied) for c in causes if isinstance(c, TransportError)} == {
-            (FailureKind.REFUSED, reason, False)
-        }
-        assert (
-            max(s.ended - s.began - self.heart.lag(s.began, s.ended) for s in prompt)
-            < self.pair.options.attempt_timeout
-        )
-        self.check_never_diverted()
-        after = [s for s in self.sends if s.began >= self.healed_at]
-        assert len(after) > 5
-        assert {getattr(s.result, "route", s.result) for s in after} == {Route.PRIMARY}
-
-    def check_never_diverted(self) -> None:
-        """Refusals are no outage: the entity is healthy all the while, but for a connection lost under a send."""
-        assert self.changes(DOWN) == []
-        assert [s for s in self.sends if s.diverted] == []
-        lost = [e for e in self.of(AttemptFailed) if e.kind == FailureKind.UNAVAILABLE.value]
-        assert lost or self.of(StateChanged) == []
-
-    def check_books(self, found: Sequence[str], since: float = 0.0) -> None:
-        """The primary's queue holds what was accepted, nothing that was refused, and each second copy is explained."""
-        copies = Counter(found)
-        sends = [s for s in self.sends if s.began >= since]
-        accepted = {s.message_id for s in sends if isinstance(s.result, Receipt)}
-        refused = {s.message_id for s in sends if isinstance(s.result, SendRefused)}
-        unknown = {s.message_id for s in sends if isinstance(s.result, SendUnknown)}
-        assert accepted - set(copies) == set()
-        assert refused & set(copies) == set()
-        assert set(copies) <= accepted | unknown
-        explained = unknown | {s.message_id for s in sends if getattr(s.result, "maybe_duplicate", False)}
-        moved = self.of(MessageMoved)
-        explained |= {e.message_id for e in moved if e.maybe_duplicate or e.redelivered or not e.completed}
-        assert {message_id for message_id, count in copies.items() if count > 1} - explained == set()
-
-    def report(self, name: str, found: Sequence[str] = ()) -> None:
-        """Print what was measured, for ``pytest -rP``."""
-        overrun = max(s.ended - s.deadline for s in self.sends)
-        lag = self.heart.lag(0, self._clock())
-        back = self._left_down(self.struck_at)
-        after = f"recovered {back[0] - self.healed_at:+.2f} s" if back else "no failover"
-        kinds = Counter(
-            "unknown" if isinstance(s.result, SendUnknown) else "refused" if isinstance(s.result, SendError)
-            else s.result.route.value + ("?" if s.result.maybe_duplicate else "") for s in self.sends
-        )  # fmt: skip
-        twice = sum(count - 1 for count in Counter(found).values())
-        print(f"MEASURED {name}: overrun {overrun:+.3f} s, lag {lag:.3f} s, {after}, {dict(kinds)}, copies {twice}")
-
-
-@asynccontextmanager
-async def traffic(
-    primary: str, secondary: str, hands: Hands, timeouts: Sequence[float] = MIXED, made: bool = False, **changed: Any
-) -> AsyncIterator[Traffic]:
-    """A pair with an empty queue that takes messages, and that has been sent to for a while."""
-    async with Pair.connect(primary, secondary, options=replace(OPTIONS, **changed)) as pair:
-        if not made:
-            await pair.primary.admin.create(Entity(QUEUE))
-        under = Traffic(pair, hands, timeouts)
-        try:
-            # The first one opens the connection, which on a busy machine may take longer than some of the limits.
-            await under.one(OPTIONS.send_timeout)
-            # It starts as if an earlier process had left messages, and finds none.
-            await until(lambda: pair.state(QUEUE) is EntityState.HEALTHY)
-            under.events.clear()
-            under.flow()
-            await until(lambda: len(under.sends) >= 20)
-            await until(lambda: pair.state(QUEUE) is not DOWN)
-            yield under
-        finally:
-            await under.stop()
-            await under.heart.stop()
 
 
 def taken_by_pika(server_url: str) -> list[str]:
