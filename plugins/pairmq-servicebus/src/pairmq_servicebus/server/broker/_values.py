@@ -1,0 +1,165 @@
+"""Messages as a front hands them in, and as the broker keeps them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from uuid import UUID
+
+MessageId = str | bytes | UUID | int | None
+
+NEVER = math.inf
+"""The instant that does not come: a message without a time to live expires then."""
+
+
+class MessageState(IntEnum):
+    """Where a message is in its life, with the service's numbers (Service Bus documentation: "Message browsing")."""
+
+    ACTIVE = 0
+    DEFERRED = 1
+    SCHEDULED = 2
+
+
+@dataclass(slots=True)
+class Incoming:
+    """A message as a front hands it in, decoded just as far as the broker looks.
+
+    Args:
+        content: the encoded message, given back unchanged.
+        size: bytes of the whole message with its properties, as quota and size limit count it.
+        message_id: what duplicates are told by; a string, bytes, a UUID or an unsigned integer.
+        session_id: the session (AMQP ``group-id``).
+        partition_key: must equal the session id where both are there.
+        reply_to: for filters.
+        reply_to_session_id: for filters (AMQP ``reply-to-group-id``).
+        to: for filters.
+        subject: for filters, where it is called the label.
+        correlation_id: for filters.
+        content_type: for filters; a ping is told by it.
+        time_to_live: seconds; `None` leaves it to the entity.
+        scheduled_at: unix seconds before which nobody sees the message.
+        properties: application properties, for filters only.
+    """
+
+    content: bytes
+    size: int
+    message_id: MessageId = None
+    session_id: str | None = None
+    partition_key: str | None = None
+    reply_to: str | None = None
+    reply_to_session_id: str | None = None
+    to: str | None = None
+    subject: str | None = None
+    correlation_id: MessageId = None
+    content_type: str | None = None
+    time_to_live: float | None = None
+    scheduled_at: float | None = None
+    properties: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Stored(Incoming):
+    """A message in a queue, a subscription or a dead-letter queue.
+
+    It is the broker's own object and goes on changing: who was given it reads it at once.
+
+    Args:
+        sequence_number: its place in this entity, never given to another message.
+        enqueued_at: unix seconds.
+        expires_at: unix seconds; infinity for never.
+        delivery_count: deliveries so far that ended without a settlement.
+        state: see `MessageState`.
+        lock_token: of the delivery that is open now.
+        locked_until: unix seconds; means something only with a token.
+        dead_letter_reason: why it was dead-lettered, a word.
+        dead_letter_description: the same in a sentence.
+        dead_letter_source: the path of the entity that it was dead-lettered in.
+        added_properties: what settlements and rule actions changed; a front merges them at delivery.
+        enqueued_sequence_number: the first number it had, where it was moved since; else 0.
+        hops: how often it was forwarded.
+        key: its row in the store.
+        saved: whether the store has that row.
+    """
+
+    sequence_number: int = 0
+    enqueued_at: float = 0.0
+    expires_at: float = NEVER
+    delivery_count: int = 0
+    state: MessageState = MessageState.ACTIVE
+    lock_token: UUID | None = None
+    locked_until: float = 0.0
+    dead_letter_reason: str | None = None
+    dead_letter_description: str | None = None
+    dead_letter_source: str | None = None
+    added_properties: dict[str, object] = field(default_factory=dict)
+    enqueued_sequence_number: int = 0
+    hops: int = 0
+    key: int = 0
+    saved: bool = False
+
+
+def stored_from(incoming: Incoming, now: float, default_time_to_live: float | None) -> Stored:
+    """A new message for an entity.
+
+    Args:
+        incoming: what was sent.
+        now: unix seconds.
+        default_time_to_live: of the entity, seconds; the shorter of the two counts (Service Bus documentation:
+            "Message expiration (Time to Live)").
+
+    Returns:
+        It, active or, if its schedule lies ahead, scheduled; without a sequence number.
+    """
+    scheduled_at = incoming.scheduled_at
+    waits = scheduled_at is not None and scheduled_at > now
+    time_to_live = incoming.time_to_live
+    if default_time_to_live is not None and (time_to_live is None or default_time_to_live < time_to_live):
+        time_to_live = default_time_to_live
+    enqueued_at = scheduled_at if waits and scheduled_at is not None else now
+    return Stored(
+        incoming.content,
+        incoming.size,
+        incoming.message_id,
+        incoming.session_id,
+        incoming.partition_key,
+        incoming.reply_to,
+        incoming.reply_to_session_id,
+        incoming.to,
+        incoming.subject,
+        incoming.correlation_id,
+        incoming.content_type,
+        time_to_live,
+        scheduled_at,
+        incoming.properties,
+        0,
+        enqueued_at,
+        NEVER if time_to_live is None else enqueued_at + time_to_live,
+        0,
+        MessageState.SCHEDULED if waits else MessageState.ACTIVE,
+    )
+
+
+def copy_of(message: Stored, now: float, default_time_to_live: float | None) -> Stored:
+    """The copy that another entity gets of a message.
+
+    Args:
+        message: the original.
+        now: unix seconds; the copy was enqueued then.
+        default_time_to_live: of the entity that gets it, seconds.
+
+    Returns:
+        It, active and without a number of its own; it expires no later than the original does.
+    """
+    copy = stored_from(message, now, default_time_to_live)
+    copy.state = MessageState.ACTIVE
+    copy.enqueued_at = now
+    copy.expires_at = min(message.expires_at, NEVER if default_time_to_live is None else now + default_time_to_live)
+    copy.dead_letter_reason = message.dead_letter_reason
+    copy.dead_letter_description = message.dead_letter_description
+    copy.dead_letter_source = message.dead_letter_source
+    copy.added_properties = dict(message.added_properties)
+    copy.enqueued_sequence_number = message.enqueued_sequence_number or message.sequence_number
+    copy.hops = message.hops
+    return copy
