@@ -1,0 +1,1 @@
+"""Azure Service Bus for PairMQ: the transport of `sb://` URLs, and a local server of its protocol."""

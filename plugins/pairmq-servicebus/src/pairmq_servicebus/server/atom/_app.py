@@ -1,0 +1,221 @@
+"""The administration over HTTP: who may ask, what is answered, and in which form."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from ipaddress import ip_address
+from urllib.parse import quote, urlencode
+
+from aiohttp import web
+
+from pairmq_servicebus.server.atom._control import PREFIX, ControlError, ControlHandlers, control
+from pairmq_servicebus.server.atom._entries import Entry, entry_document, error_document, feed_document
+from pairmq_servicebus.server.atom._namespace import Namespace
+from pairmq_servicebus.server.atom._paths import (
+    ResourcePath,
+    RulesPath,
+    SubscriptionsPath,
+    decoded,
+    parse_path,
+)
+from pairmq_servicebus.server.atom._xml import MAX_BYTES, XmlError
+from pairmq_servicebus.server.broker import Broker, BrokerError
+from pairmq_servicebus.server.descriptions import PropertyError
+
+_log = logging.getLogger(__name__)
+
+_LARGEST_PAGE = 100
+_MOST_SKIPPED = 10**9
+
+# Service Bus documentation: reference of the REST API, "Error codes" of the entities' operations.
+_STATUS = {
+    "amqp:not-found": 404,
+    "amqp:not-implemented": 501,
+    "amqp:resource-limit-exceeded": 403,
+    "com.microsoft:entity-already-exists": 409,
+    "com.microsoft:entity-disabled": 403,
+    "com.microsoft:server-busy": 503,
+    "amqp:precondition-failed": 412,
+}
+_BAD_REQUEST = (
+    "amqp:not-allowed",
+    "amqp:invalid-field",
+    "amqp:link:message-size-exceeded",
+    "com.microsoft:argument-error",
+    "com.microsoft:argument-out-of-range",
+)
+
+
+def make_app(
+    broker: Broker,
+    *,
+    authorize: Callable[[str, str], bool],
+    namespace: str,
+    on_change: Callable[[], None],
+    control: ControlHandlers | None,
+    sku: str = "Standard",
+) -> web.Application:
+    """Make the administration of a namespace.
+
+    Args:
+        broker: what holds its entities.
+        authorize: tells whether somebody who shows this ``Authorization`` header may reach this URL.
+        namespace: its name.
+        on_change: called after each change, which is durable by then.
+        control: what tests may do besides; None lets nobody.
+        sku: the tier that it says it is.
+
+    Returns:
+        The application, for a runner.
+    """
+    administration = _Administration(broker, authorize, namespace, on_change, control, sku)
+    # One byte more than is read: what is too long is told in our words.
+    app = web.Application(client_max_size=MAX_BYTES + 1, middlewares=[_in_our_words])
+    app.router.add_route("*", "/{path:.*}", administration.answer)
+    return app
+
+
+class _Administration:
+    def __init__(
+        self,
+        broker: Broker,
+        authorize: Callable[[str, str], bool],
+        name: str,
+        on_change: Callable[[], None],
+        handlers: ControlHandlers | None,
+        sku: str,
+    ) -> None:
+        self._broker = broker
+        self._authorize = authorize
+        self._name = name
+        self._on_change = on_change
+        self._handlers = handlers
+        self._namespace = Namespace(broker, name, sku, time.time())
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """Answer any request."""
+        try:
+            path = decoded(request.rel_url.raw_path)
+        except ValueError:
+            return _error(400, "The path is no UTF-8.")
+        # Not the request's host, which is the client's word.
+        resource = f"sb://{self._name}/{quote(path, safe='/$')}"
+        if not self._authorize(request.headers.get("Authorization", ""), resource):
+            return _error(401, "The authorization is missing, wrong or expired, or is for something else.")
+        if path.startswith(PREFIX):
+            return await self._control(request, path.removeprefix(PREFIX))
+        if request.method == "GET":
+            return self._get(request, path)
+        if request.method == "PUT":
+            return self._put(path, await request.read(), update=bool(request.headers.get("If-Match")), request=request)
+        if request.method == "DELETE":
+            self._namespace.delete(parse_path(path))
+            self._changed()
+            return web.Response()
+        return _error(405, f"{request.method} is not known here.")
+
+    def _get(self, request: web.Request, text: str) -> web.Response:
+        path = parse_path(text)
+        if isinstance(path, ResourcePath | SubscriptionsPath | RulesPath):
+            title, entries = self._namespace.list(path)
+            return self._feed(request, title, entries)
+        entry = self._namespace.get(path)
+        if entry is None:
+            # So does the service: what is not there is a list of nothing.
+            return self._feed(request, "Publicly Listed Services", ())
+        return _xml(200, entry_document(entry, _base(request)))
+
+    def _put(self, text: str, body: bytes, *, update: bool, request: web.Request) -> web.Response:
+        entry = self._namespace.put(parse_path(text), body, update=update)
+        self._changed()
+        return _xml(200 if update else 201, entry_document(entry, _base(request)))
+
+    def _feed(self, request: web.Request, title: str, entries: Sequence[Entry]) -> web.Response:
+        skip = _number(request, "$skip", 0, _MOST_SKIPPED)
+        top = min(_number(request, "$top", _LARGEST_PAGE, _MOST_SKIPPED), _LARGEST_PAGE)
+        address = _base(request) + request.rel_url.raw_path.lstrip("/")
+        following = None
+        if top and skip + top < len(entries):
+            rest = {name: value for name, value in request.query.items() if name not in ("$skip", "$top")}
+            query = urlencode({"$skip": str(skip + top), "$top": str(top), **rest}, safe="$")
+            following = f"{address}?{query}"
+        page = entries[skip : skip + top]
+        return _xml(200, feed_document(title, page, _base(request), address, following, time.time()))
+
+    def _changed(self) -> None:
+        # Nobody is told of what a crash could take back.
+        self._broker.flush()
+        self._on_change()
+
+    async def _control(self, request: web.Request, what: str) -> web.Response:
+        if self._handlers is None:
+            return _error(404, "This server was not started with its control endpoint.")
+        if not _is_local(request):
+            return _error(403, "The control endpoint is for clients on the server's machine.")
+        return await control(request, what, self._handlers)
+
+
+@web.middleware
+async def _in_our_words(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Make an answer of everything that is raised."""
+    try:
+        return await handler(request)
+    except BrokerError as error:
+        return _error(_status(error), error.description)
+    except (XmlError, PropertyError, _BadQuery) as error:
+        return _error(400, str(error))
+    except ControlError as error:
+        return web.json_response({"error": error.detail}, status=error.status)
+    except web.HTTPRequestEntityTooLarge:
+        return _error(413, f"The body is too long; at most {MAX_BYTES} bytes are read.")
+    except web.HTTPException as error:
+        return _error(error.status, error.reason)
+    except Exception:
+        _log.exception("%s %s", request.method, request.rel_url.raw_path)
+        return _error(500, "The server failed; its log says how.")
+
+
+class _BadQuery(ValueError):
+    """A query that can't be."""
+
+
+def _number(request: web.Request, name: str, default: int, largest: int) -> int:
+    given = request.query.get(name)
+    if given is None:
+        return default
+    if not given.isascii() or not given.isdecimal() or len(given) > 12:
+        raise _BadQuery(f"{name} is {given[:40]!r}; it must be a number.")
+    return min(int(given), largest)
+
+
+def _status(error: BrokerError) -> int:
+    return 400 if error.condition in _BAD_REQUEST else _STATUS.get(error.condition, 500)
+
+
+def _base(request: web.Request) -> str:
+    return f"{request.scheme}://{request.host}/"
+
+
+def _is_local(request: web.Request) -> bool:
+    try:
+        return request.remote is not None and ip_address(request.remote.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _xml(status: int, document: bytes) -> web.Response:
+    return web.Response(
+        status=status, body=document, headers={"Content-Type": "application/atom+xml;type=entry;charset=utf-8"}
+    )
+
+
+def _error(status: int, detail: str) -> web.Response:
+    return web.Response(
+        status=status,
+        body=error_document(status, detail),
+        headers={"Content-Type": "application/xml; charset=utf-8"},
+    )

@@ -1,0 +1,181 @@
+"""Faults on demand: what the server shall do wrong, where, and how often.
+
+A test sets rules, and the fronts ask at each point whether one of them strikes. The rules imitate what the service and
+its network do in trouble; nothing else in the server knows of them.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
+from typing import Any
+
+
+class FaultPoint(enum.StrEnum):
+    """Where a fault strikes."""
+
+    CONNECTION = "connection"
+    """All that a client says, on open connections too; there is nothing there to refuse, detach or delay."""
+    CBS = "cbs"
+    """The put-token request of the claims-based security node."""
+    ATTACH = "attach"
+    """A link of either direction to an entity, or to its management node, whose path is ``ENTITY/$management``."""
+    SEND = "send"
+    """A message that arrives."""
+    SETTLE = "settle"
+    """A settlement over a receiving link."""
+    MANAGEMENT = "management"
+    """A request at an entity's management node; ``operation`` picks one, such as ``renew-lock``."""
+
+
+class FaultAction(enum.StrEnum):
+    """What happens there."""
+
+    ERROR = "error"
+    """It is refused with ``condition`` and ``description``, or with ``status`` where the node answers with numbers."""
+    DETACH = "detach"
+    """The link is detached with the error; at *attach*, after it was granted."""
+    CLOSE = "close"
+    """The connection is closed with the error."""
+    SILENCE = "silence"
+    """Nobody ever answers; at *connection*, not even when the faults are over."""
+    DROP = "drop"
+    """The socket is reset."""
+    DELAY = "delay"
+    """It is done ``seconds`` late; with ``apply`` it is done at once, and answered late."""
+
+
+@dataclass(slots=True)
+class FaultRule:
+    """One fault.
+
+    Args:
+        at: where it strikes.
+        action: what happens.
+        entity: a pattern of entity paths, in the manner of file names; without regard to case.
+        operation: a pattern of management operations, without their prefix.
+        condition: the error condition, ``com.microsoft:server-busy`` for one.
+        description: the error's text.
+        info: whether the error carries an (empty) info map; without, clients have been seen to hang.
+        status: the status code that *cbs* and *management* answer; 0 for the usual one of an error.
+        apply: whether what was asked is done all the same, before the fault; without a meaning at *connection* and
+            *attach*.
+        seconds: how late, for *delay*.
+        times: how often it strikes before it is over; None for ever.
+        skip: how many it lets pass first.
+    """
+
+    at: FaultPoint
+    action: FaultAction
+    entity: str = "*"
+    operation: str = "*"
+    condition: str = "amqp:internal-error"
+    description: str = "a fault that was asked for"
+    info: bool = True
+    status: int = 0
+    apply: bool = False
+    seconds: float = 0.0
+    times: int | None = None
+    skip: int = 0
+
+    @classmethod
+    def from_json(cls, rule: object) -> FaultRule:
+        """Read a rule that came from outside.
+
+        Args:
+            rule: a mapping of the fields.
+
+        Raises:
+            ValueError: no such field, a wrong type, or a value that can't be.
+        """
+        if not isinstance(rule, Mapping):
+            raise ValueError(f"a fault is an object of fields, not a {type(rule).__name__}")
+        known = {entry.name for entry in fields(cls)}
+        unknown = sorted(str(name) for name in rule if name not in known)
+        if unknown:
+            raise ValueError(f"a fault has no field {unknown[0]!r}: it has {', '.join(sorted(known))}")
+        values: dict[str, Any] = dict(rule)
+        for name, kind in (("at", FaultPoint), ("action", FaultAction)):
+            try:
+                values[name] = kind(str(values.get(name)))
+            except ValueError:
+                raise ValueError(f"{name} is {values.get(name)!r}: one of {', '.join(kind)}") from None
+        for name, types in _TYPES.items():
+            value = values.get(name)
+            if name in values and (not isinstance(value, types) or (type(value) is bool and bool not in types)):
+                kinds = " or ".join("null" if kind is type(None) else kind.__name__ for kind in types)
+                raise ValueError(f"{name} is {value!r}: it must be {kinds}")
+        for name, (least, most) in _RANGES.items():
+            value = values.get(name)
+            if value is not None and not least <= value <= most:
+                raise ValueError(f"{name} is {value!r}: it must be from {least} to {most}")
+        if values["at"] is FaultPoint.CONNECTION and values["action"] not in _AT_CONNECTION:
+            raise ValueError(f"action is {values['action']!s}: at connection it is one of {', '.join(_AT_CONNECTION)}")
+        return cls(**values)
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "entity": (str,),
+    "operation": (str,),
+    "condition": (str,),
+    "description": (str,),
+    "info": (bool,),
+    "status": (int,),
+    "apply": (bool,),
+    "seconds": (int, float),
+    "times": (int, type(None)),
+    "skip": (int,),
+}
+_MOST = 2**31
+_RANGES = {"status": (0, 999), "seconds": (0, 86_400), "times": (0, _MOST), "skip": (0, _MOST)}
+_AT_CONNECTION = (FaultAction.SILENCE, FaultAction.DROP, FaultAction.CLOSE)
+
+
+class FaultPlan:
+    """All rules in force; the first that fits strikes."""
+
+    def __init__(self) -> None:
+        self.rules: list[FaultRule] = []
+
+    def set_json(self, rules: object) -> None:
+        """Add rules that came from outside: all of them, or none when one can't be read.
+
+        Args:
+            rules: a sequence of mappings.
+
+        Raises:
+            ValueError: says which rule is wrong, and why.
+        """
+        if not isinstance(rules, Sequence) or isinstance(rules, str | bytes):
+            raise ValueError("faults are a list of objects")
+        self.rules.extend([FaultRule.from_json(rule) for rule in rules])
+
+    def clear(self) -> None:
+        """Let everything work again."""
+        self.rules.clear()
+
+    def strike(self, at: FaultPoint, entity: str = "", operation: str = "") -> FaultRule | None:
+        """Find the fault of this moment, and count it.
+
+        Args:
+            at: where we are.
+            entity: the entity's path.
+            operation: of a management request.
+
+        Returns:
+            The rule that strikes; None when all is well.
+        """
+        for rule in self.rules:
+            if rule.at is not at or rule.times == 0:
+                continue
+            if not fnmatchcase(entity.lower(), rule.entity.lower()) or not fnmatchcase(operation, rule.operation):
+                continue
+            if rule.skip > 0:
+                rule.skip -= 1
+                continue
+            if rule.times is not None:
+                rule.times -= 1
+            return rule
+        return None

@@ -1,0 +1,260 @@
+"""A local Service Bus server as a process, for tests and demos, with its data in a temporary directory."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import http.client
+import importlib.util
+import json
+import secrets
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, quote_plus, urlencode
+
+from pairmq.testing.servers import ServerError, ServerProcess, free_port
+
+_HOST = "127.0.0.1"
+_KEY_NAME = "RootManageSharedAccessKey"
+# Named here too, since importing the server is what this process is spared.
+_KEY_VARIABLE = "PAIRMQ_SERVICEBUS_KEY"
+_EXTRA = ("aiohttp", "defusedxml", "rich", "trustme", "typer")
+_TOKEN_SECONDS = 300
+
+
+class ServiceBusServer(ServerProcess):
+    """A process of ``python -m pairmq_servicebus.server`` that keeps its ports, and its data over `kill` and `restart`.
+
+    Args:
+        durable: keep entities and messages on disk; otherwise they are gone when the process is.
+        tls: listen with TLS too, under a certificate of an authority of its own, and say so in `url`.
+        queues: names of queues that shall be there.
+        topics: likewise topics: ``NAME`` or ``NAME:SUBSCRIPTION,SUBSCRIPTION``.
+        config: a settings file in the shape of the emulator's ``Config.json``.
+        premium: take messages of 100 MB.
+        key: the shared access key; a random one when left out.
+        port: TCP port of AMQP without TLS; a free one when left out.
+        admin_port: TCP port of the administration over HTTP; a free one when left out.
+        directory: where it keeps data and log; a temporary one, removed at the end, when left out.
+        options: more of its command line.
+
+    Raises:
+        FileNotFoundError: the extra ``server`` is not installed; the text says how to get it.
+    """
+
+    def __init__(
+        self,
+        *,
+        durable: bool = True,
+        tls: bool = False,
+        queues: Sequence[str] = (),
+        topics: Sequence[str] = (),
+        config: Path | None = None,
+        premium: bool = False,
+        key: str | None = None,
+        port: int | None = None,
+        admin_port: int | None = None,
+        directory: Path | None = None,
+        options: Sequence[str] = (),
+    ) -> None:
+        missing = [name for name in _EXTRA if importlib.util.find_spec(name) is None]
+        if missing:
+            raise FileNotFoundError(
+                f"the local server needs {', '.join(missing)}: pip install 'pairmq-servicebus[server]'"
+            )
+        self.key_name = _KEY_NAME
+        self.key = key or base64.b64encode(secrets.token_bytes(32)).decode()
+        self.port = port or free_port(_HOST)
+        self.admin_port = admin_port or _another_port(self.port)
+        self.tls_port = _another_port(self.port, self.admin_port) if tls else None
+        self.admin_tls_port = _another_port(self.port, self.admin_port, self.tls_port) if tls else None
+        # The command is filled in below, when the directory is known.
+        command: list[str] = [sys.executable, "-m", "pairmq_servicebus.server"]
+        super().__init__(
+            command,
+            ready=self._is_written,
+            directory=directory,
+            environment={_KEY_VARIABLE: self.key},
+            start_timeout=20.0,
+            name="servicebus-server",
+        )
+        self.ca_file = self.directory / "tls" / "ca.pem" if tls else None
+        self._ready_file = self.directory / "ready.json"
+        arguments = ["--host", _HOST, "--port", str(self.port), "--admin-port", str(self.admin_port)]
+        arguments += ["--allow-control", "--ready-file", str(self._ready_file.resolve())]
+        if tls:
+            arguments += ["--tls-port", str(self.tls_port), "--admin-tls-port", str(self.admin_tls_port)]
+            arguments += self._make_certificate()
+        if durable:
+            arguments += ["--data", str((self.directory / "data").resolve())]
+        for name in queues:
+            arguments += ["--queue", name]
+        for name in topics:
+            arguments += ["--topic", name]
+        if config is not None:
+            arguments += ["--config", str(config.resolve())]
+        if premium:
+            arguments.append("--premium")
+        self._command += [*arguments, *options]
+
+    @property
+    def url(self) -> str:
+        """The address for PairMQ's transport, with the key; over TLS where the server has it."""
+        login = f"{quote(self.key_name, safe='')}:{quote(self.key, safe='')}"
+        if self.ca_file is None:
+            options = {"emulator": "true", "admin": f"http://{_HOST}:{self.admin_port}"}
+        else:
+            options = {"tls-ca": str(self.ca_file), "admin": f"https://{_HOST}:{self.admin_tls_port}"}
+        return f"sb://{login}@{_HOST}:{self.tls_port or self.port}/?{urlencode(options)}"
+
+    @property
+    def connection_string(self) -> str:
+        """For clients of AMQP without TLS, in the form of the development emulator."""
+        return self._connection_string(self.port)
+
+    @property
+    def admin_connection_string(self) -> str:
+        """For clients of the administration; they call HTTPS whatever it says."""
+        return self._connection_string(self.admin_tls_port or self.admin_port)
+
+    def fault(self, rule: Mapping[str, Any]) -> None:
+        """Make the server do something wrong from now on, besides what it does wrong already.
+
+        Args:
+            rule: the fields of `pairmq_servicebus.server.faults.FaultRule`.
+
+        Raises:
+            ServerError: it does not run, or doesn't know such a fault; the text says which field is wrong.
+        """
+        self._control("POST", "faults", [dict(rule)])
+
+    def heal(self) -> None:
+        """End all faults.
+
+        Raises:
+            ServerError: it does not run.
+        """
+        self._control("DELETE", "faults")
+
+    def drop_connections(self) -> int:
+        """Reset all connections of AMQP clients.
+
+        Returns:
+            How many there were.
+
+        Raises:
+            ServerError: it does not run.
+        """
+        return int(self._control("POST", "connections/drop")["dropped"])
+
+    def operations(self) -> dict[str, int]:
+        """Count what was asked of the server since its start, by kind, as the service bills it.
+
+        Raises:
+            ServerError: it does not run.
+        """
+        return {str(name): int(count) for name, count in self._control("GET", "operations").items()}
+
+    def queues(self) -> dict[str, dict[str, int]]:
+        """Give each queue's path with its counts: ``active`` (those that somebody has locked included), ``scheduled``,
+        ``deferred``, ``dead_letter``.
+
+        Raises:
+            ServerError: it does not run.
+        """
+        return self._control("GET", "queues")
+
+    def count(self, queue: str) -> int:
+        """Count the messages that wait in a queue, or are locked; 0 where there is no such queue.
+
+        Raises:
+            ServerError: it does not run.
+        """
+        return int(self.queues().get(queue, {}).get("active", 0))
+
+    def create_queue(self, queue: str) -> None:
+        """Make a queue with the service's defaults.
+
+        Raises:
+            ServerError: it does not run, or there is one of this name.
+        """
+        self._control("PUT", f"queues/{quote(queue)}")
+
+    def delete_queue(self, queue: str) -> None:
+        """Delete a queue with all that it holds.
+
+        Raises:
+            ServerError: it does not run, or there is none of this name.
+        """
+        self._control("DELETE", f"queues/{quote(queue)}")
+
+    def clear(self) -> None:
+        """Delete all queues and topics.
+
+        Raises:
+            ServerError: it does not run.
+        """
+        self._control("DELETE", "entities")
+
+    # ------------------------------------------------------------------ inside
+
+    def _launch(self) -> None:
+        self._ready_file.unlink(missing_ok=True)
+        super()._launch()
+
+    def _is_written(self) -> bool:
+        # It appears whole, once every port listens.
+        return self._ready_file.exists()
+
+    def _make_certificate(self) -> list[str]:
+        # Made here and not by the server, so that clients can go on with it after a restart.
+        from pairmq_servicebus.server.certificates import make_certificate
+
+        own = make_certificate(self.directory / "tls", "localhost", _HOST)
+        return ["--cert", str(own.tls.certificate.resolve()), "--key-file", str(own.tls.key.resolve())]
+
+    def _connection_string(self, port: int) -> str:
+        return (
+            f"Endpoint=sb://{_HOST}:{port};SharedAccessKeyName={self.key_name};"
+            f"SharedAccessKey={self.key};UseDevelopmentEmulator=true"
+        )
+
+    def _control(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        self._running_process()
+        connection = http.client.HTTPConnection(_HOST, self.admin_port, timeout=10)
+        try:
+            connection.request(
+                method,
+                f"/$control/{path}",
+                None if body is None else json.dumps(body),
+                {"Authorization": self._token(), "Content-Type": "application/json"},
+            )
+            response = connection.getresponse()
+            text = response.read().decode()
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerError(f"{self.name} did not answer {method} {path}: {error}") from None
+        finally:
+            connection.close()
+        if response.status != 200:
+            raise ServerError(f"{self.name}: {method} {path}: {response.status} {text}")
+        answer: dict[str, Any] = json.loads(text)
+        return answer
+
+    def _token(self) -> str:
+        # A shared access signature for everything (Service Bus documentation: "Service Bus access control with Shared
+        # Access Signatures").
+        scope = quote_plus(f"http://{_HOST}:{self.admin_port}/")
+        expiry = int(time.time()) + _TOKEN_SECONDS
+        digest = hmac.new(self.key.encode(), f"{scope}\n{expiry}".encode(), hashlib.sha256).digest()
+        signature = quote_plus(base64.b64encode(digest))
+        return f"SharedAccessSignature sr={scope}&sig={signature}&se={expiry}&skn={quote_plus(self.key_name)}"
+
+
+def _another_port(*taken: int | None) -> int:
+    while (port := free_port(_HOST)) in taken:
+        pass
+    return port

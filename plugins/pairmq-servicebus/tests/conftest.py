@@ -1,0 +1,49 @@
+"""Calibration: the contract tests against a namespace that is not ours.
+
+``PAIRMQ_TEST_SERVICEBUS`` holds the connection string of a real namespace or of Microsoft's emulator, which must allow
+to manage entities; ``PAIRMQ_TEST_SERVICEBUS_ADMIN`` the address of the administration, where it is another one
+(``http://localhost:5300`` for the emulator). The tests of ``transport/`` and the samples of ``server/`` then talk to
+that namespace. Those that start, stop or disturb the server are skipped: nobody else's server can be told to.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+VARIABLE = "PAIRMQ_TEST_SERVICEBUS"
+
+
+class External:
+    """The namespace that the environment names; anything that only the local server can do skips the test."""
+
+    ca_file = None
+
+    def __init__(self) -> None:
+        self.connection_string = os.environ[VARIABLE]
+        self.admin_address = os.environ.get(f"{VARIABLE}_ADMIN", "")
+
+    @property
+    def url(self) -> str:
+        admin = f"&admin={quote(self.admin_address, safe='')}" if self.admin_address else ""
+        return f"sb://?connection-string-env={VARIABLE}{admin}"
+
+    def start(self) -> None:
+        """It runs."""
+
+    def heal(self) -> None:
+        """It does nothing wrong, as far as we know."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        pytest.skip(f"{VARIABLE} is set: only the local server has '{name}'")
+
+
+@pytest.fixture(scope="session")
+def external() -> External | None:
+    """The namespace to calibrate with; None for the local server."""
+    return External() if os.environ.get(VARIABLE) else None
