@@ -1,0 +1,243 @@
+"""The client of one namespace: makes its senders and receivers, opens them within a time limit, and lets them go.
+
+Every sender or receiver of azure-servicebus has a TCP connection of its own. Opening takes about half a second, and so
+does closing in good order; a connection whose peer is gone is shut at once instead, in the background.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Coroutine
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import certifi
+from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
+from azure.servicebus import ServiceBusReceiveMode, ServiceBusSubQueue, TransportType
+from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
+
+from pairmq.model import ConfigurationError, Entity, EntityKind, Source
+from pairmq_servicebus import _errors, _private
+from pairmq_servicebus._credentials import Identity, SharedKey, SharedSignature, make_identity
+from pairmq_servicebus._url import DEFAULT_TLS_PORT, NamespaceUrl
+
+_FAREWELL = 1.2  # s for closing in good order
+_LEFTOVERS = 5.0  # s for what the client still does with a connection that was shut
+_SOCKET_SOON = 0.05  # s between looks for the socket of a link that is being opened
+_READ_SLICE = 0.05  # s: how long a receiver's read lasts at most; a receive that has something ends after one more
+
+
+class Closable(Protocol):
+    """What a transport closes with itself."""
+
+    async def close(self) -> None:
+        """End it; never raises, over within 1.5 s."""
+
+
+class Namespace:
+    """Of one transport.
+
+    Args:
+        url: the settings.
+
+    Raises:
+        ConfigurationError: a TLS file or the credential can't be used.
+    """
+
+    def __init__(self, url: NamespaceUrl) -> None:
+        self.url = url
+        self.tls = None if url.emulator else _tls_context(url)
+        self.identity = make_identity(url.credential) if isinstance(url.credential, Identity) else None
+        self.open_objects: set[Closable] = set()
+        self.closed = False
+        self.max_message_bytes: int | None = None
+        """Of the smallest link that was opened so far; None before the first."""
+        self._client: ServiceBusClient | None = None
+        self._sockets: WeakKeyDictionary[ServiceBusSender | ServiceBusReceiver, asyncio.WriteTransport]
+        self._sockets = WeakKeyDictionary()
+        self._background: set[asyncio.Task[Any]] = set()
+
+    def new_sender(self, entity: Entity) -> ServiceBusSender:
+        """Make a sender of the client; no IO."""
+        if entity.kind is EntityKind.TOPIC:
+            return self._made().get_topic_sender(entity.path, **_private.KEEP_ALIVE)
+        return self._made().get_queue_sender(entity.path, **_private.KEEP_ALIVE)
+
+    def new_receiver(self, source: Source, *, delete: bool = False, **options: Any) -> ServiceBusReceiver:
+        """Make a receiver of the client; no IO.
+
+        Args:
+            source: what it reads.
+            delete: what it receives is removed at once.
+            options: ``session_id`` and ``max_wait_time``.
+        """
+        mode = ServiceBusReceiveMode.RECEIVE_AND_DELETE if delete else ServiceBusReceiveMode.PEEK_LOCK
+        options |= {"receive_mode": mode, "prefetch_count": 0, "socket_timeout": _READ_SLICE}
+        if source.dead_letter:
+            options["sub_queue"] = ServiceBusSubQueue.DEAD_LETTER
+        if source.subscription is None:
+            receiver = self._made().get_queue_receiver(source.entity.path, **options)
+        else:
+            receiver = self._made().get_subscription_receiver(source.entity.path, source.subscription, **options)
+        return receiver
+
+    async def open(self, made: ServiceBusSender | ServiceBusReceiver, doing: str, limit: float | None = None) -> None:
+        """Open a sender or receiver.
+
+        Args:
+            made: not opened yet; it is let go when this fails or is cancelled.
+            doing: in words, for errors.
+            limit: seconds; the URL's when left out.
+
+        Raises:
+            TransportError: it can't be opened; certainly nothing was sent.
+        """
+        if self.closed:
+            raise _errors.closed(doing)
+        # In a task of its own: cancelled, the client first closes what it began, however long that takes.
+        opening = self.spawn(made.__aenter__())
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + (limit or self.url.connect_timeout)
+        try:
+            while not opening.done() and (left := ends_at - loop.time()) > 0:
+                await asyncio.wait((opening,), timeout=min(left, _SOCKET_SOON))
+                self._remember_socket(made)
+        except asyncio.CancelledError:
+            self.discard(made, opening)
+            raise
+        if not opening.done():
+            self.discard(made, opening)
+            raise _errors.timed_out(doing)
+        error = opening.exception()
+        if error is not None:
+            self.discard(made)
+            raise _errors.failure(error, doing) from error
+
+    def discard(self, made: ServiceBusSender | ServiceBusReceiver, call: asyncio.Task[Any] | None = None) -> None:
+        """Let a sender or receiver go at once, whatever its peer does.
+
+        Args:
+            made: it.
+            call: a call of it that is under way, and is given up.
+        """
+        self._shut(made)
+        if call is not None:
+            call.cancel()
+        self.spawn(self._leave(made, call))
+
+    async def farewell(self, made: ServiceBusSender | ServiceBusReceiver) -> None:
+        """Close a sender or receiver in good order if it can be had soon, and shut it otherwise; never raises."""
+        socket = self._sockets.get(made)
+        closing = self.spawn(made.close())
+        ends_at = asyncio.get_running_loop().time() + _FAREWELL
+        while not closing.done() and asyncio.get_running_loop().time() < ends_at:
+            await asyncio.wait((closing,), timeout=_SOCKET_SOON)
+            if socket is not None and socket.is_closing():
+                return  # the rest is the client's keep-alive task, which wakes up once a second to see that it is over
+        if not closing.done():
+            self.discard(made, closing)
+        else:
+            self._shut(made)
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run something in the background, and forget about it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    async def close(self) -> None:
+        """End what is left; never raises."""
+        self.closed = True
+        if self._background:
+            await asyncio.wait(self._background, timeout=0.3)
+        if self.identity is not None:
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(0.2):
+                    await self.identity.close()
+
+    async def _leave(self, made: ServiceBusSender | ServiceBusReceiver, call: asyncio.Task[Any] | None) -> None:
+        """Let the client put its own things in order after the socket was shut."""
+        with contextlib.suppress(Exception):
+            if call is not None:
+                await asyncio.wait((call,), timeout=_LEFTOVERS)
+                self._shut(made)
+            async with asyncio.timeout(_LEFTOVERS):
+                await made.close()
+            self._shut(made)
+
+    def _remember_socket(self, made: ServiceBusSender | ServiceBusReceiver) -> None:
+        socket = _private.socket_of(made)
+        if socket is not None:
+            self._sockets[made] = socket
+
+    def _shut(self, made: ServiceBusSender | ServiceBusReceiver) -> None:
+        """Shut the sockets that it has, and had when it was opened; of a closed one nothing comes."""
+        for socket in (_private.socket_of(made), self._sockets.pop(made, None)):
+            if socket is not None:
+                with contextlib.suppress(Exception):
+                    socket.abort()
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._background.discard(task)
+        if not task.cancelled():
+            task.exception()  # it was told elsewhere, or concerns nobody
+
+    def _made(self) -> ServiceBusClient:
+        if self._client is None:
+            self._client = _make_client(self)
+        return self._client
+
+
+def connection_string(url: NamespaceUrl, host: str) -> str:
+    """Write the connection string of an emulator, or of the administration, for a key or signature.
+
+    Args:
+        url: the settings; not with an identity.
+        host: name or address, with its port unless that is the default.
+    """
+    credential = url.credential
+    if isinstance(credential, SharedKey):
+        login = f"SharedAccessKeyName={credential.name};SharedAccessKey={credential.key}"
+    else:
+        assert isinstance(credential, SharedSignature)  # noqa: S101 - an identity has no connection string
+        login = f"SharedAccessSignature={credential.token}"
+    return f"Endpoint=sb://{host};{login}" + (";UseDevelopmentEmulator=true" if url.emulator else "")
+
+
+def _make_client(namespace: Namespace) -> ServiceBusClient:
+    url = namespace.url
+    options: dict[str, Any] = {
+        # The next call connects anew, by the core's decision; a call is tried once.
+        "retry_total": 0,
+        # Never before our own limits, which are under it.
+        "try_timeout": url.operation_timeout + url.connect_timeout,
+        "user_agent": "pairmq-servicebus",
+    }
+    shown = f"[{url.host}]" if ":" in url.host else url.host
+    if url.emulator:
+        return ServiceBusClient.from_connection_string(connection_string(url, f"{shown}:{url.port}"), **options)
+    kind = TransportType.AmqpOverWebsocket if url.websocket else TransportType.Amqp
+    options |= {"transport_type": kind, "ssl_context": namespace.tls}
+    if url.port != (443 if url.websocket else DEFAULT_TLS_PORT):
+        options["custom_endpoint_address"] = f"sb://{shown}:{url.port}"
+    credential = url.credential
+    if isinstance(credential, SharedKey):
+        return ServiceBusClient(shown, AzureNamedKeyCredential(credential.name, credential.key), **options)
+    if isinstance(credential, SharedSignature):
+        return ServiceBusClient(shown, AzureSasCredential(credential.token), **options)
+    assert namespace.identity is not None  # noqa: S101 - made with the namespace
+    return ServiceBusClient(shown, namespace.identity, **options)
+
+
+def _tls_context(url: NamespaceUrl) -> ssl.SSLContext:
+    """Make what checks the service, once: the client would read its authorities anew for every connection."""
+    try:
+        context = ssl.create_default_context(cafile=url.tls_ca)
+        if url.tls_ca is None:
+            context.load_verify_locations(certifi.where())
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError; a file name may hold a null character
+        raise ConfigurationError(f"{url.endpoint.url}: the file of tls-ca can't be used: {error}") from error
+    return context

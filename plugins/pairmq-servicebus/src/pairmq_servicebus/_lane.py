@@ -1,0 +1,364 @@
+"""One link, and a task that makes its calls one after the other.
+
+The client's links are not made for concurrent calls: sends mix up their answers, and settlements that wait for each
+other's reads take a fifth of a second each. So every link has one lane. Its task opens the link when there is a job for
+it, and nobody else waits for the client: a caller that stops waiting gets control back at once. A job that nobody
+waits for any more is cut off, and its link, now in doubt, is dropped; the next job opens another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Generic, Protocol, TypeVar
+
+from pairmq.model import TransportError
+from pairmq_servicebus import _errors
+
+T = TypeVar("T")
+
+_LOOK_EVERY = 10.0  # s between looks at an idle link
+_LOOK_SOON = 0.2  # s after a receive that took its credit back: what was on its way then has to be released
+_LOOK_FIRST = 1.0  # s of idleness after which a link is looked at before it is used
+_AGAIN = 0.05  # s: a cancellation can be swallowed in the instant in which a frame arrives (asyncio.wait_for of 3.11)
+
+
+class OpenLink(Protocol):
+    """What a lane needs of a link."""
+
+    def usable(self) -> bool:
+        """Whether nothing is known of its end."""
+
+    async def look(self) -> None:
+        """Take in what has arrived."""
+
+    def drop(self) -> None:
+        """End it at once, without waiting for anything."""
+
+    async def close(self) -> None:
+        """End it in good order; never raises, and is over within 1.5 s."""
+
+
+L = TypeVar("L", bound=OpenLink)
+
+
+class Job(ABC, Generic[L]):
+    """Something to do on the link.
+
+    Args:
+        limit: seconds after which it is cut off, whoever waits for it.
+        yields: it waits for what may come, and is interrupted when there is something to do; it then goes on.
+    """
+
+    def __init__(self, limit: float, *, yields: bool = False) -> None:
+        self.limit = limit
+        self.yields = yields
+
+    @abstractmethod
+    async def run(self, link: L) -> None:
+        """Do it, and tell its callers. Raises nothing but cancellation; when interrupted, it is run again."""
+
+    @abstractmethod
+    def fail(self, error: TransportError, *, begun: bool) -> None:
+        """Tell its callers that it will not be done, or that nobody knows whether it was."""
+
+    def interrupted(self, link: L) -> None:
+        """Told when it was interrupted, before what is next begins."""
+
+
+class Call(Job[L], Generic[L, T]):
+    """A job with one caller.
+
+    Args:
+        work: what to do; its exceptions go to the caller.
+        limit: as `Job`.
+        doing: in words, for errors.
+    """
+
+    def __init__(self, work: Callable[[L], Awaitable[T]], limit: float, doing: str) -> None:
+        super().__init__(limit)
+        self._work = work
+        self._doing = doing
+        self.done: asyncio.Future[T | TransportError] = asyncio.get_running_loop().create_future()
+
+    async def run(self, link: L) -> None:
+        if self.done.done():
+            return
+        try:
+            outcome: T | TransportError = await self._work(link)
+        except Exception as error:
+            outcome = _errors.failure(error, self._doing, maybe_applied=True)
+        if not self.done.done():
+            self.done.set_result(outcome)
+
+    def fail(self, error: TransportError, *, begun: bool) -> None:
+        if not self.done.done():
+            self.done.set_result(error)
+
+
+class Lane(Generic[L]):
+    """The jobs of one link.
+
+    Args:
+        opener: opens the link, within its own time limit.
+        doing: in words, for errors.
+        idle_limit: seconds of idleness after which the link is closed; None to keep it.
+    """
+
+    def __init__(self, opener: Callable[[], Awaitable[L]], doing: str, *, idle_limit: float | None = None) -> None:
+        self._opener = opener
+        self._doing = doing
+        self._idle_limit = idle_limit
+        self._jobs: deque[Job[L]] = deque()
+        self._current: Job[L] | None = None
+        self._link: L | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._interrupting = False
+        self._used_at = 0.0
+        self._past: set[asyncio.Task[None]] = set()
+        self.closed = False
+        self.look_soon = False
+        """Set by a job after which something may still arrive."""
+
+    @property
+    def link(self) -> L | None:
+        """The link, while it is open."""
+        return self._link
+
+    @property
+    def current(self) -> Job[L] | None:
+        """The job under way."""
+        return self._current
+
+    def submit(self, job: Job[L], *, first: bool = False) -> None:
+        """Put a job into the queue; when the lane is closed, it fails at once."""
+        if self.closed:
+            job.fail(_errors.closed(self._doing), begun=False)
+            return
+        if first:
+            self._jobs.appendleft(job)
+        else:
+            self._jobs.append(job)
+        if self._task is None:
+            self._start()
+        elif self._current is not None and self._current.yields and not job.yields:
+            self._interrupt()
+
+    async def call(self, work: Callable[[L], Awaitable[T]], limit: float, doing: str) -> T:
+        """Do something on the link, in its turn.
+
+        Args:
+            work: what; it is cut off, and the link dropped, when the caller is cancelled while it is under way.
+            limit: seconds it may take once it began.
+            doing: in words, for errors.
+
+        Returns:
+            What it returns.
+
+        Raises:
+            TransportError: it failed.
+        """
+        job: Call[L, T] = Call(work, limit, doing)
+        self.submit(job)
+        try:
+            outcome = await job.done
+        except asyncio.CancelledError:
+            self.withdraw(job)
+            raise
+        if isinstance(outcome, TransportError):
+            raise outcome
+        return outcome
+
+    def withdraw(self, job: Job[L]) -> bool:
+        """Take a job back that nobody waits for.
+
+        Returns:
+            Whether it had not begun; one that had is cut off.
+        """
+        if job is self._current:
+            self.cut(job)
+            return False
+        with contextlib.suppress(ValueError):
+            self._jobs.remove(job)
+        return True
+
+    def stop(self, job: Job[L]) -> None:
+        """End a job that yields, and keep the link: what it waits for leaves nothing in doubt."""
+        if job is self._current:
+            self._interrupt()
+        else:
+            self.withdraw(job)
+
+    def cut(self, job: Job[L]) -> None:
+        """Cut off the job under way: its link is in doubt, and dropped."""
+        if job is not self._current:
+            return
+        task = self._task
+        self._task = self._current = None
+        self._interrupting = False
+        self._drop()
+        if task is not None:
+            task.cancel()
+            self._past.add(task)
+            task.add_done_callback(self._past.discard)
+        if self._jobs:
+            self._start()
+
+    async def close(self) -> None:
+        """End all jobs and the link; idempotent, never raises, over within 1.5 s."""
+        link = self.shut()
+        if link is not None:
+            await link.close()
+
+    def shut(self) -> L | None:
+        """End all jobs at once; gives the link, to be closed."""
+        self.closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        current, task, link = self._current, self._task, self._link
+        self._current = self._task = self._link = None
+        jobs, self._jobs = self._jobs, deque()
+        if current is not None:
+            current.fail(_errors.closed(self._doing, maybe_applied=True), begun=True)
+        for job in jobs:
+            job.fail(_errors.closed(self._doing), begun=False)
+        if task is not None:
+            task.cancel()
+            self._past.add(task)
+            task.add_done_callback(self._past.discard)
+            if link is not None and current is not None:
+                link.drop()  # the call under way is still in it
+                link = None
+        return link
+
+    # The task.
+
+    def _start(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=self._doing)
+
+    async def _run(self) -> None:
+        me = asyncio.current_task()
+        try:
+            while self._jobs and self._task is me:
+                link = await self._ready(me)
+                if link is None or not self._jobs:
+                    continue
+                await self._do(self._jobs.popleft(), link, me)
+        finally:
+            if self._task is me:
+                self._task = None
+                if self._link is not None:
+                    self._look_in(_LOOK_SOON if self.look_soon else _LOOK_EVERY)
+                self.look_soon = False
+
+    async def _do(self, job: Job[L], link: L, me: asyncio.Task[None] | None) -> None:
+        loop = asyncio.get_running_loop()
+        self._current = job
+        clock = loop.call_later(job.limit, self._expire, job)
+        try:
+            await job.run(link)
+        except asyncio.CancelledError:
+            if self._task is not me or not self._interrupting or me is None:
+                raise
+            me.uncancel()
+            job.interrupted(link)
+            # Behind what it made way for.
+            self._jobs.append(job)
+        finally:
+            clock.cancel()
+            if self._task is me:
+                self._current = None
+                self._interrupting = False
+                while me is not None and me.cancelling():  # one that was swallowed, see _AGAIN
+                    me.uncancel()
+                self._used_at = loop.time()
+                if self._link is link and not link.usable():
+                    self._drop()
+
+    async def _ready(self, me: asyncio.Task[None] | None) -> L | None:
+        """The link, opened if need be; None when it could not be, and the jobs were told, or when the lane was shut."""
+        link = self._link
+        if link is not None and asyncio.get_running_loop().time() - self._used_at > _LOOK_FIRST:
+            with contextlib.suppress(Exception):
+                await link.look()
+        if self._task is not me:
+            return None
+        if link is not None and link.usable():
+            return link
+        self._drop()
+        try:
+            link = await self._opener()
+        except Exception as error:
+            if self._task is me:
+                jobs, self._jobs = self._jobs, deque()
+                failed = _errors.failure(error, self._doing)
+                for job in jobs:
+                    job.fail(_errors.again(failed), begun=False)
+            return None
+        if self._task is not me:
+            link.drop()
+            return None
+        self._link = link
+        self._used_at = asyncio.get_running_loop().time()
+        return link
+
+    def _interrupt(self) -> None:
+        current = self._current
+        if self._task is None or current is None or not current.yields or self._interrupting:
+            return
+        self._interrupting = True
+        self._task.cancel()
+        asyncio.get_running_loop().call_later(_AGAIN, self._interrupt_again, current, self._task)
+
+    def _interrupt_again(self, job: Job[L], task: asyncio.Task[None]) -> None:
+        if self._interrupting and self._current is job and self._task is task:
+            task.cancel()
+            asyncio.get_running_loop().call_later(_AGAIN, self._interrupt_again, job, task)
+
+    def _expire(self, job: Job[L]) -> None:
+        if job is self._current:
+            job.fail(_errors.timed_out(self._doing, maybe_applied=True), begun=True)
+            self.cut(job)
+
+    def _drop(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.drop()
+
+    def _look_in(self, seconds: float) -> None:
+        if not self.closed:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self.closed or self._task is not None or self._link is None:
+            return
+        if self._idle_limit is not None:
+            idle = asyncio.get_running_loop().time() - self._used_at
+            if idle >= self._idle_limit:
+                self._drop()
+                return
+        self._jobs.append(_Look())
+        self._start()
+
+
+class _Look(Job[L]):
+    """Takes in what has arrived on an idle link; does not count as a use of it."""
+
+    def __init__(self) -> None:
+        super().__init__(2.0)
+
+    async def run(self, link: L) -> None:
+        with contextlib.suppress(Exception):
+            await link.look()
+
+    def fail(self, error: TransportError, *, begun: bool) -> None:
+        """Nobody waits for it."""

@@ -1,0 +1,162 @@
+"""The inner parts of azure-servicebus that this plugin touches, all of them, each with the reason.
+
+Everything else goes through the client's public interface. The names used here are those of 7.15; the test
+``test_private_parts.py`` fails where a newer client has moved one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from azure.servicebus import ServiceBusReceivedMessage
+from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
+from azure.servicebus.exceptions import ServiceBusError
+
+_TYPE: Final = "TYPE"
+_VALUE: Final = "VALUE"
+
+LONG: Final = "LONG"
+BINARY: Final = "BINARY"
+TIMESTAMP: Final = "TIMESTAMP"
+
+_LATE_FRAMES = 32
+_MOMENT = 0.001  # s
+
+KEEP_ALIVE: Final[dict[str, Any]] = {"keep_alive": 0}
+"""Arguments for a sender: no keep-alive task of the client's own. It sleeps in steps of a second, and closing waits
+for it: a failed send would be told up to a second late. `look` takes its place."""
+
+
+def typed(type_: str, value: Any) -> dict[str, Any]:
+    """Wrap a value of an AMQP type that the client's encoder would not choose by itself.
+
+    It takes a plain int for an AMQP int of 32 bits, and bytes for a string.
+    """
+    return {_TYPE: type_, _VALUE: value}
+
+
+def untyped(value: Any) -> tuple[str | None, Any]:
+    """The type and the value of what `typed` made; None and the value itself of anything else."""
+    if type(value) is dict:
+        return value[_TYPE], value[_VALUE]
+    return None, value
+
+
+def condition_of(error: ServiceBusError) -> str | None:
+    """The AMQP condition behind an error: the client shows it in its text only, in several forms."""
+    condition = getattr(error, "_condition", None)
+    inner = getattr(error, "inner_exception", None)
+    if condition is None:
+        condition = getattr(inner, "condition", None)
+    if isinstance(condition, bytes):
+        return bytes(condition).decode("ascii", "replace")
+    return None if condition is None else str(condition)
+
+
+def status_of(error: ServiceBusError) -> int | None:
+    """The status that the management link, or the one for tokens, answered with."""
+    candidates: tuple[Any, ...] = (
+        getattr(error, "_status_code", None),
+        getattr(error.inner_exception, "status_code", None),
+    )
+    for candidate in candidates:
+        if isinstance(candidate, int | str) and str(candidate).isdecimal():
+            return int(candidate)
+    return None
+
+
+def was_answered(error: BaseException) -> bool:
+    """Whether a send's error is the service's answer to that very transfer, and no failure of link or connection."""
+    inner = getattr(error, "inner_exception", None)
+    return any(kind.__name__ == "MessageException" for kind in type(inner).__mro__)
+
+
+def max_message_bytes(sender: ServiceBusSender) -> int:
+    """The largest message that the link takes; the public batch limit is another one for large messages."""
+    return int(sender._max_message_size_on_link)
+
+
+def handler_of(client: ServiceBusSender | ServiceBusReceiver) -> object | None:
+    """The connection and link behind a sender or receiver: another one after the client has opened it anew by itself.
+
+    Delivery numbers begin anew with it, so that a message of the old one would settle another one of the new.
+    """
+    return getattr(client, "_handler", None)
+
+
+def is_open(client: ServiceBusSender | ServiceBusReceiver) -> bool:
+    """Whether nothing is known of its link's or connection's end."""
+    handler: Any = handler_of(client)
+    link = getattr(handler, "_link", None)
+    connection = getattr(handler, "_connection", None)
+    if not client._running or link is None or connection is None:
+        return False
+    reader = getattr(getattr(connection, "_transport", None), "reader", None)
+    if isinstance(reader, asyncio.StreamReader) and (reader.exception() is not None or reader.at_eof()):
+        # The event loop knows that the socket was reset or ended; the client finds out when it reads or writes next.
+        return False
+    return getattr(link.state, "name", "") == "ATTACHED" and not connection._error and not link._error
+
+
+async def look(client: ServiceBusSender | ServiceBusReceiver) -> None:
+    """Take in what has arrived, without waiting for more; sends a heartbeat that is due, and renews an old token.
+
+    An idle link is read by nobody: that it was detached, or its connection lost, would be seen by the next call only,
+    which then fails. Messages that come late, for credit that was taken back, are released by the client's callback.
+    """
+    handler: Any = handler_of(client)
+    if handler is not None and handler._connection is not None:
+        await handler._connection.listen(wait=_MOMENT, batch=_LATE_FRAMES)
+        await handler.auth_complete_async()
+
+
+def be_patient(receiver: ServiceBusReceiver, patience: float) -> None:
+    """Say how long the next receive goes on after its first message, in seconds: 0.2 unless said, come what may."""
+    receiver._further_pull_receive_timeout = patience
+
+
+def buffered(receiver: ServiceBusReceiver) -> int:
+    """How many messages a receive that was cut off has left behind; the next one hands them out, but waits for more."""
+    handler: Any = handler_of(receiver)
+    return int(handler._received_messages.qsize()) if handler is not None else 0
+
+
+def keep_arrivals(receiver: ServiceBusReceiver) -> None:
+    """Keep what arrives while no receive is under way, which else would be released, and come back out of order."""
+    receiver._receive_context.set()
+
+
+async def take_back_credit(receiver: ServiceBusReceiver) -> None:
+    """Ask for no more: a receive that ends early leaves its credit, on which the service would lock messages."""
+    handler: Any = handler_of(receiver)
+    link = getattr(handler, "_link", None)
+    if link is not None and link.current_link_credit > 0:
+        await link.flow(link_credit=0, drain=True)
+
+
+async def give_back(receiver: ServiceBusReceiver) -> None:
+    """Release what was fetched and not handed out, without counting it as a delivery, and what comes from now on."""
+    handler = handler_of(receiver)
+    if handler is not None and receiver._receive_context.is_set():
+        receiver._receive_context.clear()
+        transport: Any = receiver._amqp_transport
+        await transport.drain_and_release_messages_async(handler)
+
+
+def settle_by_token(message: ServiceBusReceivedMessage) -> None:
+    """Make the client settle a message by its lock token, over the management link.
+
+    The message came over a link that is gone; by its delivery number it would settle another one.
+    """
+    message._is_deferred_message = True
+
+
+def socket_of(client: ServiceBusSender | ServiceBusReceiver) -> asyncio.WriteTransport | None:
+    """The socket, to be shut at once: closing waits for the peer, and for ever where that is gone without a word.
+
+    The client also forgets to close it after some failures. None while there is none, or through a web socket.
+    """
+    connection = getattr(handler_of(client), "_connection", None)
+    writer = getattr(getattr(connection, "_transport", None), "writer", None)
+    return writer.transport if isinstance(writer, asyncio.StreamWriter) else None

@@ -1,0 +1,163 @@
+"""Reading one queue or subscription, or the dead-letter queue of either, under peek-lock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from pairmq.model import Delivery, Source, TransportError
+from pairmq.transport import Receiver
+from pairmq_servicebus import _errors, _names
+from pairmq_servicebus._client import Namespace
+from pairmq_servicebus._lane import Lane
+from pairmq_servicebus._receiving import (
+    GiveUp,
+    Held,
+    Receive,
+    ReceiveLink,
+    Settlement,
+    Shelf,
+    complete_all,
+    renew,
+    settle,
+)
+
+_GIVE_UP = 0.6  # s for giving back what is not settled when closing
+_PER_MESSAGE = 0.2  # s that a batch's limit grows with each of its messages
+
+# Opening takes some ten round trips, and sleeps of the client's own: a quarter of it is more than one round trip.
+_ROUND_TRIPS = 4.0
+_LEAST_ROUND_TRIP = 0.1  # s
+_MOST_ROUND_TRIP = 1.0
+
+
+async def open_receive_link(namespace: Namespace, source: Source, doing: str) -> ReceiveLink:
+    """Open a link to receive on.
+
+    Raises:
+        TransportError: it can't be opened.
+    """
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    client = namespace.new_receiver(source)
+    await namespace.open(client, doing)
+    return ReceiveLink(namespace, client, round_trip(loop.time() - began))
+
+
+def round_trip(opening: float) -> float:
+    """How many seconds to wait for an answer at least, told by how long the opening took."""
+    return min(_MOST_ROUND_TRIP, max(_LEAST_ROUND_TRIP, opening / _ROUND_TRIPS))
+
+
+class BusReceiver(Receiver):
+    """Reads one source.
+
+    Args:
+        namespace: the transport's.
+        source: what it reads.
+        opener: opens its link; ordinary links of the source when left out.
+
+    Raises:
+        TransportError: reason *malformed* when Service Bus can't have such a name.
+    """
+
+    def __init__(
+        self, namespace: Namespace, source: Source, opener: Callable[[], Awaitable[ReceiveLink]] | None = None
+    ) -> None:
+        _names.check_source(source)
+        doing = f"receive from {source}"
+        self._namespace = namespace
+        self._source = source
+        self._doing = doing
+        self._limit = namespace.url.operation_timeout
+        self._shelf = Shelf(source.dead_letter)
+        self._lane: Lane[ReceiveLink] = Lane(opener or (lambda: open_receive_link(namespace, source, doing)), doing)
+        self._closing: asyncio.Task[None] | None = None
+        namespace.open_objects.add(self)
+
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        self._check_open(self._doing)
+        self._shelf.tidy()
+        job = Receive(self._lane, self._shelf, max_messages, wait, self._limit, self._doing)
+        self._lane.submit(job)
+        try:
+            outcome = await job.done
+        except asyncio.CancelledError:
+            self._lane.stop(job)
+            self._lane.look_soon = True  # what it had fetched while it was interrupted is given back then
+            raise
+        if isinstance(outcome, TransportError):
+            raise outcome
+        return outcome
+
+    async def complete(self, delivery: Delivery) -> None:
+        await self._settle(delivery, "complete")
+
+    async def complete_batch(self, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
+        """Complete each, confirmed: see `complete_all`."""
+        doing = f"complete in {self._source}"
+        outcomes: list[TransportError | None] = []
+        while len(outcomes) < len(deliveries):
+            # More than once only where the link was lost: the others are settled over the next one.
+            left = deliveries[len(outcomes) :]
+            try:
+                self._check_open(doing)
+                tokens = [delivery.lock_token for delivery in left]
+                outcomes += await self._lane.call(
+                    partial(self._complete_all, tokens, doing), self._limit + _PER_MESSAGE * len(left), doing
+                )
+            except TransportError as error:
+                return outcomes + [_errors.again(error) for _ in left]
+        return outcomes
+
+    async def _complete_all(
+        self, tokens: Sequence[object], doing: str, link: ReceiveLink
+    ) -> Sequence[TransportError | None]:
+        return await complete_all(link, self._shelf, tokens, doing)
+
+    async def abandon(self, delivery: Delivery) -> None:
+        await self._settle(delivery, "abandon")
+
+    async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
+        await self._settle(delivery, "dead-letter", reason, description)
+
+    async def renew_lock(self, delivery: Delivery) -> Delivery:
+        doing = f"renew a lock in {self._source}"
+        self._check_open(doing)
+        held = self._held(delivery, doing)
+        until = await self._lane.call(lambda link: renew(link, self._shelf, held, doing), self._limit, doing)
+        return replace(delivery, locked_until=until)
+
+    async def close(self) -> None:
+        if self._closing is None:
+            self._namespace.open_objects.discard(self)
+            self._closing = self._namespace.spawn(self._close())
+        # A caller that is cancelled leaves the rest to the task, which ends by itself.
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        if self._shelf.unsettled() and self._lane.link is not None and not self._lane.closed:
+            job = GiveUp(self._shelf, _GIVE_UP)
+            self._lane.submit(job)
+            await asyncio.wait((job.done,), timeout=_GIVE_UP)
+        await self._lane.close()
+
+    async def _settle(self, delivery: Delivery, how: Settlement, reason: str = "", description: str = "") -> None:
+        doing = f"{how} in {self._source}"
+        self._check_open(doing)
+        held = self._held(delivery, doing)
+        await self._lane.call(
+            lambda link: settle(link, self._shelf, held, how, doing, reason, description), self._limit, doing
+        )
+
+    def _held(self, delivery: Delivery, doing: str) -> Held:
+        held = delivery.lock_token
+        if not isinstance(held, Held):
+            raise _errors.lock_lost(doing)  # one that was only looked at has no lock
+        return held
+
+    def _check_open(self, doing: str) -> None:
+        if self._closing is not None or self._namespace.closed or self._lane.closed:
+            raise _errors.closed(doing)

@@ -1,0 +1,93 @@
+"""The transport: a namespace, and the objects that use it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from pairmq.model import Entity, Message, Source
+from pairmq.transport import Admin, Capabilities, Receiver, Sender, SessionReceiver, Transport
+from pairmq_servicebus import _codec, _errors
+from pairmq_servicebus._admin import BusAdmin
+from pairmq_servicebus._client import Namespace
+from pairmq_servicebus._measure import measure
+from pairmq_servicebus._names import MAX_PATH_LENGTH
+from pairmq_servicebus._receiver import BusReceiver
+from pairmq_servicebus._sender import MAX_MESSAGE_BYTES, BusSender
+from pairmq_servicebus._sessions import accept_session
+from pairmq_servicebus._url import parse_servicebus_url
+
+CAPABILITIES = Capabilities(
+    max_message_bytes=MAX_MESSAGE_BYTES,
+    max_path_length=MAX_PATH_LENGTH,
+    topics=True,
+    sessions=True,
+    scheduling=True,
+    counts_scheduled=True,
+    time_to_live=True,
+    dead_letter=True,
+    lock_renewal=True,
+    probes=True,
+    peek=True,
+    durable=True,
+)
+"""What Service Bus does through this transport; its README tells the fine print."""
+
+_OBJECTS = 1.4  # s for senders and receivers to close
+
+
+class ServiceBusTransport(Transport):
+    """A transport to a namespace of Azure Service Bus, its emulator, or the local server of this distribution.
+
+    Args:
+        url: ``sb://…``; the options stand in the README.
+
+    Raises:
+        ConfigurationError: the URL can't work.
+    """
+
+    def __init__(self, url: str) -> None:
+        parsed = parse_servicebus_url(url)
+        super().__init__(parsed.endpoint)
+        self._namespace = Namespace(parsed)
+        self._admin = BusAdmin(self._namespace)
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do; the message size is the smallest that a link has told so far."""
+        told = self._namespace.max_message_bytes
+        return CAPABILITIES if told is None else replace(CAPABILITIES, max_message_bytes=told)
+
+    @property
+    def admin(self) -> Admin:
+        return self._admin
+
+    def sender(self, entity: Entity) -> Sender:
+        return BusSender(self._namespace, entity)
+
+    def receiver(self, source: Source) -> Receiver:
+        return BusReceiver(self._namespace, source)
+
+    async def accept_session(
+        self, source: Source, session_id: str | None = None, *, wait: float
+    ) -> SessionReceiver | None:
+        if self.ended:
+            raise _errors.closed(f"accept a session of {source}")
+        return await accept_session(self._namespace, source, session_id, wait)
+
+    def measure(self, message: Message) -> int:
+        return measure(_codec.take_apart(message))
+
+    async def _close(self) -> None:
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close_all())
+        # A caller that is cancelled leaves the rest to the task, which ends by itself.
+        await asyncio.shield(self._closing)
+
+    async def _close_all(self) -> None:
+        closing = [asyncio.ensure_future(made.close()) for made in list(self._namespace.open_objects)]
+        closing.append(asyncio.ensure_future(self._admin.close()))
+        self._namespace.closed = True
+        await asyncio.wait(closing, timeout=_OBJECTS)
+        await self._namespace.close()

@@ -1,0 +1,249 @@
+"""Values of application properties: as AMQP carries them, and as text where it does not.
+
+AMQP's application properties hold simple types only, and the client hands strings, symbols and binaries out alike, as
+bytes. So a property that would not come back by itself has a note of its type, in the property `FIELDS` of the codec:
+
+| value | carried as | note |
+|---|---|---|
+| str, bool, int, float, UUID, None | the AMQP type of that name (int: long, float: double) | |
+| bytes | binary | ``bytes`` |
+| datetime | timestamp (ms); ISO 8601 text where it has fractions of a millisecond | ``datetime`` |
+| Decimal | text | ``decimal`` |
+| tuple, mapping | JSON text, see `to_json` | ``json`` |
+
+Nothing that is read is evaluated or unpickled.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal, DecimalException
+from typing import Any, Final
+from uuid import UUID
+
+from pairmq.model import MAX_NESTING, PropertyValue
+from pairmq_servicebus._private import BINARY, LONG, TIMESTAMP, typed
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_INT64 = range(-(2**63), 2**63)
+_TAGS = frozenset(("$bytes", "$datetime", "$decimal", "$uuid", "$map"))
+
+
+class Malformed(ValueError):
+    """A message that can't be read: somebody wrote into a property that is PairMQ's, or a field that AMQP forbids."""
+
+
+def to_wire(value: PropertyValue) -> tuple[Any, str | None]:
+    """Give what the client encodes, and the note that brings it back."""
+    kind = type(value)
+    if kind is str or kind is bool or value is None or kind is float or kind is UUID:
+        return value, None
+    if kind is int:
+        return typed(LONG, value), None
+    if kind is bytes:
+        return typed(BINARY, value), "bytes"
+    if isinstance(value, datetime):
+        milliseconds, rest = divmod(value - _EPOCH, _MILLISECOND)
+        return (value.isoformat() if rest else typed(TIMESTAMP, milliseconds)), "datetime"
+    if isinstance(value, Decimal):
+        return str(value), "decimal"
+    return to_json(value), "json"
+
+
+def from_wire(value: Any, note: str | None, depth: int = 0) -> PropertyValue:
+    """Bring a value back that the client has decoded.
+
+    Args:
+        value: what the client gives.
+        note: the note of its type; None for a property of another sender, or one that needs none.
+        depth: how many lists and maps it stands in.
+
+    Raises:
+        Malformed: it is not what the note says, or nested too deep.
+    """
+    if note is not None:
+        return _noted(value, note)
+    if isinstance(value, bytes):
+        return text_or_bytes(value)
+    if value is None or isinstance(value, str | bool | UUID):
+        return value
+    if isinstance(value, int):
+        return value if value in _INT64 else str(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Decimal):
+        return str(value)
+    if depth >= MAX_NESTING:
+        raise Malformed(f"it has an application property nested more than {MAX_NESTING} deep")
+    # AMQP forbids these as application properties; some senders write them all the same.
+    if isinstance(value, Mapping):
+        return {as_text(key): from_wire(entry, None, depth + 1) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(from_wire(entry, None, depth + 1) for entry in value)
+    return str(value)
+
+
+def text_or_bytes(value: bytes) -> str | bytes:
+    """A string, if it may be one: the client does not tell strings from binaries."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
+
+
+def as_text(value: Any) -> str:
+    """A name, key or identifier of any AMQP type, as text.
+
+    Raises:
+        Malformed: it is binary, and no UTF-8.
+    """
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise Malformed("it has an identifier or name that is no UTF-8") from None
+    return str(value)
+
+
+def to_json(value: PropertyValue) -> str:
+    """Write a value as JSON, with ``{"$bytes": "…"}`` and the like for what JSON has no type for.
+
+    Numbers keep being int or float, sequences become arrays, mappings objects; a mapping that could be taken for one of
+    these tags is ``{"$map": {…}}``.
+    """
+    return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def from_json(text: str) -> PropertyValue:
+    """Read what `to_json` wrote.
+
+    Raises:
+        Malformed: it is something else.
+    """
+    try:
+        return _rich(json.loads(text, parse_constant=_refuse_constant), 0)
+    except (ValueError, TypeError, RecursionError, DecimalException, OverflowError) as error:
+        raise Malformed(f"it has an application property that can't be read: {error}") from None
+
+
+def as_json(value: Any) -> str:
+    """Write whatever another sender's body holds as JSON, for people and programs to read."""
+    return to_json(from_wire(value, None))
+
+
+def to_iso(value: datetime) -> str:
+    """Write an instant to the microsecond."""
+    return value.isoformat()
+
+
+def from_iso(text: str) -> datetime:
+    """Read an instant.
+
+    Raises:
+        Malformed: it is none, or knows no time zone.
+    """
+    try:
+        value = datetime.fromisoformat(text)
+    except ValueError:
+        raise Malformed("it has an instant that can't be read") from None
+    if value.tzinfo is None:
+        raise Malformed("it has an instant without a time zone")
+    return value.astimezone(UTC)
+
+
+def from_milliseconds(value: int) -> datetime:
+    """Read AMQP's timestamp, in milliseconds since 1970.
+
+    Raises:
+        Malformed: it lies outside the years 1 to 9999.
+    """
+    try:
+        return _EPOCH + timedelta(milliseconds=value)
+    except OverflowError:
+        raise Malformed("it has an instant outside the years 1 to 9999") from None
+
+
+def to_milliseconds(value: datetime) -> tuple[int, bool]:
+    """Milliseconds since 1970, rounded up, and whether nothing was rounded."""
+    milliseconds, rest = divmod(value - _EPOCH, _MILLISECOND)
+    return milliseconds + bool(rest), not rest
+
+
+def _noted(value: Any, note: str) -> PropertyValue:
+    if note == "bytes" and isinstance(value, bytes):
+        return value
+    if note == "datetime" and isinstance(value, int):
+        return from_milliseconds(value)
+    if isinstance(value, bytes | str):
+        text = as_text(value)
+        if note == "datetime":
+            return from_iso(text)
+        if note == "decimal":
+            return _decimal(text)
+        if note == "json":
+            return from_json(text)
+    raise Malformed(f"it has an application property that is not what its note says: {note[:40]!r}")
+
+
+def _decimal(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except DecimalException:
+        raise Malformed("it has a decimal number that can't be read") from None
+
+
+def _plain(value: PropertyValue) -> Any:
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, datetime):
+        return {"$datetime": value.isoformat()}
+    if isinstance(value, Decimal):
+        return {"$decimal": str(value)}
+    if isinstance(value, UUID):
+        return {"$uuid": str(value)}
+    if isinstance(value, Mapping):
+        plain = {key: _plain(entry) for key, entry in value.items()}
+        return {"$map": plain} if len(plain) == 1 and not _TAGS.isdisjoint(plain) else plain
+    return [_plain(entry) for entry in value]
+
+
+def _rich(value: Any, depth: int) -> PropertyValue:
+    if depth > MAX_NESTING:
+        raise Malformed(f"nested more than {MAX_NESTING} deep")
+    if isinstance(value, list):
+        return tuple(_rich(entry, depth + 1) for entry in value)
+    if not isinstance(value, dict):
+        return value  # type: ignore[no-any-return]  # one of JSON's simple types
+    if len(value) == 1:
+        (tag, inner) = next(iter(value.items()))
+        match tag:
+            case "$bytes":
+                return base64.b64decode(_text(inner), validate=True)
+            case "$datetime":
+                return from_iso(_text(inner))
+            case "$decimal":
+                return _decimal(_text(inner))
+            case "$uuid":
+                return UUID(_text(inner))
+            case "$map":
+                if not isinstance(inner, dict):
+                    raise Malformed("a tagged mapping is none")
+                value = inner
+    return {key: _rich(entry, depth + 1) for key, entry in value.items()}
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise Malformed("a tagged value is no text")
+    return value
+
+
+def _refuse_constant(name: str) -> Any:
+    raise Malformed(f"{name} is no number")

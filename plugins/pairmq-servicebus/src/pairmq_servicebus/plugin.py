@@ -1,0 +1,32 @@
+"""The entry point: which transports this distribution brings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pairmq.plugins import LocalServer, TransportRecord, hookimpl
+from pairmq.transport import Transport
+from pairmq_servicebus._transport import CAPABILITIES, ServiceBusTransport
+
+
+@hookimpl
+def pairmq_transports() -> Iterable[TransportRecord]:
+    """Yield ``servicebus``."""
+    yield TransportRecord(
+        name="servicebus",
+        schemes=("sb",),
+        factory=_servicebus,
+        capabilities=CAPABILITIES,
+        description="Azure Service Bus, its emulator, and the local server of this distribution: AMQP 1.0",
+        local_server=_local_server,
+    )
+
+
+def _servicebus(url: str) -> Transport:
+    return ServiceBusTransport(url)
+
+
+def _local_server() -> LocalServer:
+    from pairmq_servicebus.testing import ServiceBusServer  # only for who asks for a server
+
+    return ServiceBusServer()

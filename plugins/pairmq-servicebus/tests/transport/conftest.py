@@ -1,0 +1,62 @@
+"""What the tests of the transport share: messages of every kind, and one local server that runs for all of them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pairmq.model import Entity, Message
+from pairmq.transport import QueueProperties
+from pairmq_servicebus._transport import ServiceBusTransport
+from pairmq_servicebus.testing import ServiceBusServer
+
+
+@pytest.fixture(scope="session")
+def shared_server(external: Any) -> Iterator[ServiceBusServer]:
+    """One local server, or the namespace to calibrate with."""
+    if external is not None:
+        yield external
+        return
+    with ServiceBusServer(durable=False) as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared_server: ServiceBusServer) -> Iterator[ServiceBusServer]:
+    """A server that runs and does nothing wrong; entities of other tests may be there."""
+    shared_server.start()
+    shared_server.heal()
+    yield shared_server
+    shared_server.start()
+    shared_server.heal()
+
+
+@pytest.fixture
+async def transport(server: ServiceBusServer) -> AsyncIterator[ServiceBusTransport]:
+    transport = ServiceBusTransport(server.url)
+    yield transport
+    await transport.close()
+
+
+@pytest.fixture
+async def queue(transport: ServiceBusTransport, external: object) -> AsyncIterator[Entity]:
+    """A new queue."""
+    entity = Entity(f"orders/{uuid.uuid4().hex[:12]}")
+    assert await transport.admin.create(entity, QueueProperties())
+    yield entity
+    if external is not None:
+        await transport.admin.delete(entity)
+
+
+@pytest.fixture
+def message() -> Callable[..., Message]:
+    """Makes messages with an id."""
+
+    def make(body: bytes | str = b"", **fields: object) -> Message:
+        content = body.encode() if isinstance(body, str) else body
+        return Message(content, **{"message_id": uuid.uuid4().hex, **fields})  # type: ignore[arg-type]
+
+    return make

@@ -1,0 +1,291 @@
+"""The sender's queue and task, on a link that answers when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import pytest
+from azure.servicebus._pyamqp.error import ErrorCondition, MessageSendFailed
+from azure.servicebus._transport._pyamqp_transport import _LOGGER, PyamqpTransport
+
+from pairmq.model import FailureKind, FailureReason, Message, TransportError
+from pairmq.transport import is_nothing_sent
+from pairmq_servicebus import _codec
+from pairmq_servicebus._codec import Parts
+from pairmq_servicebus._measure import measure
+from pairmq_servicebus._outbox import MOST_MESSAGES, Outbox, Parcel
+
+
+class FakeLink:
+    """Records what is sent; each transfer waits until it is answered."""
+
+    max_message_bytes = 10_000
+    max_batch_bytes = 10_000
+
+    def __init__(self) -> None:
+        self.transfers: list[list[str]] = []
+        self.answers: list[asyncio.Future[None]] = []
+        self.by_itself: Callable[[list[str]], Exception | None] | None = None
+        self.open = True
+        self.looks = 0
+
+    def usable(self) -> bool:
+        return self.open
+
+    async def look(self) -> None:
+        self.looks += 1
+
+    def drop(self) -> None:
+        self.open = False
+
+    async def close(self) -> None:
+        self.open = False
+
+    async def send(self, messages: Sequence[Parts]) -> None:
+        ids = [parts.properties["message_id"] for parts in messages]
+        self.transfers.append(ids)
+        if self.by_itself is not None:
+            await asyncio.sleep(0)
+            if (error := self.by_itself(ids)) is not None:
+                raise error
+            return
+        answer = asyncio.get_running_loop().create_future()
+        self.answers.append(answer)
+        await answer
+
+
+class Bench:
+    """An outbox and its links."""
+
+    def __init__(self, limit: float = 30.0) -> None:
+        self.links: list[FakeLink] = []
+        self.opening: asyncio.Event = asyncio.Event()
+        self.opening.set()
+        self.fails: Exception | None = None
+        self.by_itself: Callable[[list[str]], Exception | None] | None = None
+        self.box = Outbox(self._open, "send to q", limit)
+
+    async def _open(self) -> FakeLink:
+        await self.opening.wait()
+        if self.fails is not None:
+            raise self.fails
+        link = FakeLink()
+        link.by_itself = self.by_itself
+        self.links.append(link)
+        return link
+
+    def send(self, name: str, group: str | None = None, size: int | None = None) -> asyncio.Task[TransportError | None]:
+        return asyncio.create_task(self.box.send(parcel(name, group, size)))
+
+
+def parcel(name: str, group: str | None = None, size: int | None = None) -> Parcel:
+    parts = _codec.take_apart(Message(message_id=name))
+    return Parcel(parts, measure(parts) if size is None else size, group)
+
+
+def rejected(condition: str) -> Exception:
+    inner = MessageSendFailed(ErrorCondition(condition.encode()), description="words")
+    error: Exception = PyamqpTransport.create_servicebus_exception(_LOGGER, inner)
+    return error
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_what_waits_while_a_transfer_is_under_way_goes_out_in_the_next_one() -> None:
+    bench = Bench()
+    first = bench.send("1")
+    await settle()
+    others = [bench.send(str(number)) for number in range(2, 6)]
+    await settle()
+    [link] = bench.links
+    assert link.transfers == [["1"]]
+    link.answers[0].set_result(None)
+    await settle()
+    assert link.transfers == [["1"], ["2", "3", "4", "5"]]
+    assert first.done()
+    assert not any(task.done() for task in others)
+    link.answers[1].set_result(None)
+    assert await asyncio.gather(*others) == [None] * 4
+
+
+async def test_a_batch_ends_at_another_session_at_the_link_s_limits_and_at_a_thousand() -> None:
+    bench = Bench()
+    bench.by_itself = lambda ids: None
+    groups = ["a", "a", "b", "a", None, None]
+    outcomes = await bench.box.send_all([parcel(str(number), group) for number, group in enumerate(groups)])
+    assert set(outcomes) == {None}
+    [link] = bench.links
+    assert link.transfers == [["0", "1"], ["2"], ["3"], ["4", "5"]]
+    link.transfers.clear()
+    await bench.box.send_all([parcel(str(number), size=4000) for number in range(5)])
+    assert [len(ids) for ids in link.transfers] == [2, 2, 1]
+    link.transfers.clear()
+    link.max_message_bytes = link.max_batch_bytes = 10**9
+    await bench.box.send_all([parcel(str(number)) for number in range(MOST_MESSAGES + 1)])
+    assert [len(ids) for ids in link.transfers] == [MOST_MESSAGES, 1]
+
+
+async def test_a_message_that_the_link_does_not_take_is_refused_and_the_others_go() -> None:
+    bench = Bench()
+    bench.by_itself = lambda ids: None
+    outcomes = await bench.box.send_all([parcel("a"), parcel("b", size=10_001), parcel("c")])
+    assert (outcomes[0], outcomes[2]) == (None, None)
+    assert outcomes[1] is not None
+    assert (outcomes[1].reason, outcomes[1].maybe_applied) == (FailureReason.TOO_LARGE, False)
+    assert bench.links[0].transfers == [["a"], ["c"]] or bench.links[0].transfers == [["a", "c"]]
+
+
+async def test_a_refused_batch_is_sent_again_one_by_one_in_order() -> None:
+    bench = Bench()
+    bench.by_itself = lambda ids: rejected("amqp:not-allowed") if "bad" in ids else None
+    parcels = [parcel(name) for name in ("a", "bad", "b")]
+    later = asyncio.create_task(bench.box.send_all(parcels))
+    outcomes = await later
+    assert outcomes[0] is outcomes[2] is None
+    assert outcomes[1] is not None
+    assert (outcomes[1].kind, outcomes[1].maybe_applied) == (FailureKind.REFUSED, False)
+    assert bench.links[0].transfers == [["a", "bad", "b"], ["a"], ["bad"], ["b"]]
+
+
+@pytest.mark.parametrize("condition", ["com.microsoft:server-busy", "amqp:internal-error", "amqp:unauthorized-access"])
+async def test_a_batch_that_failed_for_no_message_s_fault_fails_as_a_whole(condition: str) -> None:
+    bench = Bench()
+    bench.by_itself = lambda ids: rejected(condition)
+    outcomes = await bench.box.send_all([parcel("a"), parcel("b")])
+    assert bench.links[0].transfers == [["a", "b"]]
+    assert all(outcome is not None for outcome in outcomes)
+    assert outcomes[0] is not outcomes[1]
+
+
+async def test_one_opening_serves_all_and_its_failure_is_told_to_all_at_once() -> None:
+    bench = Bench()
+    bench.opening.clear()
+    bench.fails = ConnectionRefusedError("nobody there")
+    tasks = [bench.send(str(number)) for number in range(5)]
+    await settle()
+    bench.opening.set()
+    for failed in await asyncio.gather(*tasks):
+        assert failed is not None
+        assert (failed.kind, failed.maybe_applied) == (FailureKind.UNAVAILABLE, False)
+    bench.fails, bench.by_itself = None, lambda ids: None
+    assert await bench.send("again") is None
+    assert len(bench.links) == 1
+
+
+async def test_a_caller_cancelled_before_its_message_was_written_leaves_nothing() -> None:
+    bench = Bench()
+    bench.opening.clear()
+    while_opening = bench.send("1")
+    await settle()
+    while_opening.cancel()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await while_opening
+    assert is_nothing_sent(caught.value)
+    bench.opening.set()
+    under_way = bench.send("2")
+    await settle()
+    waiting = bench.send("3")
+    await settle()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await waiting
+    assert is_nothing_sent(caught.value)
+    bench.links[0].answers[0].set_result(None)
+    assert await under_way is None
+    assert bench.links[0].transfers == [["2"]]
+
+
+async def test_a_transfer_is_cut_off_when_its_last_caller_gives_up_and_not_before() -> None:
+    bench = Bench()
+    blocker = bench.send("0")
+    await settle()
+    first, second, other = bench.send("1"), bench.send("2"), bench.send("3", group="s")
+    await settle()
+    [link] = bench.links
+    link.answers[0].set_result(None)
+    await settle()
+    assert await blocker is None
+    assert link.transfers[1] == ["1", "2"]
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await first
+    assert not is_nothing_sent(caught.value)
+    await settle()
+    assert link.open
+    second.cancel()
+    await settle()
+    assert not link.open  # in doubt: the next transfer has another link
+    assert bench.links[1].transfers == [["3"]]
+    bench.links[1].answers[0].set_result(None)
+    assert await other is None
+
+
+async def test_a_cancelled_batch_that_was_half_sent_does_not_claim_to_have_sent_nothing() -> None:
+    bench = Bench()
+    batch = asyncio.create_task(bench.box.send_all([parcel("1", "a"), parcel("2", "b")]))
+    await settle()
+    batch.cancel()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await batch
+    assert not is_nothing_sent(caught.value)
+    await settle()
+    assert [link.transfers for link in bench.links] == [[["1"]]]
+
+
+async def test_a_transfer_that_nobody_answers_is_given_up_by_the_own_limit() -> None:
+    bench = Bench(limit=0.05)
+    silent = bench.send("1")
+    await settle()
+    waiting = bench.send("2")
+    failed = await silent
+    assert failed is not None
+    assert (failed.reason, failed.maybe_applied) == (FailureReason.TIMEOUT, True)
+    await settle()
+    assert not bench.links[0].open
+    bench.links[1].answers[0].set_result(None)
+    assert await waiting is None
+
+
+async def test_closing_ends_what_waits_for_certain_and_what_is_under_way_in_doubt() -> None:
+    bench = Bench()
+    under_way = bench.send("1")
+    await settle()
+    waiting = bench.send("2")
+    await settle()
+    await bench.box.close()
+    outcomes = [await under_way, await waiting, await bench.send("3")]
+    assert [(outcome.reason, outcome.maybe_applied) for outcome in outcomes if outcome] == [
+        (FailureReason.CLOSED, True),
+        (FailureReason.CLOSED, False),
+        (FailureReason.CLOSED, False),
+    ]
+    assert not bench.links[0].open
+
+
+async def test_a_link_that_was_lost_while_idle_is_replaced_before_it_is_used() -> None:
+    bench = Bench()
+    bench.by_itself = lambda ids: None
+    assert await bench.send("1") is None
+    bench.links[0].open = False
+    assert await bench.send("2") is None
+    assert [link.transfers for link in bench.links] == [[["1"]], [["2"]]]
+
+
+async def test_thousands_of_senders_with_random_cancellations_leave_nothing_behind() -> None:
+    bench = Bench()
+    bench.by_itself = lambda ids: None
+    tasks = [bench.send(str(number), group=f"g{number % 50 // 10}") for number in range(3000)]
+    await asyncio.sleep(0)
+    for task in tasks[::7]:
+        task.cancel()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} <= {type(None), asyncio.CancelledError}
+    assert all(outcome is None for number, outcome in enumerate(outcomes) if number % 7)
+    sent = [name for link in bench.links for ids in link.transfers for name in ids]
+    assert len(sent) == len(set(sent))
+    assert sorted(sent, key=int) == sent
+    assert not bench.box.waiting

@@ -1,0 +1,470 @@
+"""Receiving and settling against a local server process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.aio import ServiceBusClient
+
+from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, Source, TransportError
+from pairmq.transport import QueueProperties, Receiver
+from pairmq_servicebus._transport import ServiceBusTransport
+from pairmq_servicebus.testing import ServiceBusServer
+
+pytestmark = pytest.mark.real_server
+
+Make = Callable[..., Message]
+
+
+async def take(receiver: Receiver, count: int) -> list[Delivery]:
+    """Receive so many, however many come at once."""
+    got: list[Delivery] = []
+    while len(got) < count:
+        deliveries = await receiver.receive(count - len(got), 5)
+        assert deliveries
+        got += deliveries
+    return got
+
+
+async def test_messages_come_in_order_and_are_gone_when_completed(
+    transport: ServiceBusTransport, queue: Entity, message: Make
+) -> None:
+    await transport.sender(queue).send_batch([message(str(number)) for number in range(250)])
+    receiver = transport.receiver(Source(queue))
+    got: list[bytes] = []
+    while len(got) < 250:
+        deliveries = await receiver.receive(100, 5)
+        assert 1 <= len(deliveries) <= 100
+        got += [delivery.message.body for delivery in deliveries]
+        assert set(await receiver.complete_batch(deliveries)) == {None}
+    assert got == [str(number).encode() for number in range(250)]
+    assert (await transport.admin.counts(Source(queue))).pending == 0
+
+
+async def test_a_delivery_tells_its_count_place_and_lock(
+    transport: ServiceBusTransport, queue: Entity, message: Make
+) -> None:
+    await transport.sender(queue).send_batch([message("a"), message("b")])
+    receiver = transport.receiver(Source(queue))
+    first, second = await take(receiver, 2)
+    assert (first.delivery_count, second.delivery_count) == (1, 1)
+    assert int(first.sequence_number) < int(second.sequence_number)
+    now = datetime.now(UTC)
+    assert first.enqueued_at is not None
+    assert abs(now - first.enqueued_at) < timedelta(seconds=30)
+    assert first.locked_until is not None
+    assert timedelta(seconds=50) < first.locked_until - now <= timedelta(seconds=61)
+
+
+async def test_an_empty_queue_is_asked_once_or_waited_for(transport: ServiceBusTransport, queue: Entity) -> None:
+    receiver = transport.receiver(Source(queue))
+    assert await receiver.receive(10, 0) == []
+    began = time.monotonic()
+    assert await receiver.receive(10, 0) == []
+    assert time.monotonic() - began < 1.5
+    assert await receiver.receive(10, 0.7) == []
+    assert 0.6 < time.monotonic() - began < 4
+
+
+async def test_asking_once_finds_what_is_there(transport: ServiceBusTransport, queue: Entity, message: Make) -> None:
+    await transport.sender(queue).send(message("there"))
+    assert [delivery.message.body for delivery in await transport.receiver(Source(queue)).receive(5, 0)] == [b"there"]
+
+
+async def test_a_long_poll_ends_soon_after_the_first_message(
+    transport: ServiceBusTransport, queue: Entity, message: Make
+) -> None:
+    receiver, sender = transport.receiver(Source(queue)), transport.sender(queue)
+    await receiver.receive(1, 0)
+    poll = asyncio.create_task(receiver.receive(100, 30))
+    await sender.send(message("late"))
+    sent = time.monotonic()
+    assert [delivery.message.body for delivery in await poll] == [b"late"]
+    assert time.monotonic() - sent < 2
+
+
+async def test_settling_does_not_wait_for_a_long_poll(
+    transport: ServiceBusTransport, queue: Entity, message: Make
+) -> None:
+    sender = transport.sender(queue)
+    await sender.send_batch([message(str(number)) for number in range(50)])
+    receiver = transport.receiver(Source(queue))
+    deliveries = await take(receiver, 50)
+    poll = asyncio.create_task(receiver.receive(50, 30))
+    await asyncio.sleep(0.2)
+    began = time.monotonic()
+    await asyncio.gather(*(receiver.complete(delivery) for delivery in deliveries[:-1]))
+    await receiver.renew_lock(deliveries[-1])
+    await receiver.abandon(deliveries[-1])
+    assert time.monotonic() - began < 4.0
+    again = await poll
+    assert [(delivery.message.body, delivery.delivery_count) for delivery in again] == [(b"49", 2)]
+
+
+async def test_a_poll_that_is_interrupted_keeps_the_order(
+    transport: ServiceBusTransport, queue: Entity, message: Make
+) -> None:
+    sender = transport.sender(queue)
+    await sender.send_batch([message(str(number)) for number in range(20)])
+    receiver = transport.receiver(Source(queue))
+    held = await take(receiver, 20)
+    got: list[int] = []
+
+    async def settle() -> None:
+        for delivery in held:
+            await receiver.complete(delivery)
+            await asyncio.sleep(0.005)
+
+    async def send() -> None:
+        for number in range(100):
+            await sender.send(message(str(number)))
+
+    work = asyncio.gather(settle(), send())
+    while len(got) < 100:
+        deliveries = await receiver.receive(10, 5)
+        assert all(delivery.delivery_count == 1 for delivery in deliveries)
+        got += [int(delivery.message.body) for delivery in deliveries]
+    await work
+    assert got == list(range(100))
+
+
+async def test_a_cancelled_receive_loses_nothing_and_holds_nothing(
+    transport: ServiceBusTransport, queue: Entity, message: Make
+) -> None:
+    receiver, other = transport.receiver(Source(queue)), transport.receiver(Source(queue))
+    await asyncio.gather(receiver.receive(1, 0), other.receive(1, 0))
+    poll = asyncio.create_task(receiver.receive(100, 30))
+    await asyncio.sleep(0.1)
+    began = time.monotonic()
+    poll.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await poll
+    assert time.monotonic() - began < 1.0
+    await transport.sender(queue).send(message("for the other"))
+    got = await other.receive(1, 3)
+    assert [(delivery.message.body, delivery.delivery_count) for delivery in got] == [(b"for the other", 1)]
+    await other.complete(got[0])
+
+
+async def test_a_receive_cancelled_while_messages_arrive_gives_them_back(
+    transport: ServiceBusTransport, queue: Entity, message: Make
+) -> None:
+    receiver, other = transport.receiver(Source(queue)), transport.receiver(Source(queue))
+    await asyncio.gather(receiver.receive(1, 0), other.receive(1, 0))
+    sending = asyncio.create_task(transport.sender(queue).send_batch([message(str(number)) for number in range(60)]))
+    poll = asyncio.create_task(receiver.receive(100, 30))
+    await sending
+    poll.cancel()
+    await asyncio.wait((poll,))
+    got: set[bytes] = set()
+    if not poll.cancelled():
+        got = {delivery.message.body for delivery in poll.result()}
+    while len(got) < 60:
+        deliveries = await other.receive(100, 5)
+        assert deliveries
+        got |= {delivery.message.body for delivery in deliveries}
+
+
+async def test_credit_of_a_receive_that_ended_locks_no_messages(
+    transport: ServiceBusTransport, queue: Entity, message: Make
+) -> None:
+    idle, other = transport.receiver(Source(queue)), transport.receiver(Source(queue))
+    await asyncio.gather(idle.receive(10, 0), other.receive(1, 0))
+    await transport.sender(queue).send(message("a"))
+    assert [delivery.message.body for delivery in await other.receive(1, 2)] == [b"a"]
+
+
+async def test_an_abandoned_message_comes_again_and_counts(
+    transport: ServiceBusTransport, queue: Entity, message: Make
+) -> None:
+    await transport.sender(queue).send(message("x"))
+    receiver = transport.receiver(Source(queue))
+    for count in (1, 2, 3):
+        [delivery] = await receiver.receive(1, 5)
+        assert delivery.delivery_count == count
+        await receiver.abandon(delivery)
+
+
+async def test_a_dead_letter_keeps_its_reason_and_as_much_of_its_description_as_the_service_does(
+    transport: ServiceBusTransport, queue: Entity, message: Make
+) -> None:
+    await transport.sender(queue).send(message("x", application_properties={"kept": 1}))
+    receiver, dead = transport.receiver(Source(queue)), transport.receiver(Source(queue, dead_letter=True))
+    [delivery] = await receiver.receive(1, 5)
+    await receiver.dead_letter(delivery, "why", "because " * 1000)
+    [found] = await dead.receive(1, 5)
+    assert found.message == delivery.message
+    assert found.dead_letter_reason == "why"
+    assert found.dead_letter_description == ("because " * 1000)[:4096]
+    await dead.complete(found)
+    assert await dead.receive(1, 0) == []
+
+
+@pytest.fixture
+async def brief(transport: ServiceBusTransport) -> Entity:
+    """A queue with the shortest locks that the service has."""
+    queue = Entity(f"brief/{uuid.uuid4().hex[:10]}")
+    await transport.admin.create(queue, QueueProperties(lock_duration=5.0))
+    return queue
+
+
+@pytest.mark.slow
+async def test_a_lock_that_ran_out_settles_nothing(
+    transport: ServiceBusTransport, brief: Entity, message: Make
+) -> None:
+    await transport.sender(brief).send_batch([message("a"), message("b")])
+    receiver = transport.receiver(Source(brief))
+    lost, kept = await take(receiver, 2)
+    await asyncio.sleep(3)
+    renewed = await receiver.renew_lock(kept)
+    assert renewed.locked_until is not None
+    assert kept.locked_until is not None
+    assert renewed.locked_until > kept.locked_until
+    await asyncio.sleep(2.3)
+    for call in (
+        receiver.complete(lost),
+        receiver.abandon(lost),
+        receiver.dead_letter(lost, "r", "d"),
+        receiver.renew_lock(lost),
+    ):
+        with pytest.raises(TransportError) as caught:
+            await call
+        assert (caught.value.kind, caught.value.reason) == (FailureKind.REFUSED, FailureReason.LOCK_LOST)
+    await receiver.complete(kept)  # the old delivery of a renewed lock settles as well
+    [again] = await receiver.receive(2, 5)
+    assert (again.message.body, again.delivery_count) == (b"a", 2)
+
+
+async def test_settling_twice_is_a_lost_lock(transport: ServiceBusTransport, queue: Entity, message: Make) -> None:
+    await transport.sender(queue).send(message())
+    receiver = transport.receiver(Source(queue))
+    [delivery] = await receiver.receive(1, 5)
+    await receiver.complete(delivery)
+    with pytest.raises(TransportError) as caught:
+        await receiver.complete(delivery)
+    assert caught.value.reason is FailureReason.LOCK_LOST
+
+
+async def test_a_delivery_of_a_lost_link_still_settles_and_no_other_one_does(
+    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make
+) -> None:
+    sender, receiver = transport.sender(queue), transport.receiver(Source(queue))
+    await sender.send_batch([message(name) for name in ("old a", "old b", "old c")])
+    old = await take(receiver, 3)
+    server.drop_connections()
+    await asyncio.sleep(0.2)
+    await sender_again(transport, queue, message("new"))
+    [new] = await receive_again(receiver)
+    assert new.message.body == b"new"
+    # On the new link the delivery numbers began anew: by its number, this would complete the new message.
+    await receiver.complete(old[0])
+    assert await receiver.complete_batch(old[1:2]) == [None]
+    await receiver.dead_letter(old[2], "why", "because")
+    counts = await transport.admin.counts(Source(queue))
+    assert (counts.active, counts.dead_letter) == (1, 1)
+    await receiver.complete(new)
+    assert (await transport.admin.counts(Source(queue))).active == 0
+
+
+async def sender_again(transport: ServiceBusTransport, queue: Entity, message: Message) -> None:
+    sender = transport.sender(queue)
+    await sender.send(message)
+    await sender.close()
+
+
+async def receive_again(receiver: Receiver) -> list[Delivery]:
+    """The first call after a lost connection may still find it lost."""
+    for _ in range(3):
+        try:
+            if got := await receiver.receive(1, 5):
+                return got
+        except TransportError:
+            continue
+    raise AssertionError("nothing came")
+
+
+async def test_a_receive_from_a_missing_queue_is_refused(transport: ServiceBusTransport) -> None:
+    with pytest.raises(TransportError) as caught:
+        await transport.receiver(Source(Entity("no-such-queue"))).receive(1, 1)
+    assert (caught.value.kind, caught.value.reason) == (FailureKind.REFUSED, FailureReason.NOT_FOUND)
+
+
+async def test_a_killed_server_ends_a_long_poll_soon(
+    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make
+) -> None:
+    receiver = transport.receiver(Source(queue))
+    await receiver.receive(1, 0)
+    poll = asyncio.create_task(receiver.receive(1, 60))
+    await asyncio.sleep(0.2)
+    server.kill()
+    began = time.monotonic()
+    with pytest.raises(TransportError) as caught:
+        await poll
+    assert caught.value.kind is FailureKind.UNAVAILABLE
+    assert time.monotonic() - began < 5
+    server.start()
+    await transport.admin.create(queue)
+    await transport.sender(queue).send(message("after"))
+    [delivery] = await receive_again(receiver)
+    assert delivery.message.body == b"after"
+
+
+async def test_a_settlement_that_nobody_answers_ends_by_the_callers_limit(
+    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make
+) -> None:
+    await transport.sender(queue).send_batch([message("a"), message("b")])
+    receiver = transport.receiver(Source(queue))
+    first, second = await take(receiver, 2)
+    server.fault({"at": "settle", "action": "silence", "times": 1})
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.4):
+            await receiver.complete(first)
+    assert time.monotonic() - began < 1.5
+    await receiver.complete(second)
+
+
+@pytest.mark.parametrize(
+    ("condition", "reason"),
+    [
+        ("com.microsoft:message-lock-lost", FailureReason.LOCK_LOST),
+        ("com.microsoft:message-not-found", FailureReason.LOCK_LOST),
+        ("com.microsoft:server-busy", FailureReason.OTHER),
+    ],
+)
+async def test_a_refused_settlement_says_why(
+    transport: ServiceBusTransport,
+    server: ServiceBusServer,
+    queue: Entity,
+    message: Make,
+    condition: str,
+    reason: FailureReason,
+) -> None:
+    await transport.sender(queue).send_batch([message("a"), message("b")])
+    receiver = transport.receiver(Source(queue))
+    deliveries = await take(receiver, 2)
+    server.fault({"at": "settle", "action": "error", "condition": condition, "times": 1})
+    first, second = await receiver.complete_batch(deliveries)
+    assert first is not None
+    assert first.reason is reason
+    assert second is None
+
+
+async def test_closing_gives_back_what_is_not_settled(
+    transport: ServiceBusTransport, queue: Entity, message: Make
+) -> None:
+    await transport.sender(queue).send_batch([message(str(number)) for number in range(5)])
+    receiver, other = transport.receiver(Source(queue)), transport.receiver(Source(queue))
+    await take(receiver, 5)
+    began = time.monotonic()
+    await receiver.close()
+    await receiver.close()
+    assert time.monotonic() - began < 2.0
+    assert [delivery.delivery_count for delivery in await take(other, 5)] == [2] * 5
+    with pytest.raises(TransportError) as caught:
+        await receiver.receive(1, 0)
+    assert caught.value.reason is FailureReason.CLOSED
+
+
+async def test_a_close_ends_a_long_poll(transport: ServiceBusTransport, queue: Entity) -> None:
+    receiver = transport.receiver(Source(queue))
+    await receiver.receive(1, 0)
+    poll = asyncio.create_task(receiver.receive(1, 60))
+    await asyncio.sleep(0.1)
+    await receiver.close()
+    with pytest.raises(TransportError) as caught:
+        await poll
+    assert caught.value.reason is FailureReason.CLOSED
+
+
+async def test_a_malformed_message_is_set_aside_and_blocks_nothing(
+    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make
+) -> None:
+    bad = ServiceBusMessage("bad", application_properties={"x-pairmq-fields": "no json"})
+    async with (
+        ServiceBusClient.from_connection_string(server.connection_string) as client,
+        client.get_queue_sender(queue.path) as foreign,
+    ):
+        await foreign.send_messages(bad)
+    receiver = transport.receiver(Source(queue))
+    assert await receiver.receive(1, 0.5) == []
+    await transport.sender(queue).send(message("good"))
+    assert [delivery.message.body for delivery in await receiver.receive(10, 5)] == [b"good"]
+    [dead] = await transport.admin.peek(Source(queue, dead_letter=True), 5)
+    assert dead.message.body == b"bad"
+    raw = transport.receiver(Source(queue, dead_letter=True))
+    # It can't be read there either; its reason is for people with other tools.
+    assert await raw.receive(1, 0.3) == []
+
+
+async def test_a_scheduled_message_comes_when_its_time_has_come(
+    transport: ServiceBusTransport, queue: Entity, message: Make
+) -> None:
+    at = datetime.now(UTC) + timedelta(seconds=2)
+    sender, receiver = transport.sender(queue), transport.receiver(Source(queue))
+    await sender.send_batch([message("later", scheduled_enqueue_at=at), message("now")])
+    [first] = await receiver.receive(2, 0.5)
+    assert first.message.body == b"now"
+    [second] = await receiver.receive(1, 5)
+    assert datetime.now(UTC) >= at
+    assert second.message.scheduled_enqueue_at == at
+
+
+async def test_an_expired_message_is_dead_lettered(
+    transport: ServiceBusTransport, queue: Entity, message: Make
+) -> None:
+    await transport.sender(queue).send(message("short", time_to_live=0.3))
+    await asyncio.sleep(0.6)
+    assert await transport.receiver(Source(queue)).receive(1, 0.3) == []
+    [dead] = await transport.receiver(Source(queue, dead_letter=True)).receive(1, 5)
+    assert (dead.message.body, dead.dead_letter_reason) == (b"short", "TTLExpiredException")
+
+
+async def test_a_stopped_server_holds_no_caller_and_nothing_is_lost_when_it_goes_on(
+    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make
+) -> None:
+    await transport.sender(queue).send_batch([message("a"), message("b")])
+    receiver = transport.receiver(Source(queue))
+    first, second = await take(receiver, 2)
+    server.pause()
+    try:
+        for call in (receiver.complete(first), receiver.receive(1, 30), receiver.renew_lock(second)):
+            began = time.monotonic()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await call
+            assert time.monotonic() - began < 1.0
+    finally:
+        server.resume()
+    # The first may or may not have been completed; the second is still locked, and settles.
+    with contextlib.suppress(TransportError):
+        await receiver.complete(first)
+    await receiver.complete(second)
+    assert (await transport.admin.counts(Source(queue))).active == 0
+
+
+async def test_a_receive_cancelled_while_it_is_interrupted_holds_nothing(
+    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make
+) -> None:
+    sender = transport.sender(queue)
+    await sender.send(message("held"))
+    receiver, other = transport.receiver(Source(queue)), transport.receiver(Source(queue))
+    [held] = await take(receiver, 1)
+    await other.receive(1, 0)
+    poll = asyncio.create_task(receiver.receive(10, 30))
+    await asyncio.sleep(0.1)
+    server.fault({"at": "settle", "action": "delay", "seconds": 0.5, "times": 1})
+    settling = asyncio.create_task(receiver.complete(held))
+    await asyncio.sleep(0.1)
+    await sender.send(message("for the other"))  # comes on the interrupted receive's credit
+    poll.cancel()
+    await settling
+    [delivery] = await take(other, 1)
+    assert (delivery.message.body, delivery.delivery_count) == (b"for the other", 1)

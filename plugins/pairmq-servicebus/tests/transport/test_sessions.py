@@ -1,0 +1,202 @@
+"""Sessions against a local server process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from pairmq.model import Delivery, Entity, FailureReason, Message, Source, TransportError
+from pairmq.transport import QueueProperties, Receiver
+from pairmq_servicebus._transport import ServiceBusTransport
+from pairmq_servicebus.testing import ServiceBusServer
+
+pytestmark = pytest.mark.real_server
+
+Make = Callable[..., Message]
+
+
+@pytest.fixture
+async def queue(transport: ServiceBusTransport) -> Entity:
+    """A queue with sessions and short locks."""
+    entity = Entity(f"sessions/{uuid.uuid4().hex[:10]}")
+    await transport.admin.create(entity, QueueProperties(requires_session=True, lock_duration=5.0))
+    return entity
+
+
+async def take(receiver: Receiver, count: int) -> list[Delivery]:
+    got: list[Delivery] = []
+    while len(got) < count:
+        deliveries = await receiver.receive(count - len(got), 5)
+        assert deliveries
+        got += deliveries
+    return got
+
+
+async def test_a_named_session_is_read_alone_and_in_order(
+    transport: ServiceBusTransport, queue: Entity, message: Make
+) -> None:
+    assert (await transport.admin.properties(queue)).requires_session
+    batch = [message(f"{session}{number}", session_id=session) for number in range(5) for session in "ab"]
+    assert set(await transport.sender(queue).send_batch(batch)) == {None}
+    receiver = await transport.accept_session(Source(queue), "b", wait=5)
+    assert receiver is not None
+    assert receiver.session_id == "b"
+    assert timedelta(0) < receiver.locked_until - datetime.now(UTC) <= timedelta(seconds=6)
+    got = await take(receiver, 5)
+    assert [delivery.message.body for delivery in got] == [f"b{number}".encode() for number in range(5)]
+    assert {delivery.message.session_id for delivery in got} == {"b"}
+    assert set(await receiver.complete_batch(got)) == {None}
+    assert await receiver.receive(5, 0) == []
+    await receiver.close()
+
+
+async def test_the_next_free_session_is_taken_and_none_when_there_is_none(
+    transport: ServiceBusTransport, queue: Entity, message: Make
+) -> None:
+    began = time.monotonic()
+    assert await transport.accept_session(Source(queue), wait=0.5) is None
+    assert time.monotonic() - began < 6
+    await transport.sender(queue).send_batch([message("x", session_id="one"), message("y", session_id="two")])
+    first = await transport.accept_session(Source(queue), wait=5)
+    second = await transport.accept_session(Source(queue), wait=5)
+    assert first is not None
+    assert second is not None
+    assert {first.session_id, second.session_id} == {"one", "two"}
+    assert await transport.accept_session(Source(queue), wait=0) is None
+    await asyncio.gather(first.close(), second.close())
+
+
+async def test_waiting_for_a_session_ends_when_one_gets_messages(
+    transport: ServiceBusTransport, queue: Entity, message: Make
+) -> None:
+    waiting = asyncio.create_task(transport.accept_session(Source(queue), wait=10))
+    await asyncio.sleep(0.8)
+    await transport.sender(queue).send(message("x", session_id="late"))
+    receiver = await waiting
+    assert receiver is not None
+    assert receiver.session_id == "late"
+
+
+async def test_a_session_that_another_has_is_waited_for(
+    transport: ServiceBusTransport, queue: Entity, message: Make
+) -> None:
+    await transport.sender(queue).send(message("x", session_id="s"))
+    first = await transport.accept_session(Source(queue), "s", wait=5)
+    assert first is not None
+    assert await transport.accept_session(Source(queue), "s", wait=0.3) is None
+    waiting = asyncio.create_task(transport.accept_session(Source(queue), "s", wait=10))
+    await asyncio.sleep(0.3)
+    [delivery] = await first.receive(1, 5)
+    await first.close()
+    second = await waiting
+    assert second is not None
+    [again] = await second.receive(1, 5)
+    assert again.message == delivery.message
+
+
+async def test_the_state_of_a_session_outlives_its_receiver(
+    transport: ServiceBusTransport, queue: Entity, message: Make
+) -> None:
+    await transport.sender(queue).send(message("x", session_id="s"))
+    receiver = await transport.accept_session(Source(queue), "s", wait=5)
+    assert receiver is not None
+    assert await receiver.get_state() is None
+    await receiver.set_state(b"\x00state\xff")
+    await receiver.close()
+    again = await transport.accept_session(Source(queue), "s", wait=10)
+    assert again is not None
+    assert await again.get_state() == b"\x00state\xff"
+    await again.set_state(None)
+    assert await again.get_state() is None
+
+
+@pytest.mark.slow
+async def test_a_renewed_session_lock_keeps_its_messages(
+    transport: ServiceBusTransport, queue: Entity, message: Make
+) -> None:
+    await transport.sender(queue).send(message("x", session_id="s"))
+    receiver = await transport.accept_session(Source(queue), "s", wait=5)
+    assert receiver is not None
+    [delivery] = await receiver.receive(1, 5)
+    before = receiver.locked_until
+    await asyncio.sleep(3)
+    assert await receiver.renew_session_lock() > before
+    assert receiver.locked_until > before
+    renewed = await receiver.renew_lock(delivery)
+    assert renewed.locked_until == receiver.locked_until
+    await asyncio.sleep(3)
+    await receiver.complete(delivery)
+
+
+@pytest.mark.slow
+async def test_a_lost_session_lock_is_told_by_every_call(
+    transport: ServiceBusTransport, queue: Entity, message: Make
+) -> None:
+    await transport.sender(queue).send_batch([message("x", session_id="s"), message("y", session_id="s")])
+    receiver = await transport.accept_session(Source(queue), "s", wait=5)
+    assert receiver is not None
+    delivery, *_ = await take(receiver, 2)
+    await asyncio.sleep(5.5)
+    for call in (
+        receiver.complete(delivery),
+        receiver.receive(1, 1),
+        receiver.renew_session_lock(),
+        receiver.renew_lock(delivery),
+        receiver.get_state(),
+        receiver.set_state(b""),
+    ):
+        with pytest.raises(TransportError) as caught:
+            await call
+        assert caught.value.reason is FailureReason.LOCK_LOST
+    await receiver.close()
+
+
+async def test_a_lost_connection_is_a_lost_session(
+    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make
+) -> None:
+    await transport.sender(queue).send(message("x", session_id="s"))
+    receiver = await transport.accept_session(Source(queue), "s", wait=5)
+    assert receiver is not None
+    [delivery] = await receiver.receive(1, 5)
+    server.drop_connections()
+    await asyncio.sleep(0.2)
+    for call in (receiver.receive(1, 1), receiver.complete(delivery)):
+        with pytest.raises(TransportError):
+            await call
+    with pytest.raises(TransportError) as caught:
+        await receiver.renew_session_lock()
+    assert caught.value.reason is FailureReason.LOCK_LOST
+
+
+async def test_a_source_without_sessions_has_none(transport: ServiceBusTransport, message: Make) -> None:
+    plain = Entity(f"plain/{uuid.uuid4().hex[:10]}")
+    await transport.admin.create(plain)
+    with pytest.raises(TransportError) as caught:
+        await transport.accept_session(Source(plain), "s", wait=1)
+    assert caught.value.reason is FailureReason.NOT_SUPPORTED
+
+
+async def test_a_source_with_sessions_is_read_by_sessions_only(transport: ServiceBusTransport, queue: Entity) -> None:
+    with pytest.raises(TransportError) as caught:
+        await transport.receiver(Source(queue)).receive(1, 0)
+    assert caught.value.reason is FailureReason.NOT_SUPPORTED
+
+
+async def test_a_cancelled_wait_for_a_session_returns_at_once(transport: ServiceBusTransport, queue: Entity) -> None:
+    waiting = asyncio.create_task(transport.accept_session(Source(queue), wait=30))
+    await asyncio.sleep(0.8)
+    began = time.monotonic()
+    waiting.cancel()
+    await asyncio.wait((waiting,))
+    assert time.monotonic() - began < 1.0
+
+
+@pytest.mark.slow
+async def test_purging_empties_every_session(transport: ServiceBusTransport, queue: Entity, message: Make) -> None:
+    await transport.sender(queue).send_batch([message(str(n), session_id=f"s{n % 3}") for n in range(12)])
+    assert await transport.admin.purge(Source(queue)) == 12
