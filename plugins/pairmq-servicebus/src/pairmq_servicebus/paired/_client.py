@@ -1,0 +1,265 @@
+"""The client without asyncio: a pair in a background thread to send with, and the client's own for everything else."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from azure.servicebus import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
+
+from pairmq import Entity, EntityKind, EntityState, Pair, PairOptions
+from pairmq_servicebus.paired._arguments import Sides, entity_path_of, make_pair
+from pairmq_servicebus.paired._portal import Portal
+from pairmq_servicebus.paired._sender import PairedServiceBusSender
+from pairmq_servicebus.paired._sending import SHUT_DOWN, OnReceipt, Opening, Sending
+
+if TYPE_CHECKING:
+    from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential, TokenCredential
+
+    from pairmq.model.events import Event
+
+
+class PairedServiceBusClient:
+    """``azure.servicebus.ServiceBusClient`` whose senders have a second broker to go to.
+
+    Senders send to the primary, and to backlog queues of the secondary while the primary is away. Receivers and all the
+    rest are the client's own, on the primary. One client for the life of a process is right: each has a pair of its
+    own, with its own view of what is healthy.
+
+    The pair opens at ``with``, or at the first message, in a background thread of its own. Any number of threads may
+    use the client; a forked process may not, and is told so.
+
+    Args:
+        fully_qualified_namespace: the primary's, as for ``ServiceBusClient``.
+        credential: likewise: a key, a signature, or what gets tokens.
+        secondary: a connection string, or the URL of any broker that PairMQ has a transport for: ``redis://…``.
+        options: how the pair behaves; else from ``PAIRMQ_*`` variables, with `PairOptions`' defaults.
+        on_receipt: called with the receipt of each accepted message, before ``send_messages`` returns.
+        admin_endpoint: ``host:port`` or URL of the primary's administration, for local servers.
+        secondary_admin_endpoint: likewise of a secondary that is given by its connection string.
+        allow_remote_emulator: let a connection string with ``UseDevelopmentEmulator=true`` name another machine.
+        kwargs: as for ``ServiceBusClient``; what concerns the network is used for sends as well.
+
+    Raises:
+        ConfigurationError: something can't work; it is a `ValueError`.
+        TypeError: ``ServiceBusClient`` has no such argument.
+    """
+
+    def __init__(
+        self,
+        fully_qualified_namespace: str,
+        credential: TokenCredential | AzureNamedKeyCredential | AzureSasCredential,
+        *,
+        secondary: str,
+        options: PairOptions | None = None,
+        on_receipt: OnReceipt | None = None,
+        admin_endpoint: str | None = None,
+        secondary_admin_endpoint: str | None = None,
+        allow_remote_emulator: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        sides = Sides(kwargs, allow_remote_emulator)
+        self._start(
+            ServiceBusClient(fully_qualified_namespace, credential, **kwargs),
+            make_pair(
+                sides.of_credential(fully_qualified_namespace, credential, admin_endpoint),
+                sides.secondary(secondary, secondary_admin_endpoint),
+                options,
+            ),
+            None,
+            on_receipt,
+        )
+
+    @classmethod
+    def from_connection_string(
+        cls,
+        conn_str: str,
+        *,
+        secondary: str,
+        options: PairOptions | None = None,
+        on_receipt: OnReceipt | None = None,
+        admin_endpoint: str | None = None,
+        secondary_admin_endpoint: str | None = None,
+        allow_remote_emulator: bool = False,
+        **kwargs: Any,
+    ) -> Self:
+        """Make a client of the primary's connection string; the other arguments are the class's own.
+
+        Args:
+            conn_str: the primary's connection string.
+            secondary: as for the class.
+            options: as for the class.
+            on_receipt: as for the class.
+            admin_endpoint: as for the class.
+            secondary_admin_endpoint: as for the class.
+            allow_remote_emulator: as for the class.
+            kwargs: as for ``ServiceBusClient.from_connection_string``.
+
+        Raises:
+            ConfigurationError, TypeError: as the class.
+            ValueError: the client can't read the connection string.
+        """
+        sides = Sides(kwargs, allow_remote_emulator)
+        made = cls.__new__(cls)
+        made._start(
+            ServiceBusClient.from_connection_string(conn_str, **kwargs),
+            make_pair(
+                sides.of_connection_string(conn_str, admin_endpoint, primary=True),
+                sides.secondary(secondary, secondary_admin_endpoint),
+                options,
+            ),
+            entity_path_of(conn_str),
+            on_receipt,
+        )
+        return made
+
+    def _start(self, own: ServiceBusClient, pair: Pair, entity_path: str | None, on_receipt: OnReceipt | None) -> None:
+        self._own = own
+        self._pair = pair
+        self._opening = Opening(pair)
+        self._portal = Portal("pairmq paired client", self._opening.close)
+        # A client that is dropped without a close ends its thread; at the exit of the process the portal does.
+        weakref.finalize(self, self._portal.abandon).atexit = False
+        self._entity_path = entity_path
+        self._on_receipt = on_receipt
+
+    # What is paired.
+
+    def get_queue_sender(
+        self, queue_name: str, *, client_identifier: str | None = None, socket_timeout: float | None = None
+    ) -> PairedServiceBusSender:
+        """Make a sender to a queue of the primary; no IO.
+
+        Args:
+            queue_name: the queue's path.
+            client_identifier: the sender's name; one is made when left out.
+            socket_timeout: for what is scheduled at the primary itself; sends have the pair's ``attempt_timeout``.
+
+        Raises:
+            ValueError: the name is none, or not the one of the connection string.
+        """
+        return self._sender(queue_name, "queue", client_identifier, socket_timeout)
+
+    def get_topic_sender(
+        self, topic_name: str, *, client_identifier: str | None = None, socket_timeout: float | None = None
+    ) -> PairedServiceBusSender:
+        """Make a sender to a topic of the primary; as `get_queue_sender`.
+
+        Args:
+            topic_name: the topic's path.
+            client_identifier: as for a queue.
+            socket_timeout: as for a queue.
+
+        Raises:
+            ValueError: as for a queue.
+        """
+        return self._sender(topic_name, "topic", client_identifier, socket_timeout)
+
+    def state(self, name: str, *, kind: str = "queue") -> EntityState:
+        """The state of a queue or topic; healthy before its first message.
+
+        Args:
+            name: its path.
+            kind: ``"queue"`` or ``"topic"``.
+        """
+        return self._portal.call(
+            lambda: self._pair.state(name, kind=kind) if self._opening.done else EntityState.HEALTHY
+        )
+
+    def states(self) -> Mapping[Entity, EntityState]:
+        """The states of all queues and topics that this client has sent to."""
+        return self._portal.call(lambda: dict(self._pair.states()) if self._opening.done else {})
+
+    def on_event(self, callback: Callable[[Event], None]) -> Callable[[], None]:
+        """Give ``callback`` every event of the pair from now on; returns what ends that.
+
+        Args:
+            callback: called in the background thread; must be quick, as sends wait for it, and may not send itself.
+        """
+        forget = self._portal.call(lambda: self._pair.subscribe(callback))
+
+        def end() -> None:
+            if not self._portal.closed:
+                self._portal.call(forget)
+
+        return end
+
+    # What is not.
+
+    def get_queue_receiver(self, queue_name: str, **kwargs: Any) -> ServiceBusReceiver:
+        """Make the client's own receiver of a queue of the primary.
+
+        Args:
+            queue_name: the queue's path.
+            kwargs: as for ``ServiceBusClient.get_queue_receiver``.
+        """
+        return self._own.get_queue_receiver(queue_name, **kwargs)
+
+    def get_subscription_receiver(self, topic_name: str, subscription_name: str, **kwargs: Any) -> ServiceBusReceiver:
+        """Make the client's own receiver of a subscription of the primary.
+
+        Args:
+            topic_name: the topic's path.
+            subscription_name: the subscription's name.
+            kwargs: as for ``ServiceBusClient.get_subscription_receiver``.
+        """
+        return self._own.get_subscription_receiver(topic_name, subscription_name, **kwargs)
+
+    @property
+    def fully_qualified_namespace(self) -> str:
+        """The primary's."""
+        return self._own.fully_qualified_namespace
+
+    def __getattr__(self, name: str) -> Any:
+        # Whatever else the client can do: it is the client's, on the primary.
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self._own, name)
+
+    # Life.
+
+    def close(self) -> None:
+        """Close the pair, and the client with its receivers. Idempotent; sends in flight get ``close_grace``."""
+        self._portal.close()
+        if not self._portal.elsewhere:
+            self._own.close()
+
+    def __enter__(self) -> Self:
+        self._portal.run(self._opening.wait)
+        self._own.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _sender(
+        self,
+        name: str,
+        kind: str,
+        client_identifier: str | None,
+        socket_timeout: float | None,
+    ) -> PairedServiceBusSender:
+        if self._portal.closed:
+            raise ValueError(SHUT_DOWN)
+        if self._entity_path is not None and name != self._entity_path:
+            raise ValueError(f"the {kind} {name!r} is not the EntityPath of the connection string")
+        Entity(name, EntityKind(kind))
+
+        def own(identifier: str) -> ServiceBusSender:
+            # It keeps the client alive as long as the sender: a program may hold on to nothing else.
+            make = self._own.get_queue_sender if kind == "queue" else self._own.get_topic_sender
+            return make(name, client_identifier=identifier, socket_timeout=socket_timeout)
+
+        return PairedServiceBusSender(
+            self._portal,
+            Sending(self._pair, self._opening, name, kind),
+            name,
+            self.fully_qualified_namespace,
+            own,
+            client_identifier,
+            self._on_receipt,
+        )

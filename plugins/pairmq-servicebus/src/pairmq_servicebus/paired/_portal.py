@@ -1,0 +1,171 @@
+"""A thread with an event loop of its own, in which a pair lives for a program without asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_LAST_TURN = 0.01  # s
+
+_portals: weakref.WeakSet[Portal] = weakref.WeakSet()
+
+
+class Portal:
+    """Runs coroutines for any thread of the process that made it, in one background thread.
+
+    The thread starts at the first use and is a daemon: a program that forgets to close ends all the same, and what is
+    still open is closed at its exit.
+
+    Args:
+        name: the thread's.
+        ending: run at the end, before the loop stops; must be bounded in time and never raise.
+    """
+
+    def __init__(self, name: str, ending: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._name = name
+        self._ending = ending
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more work."""
+        return self._closed
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether this process is a fork of the one that made it, where there is nothing to close."""
+        return os.getpid() != self._process
+
+    def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine there, and wait for its result.
+
+        An exception of the waiting thread, Ctrl-C above all, cancels the coroutine and is raised at once.
+
+        Args:
+            work: makes the coroutine.
+
+        Returns:
+            What it returns; what it raises is raised.
+
+        Raises:
+            RuntimeError: called from the portal's own thread or from a forked process, or the portal is closed.
+        """
+        self._check_process()
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("a callback of the paired client called it back: it would wait for itself for ever")
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the paired client is closed: make a new one")
+            future = asyncio.run_coroutine_threadsafe(work(), self._running_loop())
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise RuntimeError("the paired client was closed meanwhile") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call a function there, and wait for its result; in the portal's own thread it is called directly.
+
+        Args:
+            function: quick, and not waiting for anything.
+
+        Raises:
+            RuntimeError: as `run`, but for calls from the own thread.
+        """
+        if threading.current_thread() is self._thread:
+            return function()
+
+        async def work() -> T:
+            return function()
+
+        return self.run(work)
+
+    def close(self) -> None:
+        """Run the ending, stop the loop and wait for the thread. Idempotent; does nothing in a forked process.
+
+        Raises:
+            RuntimeError: called from the portal's own thread.
+        """
+        if self.elsewhere:
+            return  # the thread exists in the parent only
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("a callback of the paired client closed it: it would wait for itself for ever")
+        with self._lock:
+            self.abandon()
+        if self._thread is not None:
+            self._thread.join()
+
+    def abandon(self) -> None:
+        """Begin to close, without waiting: for the garbage collector, which may run in any thread."""
+        if self.elsewhere or self._closed:
+            return
+        # Without the lock: the collector may run in a thread that holds it. `run` looks again under the lock, and the
+        # loop ends only after what was given to it.
+        self._closed = True
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(loop.stop)
+
+    def _check_process(self) -> None:
+        if self.elsewhere:
+            raise RuntimeError(
+                "this paired client was made before a fork: its connections and its thread belong to the parent "
+                "process. Make the client in the process that uses it"
+            )
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._serve, args=(self._loop,), name=self._name, daemon=True)
+            self._thread.start()
+            _portals.add(self)
+        return self._loop
+
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+            # One that took the lock first has given its work to the loop by now; it is cancelled with the rest.
+            with self._lock:
+                pass
+            loop.run_until_complete(self._end())
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+    async def _end(self) -> None:
+        await asyncio.sleep(0)
+        await self._ending()
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+        loop = asyncio.get_running_loop()
+        await loop.shutdown_asyncgens()
+        # It takes a thread to wait for threads, which some versions of Python refuse at the exit of the process.
+        with contextlib.suppress(RuntimeError):
+            await loop.shutdown_default_executor()
+        # Connections that were shut just now let go of their sockets in the next turn of the loop.
+        await asyncio.sleep(_LAST_TURN)
+
+
+@atexit.register
+def _close_all() -> None:
+    for portal in list(_portals):
+        portal.close()

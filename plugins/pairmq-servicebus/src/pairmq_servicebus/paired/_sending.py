@@ -1,0 +1,249 @@
+"""What both kinds of sender do: open the pair in time, send what was converted, and account for every message."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeAlias
+
+from azure.servicebus import ServiceBusMessageBatch
+from azure.servicebus.exceptions import OperationTimeoutError
+
+from pairmq import (
+    Message,
+    Pair,
+    PairClosed,
+    PairFaulted,
+    PairMQError,
+    PairSender,
+    PrimaryUnavailable,
+    Receipt,
+    SendError,
+    SendRefused,
+)
+from pairmq_servicebus.paired._batch import messages_of
+from pairmq_servicebus.paired._convert import SingleMessage, convert, convert_all, is_one
+from pairmq_servicebus.paired._errors import as_client_error, batch_error
+
+Messages: TypeAlias = SingleMessage | Iterable[SingleMessage] | ServiceBusMessageBatch
+"""What ``send_messages`` takes."""
+
+OnReceipt: TypeAlias = Callable[[Receipt], None]
+
+SHUT_DOWN: Final = "The handler has already been shutdown. Please use the client to create a new instance."
+
+_CHUNK = 500  # messages, as in the pair's own operations
+_CHUNK_BYTES = 1 << 20
+_log = logging.getLogger("pairmq")
+
+
+def taken(messages: Messages) -> tuple[list[Message], bool]:
+    """Convert what ``send_messages`` was given.
+
+    Args:
+        messages: one, several, or a batch.
+
+    Returns:
+        The messages, and whether it was a single one.
+
+    Raises:
+        TypeError, ValueError: a pair can't carry one of them; none was sent.
+    """
+    if isinstance(messages, ServiceBusMessageBatch):
+        return list(messages_of(messages)), False
+    if is_one(messages):
+        return [convert(messages)], True  # type: ignore[arg-type]  # the check above has told
+    return convert_all(messages), False  # type: ignore[arg-type]
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Refuse what the client refuses.
+
+    Raises:
+        ValueError: it is 0 or less.
+    """
+    if timeout is not None and timeout <= 0:
+        raise ValueError("The timeout must be greater than 0.")
+
+
+class Opening:
+    """Opens a pair once, for whoever comes first; the others wait for the same opening.
+
+    Args:
+        pair: not opened yet.
+    """
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+        self._task: asyncio.Task[Pair] | None = None
+        self._closed = False
+
+    @property
+    def done(self) -> bool:
+        """Whether the pair is open, or was."""
+        return self._task is not None and self._task.done() and not self._failed
+
+    async def wait(self, seconds: float | None = None) -> None:
+        """Return when the pair is open.
+
+        Args:
+            seconds: how long to wait at most; the opening goes on in the background. None waits for its end, which
+                ``attempt_timeout`` bounds.
+
+        Raises:
+            ServiceBusError: the secondary refuses to let the backlog queues be made, or it was not open in time.
+            ConfigurationError: the pair contradicts another one of the process.
+            ValueError: it is closed.
+        """
+        if self._closed:
+            raise ValueError(SHUT_DOWN)
+        if self._task is None:
+            # In a task of its own, as a cancelled opening would be the pair's end.
+            self._task = asyncio.get_running_loop().create_task(self._pair.open(), name="paired client opening")
+        if not self._task.done():
+            await asyncio.wait((self._task,), timeout=seconds)
+            if not self._task.done():
+                raise OperationTimeoutError(message="the pair was not open in time: nothing was sent")
+        if self._task.cancelled():
+            raise ValueError(SHUT_DOWN)
+        error = self._task.exception()
+        if isinstance(error, PairClosed):
+            raise ValueError(SHUT_DOWN) from error
+        if isinstance(error, PairMQError) and not isinstance(error, ValueError):
+            raise as_client_error(error)
+        if error is not None:
+            raise error
+
+    async def close(self) -> None:
+        """Close the pair, opened or not. Idempotent, never raises."""
+        self._closed = True
+        await self._pair.close()
+        if self._task is not None:
+            await asyncio.wait((self._task,))
+            if not self._task.cancelled():
+                self._task.exception()
+
+    @property
+    def _failed(self) -> bool:
+        return self._task is not None and (self._task.cancelled() or self._task.exception() is not None)
+
+
+class Sending:
+    """One sender's way to the pair.
+
+    Args:
+        pair: may not be open yet.
+        opening: opens it.
+        path: the queue's or topic's.
+        kind: ``"queue"`` or ``"topic"``.
+    """
+
+    def __init__(self, pair: Pair, opening: Opening, path: str, kind: str) -> None:
+        self._pair = pair
+        self._opening = opening
+        self._path = path
+        self._kind = kind
+        self._sender: PairSender | None = None
+        self._closed = False
+
+    async def deliver(
+        self, messages: Sequence[Message], timeout: float | None, *, single: bool
+    ) -> list[Receipt | SendError]:
+        """Send messages, inside one deadline.
+
+        Args:
+            messages: at least one.
+            timeout: seconds for all of them, the opening of the pair included; the pair's ``send_timeout`` when left
+                out.
+            single: it is one message that was given alone.
+
+        Returns:
+            One entry a message: its receipt, or why it has none.
+
+        Raises:
+            ValueError: the sender or the client is closed.
+            ServiceBusError: the pair can't be opened, or has lost a broker for good; nothing of the call was sent.
+        """
+        loop = asyncio.get_running_loop()
+        limit = self._pair.options.send_timeout if timeout is None else timeout
+        ends_at = loop.time() + limit
+        await self._opening.wait(limit)
+        if self._closed:
+            raise ValueError(SHUT_DOWN)
+        results: list[Receipt | SendError] = []
+        try:
+            sender = self._sender = self._sender or self._pair.sender(self._path, kind=self._kind)
+            if single:
+                return [await _one(sender, messages[0], ends_at - loop.time())]
+            for chunk in _chunks(messages):
+                left = ends_at - loop.time()
+                results += await sender.send_batch(chunk, timeout=left) if left > 0 else _late(chunk, self._path)
+        except (PairClosed, PairFaulted) as error:
+            if not results:
+                if isinstance(error, PairClosed):
+                    raise ValueError(SHUT_DOWN) from error
+                raise as_client_error(error) from error
+            # What was sent before the end must not be lost with it.
+            results += [_not_sent(message, self._path, error) for message in messages[len(results) :]]
+        return results
+
+    async def close(self) -> None:
+        """Take no more; the link closes when sends in flight are over. Idempotent, never raises."""
+        self._closed = True
+        if self._sender is not None:
+            await self._sender.close()
+
+
+def settle(results: Sequence[Receipt | SendError], on_receipt: OnReceipt | None) -> None:
+    """Tell the receipts, and raise what is to be raised; to be called where the caller waits.
+
+    Args:
+        results: what `Sending.deliver` gave.
+        on_receipt: called with each receipt, in order; what it raises is logged, as the message was sent all the same.
+
+    Raises:
+        ServiceBusError: at least one message has no receipt.
+    """
+    if on_receipt is not None:
+        for result in results:
+            if isinstance(result, Receipt):
+                try:
+                    on_receipt(result)
+                except Exception:
+                    _log.exception("on_receipt failed: %r", on_receipt)
+    if any(not isinstance(result, Receipt) for result in results):
+        raise batch_error(results)
+
+
+async def _one(sender: PairSender, message: Message, timeout: float) -> Receipt | SendError:
+    try:
+        return await sender.send(message, timeout=max(timeout, 0.001))
+    except SendError as error:
+        return error
+
+
+def _late(messages: Iterable[Message], path: str) -> list[Receipt | SendError]:
+    return [_not_sent(message, path, None) for message in messages]
+
+
+def _not_sent(message: Message, path: str, error: PairMQError | None) -> SendError:
+    text = f"message {message.message_id} to {path}: not sent: "
+    if error is None:
+        text += "the timeout passed before its turn came"
+        return PrimaryUnavailable(text, entity=path, message_id=message.message_id)
+    return SendRefused(text + str(error), entity=path, message_id=message.message_id, causes=(error,))
+
+
+def _chunks(messages: Sequence[Message]) -> Iterable[list[Message]]:
+    """Cut as the pair would, so that the time left is looked at before each of its operations."""
+    chunk: list[Message] = []
+    size = 0
+    for message in messages:
+        chunk.append(message)
+        size += len(message.body)
+        if len(chunk) >= _CHUNK or size >= _CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk

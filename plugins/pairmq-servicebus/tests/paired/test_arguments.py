@@ -1,0 +1,184 @@
+"""The arguments of the constructors, as far as the pair is concerned."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+import pytest
+from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
+from azure.servicebus import TransportType
+
+from pairmq import ConfigurationError, PairOptions
+from pairmq_servicebus.paired import PairedServiceBusClient
+from pairmq_servicebus.paired._arguments import KNOWN, Sides, entity_path_of
+from pairmq_servicebus.paired.aio import PairedServiceBusClient as AsyncPairedServiceBusClient
+
+KEY = "U2VjcmV0S2V5"
+PRIMARY = f"Endpoint=sb://contoso.servicebus.windows.net/;SharedAccessKeyName=root;SharedAccessKey={KEY}"
+SECONDARY = f"Endpoint=sb://fabrikam.servicebus.windows.net/;SharedAccessKeyName=root;SharedAccessKey={KEY}"
+LOCAL = f"Endpoint=sb://localhost:5673;SharedAccessKeyName=root;SharedAccessKey={KEY};UseDevelopmentEmulator=true"
+
+
+def sides(**arguments: Any) -> Sides:
+    return Sides(arguments, allow_remote_emulator=False)
+
+
+def test_a_connection_string_becomes_a_transport() -> None:
+    transport = sides().of_connection_string(PRIMARY, None, primary=True)
+    assert transport.endpoint.identity == ("servicebus", "contoso.servicebus.windows.net", "5671")
+    assert transport.endpoint.name == "contoso"
+    assert KEY not in repr(transport)
+
+
+def test_an_emulator_is_found_at_its_port_and_its_administration_where_the_argument_says() -> None:
+    transport = sides().of_connection_string(LOCAL, "http://localhost:5301", primary=True)
+    url = transport._namespace.url
+    assert (url.host, url.port, url.emulator) == ("localhost", 5673, True)
+    assert (url.admin.host, url.admin.plain) == ("localhost:5301", True)
+
+
+def test_what_concerns_the_network_is_used_for_sends_to_both_sides(tmp_path: Any) -> None:
+    proxy = {"proxy_hostname": "proxy", "proxy_port": 8080}
+    given = sides(http_proxy=proxy, user_agent="shop", custom_endpoint_address="sb://gate:8443", retry_total=9)
+    primary = given.of_connection_string(PRIMARY, None, primary=True)._namespace._made()
+    secondary = given.of_connection_string(SECONDARY, None, primary=False)._namespace._made()
+    assert primary._config.http_proxy == proxy
+    assert secondary._config.http_proxy == proxy
+    assert primary._config.user_agent == secondary._config.user_agent == "shop"
+    assert primary._config.transport_type is TransportType.AmqpOverWebsocket
+    assert primary._custom_endpoint_address == "sb://gate:8443"
+    assert secondary._custom_endpoint_address is None
+    assert primary._config.retry_total == 0
+
+
+def test_a_custom_endpoint_goes_over_tcp_when_told_so() -> None:
+    given = sides(custom_endpoint_address="sb://gate:8443", transport_type=TransportType.Amqp)
+    client = given.of_connection_string(PRIMARY, None, primary=True)._namespace._made()
+    assert client._config.transport_type is TransportType.Amqp
+    assert client._config.connection_port == 8443
+
+
+def test_certificates_are_checked_as_the_application_says(tmp_path: Any) -> None:
+    context = ssl.create_default_context()
+    client = sides(ssl_context=context).of_connection_string(PRIMARY, None, primary=True)._namespace._made()
+    assert client._ssl_context is context
+    with pytest.raises(ConfigurationError, match="tls-ca"):
+        sides(connection_verify=str(tmp_path / "missing.pem")).of_connection_string(PRIMARY, None, primary=True)
+    # An emulator has no TLS, and the client ignores the argument then.
+    sides(connection_verify=str(tmp_path / "missing.pem")).of_connection_string(LOCAL, None, primary=True)
+
+
+def test_an_argument_that_the_client_does_not_have_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"unknown argument retry_totel: .*options=PairOptions"):
+        PairedServiceBusClient.from_connection_string(PRIMARY, secondary=SECONDARY, retry_totel=3)
+    with pytest.raises(TypeError, match="failover_interval"):
+        AsyncPairedServiceBusClient.from_connection_string(PRIMARY, secondary=SECONDARY, failover_interval=3)
+
+
+def test_every_documented_argument_of_the_client_is_known() -> None:
+    from azure.servicebus import ServiceBusClient
+
+    text = ServiceBusClient.__doc__ or ""
+    documented = {line.split(":")[1].split()[-1] for line in text.splitlines() if line.strip().startswith(":keyword")}
+    assert documented <= KNOWN
+
+
+def test_a_secondary_is_a_connection_string_or_a_url() -> None:
+    given = sides()
+    assert given.secondary("redis://:pw@localhost/0", None) == "redis://:pw@localhost/0"
+    transport = given.secondary("SharedAccessKeyName=root;" + SECONDARY.replace("SharedAccessKeyName=root;", ""), None)
+    assert not isinstance(transport, str)
+    assert transport.endpoint.name == "fabrikam"
+    with pytest.raises(ConfigurationError, match="a URL has the option admin"):
+        given.secondary("sb://a:b@localhost/?emulator=true", "localhost:5300")
+
+
+@pytest.mark.parametrize("wrong", ["sb://root:key@contoso/", "contoso.servicebus.windows.net", ""])
+def test_a_primary_that_is_no_connection_string_is_refused(wrong: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        PairedServiceBusClient.from_connection_string(wrong, secondary=SECONDARY)
+    with pytest.raises(ConfigurationError, match="no connection string"):
+        sides().of_connection_string(wrong, None, primary=True)
+
+
+def test_an_emulator_on_another_machine_has_to_be_allowed() -> None:
+    remote = LOCAL.replace("localhost", "emulator")
+    with pytest.raises(ConfigurationError, match="allow-remote-emulator"):
+        sides().of_connection_string(remote, None, primary=True)
+    Sides({}, allow_remote_emulator=True).of_connection_string(remote, None, primary=True)
+
+
+def test_a_namespace_is_no_secondary_of_itself() -> None:
+    client = PairedServiceBusClient.from_connection_string(PRIMARY, secondary=PRIMARY)
+    with pytest.raises(ConfigurationError, match="same broker"):
+        client.__enter__()
+    client.close()
+
+
+class Tokens:
+    """A blocking credential."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def get_token(self, *scopes: str, **options: Any) -> AccessToken:
+        return AccessToken(f"token for {scopes[0]}", 2**31)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class AsyncTokens:
+    async def get_token(self, *scopes: str, **options: Any) -> AccessToken:
+        return AccessToken("token", 2**31)
+
+    async def close(self) -> None:
+        raise AssertionError("it belongs to the application")
+
+
+async def test_credential_objects_are_used_and_left_open() -> None:
+    host = "contoso.servicebus.windows.net"
+    given = sides()
+    key = given.of_credential(host, AzureNamedKeyCredential("root", KEY), None)
+    assert key._namespace._made()._credential.named_key == ("root", KEY)
+    signature = given.of_credential(f"sb://{host}/", AzureSasCredential("SharedAccessSignature sr=a&sig=b&se=9"), None)
+    assert signature._namespace._made()._credential.signature == "SharedAccessSignature sr=a&sig=b&se=9"
+    blocking = Tokens()
+    tokens = given.of_credential(host, blocking, None)
+    assert tokens._namespace.identity is not None
+    assert (await tokens._namespace.identity.get_token("scope")).token == "token for scope"
+    await tokens.close()
+    assert not blocking.closed
+    not_blocking = AsyncTokens()
+    transport = given.of_credential(host, not_blocking, None)  # type: ignore[arg-type]
+    assert transport._namespace._made()._credential is not_blocking
+    await transport.close()
+    with pytest.raises(TypeError, match="no credential"):
+        given.of_credential(host, "secret", None)  # type: ignore[arg-type]
+
+
+def test_a_client_is_made_of_a_name_and_a_credential() -> None:
+    client = PairedServiceBusClient(
+        "contoso.servicebus.windows.net", AzureNamedKeyCredential("root", KEY), secondary=SECONDARY
+    )
+    assert client.fully_qualified_namespace == "contoso.servicebus.windows.net"
+    client.close()
+
+
+def test_options_come_from_the_environment_when_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAIRMQ_FAILOVER_INTERVAL", "3s")
+    client = AsyncPairedServiceBusClient.from_connection_string(PRIMARY, secondary=SECONDARY)
+    assert client.pair.options.failover_interval == 3.0
+    own = AsyncPairedServiceBusClient.from_connection_string(PRIMARY, secondary=SECONDARY, options=PairOptions())
+    assert own.pair.options.failover_interval == 10.0
+
+
+def test_the_entity_path_of_a_connection_string_is_kept_to() -> None:
+    assert entity_path_of(PRIMARY) is None
+    assert entity_path_of(PRIMARY + ";entitypath=orders") == "orders"
+    client = PairedServiceBusClient.from_connection_string(PRIMARY + ";EntityPath=orders", secondary=SECONDARY)
+    assert client.get_queue_sender("orders").entity_name == "orders"
+    with pytest.raises(ValueError, match="EntityPath"):
+        client.get_queue_sender("prices")
+    client.close()
