@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import certifi
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
@@ -24,6 +25,8 @@ from pairmq_servicebus._credentials import Identity, SharedKey, SharedSignature,
 from pairmq_servicebus._url import DEFAULT_TLS_PORT, NamespaceUrl
 
 _FAREWELL = 1.2  # s for closing in good order
+_LAST_MOMENT = 0.3  # s for the background work to end by itself,
+_CUT_OFF = 0.1  # and when it was cut off
 _LEFTOVERS = 5.0  # s for what the client still does with a connection that was shut
 _SOCKET_SOON = 0.05  # s between looks for the socket of a link that is being opened
 _READ_SLICE = 0.05  # s: how long a receiver's read lasts at most; a receive that has something ends after one more
@@ -36,20 +39,42 @@ class Closable(Protocol):
         """End it; never raises, over within 1.5 s."""
 
 
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """What an application that made its own client has set up, and no URL can hold.
+
+    Args:
+        credential: gets tokens, in place of the URL's; it belongs to the application, and is not closed.
+        ssl_context: checks the service, in place of the one made of ``tls-ca``; without effect on an emulator.
+        arguments: more keyword arguments of `azure.servicebus.aio.ServiceBusClient`.
+    """
+
+    credential: Any = field(default=None, repr=False)
+    ssl_context: ssl.SSLContext | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+_PLAIN = ClientSettings()
+
+
 class Namespace:
     """Of one transport.
 
     Args:
         url: the settings.
+        given: those that no URL can hold.
 
     Raises:
         ConfigurationError: a TLS file or the credential can't be used.
     """
 
-    def __init__(self, url: NamespaceUrl) -> None:
+    def __init__(self, url: NamespaceUrl, given: ClientSettings = _PLAIN) -> None:
         self.url = url
-        self.tls = None if url.emulator else _tls_context(url)
-        self.identity = make_identity(url.credential) if isinstance(url.credential, Identity) else None
+        self.given = given
+        self.tls = None if url.emulator else given.ssl_context or _tls_context(url)
+        self.identity = given.credential
+        if self.identity is None and isinstance(url.credential, Identity):
+            self.identity = make_identity(url.credential)
         self.open_objects: set[Closable] = set()
         self.closed = False
         self.max_message_bytes: int | None = None
@@ -58,6 +83,7 @@ class Namespace:
         self._sockets: WeakKeyDictionary[ServiceBusSender | ServiceBusReceiver, asyncio.WriteTransport]
         self._sockets = WeakKeyDictionary()
         self._background: set[asyncio.Task[Any]] = set()
+        self._leaving: WeakSet[ServiceBusSender | ServiceBusReceiver] = WeakSet()
 
     def new_sender(self, entity: Entity) -> ServiceBusSender:
         """Make a sender of the client; no IO."""
@@ -96,6 +122,7 @@ class Namespace:
         """
         if self.closed:
             raise _errors.closed(doing)
+        self._leaving.add(made)
         # In a task of its own: cancelled, the client first closes what it began, however long that takes.
         opening = self.spawn(made.__aenter__())
         loop = asyncio.get_running_loop()
@@ -110,10 +137,16 @@ class Namespace:
         if not opening.done():
             self.discard(made, opening)
             raise _errors.timed_out(doing)
+        if opening.cancelled() or self.closed:
+            # The namespace was closed meanwhile, which is nobody's cancellation.
+            self.discard(made)
+            raise _errors.closed(doing)
         error = opening.exception()
         if error is not None:
             self.discard(made)
-            raise _errors.failure(error, doing) from error
+            failed = _errors.failure(error, doing)
+            raise failed from failed.__cause__
+        self._leaving.discard(made)
 
     def discard(self, made: ServiceBusSender | ServiceBusReceiver, call: asyncio.Task[Any] | None = None) -> None:
         """Let a sender or receiver go at once, whatever its peer does.
@@ -122,6 +155,7 @@ class Namespace:
             made: it.
             call: a call of it that is under way, and is given up.
         """
+        self._leaving.add(made)
         self._shut(made)
         if call is not None:
             call.cancel()
@@ -129,6 +163,7 @@ class Namespace:
 
     async def farewell(self, made: ServiceBusSender | ServiceBusReceiver) -> None:
         """Close a sender or receiver in good order if it can be had soon, and shut it otherwise; never raises."""
+        self._leaving.add(made)
         socket = self._sockets.get(made)
         closing = self.spawn(made.close())
         ends_at = asyncio.get_running_loop().time() + _FAREWELL
@@ -152,8 +187,20 @@ class Namespace:
         """End what is left; never raises."""
         self.closed = True
         if self._background:
-            await asyncio.wait(self._background, timeout=0.3)
-        if self.identity is not None:
+            await asyncio.wait(self._background, timeout=_LAST_MOMENT)
+        # What is left is cut off: the event loop may end next, and then nobody would close its sockets.
+        left = list(self._background)
+        for task in left:
+            task.cancel()
+        for made in list(self._leaving):
+            self._shut(made)
+        if left:
+            await asyncio.wait(left, timeout=_CUT_OFF)
+        for made in list(self._leaving):
+            self._shut(made)
+        # Sockets close in the next turn.
+        await asyncio.sleep(0)
+        if self.identity is not None and self.given.credential is None:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(0.2):
                     await self.identity.close()
@@ -215,21 +262,25 @@ def _make_client(namespace: Namespace) -> ServiceBusClient:
         # Never before our own limits, which are under it.
         "try_timeout": url.operation_timeout + url.connect_timeout,
         "user_agent": "pairmq-servicebus",
+        **namespace.given.arguments,
     }
     shown = f"[{url.host}]" if ":" in url.host else url.host
     if url.emulator:
+        # The client reads its authorities for every connection, plain ones too, and blocks the loop with it: 200 links
+        # took five seconds. This one is never used to connect.
+        options["ssl_context"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         return ServiceBusClient.from_connection_string(connection_string(url, f"{shown}:{url.port}"), **options)
     kind = TransportType.AmqpOverWebsocket if url.websocket else TransportType.Amqp
-    options |= {"transport_type": kind, "ssl_context": namespace.tls}
+    options = {"transport_type": kind, "ssl_context": namespace.tls, **options}
     if url.port != (443 if url.websocket else DEFAULT_TLS_PORT):
-        options["custom_endpoint_address"] = f"sb://{shown}:{url.port}"
+        options.setdefault("custom_endpoint_address", f"sb://{shown}:{url.port}")
+    if namespace.identity is not None:
+        return ServiceBusClient(shown, namespace.identity, **options)
     credential = url.credential
     if isinstance(credential, SharedKey):
         return ServiceBusClient(shown, AzureNamedKeyCredential(credential.name, credential.key), **options)
-    if isinstance(credential, SharedSignature):
-        return ServiceBusClient(shown, AzureSasCredential(credential.token), **options)
-    assert namespace.identity is not None  # noqa: S101 - made with the namespace
-    return ServiceBusClient(shown, namespace.identity, **options)
+    assert isinstance(credential, SharedSignature)  # noqa: S101 - with an identity it does not come here
+    return ServiceBusClient(shown, AzureSasCredential(credential.token), **options)
 
 
 def _tls_context(url: NamespaceUrl) -> ssl.SSLContext:

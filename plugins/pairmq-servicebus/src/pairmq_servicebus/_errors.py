@@ -196,9 +196,21 @@ def failure(error: BaseException, doing: str, *, maybe_applied: bool = False) ->
     found = verdict(error)
     text = found.text or scrubbed(_words(error))
     made = TransportError(f"{doing}: {text}", found.kind, found.reason, maybe_applied=maybe_applied)
-    # What the service says about a refused user may quote the token that it was shown.
-    made.__cause__ = None if found.reason is FailureReason.UNAUTHORIZED else error
+    # What the service says about a refused user may quote the token that it was shown. Who raises this keeps to it:
+    # `raise failed from failed.__cause__`.
+    made.__cause__ = None if found.reason is FailureReason.UNAUTHORIZED or _quotes_a_secret(error) else error
     return made
+
+
+def _quotes_a_secret(error: BaseException | None) -> bool:
+    """Whether an exception, or one behind it, shows a key or signature."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if _SECRET.search(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def send_failure(error: BaseException, doing: str) -> TransportError:

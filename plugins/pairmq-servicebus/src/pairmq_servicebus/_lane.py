@@ -32,6 +32,9 @@ class OpenLink(Protocol):
     def usable(self) -> bool:
         """Whether nothing is known of its end."""
 
+    def unread(self) -> bool:
+        """Whether something has arrived that may be its end, and has to be looked at before it is used."""
+
     async def look(self) -> None:
         """Take in what has arrived."""
 
@@ -286,7 +289,8 @@ class Lane(Generic[L]):
     async def _ready(self, me: asyncio.Task[None] | None) -> L | None:
         """The link, opened if need be; None when it could not be, and the jobs were told, or when the lane was shut."""
         link = self._link
-        if link is not None and asyncio.get_running_loop().time() - self._used_at > _LOOK_FIRST:
+        idle = asyncio.get_running_loop().time() - self._used_at
+        if link is not None and (idle > _LOOK_FIRST or link.unread()):
             with contextlib.suppress(Exception):
                 await link.look()
         if self._task is not me:

@@ -37,6 +37,11 @@ def measure(parts: Parts) -> int:
     return size
 
 
+def measure_properties(parts: Parts) -> int:
+    """Give what of the size are not the body: the header and all properties."""
+    return measure(parts) - _SECTION - _variable(len(parts.body))
+
+
 def _properties(parts: Parts) -> int:
     size = _PROPERTY_FIELDS  # a null each
     for name, value in parts.properties.items():
@@ -55,6 +60,8 @@ def _value(value: Any) -> int:
             return 1
         if isinstance(inner, bool):
             return 2
+        if isinstance(inner, int):
+            return 2 if -128 <= inner < 128 else 5
         return 9 if isinstance(inner, float) else 17  # a double, or a UUID
     if type_ == BINARY:
         return _variable(len(inner))

@@ -179,9 +179,9 @@ class Outbox:
         for parcel in parcels:
             if parcel.state is _State.WAITING:
                 parcel.state = _State.OVER  # it is passed over when its turn comes
+            parcel.done.cancel()  # of a list, the call had waited for one of them only
         batch = self._flush.batch
-        given_up = set(map(id, parcels))
-        if batch and all(parcel.done.done() or id(parcel) in given_up for parcel in batch):
+        if batch and all(parcel.done.done() for parcel in batch):
             # The last caller of this batch gave up; the client might wait for its answer for ever.
             self._flush.batch = []
             self._lane.cut(self._flush)

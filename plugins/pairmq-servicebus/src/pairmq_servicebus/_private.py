@@ -20,6 +20,7 @@ LONG: Final = "LONG"
 BINARY: Final = "BINARY"
 TIMESTAMP: Final = "TIMESTAMP"
 
+_ACCEPTED, _REJECTED = "accepted", "rejected"
 _LATE_FRAMES = 32
 _MOMENT = 0.001  # s
 
@@ -72,6 +73,33 @@ def was_answered(error: BaseException) -> bool:
     return any(kind.__name__ == "MessageException" for kind in type(inner).__mro__)
 
 
+def mend_answers(sender: ServiceBusSender) -> None:
+    """Let the client understand each answer to a transfer: of some it says nothing, and its send waits for ever.
+
+    It takes the third field of a rejection's error without looking whether it is there (a peer may leave it out: AMQP
+    1.0, part 1.4), and knows no outcomes but *accepted* and *rejected*.
+    """
+    handler: Any = handler_of(sender)
+    told = handler._on_send_complete_async
+
+    async def tell(delivery: Any, reason: Any, state: Any) -> None:
+        await told(delivery, reason, _whole(state))
+
+    # The client looks its callback up on the handler for each transfer.
+    handler._on_send_complete_async = tell
+
+
+def _whole(state: Any) -> Any:
+    """A disposition's state with all fields that the client reads; None, which it takes for unknown, for others."""
+    if not isinstance(state, dict) or _ACCEPTED in state:
+        return state
+    fields = state.get(_REJECTED)
+    if not isinstance(fields, list) or not fields or not isinstance(fields[0], list):
+        return None
+    error = [*fields[0], None, None, None][:3]
+    return {_REJECTED: [error, *fields[1:]]}
+
+
 def max_message_bytes(sender: ServiceBusSender) -> int:
     """The largest message that the link takes; the public batch limit is another one for large messages."""
     return int(sender._max_message_size_on_link)
@@ -97,6 +125,13 @@ def is_open(client: ServiceBusSender | ServiceBusReceiver) -> bool:
         # The event loop knows that the socket was reset or ended; the client finds out when it reads or writes next.
         return False
     return getattr(link.state, "name", "") == "ATTACHED" and not connection._error and not link._error
+
+
+def unread(client: ServiceBusSender | ServiceBusReceiver) -> bool:
+    """Whether something has arrived that the client has not read: that its link was detached, perhaps."""
+    connection = getattr(handler_of(client), "_connection", None)
+    reader = getattr(getattr(connection, "_transport", None), "reader", None)
+    return bool(getattr(reader, "_buffer", b""))
 
 
 async def look(client: ServiceBusSender | ServiceBusReceiver) -> None:

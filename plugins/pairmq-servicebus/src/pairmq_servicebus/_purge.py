@@ -57,7 +57,8 @@ async def _receive_all(namespace: Namespace, source: Source, doing: str, **sessi
                 break
             removed += len(received)
     except Exception as error:
-        raise _errors.failure(error, doing, maybe_applied=True) from error
+        failed = _errors.failure(error, doing, maybe_applied=True)
+        raise failed from failed.__cause__
     finally:
         namespace.spawn(namespace.farewell(client))
     return removed

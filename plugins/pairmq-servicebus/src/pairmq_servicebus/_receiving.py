@@ -63,6 +63,9 @@ class ReceiveLink:
     def usable(self) -> bool:
         return _private.handler_of(self.client) is self._handler and _private.is_open(self.client)
 
+    def unread(self) -> bool:
+        return False  # what arrives here are messages, for the next receive
+
     async def look(self) -> None:
         await _private.give_back(self.client)
         await _private.look(self.client)
@@ -313,7 +316,7 @@ async def settle(
             # A lock token that the service does not know (any more) is a lock that has ended.
             shelf.forget(held)
             raise _errors.lock_lost(doing) from error
-        raise failed from error
+        raise failed from failed.__cause__
     shelf.forget(held)
 
 
@@ -332,8 +335,10 @@ async def complete_all(
         slow = len(outcomes) >= _SAMPLES and fastest > _FAR
         part = deliveries[len(outcomes) : len(outcomes) + (_SIDE_BY_SIDE if slow else 1)]
         began = loop.time()
-        outcomes += await asyncio.gather(*(_completed(link, shelf, held, doing) for held in part))
-        if not slow:
+        if slow:
+            outcomes += await asyncio.gather(*(_completed(link, shelf, held, doing) for held in part))
+        else:
+            outcomes.append(await _completed(link, shelf, part[0], doing))
             fastest = min(fastest, loop.time() - began)
     return outcomes
 
@@ -364,4 +369,4 @@ async def renew(link: ReceiveLink, shelf: Shelf, held: Held, doing: str) -> date
         if failed.reason in (FailureReason.LOCK_LOST, FailureReason.NOT_FOUND):
             shelf.forget(held)
             raise _errors.lock_lost(doing) from error
-        raise failed from error
+        raise failed from failed.__cause__

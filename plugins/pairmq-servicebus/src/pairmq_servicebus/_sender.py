@@ -11,11 +11,14 @@ from pairmq.transport import Sender
 from pairmq_servicebus import _codec, _errors, _names, _private
 from pairmq_servicebus._client import Namespace
 from pairmq_servicebus._codec import Parts
-from pairmq_servicebus._measure import measure
+from pairmq_servicebus._measure import measure, measure_properties
 from pairmq_servicebus._outbox import Outbox, Parcel
 
 MAX_MESSAGE_BYTES = 256 * 1024
 """Of the tier Standard (Service Bus documentation: Quotas); a link to a Premium namespace tells more."""
+
+MAX_PROPERTY_BYTES = 64 * 1024
+"""Of all properties of a message together (the same page)."""
 
 
 class ClientSendLink:
@@ -31,11 +34,15 @@ class ClientSendLink:
         self._namespace = namespace
         self._client = client
         self._handler = _private.handler_of(client)
+        _private.mend_answers(client)
         self.max_batch_bytes = max_batch_bytes
         self.max_message_bytes = _private.max_message_bytes(client)
 
     def usable(self) -> bool:
         return _private.handler_of(self._client) is self._handler and _private.is_open(self._client)
+
+    def unread(self) -> bool:
+        return _private.unread(self._client)
 
     async def look(self) -> None:
         await _private.look(self._client)
@@ -68,7 +75,8 @@ async def open_send_link(namespace: Namespace, entity: Entity, doing: str) -> Cl
         most = (await client.create_message_batch()).max_size_in_bytes
     except Exception as error:
         namespace.discard(client)
-        raise _errors.failure(error, doing) from error
+        failed = _errors.failure(error, doing)
+        raise failed from failed.__cause__
     link = ClientSendLink(namespace, client, most)
     known = namespace.max_message_bytes
     namespace.max_message_bytes = min(link.max_message_bytes, known or link.max_message_bytes)
@@ -128,4 +136,8 @@ class BusSender(Sender):
             text = f"Service Bus takes messages of content type {message.content_type} and never delivers them"
             raise _errors.refused(self._doing, text, FailureReason.MALFORMED)
         parts = _codec.take_apart(message)
+        of_properties = measure_properties(parts)
+        if of_properties > MAX_PROPERTY_BYTES:
+            text = f"its properties have {of_properties} bytes, and Service Bus takes at most {MAX_PROPERTY_BYTES}"
+            raise _errors.refused(self._doing, text, FailureReason.TOO_LARGE)
         return Parcel(parts, measure(parts), message.session_id or message.partition_key)

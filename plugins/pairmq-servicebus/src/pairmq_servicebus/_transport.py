@@ -9,13 +9,13 @@ from pairmq.model import Entity, Message, Source
 from pairmq.transport import Admin, Capabilities, Receiver, Sender, SessionReceiver, Transport
 from pairmq_servicebus import _codec, _errors
 from pairmq_servicebus._admin import BusAdmin
-from pairmq_servicebus._client import Namespace
+from pairmq_servicebus._client import ClientSettings, Namespace
 from pairmq_servicebus._measure import measure
 from pairmq_servicebus._names import MAX_PATH_LENGTH
 from pairmq_servicebus._receiver import BusReceiver
 from pairmq_servicebus._sender import MAX_MESSAGE_BYTES, BusSender
 from pairmq_servicebus._sessions import accept_session
-from pairmq_servicebus._url import parse_servicebus_url
+from pairmq_servicebus._url import NamespaceUrl, parse_servicebus_url
 
 CAPABILITIES = Capabilities(
     max_message_bytes=MAX_MESSAGE_BYTES,
@@ -40,16 +40,17 @@ class ServiceBusTransport(Transport):
     """A transport to a namespace of Azure Service Bus, its emulator, or the local server of this distribution.
 
     Args:
-        url: ``sb://…``; the options stand in the README.
+        url: ``sb://…``; the options stand in the README. Or what such a URL was read to.
+        given: what no URL can hold: a credential object, an SSL context, arguments of the client.
 
     Raises:
         ConfigurationError: the URL can't work.
     """
 
-    def __init__(self, url: str) -> None:
-        parsed = parse_servicebus_url(url)
+    def __init__(self, url: str | NamespaceUrl, given: ClientSettings | None = None) -> None:
+        parsed = parse_servicebus_url(url) if isinstance(url, str) else url
         super().__init__(parsed.endpoint)
-        self._namespace = Namespace(parsed)
+        self._namespace = Namespace(parsed, given or ClientSettings())
         self._admin = BusAdmin(self._namespace)
         self._closing: asyncio.Task[None] | None = None
 

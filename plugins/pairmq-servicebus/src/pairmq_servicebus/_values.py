@@ -5,7 +5,7 @@ bytes. So a property that would not come back by itself has a note of its type, 
 
 | value | carried as | note |
 |---|---|---|
-| str, bool, int, float, UUID, None | the AMQP type of that name (int: long, float: double) | |
+| str, bool, int, float, UUID, None | the AMQP type of that name (int beyond 32 bits: long, float: double) | |
 | bytes | binary | ``bytes`` |
 | datetime | timestamp (ms); ISO 8601 text where it has fractions of a millisecond | ``datetime`` |
 | Decimal | text | ``decimal`` |
@@ -31,6 +31,7 @@ from pairmq_servicebus._private import BINARY, LONG, TIMESTAMP, typed
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _INT64 = range(-(2**63), 2**63)
+_INT32 = range(-(2**31), 2**31)
 _TAGS = frozenset(("$bytes", "$datetime", "$decimal", "$uuid", "$map"))
 
 
@@ -44,7 +45,8 @@ def to_wire(value: PropertyValue) -> tuple[Any, str | None]:
     if kind is str or kind is bool or value is None or kind is float or kind is UUID:
         return value, None
     if kind is int:
-        return typed(LONG, value), None
+        # As the client does by itself: a consumer of today that expects an int of 32 bits must go on getting one.
+        return (value if value in _INT32 else typed(LONG, value)), None
     if kind is bytes:
         return typed(BINARY, value), "bytes"
     if isinstance(value, datetime):

@@ -207,3 +207,15 @@ def test_the_cause_stays_behind_the_error_and_a_copy_is_another_one() -> None:
     assert (str(copy), copy.kind, copy.maybe_applied, copy.__cause__) == (str(found), found.kind, True, cause)
     own = TransportError("mine", BUSY)
     assert failure(own, "do") is own
+
+
+def test_a_secret_that_the_service_quotes_stands_nowhere_behind_the_error() -> None:
+    quoted = client.ServiceBusError("SharedAccessSignature sr=x&sig=PLANTED&se=1&skn=k")
+    failed = failure(quoted, "send to orders")
+    assert "PLANTED" not in str(failed)
+    assert failed.__cause__ is None
+    behind = client.ServiceBusError("internal error")
+    behind.__cause__ = quoted
+    assert failure(behind, "send to orders").__cause__ is None
+    harmless = client.ServiceBusError("internal error")
+    assert failure(harmless, "send to orders").__cause__ is harmless

@@ -33,6 +33,9 @@ class FakeLink:
     def usable(self) -> bool:
         return self.open
 
+    def unread(self) -> bool:
+        return False
+
     async def look(self) -> None:
         self.looks += 1
 
@@ -289,3 +292,25 @@ async def test_thousands_of_senders_with_random_cancellations_leave_nothing_behi
     assert len(sent) == len(set(sent))
     assert sorted(sent, key=int) == sent
     assert not bench.box.waiting
+
+
+async def test_a_link_is_dropped_when_lists_and_single_sends_of_one_batch_were_all_given_up() -> None:
+    bench = Bench()
+    bench.send("0")
+    await settle()
+    several = asyncio.create_task(bench.box.send_all([parcel("1"), parcel("2")]))
+    single = bench.send("3")
+    await settle()
+    [link] = bench.links
+    link.answers[0].set_result(None)
+    await settle()
+    assert link.transfers == [["0"], ["1", "2", "3"]]
+    several.cancel()
+    await settle()
+    assert link.open
+    single.cancel()
+    await settle()
+    assert not link.open
+    bench.send("4")
+    await settle()
+    assert bench.links[1].transfers == [["4"]]

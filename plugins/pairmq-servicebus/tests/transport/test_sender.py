@@ -285,3 +285,64 @@ async def test_a_closed_transport_fails_everything(server: ServiceBusServer, que
         with pytest.raises(TransportError) as caught:
             await call
         assert caught.value.reason is FailureReason.CLOSED
+
+
+async def test_a_link_that_was_detached_just_now_leaves_no_send_in_doubt(
+    transport: ServiceBusTransport, server: ServiceBusServer, message: Make
+) -> None:
+    queue = Entity(f"gone-{time.monotonic_ns()}")
+    server.create_queue(queue.path)
+    sender = transport.sender(queue)
+    await sender.send(message("a"))
+    server.delete_queue(queue.path)
+    await asyncio.sleep(0.1)  # less than after which an idle link is looked at
+    with pytest.raises(TransportError) as caught:
+        await sender.send(message("b"))
+    assert (caught.value.reason, caught.value.maybe_applied) == (FailureReason.NOT_FOUND, False)
+    server.create_queue(queue.path)
+    await sender.send(message("c"))
+    server.delete_queue(queue.path)
+    server.create_queue(queue.path)
+    await asyncio.sleep(0.1)
+    await sender.send(message("d"))
+    assert await bodies(transport, queue, 10) == [b"d"]
+
+
+async def test_too_many_properties_are_refused_before_they_are_sent(
+    transport: ServiceBusTransport, queue: Entity, message: Make
+) -> None:
+    fits, does_not = ({"k": "v" * (64 * 1024 - room)} for room in (200, 10))
+    sender = transport.sender(queue)
+    await sender.send(message(application_properties=fits))
+    with pytest.raises(TransportError) as caught:
+        await sender.send(message(application_properties=does_not))
+    assert (caught.value.reason, caught.value.maybe_applied) == (FailureReason.TOO_LARGE, False)
+
+
+async def test_an_answer_without_all_its_fields_is_understood(
+    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make
+) -> None:
+    """The client alone would wait for ever for the error's third field."""
+    rule = {"at": "send", "action": "error", "condition": "amqp:not-allowed", "info": False, "times": 1}
+    sender = transport.sender(queue)
+    await sender.send(message("first"))
+    server.fault(rule)
+    async with asyncio.timeout(5):
+        with pytest.raises(TransportError) as caught:
+            await sender.send(message("second"))
+    assert (caught.value.kind, caught.value.maybe_applied) == (FailureKind.REFUSED, False)
+
+
+async def test_opening_under_way_when_the_transport_closes_is_no_cancellation(
+    server: ServiceBusServer, message: Make
+) -> None:
+    transport = ServiceBusTransport(server.url)
+    server.fault({"at": "attach", "action": "silence"})
+    sending = asyncio.create_task(transport.sender(Entity("nowhere")).send(message("x")))
+    accepting = asyncio.create_task(transport.accept_session(Source(Entity("nowhere")), "s", wait=20))
+    await asyncio.sleep(0.5)
+    await transport.close()
+    for task in (sending, accepting):
+        with pytest.raises(TransportError) as caught:
+            await task
+        assert caught.value.reason is FailureReason.CLOSED

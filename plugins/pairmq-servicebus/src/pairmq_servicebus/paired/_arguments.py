@@ -13,10 +13,10 @@ from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSa
 from azure.servicebus import TransportType
 
 from pairmq import ConfigurationError, Pair, PairOptions
+from pairmq_servicebus._client import ClientSettings
 from pairmq_servicebus._connection_string import read_connection_string
 from pairmq_servicebus._transport import ServiceBusTransport
 from pairmq_servicebus._url import NamespaceUrl, parse_servicebus_url
-from pairmq_servicebus.paired._transport import GivenTransport
 
 if TYPE_CHECKING:
     from azure.core.credentials import TokenCredential
@@ -143,12 +143,8 @@ class Sides:
 
     def _transport(self, url: NamespaceUrl, credential: object, primary: bool) -> ServiceBusTransport:
         names = _PASSED_ON | _PRIMARY_ONLY if primary else _PASSED_ON
-        return GivenTransport(
-            url,
-            credential=credential,
-            ssl_context=self._given.get("ssl_context"),
-            arguments={name: self._given[name] for name in names if name in self._given},
-        )
+        arguments = {name: self._given[name] for name in names if name in self._given}
+        return ServiceBusTransport(url, ClientSettings(credential, self._given.get("ssl_context"), arguments))
 
 
 def make_pair(primary: ServiceBusTransport, secondary: str | ServiceBusTransport, options: PairOptions | None) -> Pair:

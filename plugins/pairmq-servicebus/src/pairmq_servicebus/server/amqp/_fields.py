@@ -49,12 +49,14 @@ class Composite:
         symbol: the symbolic descriptor, which peers may use too.
         type_: the dataclass, its fields in the same order; those with a default, or `NULLABLE`, may be missing.
         kinds: the kind of every field.
+        short: leave null fields at the end out, as the specification allows; clients are known that then fail.
     """
 
-    def __init__(self, code: int, symbol: str, type_: type, *kinds: Kind) -> None:
+    def __init__(self, code: int, symbol: str, type_: type, *kinds: Kind, short: bool = False) -> None:
         self.code = code
         self.symbol = symbol
         self.type = type_
+        self._short = short
         self._head = bytes((0x00, 0x53, code))
         self._fields = [
             _Field(
@@ -95,26 +97,26 @@ class Composite:
         return self.type(*values)
 
     def write_into(self, out: bytearray, value: Any) -> None:
-        """Append the described list of a dataclass, with all of its fields."""
+        """Append the described list of a dataclass."""
         items = bytearray()
-        for field in self._fields:
-            item = getattr(value, field.name)
-            if item is None:
-                items.append(0x40)
-            else:
-                encode_into(items, field.kind.write(item))
+        written = self._written(value)
+        for item in written:
+            encode_into(items, item)
         out += self._head
-        out += wrap_compound(0xC0, items, len(self._fields))
+        out += wrap_compound(0xC0, items, len(written))
 
     def described(self, value: Any) -> Described:
         """Give a dataclass as the value that it is inside of another one."""
-        return Described(
-            ULong(self.code),
-            [
-                None if (item := getattr(value, field.name)) is None else field.kind.write(item)
-                for field in self._fields
-            ],
-        )
+        return Described(ULong(self.code), self._written(value))
+
+    def _written(self, value: Any) -> list[Any]:
+        """All fields as they are to be encoded."""
+        items = [
+            None if (item := getattr(value, field.name)) is None else field.kind.write(item) for field in self._fields
+        ]
+        while self._short and items and items[-1] is None:
+            items.pop()
+        return items
 
 
 def _same(value: T) -> T:

@@ -44,7 +44,8 @@ class AmqpError:
     Args:
         condition: a symbol such as ``amqp:not-found``.
         description: for people.
-        info: more details; None is written as null, an empty map as an empty map.
+        info: more details; where it is None the field is left out, as the service may do it, and a client is known to
+            wait for ever for it.
     """
 
     condition: str
@@ -275,7 +276,7 @@ class SaslOutcome:
 
 # ------------------------------------------------------------------------ codecs
 
-_ERROR = _fields.Composite(0x1D, "amqp:error:list", AmqpError, SYMBOL, TEXT, FIELDS)
+_ERROR = _fields.Composite(0x1D, "amqp:error:list", AmqpError, SYMBOL, TEXT, FIELDS, short=True)
 
 
 def _read_error(value: Any) -> AmqpError:

@@ -82,10 +82,11 @@ class AmqpFront:
         for server in self._servers:
             server.close()
         if self._turn is not None:
-            # What is not durable yet must not be answered.
             self._end_turn()
-        for client in list(self.clients):
-            client.close()
+        if self._turn is None:
+            for client in list(self.clients):
+                client.close()
+        # Else the changes could not be made durable, and nobody may be told that they were.
         # One turn, so that the good-byes leave.
         await asyncio.sleep(0)
         for client in list(self.clients):
@@ -121,14 +122,14 @@ class AmqpFront:
     def _end_turn(self) -> None:
         for holder in list(self.holders):
             holder.check_session()
-        self._turn = None
         try:
             self.broker.flush()
         except StoreError as error:
             # Nobody is answered until it is durable.
             _log.error("can't write what clients sent, trying again: %s", error)
-            asyncio.get_running_loop().call_later(_RETRY, self.changed)
+            self._turn = asyncio.get_running_loop().call_later(_RETRY, self._end_turn)
             return
+        self._turn = None
         writers, self._writers = self._writers, {}
         for client in writers:
             client.write()
