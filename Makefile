@@ -8,10 +8,11 @@ PYPROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 
 ARGS ?=
 PYTEST_ARGS ?=
+WORKERS ?= 2
 UPGRADE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo test soak bench-idle bench-send bench-failover check docs format lock clean
+.PHONY: help setup system demo test soak bench-idle bench-send bench-failover bench-cost check docs format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,15 +29,16 @@ system: ## install the system packages the tests need (redis-server, rabbitmq-se
 demo: setup ## watch a failover happen (ARGS=... go to `pairmq demo`)
 	@$(BIN)/pairmq demo $(ARGS)
 
-test: setup system ## all checks, then all tests (PYTEST_ARGS=... go to pytest)
+# Most tests wait for servers and clients more than they compute: two at a time take little more than half as long.
+test: setup system ## all checks, then all tests (PYTEST_ARGS=... go to pytest; WORKERS=0 for one at a time)
 	@$(MAKE) --no-print-directory check
 	@echo "test: pytest"
-	@$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -q --numprocesses $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 soak: setup system ## the long tests: files of a million lines through outages (LINES=...)
-	@PAIRMQ_TEST_LINES="$(or $(LINES),1000000)" PAIRMQ_TEST_RABBITMQ_LINES="$(or $(LINES),1000000)" \
+	@PAIRMQ_TEST_LINES="$(or $(LINES),1000000)" PAIRMQ_TEST_KILLS_LINES="$(or $(LINES),1000000)" \
 		$(BIN)/python -m pytest -q --timeout 3600 \
-		tests/integration/test_file_through_an_outage.py tests/integration/test_rabbitmq_file.py
+		tests/integration/test_file_through_an_outage.py tests/integration/test_file_through_kills.py
 
 bench-idle: setup system ## processor time of an idle pair with a syphon (ARGS=--json)
 	@$(BIN)/python benchmarks/idle_cost.py $(ARGS)
@@ -46,6 +48,9 @@ bench-send: setup system ## a healthy send beside redis-py alone (ARGS=--json)
 
 bench-failover: setup system ## kill -9 of a RabbitMQ primary to the first send at the secondary (ARGS=--json)
 	@$(BIN)/python benchmarks/failover_time.py $(ARGS)
+
+bench-cost: setup ## operations of a pair on Service Bus, counted, beside the formula (ARGS=--json)
+	@$(BIN)/python benchmarks/counted_cost.py $(ARGS)
 
 docs: setup ## write the generated parts of the reference from the code
 	@$(BIN)/python scripts/generate_docs.py
