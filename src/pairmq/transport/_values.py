@@ -17,8 +17,8 @@ class Capabilities:
         topics: topics with subscriptions.
         sessions: receivers of one session.
         scheduling: `Message.scheduled_enqueue_at` is kept; a transport without it refuses such a message.
-        counts_scheduled: `Admin.counts` tells what waits for its time; without it a queue that seems empty may still hold
-            messages, and the syphon schedules none.
+        counts_scheduled: `Admin.counts` tells what waits for its time; without it a queue that seems empty may hold
+            messages all the same, and the syphon schedules none.
         time_to_live: `Message.time_to_live` is kept; a transport without it refuses such a message.
         dead_letter: `Receiver.dead_letter` keeps reason and description, readable through a dead-letter source.
         lock_renewal: `Receiver.renew_lock` makes a lock last longer; without it a lock lasts as long as its connection.
