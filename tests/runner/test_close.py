@@ -50,6 +50,28 @@ async def test_sends_in_flight_get_the_grace_and_are_then_unknown(world):
 
 
 @in_virtual_time
+async def test_a_send_that_the_grace_interrupts_does_not_wait_for_another_attempt(world):
+    """Seed 90 of the simulation: the pause between two attempts still went by the send's own deadline."""
+    async with world(close_grace=0, attempt_timeout=60, send_timeout=200, failover_interval=60) as w:
+        loop = asyncio.get_running_loop()
+        w.east.fail(Fault.DOWN, Operation.SEND, times=8)  # by then the pauses are long
+        w.east.fail(Fault.HANG, Operation.SEND)
+        ended_at = []
+
+        async def send() -> None:
+            with pytest.raises(SendUnknown):
+                await w.pair.sender("orders").send(Message(b"1"))
+            ended_at.append(loop.time())
+
+        task = asyncio.create_task(send())
+        await asyncio.sleep(30)
+        started = loop.time()
+        await w.pair.close()
+        await task
+        assert ended_at[0] - started < 0.05
+
+
+@in_virtual_time
 async def test_sends_that_end_within_the_grace_get_their_receipt(world):
     async with world(close_grace=3) as w:
         w.east.fail(Fault.SLOW, Operation.SEND, delay=0.5)

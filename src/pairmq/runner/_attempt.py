@@ -16,7 +16,8 @@ class TimeLimits:
     """Runs operations under time limits, and can shorten the limits of those that run, for closing."""
 
     def __init__(self) -> None:
-        self._running: set[asyncio.Timeout] = set()
+        # A dict, not a set: whoever replays a run needs them in the same order again.
+        self._running: dict[asyncio.Timeout, None] = {}
         self._ends_at: float | None = None
 
     async def run(self, operation: Awaitable[T], limit_at: float) -> T:
@@ -40,7 +41,7 @@ class TimeLimits:
         limit = asyncio.timeout_at(limit_at)
         try:
             async with limit:
-                self._running.add(limit)
+                self._running[limit] = None
                 return await operation
         except TimeoutError as error:
             if not limit.expired():
@@ -62,7 +63,7 @@ class TimeLimits:
         except Exception as error:
             raise _unmapped(error) from error
         finally:
-            self._running.discard(limit)
+            self._running.pop(limit, None)
 
     def end_by(self, instant: float) -> None:
         """Let no operation, running or new, last longer than ``instant``."""

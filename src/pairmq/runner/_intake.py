@@ -30,10 +30,11 @@ _BACKOFF = Backoff(first=0.1, factor=2.0, cap=5.0)
 class Item:
     """One message in a pump's hand, locked until it is settled; ``lost`` once its lock is.
 
-    ``diversion`` is None for poison that has none; ``locked_until`` is an instant of the loop's clock.
+    ``diversion`` is None for poison that has none; ``locked_until`` is an instant of the loop's clock, and so is
+    ``copy_after``, before which no other copy of it is put at its queue's tail: there may be one, in doubt.
     """
 
-    __slots__ = ("delivery", "diversion", "locked_until", "lost", "message", "unknown")
+    __slots__ = ("copies", "copy_after", "delivery", "diversion", "locked_until", "lost", "message", "unknown")
 
     def __init__(self, delivery: Delivery, message: Message, diversion: Diversion | None, locked_until: float) -> None:
         self.delivery = delivery
@@ -41,6 +42,8 @@ class Item:
         self.diversion = diversion
         self.locked_until = locked_until
         self.lost = False
+        self.copies = 0
+        self.copy_after = 0.0
         self.unknown = diversion is not None and diversion.maybe_duplicate
 
 
@@ -80,10 +83,13 @@ class Intake:
         self._emit = emit
         self._receiver: Receiver | None = None
         self._lock_duration: float | None = None
+        self._asked = asyncio.Event()
         self._polls = TimeLimits()
         self._limits = TimeLimits()
         self._most = _AT_ONCE * 4
         self._hand: dict[int, Item] = {}
+        self._places: dict[str, Item] = {}
+        """The same by their position in the queue, where the broker tells it."""
         self._unsettled: list[Settlement] = []
         self._retries: asyncio.Task[None] | None = None
         self._renewals: asyncio.Task[None] | None = None
@@ -126,6 +132,7 @@ class Intake:
         for item in self._hand.values():
             item.lost = True
         self._hand.clear()
+        self._places.clear()
         for settlement in unsettled:
             settlement.done(_gone())
         if receiver is not None:
@@ -152,6 +159,7 @@ class Intake:
         if self._receiver is None:
             properties = await self.limited(self._secondary.admin.properties(self.queue))
             self._lock_duration = properties.lock_duration
+            self._asked.set()
             self._receiver = self._secondary.receiver(Source(self.queue))
         wait = self._options.syphon_receive_wait
         limit = self._clock.now() + wait + self._options.attempt_timeout
@@ -161,7 +169,28 @@ class Intake:
         """Keep a delivery in hand: its lock is renewed until it is settled."""
         item = Item(delivery, message, diversion, self._lock_ends_at())
         self._hand[id(item)] = item
+        if delivery.sequence_number:
+            self._places[delivery.sequence_number] = item
         return item
+
+    def _let_go(self, item: Item) -> None:
+        self._hand.pop(id(item), None)
+        place = item.delivery.sequence_number
+        if self._places.get(place) is item:
+            del self._places[place]
+
+    def takes_over(self, delivery: Delivery, message: Message, diversion: Diversion) -> bool:
+        """Whether a delivery is of what is in hand already; its item then goes on under the new lock.
+
+        The broker gives a message out again when its lock was lost, which nobody may have noticed yet. To treat it as
+        another one would make a second copy.
+        """
+        item = self._places.get(delivery.sequence_number)
+        # The position alone is not enough: it may come again when a queue was made anew.
+        if item is None or (item.message, item.diversion) != (message, diversion):
+            return False
+        item.delivery, item.locked_until = delivery, self._lock_ends_at()
+        return True
 
     def holds(self, item: Item) -> bool:
         """Whether an item is still in hand."""
@@ -209,22 +238,28 @@ class Intake:
         completions: Sequence[Settlement] = [settlement for settlement in settlements if settlement.reason is None]
         while completions:
             part, completions = completions[: self._most], completions[self._most :]
-            errors = await self._complete(part)
+            used = [settlement.item.delivery for settlement in part]
+            errors = await self._complete(used)
             self._most = adapted(self._most, len(part), errors, _AT_ONCE * 4)
-            for settlement, error in zip(part, errors, strict=True):
-                self._settled(settlement, error, failed)
+            for settlement, delivery, error in zip(part, used, errors, strict=True):
+                self._settled(settlement, delivery, error, failed)
         others = [settlement for settlement in settlements if settlement.reason is not None]
         for part in _slices(others, _AT_ONCE):
+            used = [settlement.item.delivery for settlement in part]
             outcomes = await asyncio.gather(*(self._dead_letter(settlement) for settlement in part))
-            for settlement, error in zip(part, outcomes, strict=True):
-                self._settled(settlement, error, failed)
+            for settlement, delivery, error in zip(part, used, outcomes, strict=True):
+                self._settled(settlement, delivery, error, failed)
         return failed
 
-    def _settled(self, settlement: Settlement, error: TransportError | None, failed: list[Settlement]) -> None:
+    def _settled(
+        self, settlement: Settlement, used: Delivery, error: TransportError | None, failed: list[Settlement]
+    ) -> None:
         item = settlement.item
         if error is None:
-            self._hand.pop(id(item), None)
+            self._let_go(item)
             settlement.done(None)
+        elif error.reason is FailureReason.LOCK_LOST and item.delivery is not used and not item.lost:
+            failed.append(settlement)  # it was delivered again meanwhile, and has another lock
         elif item.lost or error.reason in (FailureReason.LOCK_LOST, FailureReason.NOT_FOUND, FailureReason.CLOSED):
             self._lose(item)
             settlement.done(error)
@@ -232,14 +267,14 @@ class Intake:
             self._failed(f"settle: {error}", 0.0)
             failed.append(settlement)
 
-    async def _complete(self, part: Sequence[Settlement]) -> Sequence[TransportError | None]:
+    async def _complete(self, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
         receiver = self._receiver
         if receiver is None:
-            return [_gone()] * len(part)
+            return [_gone()] * len(deliveries)
         try:
-            return await self.limited(receiver.complete_batch([settlement.item.delivery for settlement in part]))
+            return await self.limited(receiver.complete_batch(deliveries))
         except TransportError as error:
-            return [error] * len(part)
+            return [error] * len(deliveries)
 
     async def _dead_letter(self, settlement: Settlement) -> TransportError | None:
         if self._receiver is None:
@@ -259,15 +294,24 @@ class Intake:
     def _lose(self, item: Item) -> None:
         """It will be delivered again; sending it from here as well would make a second copy."""
         item.lost = True
-        self._hand.pop(id(item), None)
+        self._let_go(item)
 
     async def _renew_locks(self) -> None:
+        # The first lock may be shorter than any wait that is chosen before the queue was asked.
+        await self._asked.wait()
         while True:
             duration = self._lock_duration
             await asyncio.sleep((duration or _UNKNOWN_LOCK) / 3)
-            if duration is not None:
-                due = self._clock.now() + duration * 5 / 6
-                await self._renew([item for item in self._hand.values() if item.locked_until < due])
+            tried: set[Item] = set()
+            # Some at a time, those that end soonest first: while a slow broker renews them, more may come.
+            while duration is not None and (due := self._due(duration, tried)):
+                tried.update(due)
+                await self._renew(due)
+
+    def _due(self, duration: float, tried: set[Item]) -> list[Item]:
+        before = self._clock.now() + duration * 5 / 6
+        due = [item for item in self._hand.values() if item.locked_until < before and item not in tried]
+        return sorted(due, key=lambda item: item.locked_until)[:_AT_ONCE]
 
     async def _renew(self, items: Sequence[Item]) -> list[Item]:
         """Renew locks, some side by side; gives the items whose renewal was confirmed."""
@@ -281,14 +325,17 @@ class Intake:
         receiver = self._receiver
         if receiver is None or not self.holds(item):
             return False
-        ends_at = self._lock_ends_at()
+        ends_at, used = self._lock_ends_at(), item.delivery
         try:
-            item.delivery = await self.limited(receiver.renew_lock(item.delivery))
+            renewed = await self.limited(receiver.renew_lock(used))
         except TransportError as error:
+            if item.delivery is not used:
+                return self.holds(item)  # it was delivered again meanwhile, and has another lock
             if error.reason is FailureReason.LOCK_LOST:
                 self._lose(item)
             return False
-        item.locked_until = ends_at
+        if item.delivery is used:
+            item.delivery, item.locked_until = renewed, ends_at
         return True
 
     def _failed(self, error: str, retry_after: float) -> None:

@@ -171,6 +171,8 @@ class Pump:
                 item = self._intake.take(delivery, delivery.message, None)
                 aside.append(self._poison(item, None, "malformed-envelope", str(error)))
                 continue
+            if self._intake.takes_over(delivery, message, diversion):
+                continue
             item = self._intake.take(delivery, message, diversion)
             problem = self._problem(message, diversion)
             if problem is not None:
@@ -223,6 +225,7 @@ class Pump:
         if not await self._rate.take(len(items), self._stopping):
             return items
         items = await self._unexpired(await self._intake.fresh(items))
+        items = await self._not_home(items)
         if not items:
             return []
         messages = [self._outgoing(item) for item in items]
@@ -253,9 +256,23 @@ class Pump:
         if None in results:
             self._gates.delivered(gate)
         if failure is not None:
+            if any(result is not None and result.maybe_applied for result in results):
+                # A primary that takes messages and does not say so gets one copy at each trial, not a whole batch.
+                gate.most = 1
             self._gates.shut(gate, failure)
         await self._intake.settle(settlements)
         return left
+
+    async def _not_home(self, items: list[Item]) -> list[Item]:
+        """Set aside what came home while it was held: its lock was lost unseen, and it was delivered here again."""
+        aside = [
+            Settlement(item, partial(self._completed_again, item)) for item in items if _identity(item) in self._arrived
+        ]
+        if not aside:
+            return items
+        await self._intake.settle(aside)
+        gone = {id(settlement.item) for settlement in aside}
+        return [item for item in items if id(item) not in gone]
 
     async def _unexpired(self, items: list[Item]) -> list[Item]:
         """Set aside what ran out of time while it was held."""
@@ -368,13 +385,18 @@ class Pump:
                 retry += 1
 
     async def _made_some_room(self) -> bool:
-        shut = [line for line in self._lines.values() if line.items and not self._gates.of(line.entity).is_open]
+        now = self._clock.now()
+        shut = [
+            (sum(item.copy_after <= now for item in line.items), line)
+            for line in self._lines.values()
+            if line.items and not self._gates.of(line.entity).is_open
+        ]
         if not shut:
             return False
         if not await self._primary_is_there():
             self._primary_was_away = True
             return False
-        line = max(shut, key=lambda line: len(line.items))
+        _, line = max(shut, key=lambda each: each[0])
         gate = self._gates.of(line.entity)
         if self._primary_was_away:
             self._primary_was_away = False
@@ -394,8 +416,13 @@ class Pump:
     async def _postpone(self, line: _Line) -> bool:
         """Put what waits in a line at the tail of the queue, to be seen again later; tells whether any was."""
         # Taken out before anything is awaited: should the gate open meanwhile, no one else may send them.
-        items = list(line.items)
+        now = self._clock.now()
+        items = [item for item in line.items if item.copy_after <= now]
+        if not items:
+            return False
+        staying = [item for item in line.items if item.copy_after > now]
         line.items.clear()
+        line.items.extend(staying)
         items = await self._intake.fresh(items)
         # What waits for its time where nobody can count it would let the backlog look empty (SPEC 4.5).
         capabilities = self._secondary.capabilities
@@ -412,7 +439,11 @@ class Pump:
             if result is None:
                 sent.append(Settlement(item, _nothing))
             else:
-                item.unknown = item.unknown or result.maybe_applied
+                if result.maybe_applied:
+                    # Each trial may have left a copy, and each copy would be copied in its turn.
+                    item.unknown = True
+                    item.copy_after = self._clock.now() + wait * 2 ** min(item.copies, 10)
+                    item.copies += 1
                 rest.append(item)
         await self._intake.settle(sent)
         if rest:

@@ -198,6 +198,8 @@ class SendProcedure:
             if worst is FailureKind.UNAVAILABLE and self._options.while_failing == "raise":
                 self._give_up(state, pending, "the primary failed and while_failing is 'raise'")
                 return
+            if self._ends_at is not None:
+                deadline = min(deadline, self._ends_at)  # the pair began to close during the attempt
             wait = min(_BACKOFF.wait(retry, self._clock.chance()), deadline - self._clock.now())
             retry += 1
             await runner.wait_for_change(max(0.0, wait))

@@ -1,0 +1,150 @@
+"""What the simulation has found in the syphon: locks that end unseen, and copies whose confirmation is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from datetime import UTC, datetime
+
+from pairmq import Message
+from pairmq.core import Diversion, divert
+from pairmq.model import Entity
+from pairmq.model.events import MessageMoved
+from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
+from pairmq.transport import QueueProperties
+
+QUEUE = Entity("east/x-servicebus-transfer/0")
+
+
+def leave(broker: SimulatedBroker, count: int, entity: str = "orders") -> None:
+    """Put messages into a backlog queue, as another process would have diverted them."""
+    at = datetime.fromtimestamp(virtual_wall(), UTC)
+    for number in range(count):
+        message = Message(b"%d" % number, message_id=f"{entity}-{number}")
+        broker.store(QUEUE, divert(message, Diversion(Entity(entity), at, "other-process", number)))
+
+
+def lose_locks(broker: SimulatedBroker) -> None:
+    """Forget who holds what, as a broker does that fails over to a replica."""
+    for stored in broker.queues[QUEUE].stored.values():
+        stored.locked_until = None
+    broker._notify()
+
+
+async def drained(w) -> None:
+    async with asyncio.timeout(1000):
+        while w.backlog():
+            await asyncio.sleep(1)
+
+
+@in_virtual_time
+async def test_the_first_locks_are_renewed_even_if_they_are_short(world):
+    """Seed 167: the renewals waited longer for their first turn than a lock of five seconds lasts."""
+    west = SimulatedBroker("west")
+    await west.transport().admin.create(QUEUE, QueueProperties(lock_duration=4.0))
+    async with world(west=west, enable_syphon=True) as w:
+        w.east.fail(Fault.DOWN, entities=["orders"])
+        leave(west, 3)
+        await asyncio.sleep(30)
+        assert {stored.deliveries for stored in west.queues[QUEUE].stored.values()} == {1}
+        w.east.heal()
+        await drained(w)
+        assert sorted(w.home()) == [b"0", b"1", b"2"]
+
+
+@in_virtual_time
+async def test_locks_that_come_while_a_slow_broker_renews_others_are_renewed_in_time(world):
+    """Seed 5251: they waited for the end of the round, for a pause, and for all others of the next round."""
+    west = SimulatedBroker("west")
+    await west.transport().admin.create(QUEUE, QueueProperties(lock_duration=5.0))
+    async with world(west=west, enable_syphon=True) as w:
+        w.east.fail(Fault.DOWN, entities=["orders"])
+        w.west.fail(Fault.SLOW, Operation.SETTLE, delay=0.8)
+        leave(west, 75)
+        await asyncio.sleep(2)
+        leave(west, 25)
+        await asyncio.sleep(20)
+        assert {stored.deliveries for stored in west.queues[QUEUE].stored.values()} == {1}
+
+
+@in_virtual_time
+async def test_what_is_delivered_again_while_it_is_in_hand_is_sent_once(world):
+    """Seed 169: locks were lost unseen, and the pump held the same messages twice."""
+    async with world(enable_syphon=True, ping_primary_interval=60.0) as w:
+        w.east.fail(Fault.DOWN, entities=["orders"])
+        leave(w.west, 5)
+        await asyncio.sleep(5)
+        lose_locks(w.west)
+        await asyncio.sleep(1)
+        w.east.heal()
+        await drained(w)
+        assert sorted(w.home()) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+@in_virtual_time
+async def test_what_is_delivered_again_while_it_is_being_sent_is_sent_once(world):
+    async with world(enable_syphon=True, attempt_timeout=10.0) as w:
+        w.east.fail(Fault.SLOW, Operation.SEND, times=1, delay=3.0)
+        leave(w.west, 2)
+        await asyncio.sleep(1)
+        lose_locks(w.west)
+        await drained(w)
+        assert sorted(w.home()) == [b"0", b"1"]
+
+
+@in_virtual_time
+async def test_a_completion_under_a_lock_that_was_replaced_is_tried_again_under_the_new_one(world):
+    async with world(enable_syphon=True, ping_primary_interval=1.0) as w:
+        w.east.fail(Fault.DOWN, entities=["orders"])
+        leave(w.west, 1)
+        await asyncio.sleep(1)
+        w.west.fail(Fault.SLOW, Operation.SETTLE, times=1, delay=0.9)
+        w.east.heal()
+        while not w.home():
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        lose_locks(w.west)  # its completion is under way
+        await drained(w)
+        assert w.home() == [b"0"]
+        assert [event.completed for event in w.of(MessageMoved)] == [True]
+
+
+@in_virtual_time
+async def test_copies_in_doubt_do_not_multiply_the_backlog(world):
+    """Seed 91: each trial to postpone left a copy without a confirmation, and each copy was postponed in its turn."""
+    async with world(enable_syphon=True, syphon_batch=3, ping_primary_interval=60.0) as w:
+        w.east.fail(Fault.DOWN, entities=["orders"])
+        w.west.fail(Fault.CONFIRM_LOST, Operation.SEND)
+        leave(w.west, 10)
+        await asyncio.sleep(600)
+        # One pump has room for three messages, and tries again after one minute, two, four, and so on.
+        assert len(w.backlog()) <= 10 + 3 * 5
+        w.west.heal()
+        w.east.heal()
+        await drained(w)
+        assert set(w.home()) == {b"%d" % number for number in range(10)}
+
+
+@in_virtual_time
+async def test_messages_of_other_destinations_still_get_past_copies_in_doubt(world):
+    async with world(enable_syphon=True, syphon_batch=3, ping_primary_interval=5.0) as w:
+        w.east.fail(Fault.DOWN, entities=["orders"])
+        w.west.fail(Fault.CONFIRM_LOST, Operation.SEND, times=1)
+        leave(w.west, 10)
+        leave(w.west, 1, "prices")
+        await asyncio.sleep(120)
+        assert w.home("prices") == [b"0"]
+
+
+@in_virtual_time
+async def test_a_primary_that_confirms_nothing_gets_one_copy_at_each_trial(world):
+    """Seed 128: probes were good, and a whole batch was written twice a second for minutes."""
+    async with world(enable_syphon=True, ping_primary_interval=0.5) as w:
+        w.east.fail(Fault.CONFIRM_LOST, Operation.SEND)
+        leave(w.west, 100)
+        await asyncio.sleep(60)
+        copies = Counter(w.home())
+        assert sum(copies.values()) <= 100 + 2 * 60 * 2
+        w.east.heal()
+        await drained(w)
+        assert set(w.home()) == {b"%d" % number for number in range(100)}
