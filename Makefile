@@ -12,7 +12,7 @@ WORKERS ?= 2
 UPGRADE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo test soak bench-idle bench-send bench-failover bench-cost check docs format lock clean
+.PHONY: help setup system demo test soak simulate mutants bench-idle bench-send bench-failover bench-cost check docs format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,12 @@ soak: setup system ## the long tests: files of a million lines through outages (
 	@PAIRMQ_TEST_LINES="$(or $(LINES),1000000)" PAIRMQ_TEST_KILLS_LINES="$(or $(LINES),1000000)" \
 		$(BIN)/python -m pytest -q --timeout 3600 \
 		tests/integration/test_file_through_an_outage.py tests/integration/test_file_through_kills.py
+
+simulate: setup ## 300 simulated hours of failures, judged (ARGS=... go to `pairmq simulate`)
+	@$(BIN)/pairmq simulate $(or $(ARGS),--seeds 0..299)
+
+mutants: setup ## plant bugs, and see whether the simulation finds them (ARGS=--only NAME)
+	@$(BIN)/python scripts/mutants.py $(ARGS)
 
 bench-idle: setup system ## processor time of an idle pair with a syphon (ARGS=--json)
 	@$(BIN)/python benchmarks/idle_cost.py $(ARGS)

@@ -48,5 +48,6 @@ def test_every_command_has_its_section(page: str) -> None:
         "doctor",
         "plugins",
         "cost",
+        "simulate",
     ]
     assert set(re.findall(r"(?m)^## (\w+)$", page)) == set(command.commands)

@@ -21,6 +21,7 @@ from pairmq.cli import (
     _plugins,
     _receive,
     _send,
+    _simulate,
     _status,
     _syphon,
 )
@@ -81,7 +82,20 @@ def pairmq(
     logger.setLevel(logging.CRITICAL if not verbose else logging.INFO if verbose == 1 else logging.DEBUG)
 
 
-for _command in (_demo, _send, _receive, _syphon, _status, _ping, _backlog, _entity, _doctor, _plugins, _cost):
+for _command in (
+    _demo,
+    _send,
+    _receive,
+    _syphon,
+    _status,
+    _ping,
+    _backlog,
+    _entity,
+    _doctor,
+    _plugins,
+    _cost,
+    _simulate,
+):
     _command.add(app)
 
 

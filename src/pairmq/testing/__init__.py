@@ -4,12 +4,15 @@ from pairmq.testing._loop import DeadlockError, VirtualTimeLoop, in_virtual_time
 from pairmq.testing._memory import MemoryBroker, memory_broker
 from pairmq.testing._simulated import Fault, Operation, SimulatedBroker, SimulatedTransport
 from pairmq.testing.proxy import TcpProxy
+from pairmq.testing.simulator import Report, Settings, simulate
 
 __all__ = [
     "DeadlockError",
     "Fault",
     "MemoryBroker",
     "Operation",
+    "Report",
+    "Settings",
     "SimulatedBroker",
     "SimulatedTransport",
     "TcpProxy",
@@ -17,5 +20,6 @@ __all__ = [
     "in_virtual_time",
     "memory_broker",
     "run_virtual",
+    "simulate",
     "virtual_wall",
 ]

@@ -19,7 +19,9 @@ class DeadlockError(RuntimeError):
     """Nothing is left that could ever happen: every task waits for another one."""
 
 
-class _JumpingSelector(selectors.SelectSelector):
+class JumpingSelector(selectors.SelectSelector):
+    """Jumps to the next timer instead of sleeping until it."""
+
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
@@ -41,8 +43,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     them.
     """
 
-    def __init__(self) -> None:
-        self._jumping = _JumpingSelector()
+    def __init__(self, selector: JumpingSelector | None = None) -> None:
+        self._jumping = selector or JumpingSelector()
         super().__init__(self._jumping)
         self._clock_resolution = 1e-9
 

@@ -1,0 +1,82 @@
+"""Many seeds, on several processors."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+from pairmq.testing.simulator._report import Counts, Report
+from pairmq.testing.simulator._scenario import Settings
+from pairmq.testing.simulator._simulate import simulate
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one seed, small enough to travel between processes.
+
+    Args:
+        settings: what was simulated.
+        counts: how much.
+        hours: of virtual time.
+        result: the report as `Report.to_dict` gives it.
+        text: the report for people; empty when all was well.
+    """
+
+    settings: Settings
+    counts: Counts
+    hours: float
+    result: dict[str, Any]
+    text: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether every promise was kept."""
+        return bool(self.result["ok"])
+
+
+def outcome_of(settings: Settings) -> Outcome:
+    """Simulate, and keep what matters."""
+    report: Report = simulate(settings)
+    return Outcome(settings, report.counts, report.hours, report.to_dict(), "" if report.ok else report.text())
+
+
+def campaign(runs: Sequence[Settings], *, jobs: int = 1) -> Iterator[Outcome]:
+    """Simulate many settings; outcomes come as they are ready, in no order with several jobs.
+
+    Args:
+        runs: what to simulate.
+        jobs: processes; 1 stays in this one.
+
+    Yields:
+        One outcome each. Leaving early, by Ctrl-C too, ends the processes.
+    """
+    if jobs == 1 or len(runs) < 2:
+        yield from map(outcome_of, runs)
+        return
+    # Not forked: the parent may have an event loop, threads and signal handlers of its own.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(min(jobs, len(runs)), mp_context=context, initializer=_leave_signals_to_the_parent)
+    try:
+        waiting = iter(runs)
+        # A few at a time: all of them at once would have to be taken back one by one on Ctrl-C.
+        running: set[Future[Outcome]] = {pool.submit(outcome_of, each) for _, each in zip(range(2 * jobs), waiting)}  # noqa: B905
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            running |= {pool.submit(outcome_of, each) for _, each in zip(range(len(done)), waiting)}  # noqa: B905
+            for future in done:
+                yield future.result()
+    finally:
+        processes = list((pool._processes or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.terminate()  # none of them holds anything that must be kept
+        for process in processes:
+            process.join()
+
+
+def _leave_signals_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

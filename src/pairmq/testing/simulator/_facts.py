@@ -1,0 +1,161 @@
+"""The facts of a history, put in order for the judge."""
+
+from __future__ import annotations
+
+import bisect
+from collections import defaultdict
+from collections.abc import Iterable
+
+from pairmq.model import Entity
+from pairmq.model.events import MessageMoved, PingCompleted, RotationChanged, StateChanged
+from pairmq.testing.simulator._history import Attempt, Copy, History, Life, Note, Sent, Told, Trouble
+from pairmq.testing.simulator._scenario import CONDITIONS, PRIMARY, SECONDARY
+
+
+class Facts:
+    """A history, by message, by process and by entity.
+
+    Args:
+        history: of one simulation, or made by hand.
+    """
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.options = {syphon: history.scenario.setup.pair_options(syphon=syphon) for syphon in (False, True)}
+        self.lives: dict[str, Life] = {life.name: life for life in history.lives}
+        self.at_primary: dict[int, list[Copy]] = defaultdict(list)
+        self.at_secondary: dict[int, list[Copy]] = defaultdict(list)
+        self.nobodys: list[Copy] = []
+        """Copies at the primary of messages that nobody sent."""
+        for copy in history.copies:
+            if copy.message_number is not None:
+                side = self.at_primary if copy.broker == PRIMARY else self.at_secondary
+                side[copy.message_number].append(copy)
+            elif copy.broker == PRIMARY:
+                self.nobodys.append(copy)
+        self.attempts: dict[int, list[tuple[Attempt, Told | None]]] = defaultdict(list)
+        self.by_syphon: dict[int, list[tuple[Attempt, Told | None]]] = defaultdict(list)
+        for attempt in history.attempts:
+            told = attempt.told or (None,) * len(attempt.messages)
+            for number, each in zip(attempt.messages, told, strict=False):
+                if number is not None:
+                    (self.by_syphon if attempt.syphon else self.attempts)[number].append((attempt, each))
+        self.changes: dict[tuple[str, Entity], list[Note]] = defaultdict(list)
+        self.pings: dict[tuple[str, Entity], list[Note]] = defaultdict(list)
+        self.returns: dict[tuple[str, str], list[int]] = defaultdict(list)
+        """The ticks at which a process took a backlog queue into use again."""
+        self.moved: dict[str, list[Note]] = defaultdict(list)
+        for note in history.notes:
+            if isinstance(note.event, StateChanged):
+                self.changes[note.life, note.event.entity].append(note)
+            elif isinstance(note.event, RotationChanged) and note.event.in_use:
+                self.returns[note.life, note.event.queue].append(note.tick)
+            elif isinstance(note.event, PingCompleted):
+                self.pings[note.life, note.event.entity].append(note)
+            elif isinstance(note.event, MessageMoved):
+                self.moved[note.event.message_id].append(note)
+        self._troubles: dict[str, list[Trouble]] = defaultdict(list)
+        for trouble in history.troubles:
+            self._troubles[trouble.life].append(trouble)
+        self._trouble_ticks = {life: [each.tick for each in found] for life, found in self._troubles.items()}
+        self._faulty = _merged(
+            (at, at + (fault.duration if fault.kind in CONDITIONS or fault.kind == "broker-kill" else 0.0))
+            for at, _, fault in history.strokes
+        )
+        self._fault_starts = [start for start, _ in self._faulty]
+
+    def told(self, copy: Copy) -> Told | None:
+        """What the writer of a copy was told; None when it was killed first."""
+        if copy.attempt is None or copy.message_number is None:
+            return None
+        attempt = self.history.attempts[copy.attempt]
+        if attempt.told is None:
+            return None
+        return attempt.told[attempt.messages.index(copy.message_number)]
+
+    def is_syphons(self, copy: Copy) -> bool:
+        """Whether a syphon wrote it."""
+        return copy.attempt is not None and self.history.attempts[copy.attempt].syphon
+
+    def troubles(self, life: str, first_tick: int, last_tick: int) -> list[Trouble]:
+        """What failed for a process between two ticks."""
+        ticks = self._trouble_ticks.get(life, [])
+        found = self._troubles.get(life, [])
+        return found[bisect.bisect_left(ticks, first_tick) : bisect.bisect_right(ticks, last_tick)]
+
+    def is_calm(self, first: float, last: float) -> bool:
+        """Whether no fault was on between two instants."""
+        index = bisect.bisect_right(self._fault_starts, last)
+        return not any(end >= first for _, end in self._faulty[max(0, index - 1) : index])
+
+    def hindered(self, life: Life, number: int) -> bool:
+        """Whether something kept a process from giving a copy back that it was handed last."""
+        copy = next(each for each in self.history.copies if each.number == number and each.broker == SECONDARY)
+        since = max(each.tick for each in copy.handovers if each.life == life.name)
+        return any(
+            each.broker == SECONDARY
+            and each.path == copy.entity.path
+            and (each.operation == "settle" or each.told.kind != "cut")
+            for each in self.troubles(life.name, since, 1 << 62)
+        )
+
+    def began_anew(self, life: Life, copy: Copy, since: int) -> bool:
+        """Whether a pump may have let go of all that it held, because its queue could not be read."""
+        return any(
+            each.broker == SECONDARY and each.path == copy.entity.path and each.operation in ("receive", "admin")
+            for each in self.troubles(life.name, since, 1 << 62)
+        )
+
+    def calm_for(self, first: float, last: float, seconds: float) -> float | None:
+        """The end of the first stretch of some length between two instants in which no fault was on; None if none."""
+        start = first
+        for begin, end in self._faulty:
+            if end < start:
+                continue
+            if begin - start >= seconds:
+                break
+            start = max(start, end)
+        return start + seconds if start + seconds <= last else None
+
+    def has_run_out(self, copy: Copy, attempt: Attempt) -> bool:
+        """Whether the attempt's process must have known that its lock of a copy had run out of time, or had none."""
+        mine = [each for each in copy.handovers if each.life == attempt.life and each.tick < attempt.tick]
+        if not mine:
+            return True
+        # It learns of its lock when the delivery arrives, which is a moment later.
+        return any(mine[-1].tick < tick < attempt.tick and at + 0.2 < attempt.at for tick, at in copy.ran_out)
+
+    def doubtful(self, sent: Sent, before: int) -> bool:
+        """Whether its sender had been told of an attempt in doubt, before a tick."""
+        return any(
+            told is not None and told.doubtful and (attempt.end_tick or 0) < before
+            for attempt, told in self.attempts[sent.number]
+        )
+
+    def redelivery_explained(self, copy: Copy, index: int) -> bool:
+        """Whether something has ended the lock of a delivery, so that the next one (``index``) had to come."""
+        before, now = copy.handovers[index - 1], copy.handovers[index]
+        life = self.lives.get(before.life)
+        if life is not None and (life.killed or life.closing_at is not None) and (life.closing_at or 0) <= now.at:
+            return True
+        path = copy.entity.path
+        if any(
+            each.broker == SECONDARY and each.path == path for each in self.troubles(before.life, before.tick, now.tick)
+        ):
+            return True
+        return any(
+            before.tick <= tick <= now.tick
+            and (fault.kind == "broker-kill" or fault.broker == SECONDARY)
+            and fault.kind in ("lock-lost", "broker-kill", "reset", "refuse", "delete")
+            for _, tick, fault in self.history.strokes
+        )
+
+
+def _merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    merged: list[tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged

@@ -1,0 +1,214 @@
+"""Makes a scenario from a seed."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from random import Random
+from typing import Any
+
+from pairmq.testing.simulator._scenario import (
+    PRIMARY,
+    SECONDARY,
+    Fault,
+    ProcessPlan,
+    Scenario,
+    SenderPlan,
+    Settings,
+    Setup,
+    Shipment,
+)
+
+QUEUES = ("orders", "prices", "stock")
+TOPICS = ("topic:news",)
+
+# How often each kind comes, in proportion. The brokers' faults are the bulk; the heavy ones are rare.
+_WEIGHTS = {
+    "refuse": 10,
+    "hang": 8,
+    "reject": 5,
+    "lost-before": 5,
+    "lost-after": 8,
+    "late": 5,
+    "partial": 4,
+    "slow": 5,
+    "busy": 3,
+    "transient": 4,
+    "queue-out": 8,
+    "quota": 2,
+    "unauthorized": 1,
+    "reset": 6,
+    "lock-lost": 5,
+    "delete": 2,
+    "broker-kill": 5,
+    "kill": 6,
+    "restart": 3,
+    "operator": 2,
+    "forge": 2,
+}
+
+_SENDS_AROUND_A_FAULT = 7
+
+
+def scenario_of(settings: Settings) -> Scenario:
+    """Make the scenario of some settings; equal settings give equal scenarios, on every machine."""
+    rng = Random(f"pairmq {settings.seed}")
+    setup = _setup(rng)
+    seconds = settings.hours * 3600
+    faults = _faults(rng, settings, setup, seconds)
+    traffic = _traffic(rng, settings, setup, faults, seconds)
+    return Scenario(settings.seed, seconds, settings.mode, setup, faults, traffic)
+
+
+def _setup(rng: Random) -> Setup:
+    topology = rng.choice(("one syphon", "two syphons", "apart", "three"))
+    skew = [round(rng.uniform(-0.5, 0.5), 3) for _ in range(3)]
+    consumer = rng.random() < 0.3
+    processes: tuple[ProcessPlan, ...]
+    if topology == "one syphon":
+        processes = (ProcessPlan("a", True, consumer, skew[0]), ProcessPlan("b", False, False, skew[1]))
+    elif topology == "two syphons":
+        processes = (ProcessPlan("a", True, consumer, skew[0]), ProcessPlan("b", True, False, skew[1]))
+    elif topology == "apart":
+        processes = (ProcessPlan("a", False, consumer, skew[0]), ProcessPlan("s", True, False, skew[1]))
+    else:
+        processes = (
+            ProcessPlan("a", False, consumer, skew[0]),
+            ProcessPlan("b", True, False, skew[1]),
+            ProcessPlan("s", True, False, skew[2]),
+        )
+    senders = [
+        SenderPlan(f"{process.name}{number}", process.name, entity)
+        for process in processes
+        if process.name != "s"
+        for number, entity in enumerate((rng.choice(QUEUES), rng.choice(QUEUES), rng.choice(QUEUES + TOPICS)), 1)
+    ]
+    return Setup(
+        processes=processes,
+        senders=tuple(senders),
+        entities=QUEUES + TOPICS,
+        options=_options(rng),
+        lock_duration=rng.choice((5.0, 15.0, 60.0, 60.0, None)),
+        scheduling=rng.random() < 0.7,
+        counts_scheduled=rng.random() < 0.7,
+        latency=(rng.choice((0.002, 0.01, 0.05)), rng.choice((0.002, 0.01, 0.05))),
+        most_bytes=rng.choice(((50_000, 50_000), (50_000, 20_000), (20_000, 50_000))),
+    )
+
+
+def _options(rng: Random) -> dict[str, Any]:
+    return {
+        "backlog_queue_count": rng.choice((1, 2, 3, 5)),
+        "failover_interval": rng.choice((0.0, 0.5, 2.0, 5.0)),
+        "ping_primary_interval": rng.choice((0.5, 2.0, 10.0, 60.0)),
+        "attempt_timeout": rng.choice((0.5, 1.0, 3.0, 10.0)),
+        "send_timeout": rng.choice((3.0, 10.0, 30.0, 60.0)),
+        "while_failing": "raise" if rng.random() < 0.15 else "wait",
+        "ttl_policy": rng.choice(("restore", "restore", "elapse")),
+        "failover_on_busy": rng.random() < 0.25,
+        "close_grace": rng.choice((0.0, 2.0, 5.0)),
+        "syphon_receive_wait": rng.choice((5.0, 30.0, 120.0, 900.0)),
+        "syphon_batch": rng.choice((1, 3, 10, 100)),
+        "syphon_max_rate": rng.choice((None, None, None, 5.0, 50.0)),
+        "ping_timeout": rng.choice((1.0, 5.0, 10.0)),
+        "flap_window": rng.choice((0.0, 30.0, 300.0)),
+        "backlog_retry_interval": rng.choice((2.0, 10.0, 30.0)),
+        "max_pending_sends": rng.choice((3, 20, 10_000)),
+        "allowed_entities": rng.choice(((), ("orders", "pri*", "stock", "news"))),
+    }
+
+
+def _faults(rng: Random, settings: Settings, setup: Setup, seconds: float) -> tuple[Fault, ...]:
+    kinds = [kind for kind in settings.faults if kind in _WEIGHTS]
+    if not kinds or not settings.faults_per_hour:
+        return ()
+    weights = [_WEIGHTS[kind] for kind in kinds]
+    faults: list[Fault] = []
+    at = 20.0
+    while True:
+        at += rng.expovariate(settings.faults_per_hour / 3600)
+        if at >= seconds:
+            return tuple(sorted(faults, key=lambda fault: fault.at))
+        fault = _fault(rng, setup, round(at, 3), rng.choices(kinds, weights)[0])
+        faults.append(fault)
+        if fault.kind in ("kill", "restart") and "hang" in kinds and rng.random() < 0.5:
+            # A process that ends while a broker keeps it waiting.
+            before = round(max(0.0, at - rng.uniform(0.0, 2.0)), 3)
+            broker = rng.choice((PRIMARY, SECONDARY))
+            faults.append(Fault(before, "hang", 15.0, broker, fault.process, seed=rng.randrange(2**31)))
+        elif fault.kind == "lock-lost" and "refuse" in kinds and rng.random() < 0.5:
+            # Locks of what is held because its destination is away.
+            before = round(max(0.0, at - rng.uniform(2.0, 15.0)), 3)
+            faults.append(Fault(before, "refuse", 30.0, PRIMARY, seed=rng.randrange(2**31)))
+
+
+def _fault(rng: Random, setup: Setup, at: float, kind: str) -> Fault:
+    longest = 400.0 if rng.random() < 0.1 else 60.0
+    duration = round(math.exp(rng.uniform(math.log(0.3), math.log(longest))), 3)
+    broker = rng.choice((PRIMARY, PRIMARY, SECONDARY))
+    process = entity = ""
+    if kind in ("kill", "restart", "operator"):
+        broker, process = "", rng.choice(setup.processes).name
+        duration = min(duration, 60.0)
+    elif kind != "broker-kill" and rng.random() < 0.25:
+        process = rng.choice(setup.processes).name
+    if kind == "forge":
+        process = ""
+    if kind in ("lock-lost", "forge"):
+        broker = SECONDARY
+    if kind in ("lock-lost", "forge", "delete", "queue-out", "operator") or (
+        kind not in ("refuse", "broker-kill", "reset", "kill", "restart") and rng.random() < 0.25
+    ):
+        entity = _entity(rng, setup, broker)
+    share = 1.0 if rng.random() < 0.5 else round(rng.uniform(0.2, 0.9), 2)
+    delay = round(math.exp(rng.uniform(math.log(0.05), math.log(20))), 3) if kind in ("slow", "late") else 0.0
+    return Fault(at, kind, duration, broker, process, entity, share, delay, rng.randrange(2**31))
+
+
+def _entity(rng: Random, setup: Setup, broker: str) -> str:
+    if broker == SECONDARY:
+        return f"{PRIMARY}/x-servicebus-transfer/{rng.randrange(setup.options['backlog_queue_count'])}"
+    return rng.choice(setup.entities).rpartition(":")[2]
+
+
+def _traffic(
+    rng: Random, settings: Settings, setup: Setup, faults: tuple[Fault, ...], seconds: float
+) -> tuple[Shipment, ...]:
+    if not setup.senders:
+        return ()
+    instants: list[float] = []
+    at = 1.0
+    while settings.sends_per_hour:
+        at += rng.expovariate(settings.sends_per_hour / 3600)
+        if at >= seconds:
+            break
+        instants.append(at)
+    for fault in faults if settings.sends_per_hour else ():
+        for _ in range(_SENDS_AROUND_A_FAULT):
+            before, after = (2.0, 0.5) if fault.kind == "restart" else (1.0, min(fault.duration, 30.0) + 5.0)
+            bisect.insort(instants, min(seconds, max(1.0, fault.at + rng.uniform(-before, after))))
+    number = 1
+    traffic = []
+    for at in instants:
+        shipment = _shipment(rng, round(at, 3), rng.choice(setup.senders).name, number)
+        traffic.append(shipment)
+        number += shipment.count
+    return tuple(traffic)
+
+
+def _shipment(rng: Random, at: float, sender: str, number: int) -> Shipment:
+    shape = rng.random()
+    count = 1 if shape < 0.7 else rng.randint(2, 8)
+    timeout = round(rng.uniform(0.2, 20), 3) if rng.random() < 0.15 else None
+    cancel_after = round(math.exp(rng.uniform(math.log(0.003), math.log(5))), 4) if rng.random() < 0.06 else None
+    size = 0
+    if rng.random() < 0.03:
+        size = rng.choice((15_000, 30_000, 60_000))
+    chosen = [name for name in ("session", "priority", "property") if rng.random() < 0.1]
+    if rng.random() < 0.15:
+        chosen.append(rng.choice(("ttl", "short-ttl")))
+    if rng.random() < 0.1:
+        chosen.append("schedule")
+    if rng.random() < 0.2 and cancel_after is None:
+        chosen.append("no-id")
+    return Shipment(at, sender, number, count, shape >= 0.85, timeout, cancel_after, size, tuple(chosen))

@@ -1,0 +1,231 @@
+"""What happened in a simulation, as facts for the judge: who asked for what, what was told, and what the brokers did.
+
+Truth comes from the brokers' side (`Copy`); what the framework said stands apart (`Sent`, `Note`). Each fact has a
+*tick* beside its instant: in virtual time much happens at one instant, and ticks tell the order.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pairmq.model import Entity, Message
+from pairmq.model.events import Event
+from pairmq.testing.simulator._scenario import Fault, Scenario
+
+
+class Result(enum.StrEnum):
+    """What a caller was told of one message."""
+
+    PRIMARY = "accepted by the primary"
+    BACKLOG = "accepted by a backlog queue"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+    CANCELLED = "cancelled by its caller"
+    CRASHED = "an exception that no send may raise"
+
+    @property
+    def accepted(self) -> bool:
+        """Whether it was promised to arrive."""
+        return self in (Result.PRIMARY, Result.BACKLOG)
+
+
+class Told(NamedTuple):
+    """What a broker's client was told of one message of a write."""
+
+    confirmed: bool
+    doubtful: bool
+    """It may have been applied all the same."""
+    kind: str = ""
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.confirmed:
+            return "confirmed"
+        return f"{self.kind} ({self.reason}){', may have been applied' if self.doubtful else ''}"
+
+
+CONFIRMED = Told(True, False)
+CUT = Told(False, True, "cut", "cancelled or timed out")
+
+
+@dataclass(slots=True)
+class Life:
+    """One run of one process, from its start to its end.
+
+    ``left`` and ``locks_left`` are what it left behind after a close: tasks, and messages that it held locked although
+    nothing kept it from giving them back.
+    """
+
+    process: str
+    number: int
+    syphon: bool
+    options: str
+    skew: float
+    at: float
+    tick: int
+    opened_at: float | None = None
+    closing_at: float | None = None
+    closed_at: float | None = None
+    ended_at: float | None = None
+    killed: bool = False
+    left: tuple[str, ...] = ()
+    locks_left: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """``a/2``: the second run of process a."""
+        return f"{self.process}/{self.number}"
+
+    def __hash__(self) -> int:
+        return hash((self.process, self.number))
+
+
+@dataclass(slots=True)
+class Sent:
+    """One message that somebody gave to a pair, and what he was told."""
+
+    number: int
+    life: str
+    sender: str
+    entity: Entity
+    message: Message
+    at: float
+    tick: int
+    timeout: float
+    result: Result | None = None
+    """None when its process was killed first."""
+    ended_at: float | None = None
+    end_tick: int | None = None
+    maybe_duplicate: bool = False
+    queue: str | None = None
+    error: str = ""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One write to a broker, of one message or several."""
+
+    number: int
+    life: str
+    broker: str
+    entity: Entity
+    syphon: bool
+    messages: tuple[int | None, ...]
+    at: float
+    tick: int
+    told: tuple[Told, ...] | None = None
+    """One for each message; None when the process was killed first."""
+    ended_at: float | None = None
+    end_tick: int | None = None
+
+
+class Handover(NamedTuple):
+    """One delivery of a copy to a receiver."""
+
+    at: float
+    tick: int
+    life: str
+
+
+@dataclass(slots=True)
+class Copy:
+    """One message in one broker, from the write that was applied until it was gone.
+
+    ``message_number`` is None for what nobody sent; ``gone`` says how it ended: ``completed``, ``dead-lettered``,
+    ``expired`` or ``deleted`` (with its queue).
+    """
+
+    number: int
+    message_number: int | None
+    broker: str
+    entity: Entity
+    message: Message
+    attempt: int | None
+    at: float
+    tick: int
+    handovers: list[Handover] = field(default_factory=list)
+    ran_out: list[tuple[int, float]] = field(default_factory=list)
+    """The ticks and instants at which a lock of it ran out of its time."""
+    gone: str = ""
+    gone_at: float | None = None
+    gone_tick: int | None = None
+    gone_by: str = ""
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Gap:
+    """A time in which a queue did not exist; ``until`` is None to the end."""
+
+    at: float
+    broker: str
+    entity: Entity
+    until: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """An operation that failed or got no answer; ``path`` is the queue's."""
+
+    at: float
+    tick: int
+    life: str
+    broker: str
+    path: str
+    operation: str
+    told: Told
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """An event of the framework's."""
+
+    at: float
+    tick: int
+    life: str
+    event: Event
+
+
+@dataclass(slots=True)
+class History:
+    """All facts of one simulation.
+
+    Args:
+        scenario: what was simulated.
+        trace: takes a line for each fact; None for no trace.
+    """
+
+    scenario: Scenario
+    trace: Callable[[str], None] | None = None
+    now: float = 0.0
+    lives: list[Life] = field(default_factory=list)
+    sent: dict[int, Sent] = field(default_factory=dict)
+    attempts: list[Attempt] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
+    troubles: list[Trouble] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    strokes: list[tuple[float, int, Fault]] = field(default_factory=list)
+    """Each fault that came to pass: its instant, its tick."""
+    gaps: list[Gap] = field(default_factory=list)
+    forged: list[Copy] = field(default_factory=list)
+    crashes: list[tuple[float, str]] = field(default_factory=list)
+    healed_at: float | None = None
+    drained_at: float | None = None
+    bound: float = 0.0
+    undrained: tuple[str, ...] = ()
+    """What was still not as it should be when the bound was reached, in words."""
+    ended_at: float = 0.0
+    ticks: int = 0
+
+    def tick(self) -> int:
+        """The next tick."""
+        self.ticks += 1
+        return self.ticks
+
+    def say(self, who: str, what: str) -> None:
+        """Write a line of the trace, where there is one."""
+        if self.trace is not None:
+            self.trace(f"{self.now:.6f} {who} {what}")

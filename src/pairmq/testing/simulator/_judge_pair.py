@@ -1,0 +1,296 @@
+"""What the judge asks of pairs: order, states, drains, closes."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator
+
+from pairmq.core import PairOptions
+from pairmq.model import Entity, EntityState
+from pairmq.model.events import Cause, PingCompleted, RotationChanged, StateChanged
+from pairmq.testing.simulator._facts import Facts
+from pairmq.testing.simulator._history import Attempt, Copy, Life, Note, Result, Sent
+from pairmq.testing.simulator._scenario import PRIMARY, SECONDARY
+from pairmq.testing.simulator._verdict import Verdict, Violation
+
+CANARIES = 90_000_000
+"""The numbers of the messages that are sent when all is healed, and up."""
+
+_CLOSING = 14.0  # s over its grace that a close may take: the limits of its parts
+_EXACT = 0.05
+
+_HEALTHY, _FAILING = EntityState.HEALTHY, EntityState.FAILING
+_FAILED_OVER, _DRAINING = EntityState.FAILED_OVER, EntityState.DRAINING
+_UP = (_HEALTHY, _DRAINING)
+
+_OF_SENDS = (Cause.SEND_FAILED, Cause.FIRST_SEND_FAILED, Cause.SEND_SUCCEEDED, Cause.SEND_REFUSED)
+
+# The states that each cause may lead to, by the state before.
+_ALLOWED: dict[tuple[EntityState, Cause], tuple[EntityState, ...]] = {
+    **{(state, Cause.SEND_FAILED): (_FAILING, _FAILED_OVER) for state in _UP},
+    **{(state, Cause.FIRST_SEND_FAILED): (_FAILED_OVER,) for state in _UP},
+    **{(state, cause): (_FAILED_OVER,) for state in EntityState for cause in (Cause.FORCED, Cause.HELD)},
+    **{(_FAILING, cause): _UP for cause in (Cause.SEND_SUCCEEDED, Cause.SEND_REFUSED, Cause.MARKED_HEALTHY)},
+    **{(_FAILED_OVER, cause): _UP for cause in (Cause.PING_RECOVERED, Cause.MARKED_HEALTHY)},
+    (_FAILING, Cause.INTERVAL_OVER): (_FAILED_OVER,),
+    (_DRAINING, Cause.DRAINED): (_HEALTHY,),
+}
+
+
+def pair_judged(facts: Facts) -> Iterator[Violation]:
+    """All that is wrong with pairs, and not with a single message."""
+    yield from _order(facts)
+    yield from _kept_queues(facts)
+    for (life, entity), notes in facts.changes.items():
+        yield from _states(facts, facts.lives[life], entity, notes)
+    for each in facts.lives.values():
+        yield from _closing(facts, each)
+    yield from _drained(facts)
+    for at, text in facts.history.crashes:
+        yield Violation(Verdict.CRASH, at, text)
+
+
+# Order (SPEC 7.7).
+
+
+def _order(facts: Facts) -> Iterator[Violation]:
+    """Messages of one sender and entity through one backlog queue, while nothing fails."""
+    streams: dict[tuple[str, str, str], list[tuple[Sent, Copy, Copy]]] = defaultdict(list)
+    for sent in facts.history.sent.values():
+        home, backlog = facts.at_primary[sent.number], facts.at_secondary[sent.number]
+        if sent.result is Result.BACKLOG and len(home) == len(backlog) == 1 and len(backlog[0].handovers) == 1:
+            streams[sent.life, sent.sender, backlog[0].entity.path].append((sent, backlog[0], home[0]))
+    for stream in streams.values():
+        stream.sort(key=lambda each: each[1].number)
+        for (first, there, here), (second, there_too, here_too) in itertools.pairwise(stream):
+            one_after_another = (first.end_tick or 0) < second.tick or there.attempt == there_too.attempt
+            same = there.handovers[0].life == there_too.handovers[0].life
+            if here.number < here_too.number or not one_after_another or not same:
+                continue
+            began, tick = min((each.handovers[0].at, each.handovers[0].tick) for each in (there, there_too))
+            if facts.is_calm(began, here.at) and not facts.troubles(there.handovers[0].life, tick, here.tick):
+                text = f"{first.number} was sent before {second.number}, and came home after it, while nothing failed"
+                yield Violation(Verdict.ORDER, here.at, text, first.number)
+
+
+def _kept_queues(facts: Facts) -> Iterator[Violation]:
+    """Each sender keeps its backlog queue while that is in use (SPEC 5.4)."""
+    diverted: dict[tuple[str, str], list[Attempt]] = defaultdict(list)
+    for attempt in facts.history.attempts:
+        first = attempt.messages[0] if attempt.messages else None
+        if attempt.broker == SECONDARY and not attempt.syphon and first is not None:
+            diverted[attempt.life, facts.history.sent[first].sender].append(attempt)
+    left: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for note in facts.history.notes:
+        if isinstance(note.event, RotationChanged) and not note.event.in_use:
+            left[note.life, note.event.queue].append(note.tick)
+    for (life, sender), attempts in diverted.items():
+        doubts: dict[str, int] = {}
+        for before, after in itertools.pairwise(attempts):
+            if before.told is None or not all(told.confirmed for told in before.told):
+                doubts[before.entity.path] = before.tick
+            path = before.entity.path
+            if path == after.entity.path or doubts.get(path, -1) >= before.tick:
+                continue
+            if any(tick > before.tick - 1 for tick in left[life, path] if tick < after.tick) or before.end_tick is None:
+                continue
+            if any(
+                each.entity.path == path and not _all_confirmed(each) for each in attempts if each.tick < after.tick
+            ):
+                continue  # one of its other sends side by side has let go of the queue
+            text = f"{sender} of {life} changed from backlog queue {path} to {after.entity.path} while it was in use"
+            yield Violation(Verdict.ORDER, after.at, text)
+
+
+def _all_confirmed(attempt: Attempt) -> bool:
+    return attempt.told is not None and all(told.confirmed for told in attempt.told)
+
+
+# States (SPEC 4).
+
+
+def _states(facts: Facts, life: Life, entity: Entity, notes: list[Note]) -> Iterator[Violation]:
+    options = facts.options[life.syphon]
+    state = _DRAINING if life.syphon else _HEALTHY  # a pair with a syphon starts dirty (SPEC 4.5)
+    health_since, on_trial = life.tick, False
+    flaps = _Flaps(options)
+    for note in notes:
+        event = note.event
+        assert isinstance(event, StateChanged)
+        where = f"{life.name} {entity}: {event.previous} to {event.current} by {event.cause!s}"
+        if event.previous is not state:
+            yield Violation(Verdict.STATE, note.at, f"{where}, and it was {state}")
+        if event.current not in _ALLOWED.get((event.previous, event.cause), ()):
+            yield Violation(Verdict.STATE, note.at, f"{where}: there is no such way")
+        if event.cause in _OF_SENDS and not _cause_is_there(facts, life, entity, note, health_since):
+            yield Violation(Verdict.STATE, note.at, f"{where}, and no send of this epoch tells so")
+        failed_trial = event.cause is Cause.SEND_FAILED and on_trial
+        if failed_trial and not _trial_ended(facts, life, entity, health_since, note.tick):
+            yield Violation(Verdict.STATE, note.at, f"{where}: the first send after a ping's word has failed")
+        if event.cause is Cause.INTERVAL_OVER and abs(event.lasted - options.failover_interval) > _EXACT:
+            yield Violation(Verdict.STATE, note.at, f"{where} after {event.lasted:.3f} s")
+        if event.cause is Cause.DRAINED:
+            yield from _said_drained(facts, life, entity, note, where)
+        problem = flaps.change(facts, life, entity, note)
+        if problem:
+            yield Violation(Verdict.STATE, note.at, f"{where}: {problem}")
+        state = event.current
+        if event.cause is not Cause.DRAINED:
+            health_since, on_trial = note.tick, event.cause is Cause.PING_RECOVERED
+
+
+def _cause_is_there(facts: Facts, life: Life, entity: Entity, note: Note, since: int) -> bool:
+    """Whether an attempt that began after the last change of health has just ended in the way that the event tells."""
+    event = note.event
+    assert isinstance(event, StateChanged)
+    for attempt in reversed(facts.history.attempts):
+        if attempt.tick < since:
+            return False
+        if attempt.life != life.name or attempt.entity != entity or attempt.broker != PRIMARY or attempt.syphon:
+            continue
+        if attempt.ended_at != note.at or not attempt.told or (attempt.end_tick or 0) > note.tick:
+            continue
+        confirmed = any(told.confirmed for told in attempt.told)
+        if confirmed == (event.cause is Cause.SEND_SUCCEEDED):
+            return True
+    return False
+
+
+def _trial_ended(facts: Facts, life: Life, entity: Entity, since: int, until: int) -> bool:
+    """Whether the primary had taken a message, or an operator had said a word, between two ticks."""
+    for _, tick, fault in facts.history.strokes:
+        if since < tick < until and (fault.kind, fault.process, fault.entity) == (
+            "operator",
+            life.process,
+            entity.path,
+        ):
+            return True
+    return any(
+        attempt.life == life.name
+        and attempt.entity == entity
+        and attempt.broker == PRIMARY
+        and not attempt.syphon
+        and attempt.tick > since
+        and (attempt.end_tick or until) < until
+        and any(told.confirmed for told in attempt.told or ())
+        for attempt in facts.history.attempts
+    )
+
+
+def _said_drained(facts: Facts, life: Life, entity: Entity, note: Note, where: str) -> Iterator[Violation]:
+    options = facts.options[True]
+    # One count takes this long at most; what came during it may have been missed.
+    counted = note.at - options.backlog_queue_count * options.attempt_timeout - 1.0
+    for attempts in facts.history.attempts:
+        if attempts.tick > note.tick:
+            break
+        if attempts.life != life.name or attempts.broker != SECONDARY or attempts.syphon:
+            continue
+        number = attempts.messages[0]
+        under_way = attempts.end_tick is None or attempts.end_tick > note.tick
+        if under_way and number is not None and facts.history.sent[number].entity == entity:
+            yield Violation(Verdict.STATE, note.at, f"{where}, while {number} was being diverted", number)
+    for number, copies in facts.at_secondary.items():
+        sent = facts.history.sent.get(number)
+        if sent is None or sent.entity != entity:
+            continue
+        for copy in copies:
+            there = copy.tick < note.tick and (copy.gone_tick is None or copy.gone_tick > note.tick)
+            told = facts.told(copy)
+            own = sent.life == life.name and told is not None and told.confirmed and not facts.is_syphons(copy)
+            if there and (own or copy.at < counted):
+                text = f"{where}, while {copy.entity} held {number} as copy {copy.number}"
+                yield Violation(Verdict.STATE, note.at, text, number)
+
+
+class _Flaps:
+    """How many good pings an entity needs (SPEC 4.8)."""
+
+    def __init__(self, options: PairOptions) -> None:
+        self._window = options.flap_window
+        self._needed = 1
+        self._recovered_at: float | None = None
+        self._down_since = 0
+
+    def change(self, facts: Facts, life: Life, entity: Entity, note: Note) -> str | None:
+        """Follow a change; says what is wrong with it."""
+        event = note.event
+        assert isinstance(event, StateChanged)
+        problem = None
+        if event.cause is Cause.PING_RECOVERED:
+            good = 0
+            for each in facts.pings[life.name, entity]:
+                if self._down_since < each.tick < note.tick:
+                    assert isinstance(each.event, PingCompleted)
+                    good = good + 1 if each.event.ok else 0
+            if good < self._needed:
+                problem = f"{good} good pings in a row, and it needed {self._needed}"
+        if event.current is _FAILED_OVER:
+            if event.cause in (Cause.FORCED, Cause.HELD):
+                self._needed = 1 if event.previous is not _FAILED_OVER else self._needed
+            else:
+                recently = self._recovered_at is not None and note.at - self._recovered_at < self._window
+                self._needed = min(8, self._needed * 2) if recently else 1
+            if event.previous is not _FAILED_OVER:
+                self._down_since = note.tick
+        elif event.previous is _FAILED_OVER:
+            self._recovered_at = note.at
+        return problem
+
+
+# Closing, draining.
+
+
+def _closing(facts: Facts, life: Life) -> Iterator[Violation]:
+    if life.closing_at is None or life.killed:
+        return
+    grace = facts.options[life.syphon].close_grace
+    took = (life.closed_at if life.closed_at is not None else float("inf")) - life.closing_at
+    if took > grace + _CLOSING:
+        yield Violation(
+            Verdict.CLOSE, life.closing_at, f"{life.name} took {took:.3f} s to close, with {grace:g} s of grace"
+        )
+    elif life.left:
+        yield Violation(Verdict.CLOSE, life.closing_at, f"{life.name} left tasks behind: {', '.join(life.left)}")
+    elif kept := [number for number in life.locks_left if not facts.hindered(life, number)]:
+        numbers = ", ".join(map(str, kept[:10]))
+        yield Violation(Verdict.CLOSE, life.closing_at, f"{life.name} closed and gave copies {numbers} not back")
+
+
+def _gaps(facts: Facts) -> Iterator[Violation]:
+    """A backlog queue that is gone is made again, by whoever hosts a syphon at the latest."""
+    options = facts.options[True]
+    patience = 60.0 + 2 * options.backlog_retry_interval + 2 * options.attempt_timeout
+    for gap in facts.history.gaps:
+        if gap.broker != SECONDARY:
+            continue
+        until = facts.history.ended_at if gap.until is None else gap.until
+        calm = facts.calm_for(gap.at, until, patience)
+        if calm is None:
+            continue
+        for life in facts.lives.values():
+            ends = min(each for each in (life.closing_at, life.ended_at, until) if each is not None)
+            if life.syphon and life.opened_at is not None and life.opened_at <= calm - patience and ends >= calm:
+                text = f"{gap.entity} was gone for {patience:.0f} calm seconds, and {life.name} did not make it again"
+                yield Violation(Verdict.NOT_DRAINED, calm, text)
+                break
+
+
+def _drained(facts: Facts) -> Iterator[Violation]:
+    history = facts.history
+    for problem in history.undrained:
+        text = f"{history.bound:.0f} s after all was healed, {problem}"
+        yield Violation(Verdict.NOT_DRAINED, (history.healed_at or 0.0) + history.bound, text)
+    yield from _gaps(facts)
+    for sent in history.sent.values():
+        if sent.number >= CANARIES and sent.result is not Result.PRIMARY:
+            text = f"all was healed and drained, and a send of {sent.sender} is {sent.result} {sent.error}"
+            yield Violation(Verdict.NOT_DRAINED, sent.ended_at or sent.at, text, sent.number)
+    for copy in history.forged:
+        if copy.gone == "completed":
+            postponed = any(
+                None in each.messages and each.syphon and each.broker == SECONDARY for each in history.attempts
+            )
+            if not postponed:
+                yield Violation(Verdict.PHANTOM, copy.gone_at or copy.at, f"forged copy {copy.number} was completed")

@@ -1,0 +1,177 @@
+"""The event loop of a simulation: virtual time, one order of everything, and processes that can be killed.
+
+Plain asyncio depends on memory addresses: `asyncio.wait` iterates over a set of futures, and a set orders them by their
+hash. Here tasks and futures have sequence numbers for hashes, so that one seed gives one run, everywhere.
+
+A *killed* process is a group of tasks that never run again, not even their ``finally`` blocks. Every task knows its
+owner by a context variable, and so does every callback, by the context that it carries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import selectors
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import Context, ContextVar, copy_context
+from typing import Any, TypeVar
+
+from pairmq.testing._loop import DeadlockError, JumpingSelector, VirtualTimeLoop
+
+T = TypeVar("T")
+
+OWNER: ContextVar[object | None] = ContextVar("pairmq simulation owner", default=None)
+"""The process that a task belongs to; None for the world itself."""
+
+
+class SimulationTask(asyncio.Task[Any]):
+    """A task whose hash is its number, and that knows its owner."""
+
+    __slots__ = ("number", "owner")
+
+    number: int
+    owner: object | None
+
+    def __hash__(self) -> int:
+        # While asyncio makes it, it has no number yet: it is entered into a set that nobody iterates over.
+        return self.number
+
+
+class SimulationFuture(asyncio.Future[Any]):
+    """A future whose hash is a number, given when it is first asked for."""
+
+    __slots__ = ("number",)
+
+    number: int
+
+    def __hash__(self) -> int:
+        try:
+            return self.number
+        except AttributeError:
+            self.number = -next(_futures)
+            return self.number
+
+
+_futures = itertools.count(1)
+
+_MOST_CLOSINGS = 100
+
+
+def _close(coroutine: Any) -> None:
+    """Run a coroutine to its end by closing it again at each thing that its finally blocks wait for.
+
+    One that stayed half closed would be closed by the garbage collector, in the middle of another simulation.
+    """
+    for _ in range(_MOST_CLOSINGS):
+        if coroutine.cr_frame is None:
+            return
+        with contextlib.suppress(Exception, asyncio.CancelledError, GeneratorExit):
+            coroutine.close()
+
+
+_MOST_ROUNDS = 200_000
+
+
+class StuckError(RuntimeError):
+    """Tasks go on and on without waiting for anything."""
+
+
+class _NoSelector(JumpingSelector):
+    """No file is ever ready: asking the system would take longer than all else that the loop does in a round."""
+
+    rounds = 0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise DeadlockError("every task waits, and no timer is set")
+        self.rounds += 1
+        if timeout > 0:
+            self.now += timeout
+            self.rounds = 0
+        elif self.rounds > _MOST_ROUNDS:
+            raise StuckError(f"{_MOST_ROUNDS} rounds of the loop and no time has passed")
+        return []
+
+
+class SimulationLoop(VirtualTimeLoop):
+    """The loop of one simulation. Run it by `run`, which leaves nothing behind."""
+
+    def __init__(self) -> None:
+        super().__init__(_NoSelector())
+        global _futures
+        _futures = itertools.count(1)
+        self._tasks_made = itertools.count(1)
+        self._graveyard: list[SimulationTask] = []
+        self.world = copy_context()
+        self.set_task_factory(self._make_task)
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """Make a future whose hash is a number."""
+        return SimulationFuture(loop=self)
+
+    def _make_task(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        coroutine: Coroutine[Any, Any, T] | Generator[Any, None, T],
+        context: Context | None = None,
+    ) -> SimulationTask:
+        # Numbered before asyncio's own constructor enters it into a set.
+        task = SimulationTask.__new__(SimulationTask)
+        task.number = next(self._tasks_made)
+        task.owner = OWNER.get() if context is None else context.get(OWNER)
+        task.__init__(coroutine, loop=loop, context=context)  # type: ignore[misc]
+        return task
+
+    def later(self, seconds: float, callback: Callable[..., object], *arguments: object) -> asyncio.TimerHandle:
+        """Call something of the world's, which outlives the process that asks for it."""
+        return self.call_at(self.time() + seconds, callback, *arguments, context=self.world)
+
+    def kill(self, owner: object) -> None:
+        """Let no code of ``owner`` run again."""
+        for task in self.tasks_of(owner):
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio would complain of each
+            # Its coroutine must not be collected: that would run its finally blocks.
+            self._graveyard.append(task)
+        for handle in (*self._ready, *self._scheduled):  # type: ignore[attr-defined]
+            if handle._context is not None and handle._context.get(OWNER) is owner:
+                handle.cancel()
+
+    def tasks_of(self, owner: object) -> list[SimulationTask]:
+        """The tasks of an owner that have not ended, oldest first."""
+        dead = {task.number for task in self._graveyard}
+        return [task for task in self._all_tasks() if task.owner is owner and task.number not in dead]
+
+    def _all_tasks(self) -> list[SimulationTask]:
+        found = [task for task in asyncio.all_tasks(self) if isinstance(task, SimulationTask)]
+        return sorted(found, key=lambda task: task.number)
+
+    def run(self, main: Coroutine[Any, Any, T]) -> T:
+        """Run to the end of ``main``; what else is there stays as it is, until `bury`."""
+        try:
+            asyncio.set_event_loop(self)
+            return self.run_until_complete(main)
+        finally:
+            asyncio.set_event_loop(None)
+
+    def bury(self) -> None:
+        """Let go of all tasks that are left, and close.
+
+        Their finally blocks run now, as Python gives no way around that: see to it first that they change nothing.
+        """
+        self.set_exception_handler(lambda loop, context: None)
+        buried: set[int] = set()
+        # Finally blocks may make tasks of their own, and want a running loop for it.
+        asyncio._set_running_loop(self)
+        try:
+            while found := [task for task in self._all_tasks() if task.number not in buried]:
+                for task in found:
+                    buried.add(task.number)
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]
+                    _close(task.get_coro())
+        finally:
+            asyncio._set_running_loop(None)
+        self._ready.clear()  # type: ignore[attr-defined]
+        self._scheduled.clear()  # type: ignore[attr-defined]
+        self._graveyard.clear()
+        self.close()

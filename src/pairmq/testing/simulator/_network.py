@@ -1,0 +1,385 @@
+"""The way to the brokers, and what goes wrong on it.
+
+A request takes half of its time to arrive, is applied at the broker, and its answer takes the other half. Conditions
+(faults that last) are asked once when it arrives, and once more, if the broker hangs, when the answer leaves. Whoever
+asks may be gone by then: a write on its way is applied all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from pairmq.model import FailureKind, FailureReason, TransportError
+from pairmq.testing.simulator._broker import Broker
+from pairmq.testing.simulator._history import History, Life
+from pairmq.testing.simulator._loop import SimulationLoop
+from pairmq.testing.simulator._scenario import Fault
+
+SEND, RECEIVE, SETTLE, ADMIN, PROBE = "send", "receive", "settle", "admin", "probe"
+_ALL = frozenset((SEND, RECEIVE, SETTLE, ADMIN, PROBE))
+_WRITES = frozenset((SEND, SETTLE))
+
+STRIKES: dict[str, frozenset[str]] = {
+    "refuse": _ALL,
+    "hang": _ALL,
+    "slow": _ALL,
+    "transient": _ALL,
+    "queue-out": _ALL,
+    "unauthorized": _ALL,
+    "busy": frozenset((SEND, RECEIVE, SETTLE, ADMIN)),
+    # A ping is good all the while: only real messages find out (hazard 12).
+    "reject": frozenset((SEND,)),
+    "quota": frozenset((SEND,)),
+    "partial": frozenset((SEND,)),
+    "lost-before": _WRITES,
+    "lost-after": _WRITES,
+    "late": _WRITES,
+}
+"""The operations that each condition strikes."""
+
+WAITING = object()
+"""What `Request.apply` returns when the broker will answer later."""
+
+
+class Request:
+    """One operation on its way."""
+
+    __slots__ = ("answered", "applied", "apply", "connection", "future", "operation", "parts", "path", "spoilt", "stop")
+
+    def __init__(
+        self, connection: Connection, operation: str, path: str, apply: Callable[[Request], Any], parts: int
+    ) -> None:
+        self.connection = connection
+        self.operation = operation
+        self.path = path
+        self.apply = apply
+        self.parts = parts
+        """Messages in it."""
+        self.spoilt = 0
+        """A bit for each message that the broker will not take."""
+        self.future: asyncio.Future[Any] = connection.network.loop.create_future()
+        self.applied = False
+        self.answered = False
+        self.stop: Callable[[], None] | None = None
+        """Takes back what waits at the broker."""
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether nobody waits for the answer any more."""
+        return self.connection.dead or self.future.done()
+
+
+class Connection:
+    """What one transport has open to one broker.
+
+    Args:
+        network: the way.
+        broker: where to.
+        life: whose it is.
+    """
+
+    def __init__(self, network: Network, broker: Broker, life: Life) -> None:
+        self.network = network
+        self.broker = broker
+        self.life = life
+        self.process = life.process
+        self.dead = False
+        self.ended = False
+        self.pending: dict[Request, None] = {}
+
+    async def request(self, operation: str, path: str, apply: Callable[[Request], Any], parts: int = 1) -> Any:
+        """Ask the broker for something, and wait for the answer, however long that takes.
+
+        Args:
+            operation: one of the five.
+            path: of the entity; empty for the broker itself.
+            apply: does it at the broker.
+            parts: messages in it.
+
+        Raises:
+            TransportError: it failed.
+        """
+        if self.ended:
+            raise closed()
+        request = Request(self, operation, path, apply, parts)
+        self.network.submit(request)
+        try:
+            return await request.future
+        except asyncio.CancelledError:
+            self.network.cancelled(request)
+            raise
+
+
+class Condition:
+    """A fault that is on.
+
+    Args:
+        fault: which.
+    """
+
+    def __init__(self, fault: Fault) -> None:
+        self.fault = fault
+        self.chance = Random(fault.seed)  # one of its own: other faults may come and go without changing it
+        self.operations = STRIKES[fault.kind]
+        self.held: list[Callable[[], None]] = []
+
+    def covers(self, connection: Connection, path: str) -> bool:
+        """Whether it lies on this way."""
+        fault = self.fault
+        return (not fault.process or fault.process == connection.process) and (not fault.entity or fault.entity == path)
+
+    def strikes(self, request: Request) -> bool:
+        """Whether it strikes this one."""
+        return (
+            request.operation in self.operations
+            and self.covers(request.connection, request.path)
+            and (self.fault.share >= 1 or self.chance.random() < self.fault.share)
+        )
+
+
+class Network:
+    """All ways between processes and brokers.
+
+    Args:
+        loop: virtual time.
+        history: takes the trace.
+        latencies: seconds there and back, by the broker's name.
+        chance: for the jitter.
+    """
+
+    def __init__(self, loop: SimulationLoop, history: History, latencies: dict[str, float], chance: Random) -> None:
+        self.loop = loop
+        self._history = history
+        self._half = {name: seconds / 2 for name, seconds in latencies.items()}
+        self._chance = chance.random
+        self._conditions: dict[str, list[Condition]] = {name: [] for name in latencies}
+        self.connections: list[Connection] = []
+
+    # Requests.
+
+    def submit(self, request: Request) -> None:
+        """Let a request leave."""
+        connection = request.connection
+        connection.pending[request] = None
+        self.loop.later(self._half[connection.broker.name] * (0.75 + self._chance() / 2), self._arrive, request)
+
+    def cancelled(self, request: Request) -> None:
+        """Whoever asked has given up. What waits at the broker ends too, unless the broker can't hear of it."""
+        request.connection.pending.pop(request, None)
+        if request.stop is not None and not self._hangs(request):
+            request.stop()
+
+    def answer(self, request: Request, result: Any, delay: float = 0.0) -> None:
+        """Let an answer leave, ``delay`` seconds from now; an exception is raised where it arrives."""
+        self.loop.later(self._half[request.connection.broker.name] + delay, self._deliver, request, result)
+
+    def _arrive(self, request: Request) -> None:
+        connection = request.connection
+        if request.answered:
+            return  # its connection was lost on the way, with it
+        if request.abandoned and request.operation not in _WRITES:
+            return
+        for condition in self._conditions[connection.broker.name]:
+            if condition.strikes(request):
+                self._suffer(condition, request)
+                return
+        self._apply(request)
+
+    def _apply(self, request: Request, delay: float = 0.0) -> None:
+        if request.answered:
+            return  # its connection was lost while the broker was slow
+        request.applied = True
+        try:
+            result = request.apply(request)
+        except TransportError as error:
+            result = error
+        if result is not WAITING:
+            self.answer(request, result, delay)
+
+    def _deliver(self, request: Request, result: Any) -> None:
+        if request.abandoned or request.answered:
+            return
+        condition = self._hanging(request)
+        if condition is not None:
+            condition.held.append(lambda: self._deliver(request, result))
+            return
+        self._finish(request, result)
+
+    def _finish(self, request: Request, result: Any) -> None:
+        request.answered = True
+        request.connection.pending.pop(request, None)
+        if request.abandoned:
+            return
+        if isinstance(result, TransportError):
+            request.future.set_exception(result)
+        else:
+            request.future.set_result(result)
+
+    # Faults.
+
+    def _suffer(self, condition: Condition, request: Request) -> None:
+        fault, chance = condition.fault, condition.chance
+        match fault.kind:
+            case "refuse":
+                self.answer(request, failure("connection refused", FailureReason.CONNECTION))
+            case "hang":
+                condition.held.append(lambda: self._after_hang(condition, request))
+            case "slow":
+                delay = fault.delay * (0.5 + chance.random())
+                if chance.random() < 0.5:
+                    self._apply(request, delay)
+                else:
+                    self.loop.later(delay, self._apply, request)
+            case "lost-before":
+                self.answer(request, lost())
+            case "lost-after":
+                self._apply_unseen(request)
+                self.answer(request, lost())
+            case "late":
+                self.loop.later(fault.delay * (0.5 + chance.random()), self._apply_unseen, request)
+                self.answer(request, lost())
+            case "partial":
+                # The broker takes some of a batch.
+                request.spoilt = chance.getrandbits(request.parts) if request.parts > 1 else 0
+                self._apply(request)
+            case _:
+                self.answer(request, _REFUSALS[fault.kind]())
+
+    def _apply_unseen(self, request: Request) -> None:
+        """Apply what nobody hears about."""
+        request.applied = True
+        try:
+            request.apply(request)
+        except TransportError:
+            return
+
+    def _after_hang(self, condition: Condition, request: Request) -> None:
+        if not request.abandoned:
+            self._arrive(request)
+        elif request.operation in _WRITES and not request.answered and condition.chance.random() < 0.5:
+            # It lay in a buffer all the time (hazard 16).
+            self._apply_unseen(request)
+
+    def _hanging(self, request: Request) -> Condition | None:
+        for condition in self._conditions[request.connection.broker.name]:
+            # A share of hanging operations is decided on arrival; an answer that has left is not struck again.
+            if condition.fault.kind == "hang" and condition.fault.share >= 1 and condition.strikes(request):
+                return condition
+        return None
+
+    def _hangs(self, request: Request) -> bool:
+        return self._hanging(request) is not None
+
+    def reachable(self, request: Request) -> bool:
+        """Whether an answer would reach who waits at a broker; what was struck while it waited is told so."""
+        if request.abandoned or request.answered:
+            return False
+        return not self._hangs(request)
+
+    # What the world does.
+
+    def begin(self, condition: Condition) -> None:
+        """Put a condition on."""
+        fault = condition.fault
+        self._conditions[fault.broker].append(condition)
+        for connection in tuple(self.connections):
+            if connection.broker.name != fault.broker:
+                continue
+            if fault.kind == "refuse" and condition.covers(connection, ""):
+                self.drop(connection, condition.chance)
+            if fault.kind in ("queue-out", "unauthorized"):
+                self._strike_polls(condition, connection)
+
+    def end(self, condition: Condition) -> None:
+        """Take it off again."""
+        conditions = self._conditions[condition.fault.broker]
+        if condition in conditions:
+            conditions.remove(condition)
+            for action in condition.held:
+                action()
+            condition.held.clear()
+
+    def drop(self, connection: Connection, chance: Random) -> None:
+        """Break a connection: everything under way on it is lost, applied or not."""
+        for request in tuple(connection.pending):
+            if not request.applied and request.operation in _WRITES and chance.random() < 0.5:
+                self._apply_unseen(request)
+            if request.stop is not None:
+                request.stop()
+            self._finish(request, lost())
+        self._locks_end_with(connection)
+
+    def end_connection(self, connection: Connection) -> None:
+        """Close it from the client's side."""
+        if connection.ended:
+            return
+        connection.ended = True
+        if connection in self.connections:
+            self.connections.remove(connection)
+        for request in tuple(connection.pending):
+            if request.stop is not None:
+                request.stop()
+            if not request.applied and request.operation in _WRITES and self._chance() < 0.5:
+                self._apply_unseen(request)
+            self._finish(request, closed())
+        self._locks_end_with(connection)
+
+    def kill(self, connection: Connection, chance: Random) -> None:
+        """Its process is gone: nobody hears an answer, and what is on its way may arrive or not."""
+        connection.dead = connection.ended = True
+        if connection in self.connections:
+            self.connections.remove(connection)
+        for request in tuple(connection.pending):
+            if request.stop is not None:
+                request.stop()
+            if chance.random() < 0.5:
+                request.answered = True  # it never arrives
+        self._locks_end_with(connection)
+
+    def open(self, broker: Broker, life: Life) -> Connection:
+        """A new connection."""
+        connection = Connection(self, broker, life)
+        self.connections.append(connection)
+        return connection
+
+    def _locks_end_with(self, connection: Connection) -> None:
+        """Locks without a duration last as long as their connection, and the broker needs a moment to see its end."""
+        for queue in connection.broker.queues.values():
+            if queue.properties.lock_duration is None:
+                for number, lock in queue.locks.items():
+                    if getattr(lock.holder, "connection", None) is connection:
+                        self.loop.later(0.5, connection.broker.end_lock, queue, number, lock)
+
+    def _strike_polls(self, condition: Condition, connection: Connection) -> None:
+        for request in tuple(connection.pending):
+            if request.stop is not None and condition.strikes(request):
+                request.stop()
+                self._finish(request, _REFUSALS[condition.fault.kind]())
+
+
+def failure(text: str, reason: FailureReason, *, applied: bool = False) -> TransportError:
+    """An *unavailable* failure."""
+    return TransportError(text, FailureKind.UNAVAILABLE, reason, maybe_applied=applied)
+
+
+def lost() -> TransportError:
+    """A connection that broke with an operation under way."""
+    return failure("connection lost", FailureReason.CONNECTION, applied=True)
+
+
+def closed() -> TransportError:
+    """A connection that this side closed."""
+    return failure("the connection is closed", FailureReason.CLOSED, applied=True)
+
+
+_REFUSALS: dict[str, Callable[[], TransportError]] = {
+    "reject": lambda: failure("the broker takes no messages", FailureReason.OTHER),
+    "queue-out": lambda: failure("the queue has no leader", FailureReason.OTHER),
+    "busy": lambda: TransportError("too many requests", FailureKind.BUSY),
+    "transient": lambda: TransportError("try again", FailureKind.TRANSIENT),
+    "quota": lambda: TransportError("the queue is full", FailureKind.REFUSED, FailureReason.QUOTA),
+    "unauthorized": lambda: TransportError("wrong password", FailureKind.REFUSED, FailureReason.UNAUTHORIZED),
+}

@@ -1,0 +1,339 @@
+"""A simulated process: a real pair, its senders and its consumers, which can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar, copy_context
+from dataclasses import replace
+from datetime import timedelta
+from random import Random
+from typing import TYPE_CHECKING
+
+from pairmq.model import (
+    ConfigurationError,
+    LockLost,
+    Message,
+    PairClosed,
+    PairFaulted,
+    Receipt,
+    Route,
+    SendError,
+    SendRefused,
+    TransportError,
+)
+from pairmq.model.events import Event, RotationChanged
+from pairmq.observe._log import describe
+from pairmq.pair import Pair, PairSender, _active
+from pairmq.runner import Clock
+from pairmq.testing._loop import WALL_EPOCH
+from pairmq.testing.simulator._broker import instant
+from pairmq.testing.simulator._history import Life, Note, Result, Sent
+from pairmq.testing.simulator._loop import OWNER
+from pairmq.testing.simulator._network import Connection
+from pairmq.testing.simulator._scenario import ProcessPlan, SenderPlan, Shipment
+
+if TYPE_CHECKING:
+    from pairmq.testing.simulator._world import World
+
+SENDING: ContextVar[bool] = ContextVar("pairmq simulation sending", default=False)
+
+_NUMBER = slice(1, 9)
+_SCHEDULED = 90.0  # s that a scheduled message waits
+_TIMES_TO_LIVE = {"ttl": 3600.125, "short-ttl": 4.5}
+
+
+def number_of(message: Message) -> int | None:
+    """Read a message's number from its body; None for one that nobody sent."""
+    body = message.body
+    return int(body[_NUMBER]) if body[:1] == b"m" else None
+
+
+def made(shipment: Shipment, number: int) -> Message:
+    """The message of a number."""
+    body = b"m%08d" % number
+    fields = shipment.fields
+    time_to_live = next((seconds for name, seconds in _TIMES_TO_LIVE.items() if name in fields), None)
+    return Message(
+        body.ljust(shipment.size, b"."),
+        message_id=None if "no-id" in fields else f"id-{number}",
+        session_id=f"session-{number % 7}" if "session" in fields else None,
+        time_to_live=time_to_live,
+        scheduled_enqueue_at=instant(shipment.at) + timedelta(seconds=_SCHEDULED) if "schedule" in fields else None,
+        priority=number % 10 if "priority" in fields else None,
+        subject="simulation" if "property" in fields else None,
+        application_properties={"number": number, "text": "n"} if "property" in fields else {},
+    )
+
+
+class Process:
+    """One process through all its lives.
+
+    Args:
+        world: where it lives.
+        plan: what it does.
+        shipments: of its senders, by their instant.
+    """
+
+    def __init__(self, world: World, plan: ProcessPlan, shipments: dict[SenderPlan, list[Shipment]]) -> None:
+        self.plan = plan
+        self.life: Life | None = None
+        self.pair: Pair | None = None
+        self.out: set[str] = set()
+        """Backlog queues that its pair does not use at present."""
+        self.down_until = 0.0
+        self._world = world
+        self._shipments = shipments
+        self._lives = itertools.count(1)
+        self._connections: list[Connection] = []
+        self._stopping: asyncio.Event | None = None
+        self._senders: dict[SenderPlan, PairSender] = {}
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs, or is closing."""
+        return self.life is not None
+
+    # Life and death; called by the world.
+
+    def start(self) -> None:
+        """Begin a life."""
+        world = self._world
+        number = next(self._lives)
+        syphon = self.plan.syphon
+        options = repr(world.options(self.plan))
+        loop = world.loop
+        tick = world.history.tick()
+        self.life = life = Life(self.plan.name, number, syphon, options, self.plan.skew, loop.time(), tick)
+        world.history.lives.append(life)
+        world.history.say(life.name, "starts")
+        self.out = set()
+        self._stopping = asyncio.Event()
+        context = copy_context()
+        context.run(OWNER.set, life)
+        loop.create_task(self._main(life), name=f"process {life.name}", context=context)
+
+    def kill(self, chance: Random) -> None:
+        """End it at once: no code of it runs again."""
+        life, world = self.life, self._world
+        if life is None:
+            return
+        world.loop.kill(life)
+        for connection in self._connections:
+            world.network.kill(connection, chance)
+        if self.pair is not None:
+            _active.release(self.pair.primary, self.pair.secondary)
+        life.killed = True
+        self._ended(life, "is killed")
+
+    def forget(self) -> None:
+        """The simulation is over: nothing that its code still does counts."""
+        for connection in self._connections:
+            connection.dead = connection.ended = True
+        if self.pair is not None:
+            _active.release(self.pair.primary, self.pair.secondary)
+        self.life = None
+
+    def stop(self) -> None:
+        """Let it close its pair and end."""
+        if self._stopping is not None:
+            self._stopping.set()
+
+    def _ended(self, life: Life, how: str) -> None:
+        life.ended_at = self._world.loop.time()
+        self._world.history.say(life.name, how)
+        self.life = self.pair = self._stopping = None
+        self._connections = []
+        self._senders = {}
+
+    # What it does.
+
+    async def _main(self, life: Life) -> None:
+        stopping = self._stopping
+        assert stopping is not None
+        clock = self._clock(life)
+        try:
+            pair = await self._opened(life, clock, stopping)
+        except Exception as error:
+            self._world.crashed(life, f"opening the pair: {type(error).__name__}: {error}")
+            self._ended(life, "could not open")
+            return
+        if pair is None:
+            self._ended(life, "ends before it opened")
+            return
+        life.opened_at = self._world.loop.time()
+        self._world.history.say(life.name, "has opened its pair")
+        tasks = []
+        for plan, shipments in self._shipments.items():
+            sender = self._senders[plan] = pair.sender(plan.target.path, kind=plan.target.kind.value)
+            tasks.append(asyncio.create_task(self._send_all(life, plan, sender, shipments), name=f"sender {plan.name}"))
+        if self.plan.consumer:
+            tasks += [asyncio.create_task(self._consume(life, pair, *source)) for source in (("orders", None),)]
+            tasks.append(asyncio.create_task(self._consume(life, pair, "news", "all")))
+        await stopping.wait()
+        await self._close(life, pair, tasks)
+
+    def _clock(self, life: Life) -> Clock:
+        loop, skew = self._world.loop, self.plan.skew
+        numbers = itertools.count(1)
+        return Clock(
+            lambda: WALL_EPOCH + loop.time() + skew,
+            Random(f"{self._world.scenario.seed} {life.name}"),
+            lambda: f"{life.name}-{next(numbers)}",
+        )
+
+    async def _opened(self, life: Life, clock: Clock, stopping: asyncio.Event) -> Pair | None:
+        """An open pair, after as many trials as it takes; None when the process was to end first."""
+        while not stopping.is_set():
+            links = [self._world.link(name, life) for name in ("primary", "secondary")]
+            self._connections = [link.connection for link in links]
+            pair = Pair(links[0], links[1], self._world.options(self.plan), clock=clock)
+            pair.subscribe(self._noting(life))
+            self.pair = pair
+            try:
+                return await pair.open()
+            except TransportError:
+                self.pair = None  # the secondary refuses: an operator has to mend that
+                await asyncio.sleep(2.0)
+        return None
+
+    def _noting(self, life: Life) -> Callable[[Event], None]:
+        history, loop = self._world.history, self._world.loop
+
+        def note(event: Event) -> None:
+            if self.life is not life:
+                return
+            history.notes.append(Note(loop.time(), history.tick(), life.name, event))
+            if isinstance(event, RotationChanged):
+                (self.out.discard if event.in_use else self.out.add)(event.queue)
+            if history.trace is not None:
+                history.say(life.name, describe(event))
+
+        return note
+
+    async def _close(self, life: Life, pair: Pair, tasks: list[asyncio.Task[None]]) -> None:
+        world = self._world
+        life.closing_at = world.loop.time()
+        world.history.say(life.name, "closes its pair")
+        await pair.close()
+        life.closed_at = world.loop.time()
+        seconds = life.closed_at - life.closing_at
+        life.locks_left = world.brokers["secondary"].locks_of(life.name)
+        if tasks:
+            # The caller's own tasks end by what the closed pair tells them.
+            await asyncio.wait(tasks, timeout=1.0)
+        left = [task for task in world.loop.tasks_of(life) if task is not asyncio.current_task()]
+        # Those that wait for their next shipment are the simulation's own.
+        life.left = tuple(sorted(task.get_name() for task in left if task not in tasks))
+        for task in left:
+            task.cancel()
+        self._ended(life, f"has closed its pair in {seconds:.3f} s")
+
+    # Sending.
+
+    async def _send_all(self, life: Life, plan: SenderPlan, sender: PairSender, shipments: list[Shipment]) -> None:
+        SENDING.set(True)
+        loop = self._world.loop
+        began = loop.time()
+        for shipment in shipments:
+            if shipment.at < began:
+                continue  # it was for an earlier life
+            if shipment.at > loop.time():
+                await asyncio.sleep(shipment.at - loop.time())
+            if loop.time() > self._world.scenario.seconds or not await self.ship(life, plan, sender, shipment):
+                return
+
+    async def ship(self, life: Life, plan: SenderPlan, sender: PairSender, shipment: Shipment) -> bool:
+        """Carry out a shipment; False when the pair has ended."""
+        records = [self._record(life, plan, shipment, shipment.number + index) for index in range(shipment.count)]
+        if shipment.together or shipment.count == 1:
+            return await self._cancellable(life, sender, records, shipment)
+        going_on = await asyncio.gather(*(self._cancellable(life, sender, [record], shipment) for record in records))
+        return all(going_on)
+
+    async def canary(self, number: int, plan: SenderPlan) -> None:
+        """One more message, in the process's own context."""
+        life, sender = self.life, self._senders.get(plan)
+        if life is not None and sender is not None:
+            SENDING.set(True)
+            await self.ship(life, plan, sender, Shipment(self._world.loop.time(), plan.name, number))
+
+    def _record(self, life: Life, plan: SenderPlan, shipment: Shipment, number: int) -> Sent:
+        history, loop = self._world.history, self._world.loop
+        message = made(shipment, number)
+        timeout = shipment.timeout or self._world.options(self.plan).send_timeout
+        record = Sent(number, life.name, plan.name, plan.target, message, loop.time(), history.tick(), timeout)
+        history.sent[number] = record
+        if history.trace is not None:
+            history.say(life.name, f"{plan.name} sends {number} to {plan.target}, {timeout:g} s")
+        return record
+
+    async def _cancellable(self, life: Life, sender: PairSender, records: list[Sent], shipment: Shipment) -> bool:
+        if shipment.cancel_after is None:
+            return await self._send(life, sender, records, shipment)
+        task = asyncio.create_task(self._send(life, sender, records, shipment), name="cancelled send")
+        await asyncio.wait((task,), timeout=shipment.cancel_after)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            return await task
+        return True
+
+    async def _send(self, life: Life, sender: PairSender, records: list[Sent], shipment: Shipment) -> bool:
+        messages = [record.message for record in records]
+        results: Sequence[Receipt | SendError | Result]
+        going_on = True
+        try:
+            if shipment.together:
+                results = await sender.send_batch(messages, timeout=shipment.timeout)
+            else:
+                results = (await sender.send(messages[0], timeout=shipment.timeout),)
+        except SendError as error:
+            results = (error,)
+        except (PairClosed, PairFaulted):
+            results, going_on = [Result.REFUSED] * len(records), False
+        except asyncio.CancelledError:
+            self._told(life, records, [Result.CANCELLED] * len(records))
+            raise
+        except Exception as error:
+            self._world.crashed(life, f"a send raised {type(error).__name__}: {error}")
+            results = [Result.CRASHED] * len(records)
+        self._told(life, records, results)
+        return going_on
+
+    def _told(self, life: Life, records: list[Sent], results: Sequence[Receipt | SendError | Result]) -> None:
+        history = self._world.history
+        if self.life is not life:
+            return  # killed: it never got to know
+        for record, result in itertools.zip_longest(records, results):
+            if record is None or result is None:
+                self._world.crashed(life, f"{len(results)} results for a batch of {len(records)}")
+                return
+            record.ended_at, record.end_tick = self._world.loop.time(), history.tick()
+            if isinstance(result, Receipt):
+                record.result = Result.PRIMARY if result.route is Route.PRIMARY else Result.BACKLOG
+                record.maybe_duplicate, record.queue = result.maybe_duplicate, result.backlog_queue
+                if record.message.message_id is None:
+                    record.message = replace(record.message, message_id=result.message_id)
+            elif isinstance(result, Result):
+                record.result = result
+            else:
+                record.result = Result.REFUSED if isinstance(result, SendRefused) else Result.UNKNOWN
+                record.error = type(result).__name__
+            if history.trace is not None:
+                more = ", maybe a duplicate" if record.maybe_duplicate else ""
+                history.say(record.life, f"{record.number} is {record.result} {record.error}{more}")
+
+    # Consuming.
+
+    async def _consume(self, life: Life, pair: Pair, path: str, subscription: str | None) -> None:
+        while self.life is life:
+            with contextlib.suppress(TransportError, LockLost):
+                try:
+                    async with pair.receiver(path, subscription=subscription, prefetch=5) as receiver:
+                        async for delivery in receiver:
+                            await delivery.complete()
+                except (PairClosed, PairFaulted, ConfigurationError):
+                    return
+            await asyncio.sleep(1.0)

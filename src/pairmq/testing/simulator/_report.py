@@ -1,0 +1,171 @@
+"""What a simulation found, for people and for programs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pairmq.testing.simulator._history import History, Result, Sent
+from pairmq.testing.simulator._scenario import PRIMARY, Scenario
+from pairmq.testing.simulator._verdict import Verdict, Violation
+
+TAIL = 50
+"""Lines of the trace that are shown with a violation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How much was simulated.
+
+    Args:
+        messages: given to a pair.
+        primary: accepted by the primary.
+        backlog: accepted by a backlog queue.
+        refused: refused.
+        unknown: ended as unknown, or cancelled.
+        killed: whose process was killed first.
+        copies: stored by the primary.
+        duplicates: second copies among them, each explained.
+        faults: that came to pass.
+        lives: processes started.
+    """
+
+    messages: int = 0
+    primary: int = 0
+    backlog: int = 0
+    refused: int = 0
+    unknown: int = 0
+    killed: int = 0
+    copies: int = 0
+    duplicates: int = 0
+    faults: int = 0
+    lives: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of one simulation.
+
+    Args:
+        scenario: what was simulated; `Scenario.to_json` writes it to a file that can be replayed.
+        violations: broken promises, oldest first; none when all was well.
+        counts: how much was simulated.
+        hours: of virtual time.
+        story: what happened to the first violation's message, a line each.
+        trace: lines of the trace: all of them if that was asked for, else the last 50 before the first violation.
+    """
+
+    scenario: Scenario
+    violations: tuple[Violation, ...]
+    counts: Counts
+    hours: float
+    story: tuple[str, ...] = field(default=(), repr=False)
+    trace: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every promise was kept."""
+        return not self.violations
+
+    def verdicts(self) -> Counter[Verdict]:
+        """How often each verdict was given."""
+        return Counter(violation.verdict for violation in self.violations)
+
+    def text(self, *, most: int = 10) -> str:
+        """Everything that a person needs to find the cause: seed, options, verdicts, the message's story, the trace.
+
+        Args:
+            most: violations that are shown.
+        """
+        scenario, setup = self.scenario, self.scenario.setup
+        if self.ok:
+            return f"seed {scenario.seed}: no violation in {self.hours:.2f} h, {self.counts.messages} messages"
+        lines = [f"seed {scenario.seed}, {scenario.mode}, {len(self.violations)} violations", "", "options:"]
+        lines += [f"  {name} = {value!r}" for name, value in setup.options.items()]
+        hosts = ", ".join(f"{each.name}{' (syphon)' if each.syphon else ''}" for each in setup.processes)
+        lock = "as long as the connection" if setup.lock_duration is None else f"{setup.lock_duration:g} s"
+        lines += [f"  processes: {hosts}; locks of the secondary: {lock}", "", "violations:"]
+        lines += [f"  {violation}" for violation in self.violations[:most]]
+        if len(self.violations) > most:
+            lines.append(f"  and {len(self.violations) - most} more")
+        if self.story:
+            lines += ["", f"message {self.violations[0].message}:", *(f"  {line}" for line in self.story)]
+        before = [line for line in self.trace if float(line.split(" ", 1)[0]) <= self.violations[0].at + 1e-6]
+        lines += ["", f"the last {TAIL} lines of the trace before it:", *(f"  {line}" for line in before[-TAIL:])]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same for a program, without the scenario and the trace."""
+        return {
+            "seed": self.scenario.seed,
+            "mode": self.scenario.mode,
+            "hours": round(self.hours, 3),
+            "ok": self.ok,
+            **{name: getattr(self.counts, name) for name in Counts.__slots__},
+            "violations": [
+                {"verdict": each.verdict.value, "at": round(each.at, 6), "message": each.message, "text": each.text}
+                for each in self.violations
+            ],
+        }
+
+
+def counted(history: History) -> Counts:
+    """Count what a history holds."""
+    results = Counter(sent.result for sent in history.sent.values())
+    copies = Counter(copy.message_number for copy in history.copies if copy.broker == PRIMARY)
+    return Counts(
+        messages=len(history.sent),
+        primary=results[Result.PRIMARY],
+        backlog=results[Result.BACKLOG],
+        refused=results[Result.REFUSED],
+        unknown=results[Result.UNKNOWN] + results[Result.CANCELLED],
+        killed=results[None],
+        copies=sum(copies.values()),
+        duplicates=sum(count - 1 for count in copies.values()),
+        faults=len(history.strokes),
+        lives=len(history.lives),
+    )
+
+
+def story_of(history: History, number: int) -> tuple[str, ...]:
+    """What happened to one message, in order."""
+    return tuple(f"{at:.6f} {text}" for at, _, text in sorted(_story(history, number)))
+
+
+def _story(history: History, number: int) -> Iterable[tuple[float, int, str]]:
+    sent = history.sent.get(number)
+    if sent is not None:
+        yield sent.at, sent.tick, f"{sent.sender} of {sent.life} sends it to {sent.entity}, {sent.timeout:g} s"
+        if sent.ended_at is not None:
+            yield sent.ended_at, sent.end_tick or 0, f"its caller is told: {_result(sent)}"
+    for attempt in history.attempts:
+        if number in attempt.messages:
+            who = "syphon" if attempt.syphon else "sender"
+            where = f"{attempt.broker} {attempt.entity}"
+            yield attempt.at, attempt.tick, f"attempt {attempt.number}: {who} of {attempt.life} writes it to {where}"
+            if attempt.told and attempt.ended_at is not None:
+                told = attempt.told[attempt.messages.index(number)]
+                yield attempt.ended_at, attempt.end_tick or 0, f"attempt {attempt.number}: {told}"
+    for copy in history.copies:
+        if copy.message_number != number:
+            continue
+        name = f"copy {copy.number}"
+        yield copy.at, copy.tick, f"{copy.broker} {copy.entity} stores it as {name}, by attempt {copy.attempt}"
+        for handover in copy.handovers if copy.broker != PRIMARY else ():
+            yield handover.at, handover.tick, f"{name} is delivered to the syphon of {handover.life}"
+        if copy.gone and copy.gone_at is not None:
+            yield copy.gone_at, copy.gone_tick or 0, f"{name} is {copy.gone} {copy.reason}".rstrip()
+
+
+def _result(sent: Sent) -> str:
+    text = str(sent.result)
+    if sent.queue is not None:
+        text += f" {sent.queue}"
+    if sent.error:
+        text += f" ({sent.error})"
+    return f"{text}, maybe a duplicate" if sent.maybe_duplicate else text

@@ -1,0 +1,267 @@
+"""What a simulation does, as values: who there is, who sends what and when, and what goes wrong.
+
+A `Scenario` says everything: run twice, it gives the same trace twice. It is made from a seed (`_generate`), goes
+through JSON unchanged, and can be cut down by `shrink`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Literal
+
+from pairmq.core import PairOptions
+from pairmq.model import Entity, EntityKind
+
+Mode = Literal["safety", "liveness"]
+
+PRIMARY: Final = "primary"
+SECONDARY: Final = "secondary"
+
+FORMAT: Final = 1
+
+CONDITIONS: Final = (
+    "refuse",
+    "hang",
+    "reject",
+    "lost-before",
+    "lost-after",
+    "late",
+    "partial",
+    "slow",
+    "busy",
+    "transient",
+    "queue-out",
+    "quota",
+    "unauthorized",
+)
+"""Faults that last: of a broker, or of the way to it."""
+
+STROKES: Final = ("reset", "lock-lost", "delete", "broker-kill", "kill", "restart", "operator", "forge")
+"""Faults that strike once, and the mending of which takes a while."""
+
+FAULT_KINDS: Final = (*CONDITIONS, *STROKES)
+"""All kinds of faults, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What to simulate.
+
+    Args:
+        seed: all chance comes from it.
+        hours: of virtual time with faults.
+        mode: ``"safety"``: faults to the end; ``"liveness"``: then all is healed and must drain within a bound.
+        faults: the kinds of faults that may happen, of `FAULT_KINDS`.
+        faults_per_hour: on both brokers and all processes together.
+        sends_per_hour: spread evenly; as many again, about, come around the faults.
+        trace: keep the trace in the report; one that fails has one anyway.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    seed: int = 0
+    hours: float = 1.0
+    mode: Mode = "safety"
+    faults: tuple[str, ...] = FAULT_KINDS
+    faults_per_hour: float = 60.0
+    sends_per_hour: float = 400.0
+    trace: bool = False
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("safety", "liveness"):
+            raise ValueError(f"mode is {self.mode!r}: it must be 'safety' or 'liveness'")
+        for name in ("hours", "faults_per_hour", "sends_per_hour"):
+            value = getattr(self, name)
+            if not 0 <= value < 1e6:
+                raise ValueError(f"{name} is {value!r}: it must be a number from 0 to a million")
+        unknown = sorted(set(self.faults) - set(FAULT_KINDS))
+        if unknown:
+            raise ValueError(f"unknown faults {', '.join(unknown)}: known are {', '.join(FAULT_KINDS)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that goes wrong.
+
+    Args:
+        at: virtual seconds since the start.
+        kind: of `FAULT_KINDS`.
+        duration: seconds until it is over, or mended.
+        broker: ``"primary"`` or ``"secondary"``, where that matters.
+        process: the process that it strikes, or whose way to the broker; empty for all.
+        entity: the path that it strikes; empty for all.
+        share: of the operations that it strikes, in (0, 1].
+        delay: seconds that *slow* adds, and that *late* writes are late.
+        seed: of its own chance, so that another fault can be left out without changing this one.
+    """
+
+    at: float
+    kind: str
+    duration: float
+    broker: str = ""
+    process: str = ""
+    entity: str = ""
+    share: float = 1.0
+    delay: float = 0.0
+    seed: int = 0
+
+    @property
+    def ends_at(self) -> float:
+        """Virtual seconds since the start."""
+        return self.at + self.duration
+
+    def __str__(self) -> str:
+        words = [self.kind]
+        words += [word for word in (self.broker, self.process, self.entity) if word]
+        words.append(f"for {self.duration:.3f} s")
+        if self.share < 1:
+            words.append(f"share {self.share:.2f}")
+        if self.delay:
+            words.append(f"delay {self.delay:.3f} s")
+        return " ".join(words)
+
+
+@dataclass(frozen=True, slots=True)
+class Shipment:
+    """One thing that a sender does: a send, a batch, or several sends at once.
+
+    Args:
+        at: virtual seconds since the start; later when the sender is still busy.
+        sender: the sender's name.
+        number: of its first message; the others have the next ones.
+        count: messages.
+        together: several in one batch instead of side by side.
+        timeout: seconds, None for the pair's.
+        cancel_after: seconds after which its caller cancels it; None for never.
+        size: bytes of each body, at least.
+        fields: of each message: ``ttl``, ``schedule``, ``session``, ``priority``, ``property``, ``no-id``.
+    """
+
+    at: float
+    sender: str
+    number: int
+    count: int = 1
+    together: bool = False
+    timeout: float | None = None
+    cancel_after: float | None = None
+    size: int = 0
+    fields: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SenderPlan:
+    """One sender: its name, its process and its entity (``topic:`` before a topic's path)."""
+
+    name: str
+    process: str
+    entity: str
+
+    @property
+    def target(self) -> Entity:
+        """Where it sends to."""
+        return entity_of(self.entity)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPlan:
+    """One process: whether it hosts a syphon, reads the primary, and by how many seconds its wall clock is wrong."""
+
+    name: str
+    syphon: bool = False
+    consumer: bool = False
+    skew: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The brokers, the processes and the pair's options.
+
+    Args:
+        processes: at least one.
+        senders: who sends.
+        entities: of the primary.
+        options: of `PairOptions`, ``enable_syphon`` left out.
+        lock_duration: seconds of a lock at the secondary; None for locks that end with their connection.
+        scheduling: the secondary can schedule messages.
+        counts_scheduled: and counts those that wait.
+        latency: seconds to the primary and to the secondary and back.
+        most_bytes: the largest message of the primary and of the secondary.
+    """
+
+    processes: tuple[ProcessPlan, ...]
+    senders: tuple[SenderPlan, ...]
+    entities: tuple[str, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    lock_duration: float | None = 60.0
+    scheduling: bool = True
+    counts_scheduled: bool = True
+    latency: tuple[float, float] = (0.004, 0.004)
+    most_bytes: tuple[int, int] = (50_000, 50_000)
+
+    def pair_options(self, *, syphon: bool) -> PairOptions:
+        """The options of a process's pair."""
+        return PairOptions(**{**self.options, "enable_syphon": syphon})
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A whole simulation.
+
+    Args:
+        seed: of what chance is left: the processes' own dice, and the network's jitter.
+        seconds: virtual seconds with faults.
+        mode: what is demanded at the end.
+        setup: who there is.
+        faults: by their instant.
+        traffic: by its instant.
+    """
+
+    seed: int
+    seconds: float
+    mode: Mode
+    setup: Setup
+    faults: tuple[Fault, ...] = ()
+    traffic: tuple[Shipment, ...] = ()
+
+    def to_json(self) -> str:
+        """Write it as one JSON document, from which `from_json` makes an equal one."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Scenario:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: it is something else; says what is wrong.
+        """
+        try:
+            return _scenario(json.loads(text))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"no scenario of a simulation: {type(error).__name__}: {error}") from error
+
+
+def entity_of(text: str) -> Entity:
+    """Read ``orders`` as a queue and ``topic:news`` as a topic."""
+    kind, _, path = text.rpartition(":")
+    return Entity(path, EntityKind(kind) if kind else EntityKind.QUEUE)
+
+
+def _scenario(data: dict[str, Any]) -> Scenario:
+    if data.pop("format") != FORMAT:
+        raise ValueError(f"a scenario of another format than {FORMAT}")
+    setup = dict(data["setup"])
+    options = {key: tuple(value) if isinstance(value, list) else value for key, value in setup["options"].items()}
+    setup |= {
+        "processes": tuple(ProcessPlan(**each) for each in setup["processes"]),
+        "senders": tuple(SenderPlan(**each) for each in setup["senders"]),
+        "entities": tuple(setup["entities"]),
+        "options": options,
+        "latency": tuple(setup["latency"]),
+        "most_bytes": tuple(setup["most_bytes"]),
+    }
+    faults = tuple(Fault(**each) for each in data["faults"])
+    traffic = tuple(Shipment(**{**each, "fields": tuple(each["fields"])}) for each in data["traffic"])
+    return Scenario(**{**data, "setup": Setup(**setup), "faults": faults, "traffic": traffic})

@@ -1,0 +1,335 @@
+"""The transport of a simulation: the contract of `pairmq.transport`, over the simulated network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, Source, TransportError
+from pairmq.testing.simulator._broker import Broker, Poll, instant
+from pairmq.testing.simulator._history import CONFIRMED, CUT, Attempt, History, Told, Trouble
+from pairmq.testing.simulator._network import (
+    ADMIN,
+    PROBE,
+    RECEIVE,
+    SEND,
+    SETTLE,
+    WAITING,
+    Connection,
+    Request,
+)
+from pairmq.transport import Admin, Capabilities, Endpoint, QueueCounts, QueueProperties, Receiver, Sender, Transport
+
+
+class SimulatedLink(Transport):
+    """One process's connection to one broker.
+
+    Args:
+        connection: the way there.
+        history: takes every write and every failure.
+        capabilities: what it claims.
+        lock_duration: seconds of a lock of queues that it makes; None for as long as the connection.
+        sending: tells whether the running task is a sender's; what else writes is the syphon.
+        number_of: reads a message's number.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        history: History,
+        capabilities: Capabilities,
+        lock_duration: float | None,
+        sending: Callable[[], bool],
+        number_of: Callable[[Message], int | None],
+    ) -> None:
+        name = connection.broker.name
+        super().__init__(Endpoint(name, ("simulation", name), f"simulation://{name}"))
+        self.connection = connection
+        self.history = history
+        self.lock_duration = lock_duration
+        self.sending = sending
+        self.number_of = number_of
+        self._capabilities = capabilities
+        self._admin = _Admin(self)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    @property
+    def admin(self) -> Admin:
+        return self._admin
+
+    @property
+    def broker(self) -> Broker:
+        """The broker at the other end."""
+        return self.connection.broker
+
+    def sender(self, entity: Entity) -> Sender:
+        return _Sender(self, entity)
+
+    def receiver(self, source: Source) -> Receiver:
+        return _Receiver(self, source)
+
+    def measure(self, message: Message) -> int:
+        properties = message.application_properties
+        return len(message.body) + sum(len(key) + len(str(value)) for key, value in properties.items())
+
+    async def _close(self) -> None:
+        self.connection.network.end_connection(self.connection)
+
+    async def ask(self, operation: str, path: str, apply: Callable[[Request], Any], parts: int = 1) -> Any:
+        """One operation; a failure is noted for the judge."""
+        try:
+            return await self.connection.request(operation, path, apply, parts)
+        except TransportError as error:
+            self.trouble(operation, path, told_by(error))
+            raise
+        except asyncio.CancelledError:
+            self.trouble(operation, path, CUT)
+            raise
+
+    def trouble(self, operation: str, path: str, told: Told) -> None:
+        """Note that an operation failed."""
+        if self.connection.dead:
+            return
+        history, life, broker = self.history, self.connection.life.name, self.broker.name
+        history.troubles.append(
+            Trouble(self.connection.network.loop.time(), history.tick(), life, broker, path, operation, told)
+        )
+        if history.trace is not None:
+            history.say(life, f"{operation} at {broker} {path}: {told}")
+
+
+class _Sender(Sender):
+    def __init__(self, link: SimulatedLink, entity: Entity) -> None:
+        self._link = link
+        self._entity = entity
+
+    async def send(self, message: Message) -> None:
+        error = (await self._write((message,)))[0]
+        if error is not None:
+            raise error
+
+    async def send_batch(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
+        return await self._write(tuple(messages)) if messages else []
+
+    async def close(self) -> None:
+        pass
+
+    async def _write(self, messages: tuple[Message, ...]) -> list[TransportError | None]:
+        link, history = self._link, self._link.history
+        loop, life = link.connection.network.loop, link.connection.life.name
+        numbers = tuple(map(link.number_of, messages))
+        attempt = Attempt(
+            len(history.attempts),
+            life,
+            link.broker.name,
+            self._entity,
+            not link.sending(),
+            numbers,
+            loop.time(),
+            history.tick(),
+        )
+        history.attempts.append(attempt)
+        if history.trace is not None:
+            ids = " ".join(str(message.message_id) for message in messages)
+            history.say(life, f"writes {ids} to {link.broker.name} {self._entity}, attempt {attempt.number}")
+        results: list[TransportError | None]
+        told: tuple[Told, ...] = ()
+
+        def apply(request: Request) -> list[TransportError | None]:
+            return [
+                self._store(message, attempt.number, bool(request.spoilt >> index & 1))
+                for index, message in enumerate(messages)
+            ]
+
+        try:
+            results = await link.ask(SEND, self._entity.path, apply, len(messages))
+            told = tuple(CONFIRMED if result is None else told_by(result) for result in results)
+        except TransportError as error:
+            results = [error] * len(messages)
+            told = (told_by(error),) * len(messages)
+        except BaseException:
+            told = (CUT,) * len(messages)
+            raise
+        finally:
+            if not link.connection.dead:
+                attempt.told = told
+                attempt.ended_at, attempt.end_tick = loop.time(), history.tick()
+                if history.trace is not None:
+                    history.say(life, f"attempt {attempt.number}: {'; '.join(dict.fromkeys(map(str, told)))}")
+        return results
+
+    def _store(self, message: Message, attempt: int, refused: bool) -> TransportError | None:
+        link = self._link
+        limit = link.capabilities.max_message_bytes
+        if limit is not None and link.measure(message) > limit:
+            return TransportError("the message is too large", FailureKind.REFUSED, FailureReason.TOO_LARGE)
+        if refused:
+            return TransportError("this one was not taken", FailureKind.UNAVAILABLE, FailureReason.OTHER)
+        try:
+            link.broker.store(self._entity, message, attempt)
+        except TransportError as error:
+            return error
+        return None
+
+
+class _Receiver(Receiver):
+    def __init__(self, link: SimulatedLink, source: Source) -> None:
+        self._link = link
+        self._source = source
+        self._path = source.entity.path
+        self.connection = link.connection
+
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        link, network, broker = self._link, self.connection.network, self._link.broker
+
+        def apply(request: Request) -> Any:
+            queue = broker.source(self._source)
+
+            def answer(found: list[Delivery] | TransportError) -> None:
+                timer.cancel()
+                request.stop = None
+                network.answer(request, found)
+
+            def stop() -> None:
+                timer.cancel()
+                request.stop = None
+                broker.forget_poll(queue, poll)
+
+            def expire() -> None:
+                stop()
+                network.answer(request, [])
+
+            poll = Poll(
+                self,
+                self.connection.life.name,
+                max_messages,
+                answer,
+                lambda: network.reachable(request),
+            )
+            timer = network.loop.later(wait, expire)
+            request.stop = stop
+            broker.poll(queue, poll)
+            return WAITING
+
+        found: list[Delivery] = await link.ask(RECEIVE, self._path, apply)
+        return found
+
+    async def complete(self, delivery: Delivery) -> None:
+        await self._settle(lambda queue: self._link.broker.complete(queue, delivery, self.connection.life.name))
+
+    async def complete_batch(self, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
+        results: list[TransportError | None] = []
+        link, life = self._link, self.connection.life.name
+
+        def apply(request: Request) -> list[TransportError | None]:
+            errors: list[TransportError | None] = []
+            for delivery in deliveries:
+                try:
+                    link.broker.complete(link.broker.source(self._source), delivery, life)
+                    errors.append(None)
+                except TransportError as error:
+                    errors.append(error)
+            return errors
+
+        try:
+            results = await link.ask(SETTLE, self._path, apply)
+        except TransportError as error:
+            return [error] * len(deliveries)
+        for each in results:
+            if each is not None:
+                link.trouble(SETTLE, self._path, told_by(each))
+        return results
+
+    async def abandon(self, delivery: Delivery) -> None:
+        broker = self._link.broker
+
+        def give_back(queue: Any) -> None:
+            broker.release(queue, broker.held(queue, delivery).number)
+            broker.serve(queue)
+
+        await self._settle(give_back)
+
+    async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
+        life = self.connection.life.name
+        await self._settle(lambda queue: self._link.broker.dead_letter(queue, delivery, reason, life))
+
+    async def renew_lock(self, delivery: Delivery) -> Delivery:
+        renewed = await self._settle(lambda queue: self._link.broker.renew(queue, delivery))
+        return renewed if isinstance(renewed, Delivery) else delivery
+
+    async def close(self) -> None:
+        broker = self._link.broker
+        if self.connection.ended:
+            return
+        try:
+            async with asyncio.timeout(1.5):
+                await self._link.ask(SETTLE, self._path, lambda _: broker.release_all(self))
+        except (TransportError, TimeoutError):
+            # What can't be given back comes back when the locks end; those without a duration when the broker sees
+            # that the receiver's channel is gone.
+            if self._link.lock_duration is None:
+                self.connection.network.loop.later(1.0, broker.release_all, self)
+
+    async def _settle(self, action: Callable[[Any], Any]) -> Any:
+        broker = self._link.broker
+        return await self._link.ask(SETTLE, self._path, lambda _: action(broker.source(self._source)))
+
+
+class _Admin(Admin):
+    def __init__(self, link: SimulatedLink) -> None:
+        self._link = link
+
+    async def check(self) -> None:
+        await self._link.ask(ADMIN, "", lambda _: None)
+
+    async def exists(self, entity: Entity) -> bool:
+        return bool(await self._ask(entity, lambda broker: entity in broker.queues))
+
+    async def create(self, entity: Entity, properties: QueueProperties | None = None) -> bool:
+        wanted = replace(properties or QueueProperties(), lock_duration=self._link.lock_duration)
+        return bool(await self._ask(entity, lambda broker: broker.create(entity, wanted)))
+
+    async def create_subscription(self, topic: Entity, name: str) -> bool:
+        return bool(await self._ask(topic, lambda broker: broker.subscribe(topic, name)))
+
+    async def properties(self, entity: Entity) -> QueueProperties:
+        found: QueueProperties = await self._ask(entity, lambda broker: broker.find(entity).properties)
+        return found
+
+    async def counts(self, source: Source) -> QueueCounts:
+        counts: QueueCounts = await self._ask(source.entity, lambda broker: broker.counts(broker.source(source)))
+        return counts if self._link.capabilities.counts_scheduled else replace(counts, scheduled=0)
+
+    async def delete(self, entity: Entity) -> bool:
+        return bool(await self._ask(entity, lambda broker: broker.delete(entity)))
+
+    async def list_entities(self, prefix: str = "") -> list[Entity]:
+        found = await self._link.ask(ADMIN, "", lambda _: tuple(self._link.broker.queues))
+        return sorted((entity for entity in found if entity.path.startswith(prefix)), key=str)
+
+    async def peek(self, source: Source, max_messages: int) -> list[Delivery]:
+        copies = await self._ask(source.entity, lambda broker: list(broker.source(source).copies.values()))
+        first = copies[:max_messages]
+        return [Delivery(copy.message, None, 1, str(copy.number), instant(copy.at)) for copy in first]
+
+    async def purge(self, source: Source) -> int:
+        raise TransportError("nobody purges here", FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
+
+    async def probe(self, entity: Entity) -> None:
+        await self._link.ask(PROBE, entity.path, lambda _: self._link.broker.counts(self._link.broker.find(entity)))
+
+    def is_system_entity(self, entity: Entity) -> bool:
+        return entity.path.startswith("system/")
+
+    async def _ask(self, entity: Entity, action: Callable[[Broker], Any]) -> Any:
+        return await self._link.ask(ADMIN, entity.path, lambda _: action(self._link.broker))
+
+
+def told_by(error: TransportError) -> Told:
+    """What a failure tells."""
+    return Told(False, error.maybe_applied, error.kind.value, error.reason.value)

@@ -1,0 +1,375 @@
+"""The world of a simulation: two brokers, the network, the processes, and the faults as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import Callable
+from contextvars import copy_context
+from datetime import UTC, datetime
+from random import Random
+from typing import Any
+
+from pairmq.core import Diversion, PairOptions, divert
+from pairmq.model import Entity, EntityKind, EntityState, Message
+from pairmq.testing._loop import WALL_EPOCH
+from pairmq.testing.simulator._broker import Broker
+from pairmq.testing.simulator._history import History, Life
+from pairmq.testing.simulator._loop import OWNER, SimulationLoop
+from pairmq.testing.simulator._network import STRIKES, Condition, Network
+from pairmq.testing.simulator._process import SENDING, Process, number_of
+from pairmq.testing.simulator._scenario import (
+    PRIMARY,
+    SECONDARY,
+    Fault,
+    ProcessPlan,
+    Scenario,
+    Shipment,
+    entity_of,
+)
+from pairmq.testing.simulator._transport import SimulatedLink
+from pairmq.transport import Capabilities, QueueProperties
+
+SUBSCRIPTIONS = ("all", "audit")
+CANARIES = 90_000_000
+"""The numbers of the messages that are sent when all is healed."""
+
+# Queues of the primary to which no syphon may deliver (SPEC 5.8).
+_FORBIDDEN = ("system/secret", f"{PRIMARY}/x-servicebus-transfer/0")
+
+_LATE_WRITES = 35.0  # s after which nothing of the faults is on its way any more
+_EVERY = 5.0  # s between two looks at whether all is drained
+_TASKS_A_QUEUE = 12
+_TASKS_BESIDES = 60
+
+
+class World:
+    """One simulation.
+
+    Args:
+        scenario: what happens.
+        trace: takes a line for each fact; None for no trace.
+    """
+
+    def __init__(self, scenario: Scenario, trace: Callable[[str], None] | None = None) -> None:
+        self.scenario = scenario
+        self.loop = SimulationLoop()
+        self.history = _LiveHistory(scenario, self.loop, trace)
+        setup = scenario.setup
+        self.brokers = {name: Broker(name, self.loop, self.history, number_of) for name in (PRIMARY, SECONDARY)}
+        latencies = dict(zip((PRIMARY, SECONDARY), setup.latency, strict=True))
+        self.network = Network(self.loop, self.history, latencies, Random(f"{scenario.seed} network"))
+        shipments: dict[str, list[Shipment]] = {}
+        for shipment in scenario.traffic:
+            shipments.setdefault(shipment.sender, []).append(shipment)
+        self.processes = {
+            plan.name: Process(
+                self,
+                plan,
+                {each: shipments.get(each.name, []) for each in setup.senders if each.process == plan.name},
+            )
+            for plan in setup.processes
+        }
+        self._options = {syphon: setup.pair_options(syphon=syphon) for syphon in (False, True)}
+        self._conditions: dict[Condition, None] = {}
+        self._deleted: dict[tuple[str, Entity], QueueProperties] = {}
+        self._forged = 0
+
+    def run(self) -> History:
+        """Simulate all of it."""
+        logger = logging.getLogger("pairmq")
+        level = logger.level
+        logger.setLevel(logging.CRITICAL)  # thousands of warnings, all of them asked for
+        self.loop.set_exception_handler(self._unhandled)
+        try:
+            self.loop.run(self._main())
+        except Exception as error:
+            self.crashed(None, f"the simulation itself: {type(error).__name__}: {error}")
+        finally:
+            logger.setLevel(level)
+            self.history.ended_at = self.loop.time()
+            for process in self.processes.values():
+                process.forget()
+            self.loop.bury()
+        return self.history
+
+    # What processes ask for.
+
+    def options(self, plan: ProcessPlan) -> PairOptions:
+        """The options of a process's pair."""
+        return self._options[plan.syphon]
+
+    def link(self, name: str, life: Life) -> SimulatedLink:
+        """A new connection of a process to a broker."""
+        setup = self.scenario.setup
+        primary = name == PRIMARY
+        capabilities = Capabilities(
+            max_message_bytes=setup.most_bytes[0 if primary else 1],
+            topics=True,
+            scheduling=primary or setup.scheduling,
+            counts_scheduled=primary or setup.counts_scheduled,
+            time_to_live=True,
+            dead_letter=True,
+            lock_renewal=True,
+            probes=True,
+            peek=True,
+            durable=True,
+        )
+        connection = self.network.open(self.brokers[name], life)
+        lock = 30.0 if primary else setup.lock_duration
+        return SimulatedLink(connection, self.history, capabilities, lock, SENDING.get, number_of)
+
+    def crashed(self, life: Life | None, text: str) -> None:
+        """Note what must not happen at all."""
+        if life is not None and life.ended_at is not None:
+            return
+        who = "world" if life is None else life.name
+        self.history.crashes.append((self.loop.time(), f"{who}: {text}"))
+        self.history.say(who, f"CRASH {text}")
+
+    def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        text = f"{context.get('message')}: {type(error).__name__}: {error}"
+        self.history.crashes.append((self.loop.time(), text))
+
+    # The course of things.
+
+    async def _main(self) -> None:
+        scenario = self.scenario
+        for text in scenario.setup.entities:
+            entity = entity_of(text)
+            self.brokers[PRIMARY].create(entity, QueueProperties(lock_duration=30.0))
+            if entity.kind is EntityKind.TOPIC:
+                for name in SUBSCRIPTIONS:
+                    self.brokers[PRIMARY].subscribe(entity, name)
+        for path in _FORBIDDEN:
+            self.brokers[PRIMARY].create(Entity(path), QueueProperties(lock_duration=30.0))
+        for process in self.processes.values():
+            process.start()
+        for fault in scenario.faults:
+            self.loop.call_at(fault.at, self._strike, fault)
+        await self._until(scenario.seconds)
+        if scenario.mode == "liveness":
+            await self._heal()
+            await self._converge()
+        await self._close_all()
+        gc.collect()  # failures that nobody looked at are told when they are collected
+
+    async def _until(self, at: float) -> None:
+        await asyncio.sleep(max(0.0, at - self.loop.time()))
+
+    async def _close_all(self) -> None:
+        for process in self.processes.values():
+            process.stop()
+        ends_at = self.loop.time() + 600.0
+        while any(process.alive for process in self.processes.values()) and self.loop.time() < ends_at:  # noqa: ASYNC110
+            await asyncio.sleep(1.0)  # their tasks may be killed, and then nobody would set an event
+
+    # Faults.
+
+    def _strike(self, fault: Fault) -> None:
+        if self.history.healed_at is not None:
+            return
+        self.history.strokes.append((self.loop.time(), self.history.tick(), fault))
+        self.history.say("fault", str(fault))
+        if fault.kind in STRIKES:
+            self._begin(fault)
+            return
+        chance = Random(fault.seed)
+        match fault.kind:
+            case "reset":
+                self._drop(fault, chance)
+            case "broker-kill":
+                self._drop(fault, chance)
+                self._begin(Fault(fault.at, "refuse", fault.duration, fault.broker, seed=fault.seed))
+                self.brokers[fault.broker].release_all()
+            case "lock-lost":
+                queue = self.brokers[fault.broker].queues.get(Entity(fault.entity))
+                if queue is not None:
+                    self.brokers[fault.broker].release_all(queue=queue)
+            case "delete":
+                self._delete(fault)
+            case "kill" | "restart":
+                self._end_process(fault, chance)
+            case "operator":
+                self._operate(fault, chance)
+            case "forge":
+                self._forge(fault, chance)
+            case _:
+                raise ValueError(f"unknown fault {fault.kind}")
+
+    def _begin(self, fault: Fault) -> None:
+        condition = Condition(fault)
+        self._conditions[condition] = None
+        self.network.begin(condition)
+        self.loop.later(fault.duration, self._over, condition)
+
+    def _over(self, condition: Condition) -> None:
+        if self._conditions.pop(condition, self) is None:
+            self.history.say("fault", f"is over: {condition.fault}")
+            self.network.end(condition)
+            self.brokers[condition.fault.broker].serve_all()
+
+    def _drop(self, fault: Fault, chance: Random) -> None:
+        for connection in tuple(self.network.connections):
+            if connection.broker.name == fault.broker and fault.process in ("", connection.process):
+                self.network.drop(connection, chance)
+
+    def _delete(self, fault: Fault) -> None:
+        broker = self.brokers[fault.broker]
+        for entity in tuple(broker.queues):
+            if entity.path == fault.entity:
+                properties = broker.queues[entity].properties
+                broker.delete(entity)
+                if fault.broker == PRIMARY:  # backlog queues are for the pairs to make again
+                    self._deleted[fault.broker, entity] = properties
+                    self.loop.later(fault.duration, self._make_again, fault.broker, entity)
+
+    def _make_again(self, name: str, entity: Entity) -> None:
+        properties = self._deleted.pop((name, entity), None)
+        if properties is not None and self.brokers[name].create(entity, properties):
+            self.history.say("fault", f"{name} {entity} is made again")
+            if entity.kind is EntityKind.TOPIC:
+                for subscription in SUBSCRIPTIONS:
+                    self.brokers[name].subscribe(entity, subscription)
+
+    def _end_process(self, fault: Fault, chance: Random) -> None:
+        process = self.processes[fault.process]
+        if process.alive and fault.kind == "kill":
+            process.kill(chance)
+        else:
+            process.stop()
+        process.down_until = self.loop.time() + fault.duration
+        self.loop.later(fault.duration, self._restart, process)
+
+    def _restart(self, process: Process) -> None:
+        if process.alive:
+            if process.down_until > 0:  # it is still closing
+                self.loop.later(1.0, self._restart, process)
+        elif self.loop.time() >= process.down_until:
+            process.down_until = 0.0
+            process.start()
+
+    def _operate(self, fault: Fault, chance: Random) -> None:
+        process = self.processes[fault.process]
+        if process.pair is None or process.life is None or process.life.opened_at is None or process.life.closing_at:
+            return
+        kind = "topic" if f"topic:{fault.entity}" in self.scenario.setup.entities else "queue"
+        word = chance.choice(("force_failover", "mark_healthy"))
+        context = copy_context()
+        context.run(OWNER.set, process.life)
+        pair = process.pair
+        context.run(lambda: getattr(pair, word)(fault.entity, kind=kind))
+
+    def _forge(self, fault: Fault, chance: Random) -> None:
+        """Put a message into a backlog queue that no pair has put there."""
+        queue = Entity(fault.entity)
+        broker = self.brokers[SECONDARY]
+        if queue not in broker.queues:
+            return
+        self._forged += 1
+        plain = Message(b"forged", message_id=f"forged-{self._forged}")
+        at = datetime.fromtimestamp(WALL_EPOCH + self.loop.time(), UTC)
+        target = Entity(chance.choice(("nowhere", *_FORBIDDEN)))
+        message = plain
+        if chance.random() < 0.7:
+            message = divert(plain, Diversion(target, at, "forger", self._forged))
+        self.history.forged.append(broker.store(queue, message, None))
+
+    # Liveness.
+
+    async def _heal(self) -> None:
+        self.history.healed_at = self.loop.time()
+        self.history.say("world", "heals everything")
+        for condition in tuple(self._conditions):
+            self._over(condition)
+        for name, entity in tuple(self._deleted):
+            self._make_again(name, entity)
+        for process in self.processes.values():
+            process.down_until = min(process.down_until, self.loop.time())
+            if not process.alive:
+                process.down_until = 0.0
+                process.start()
+        await asyncio.sleep(_LATE_WRITES)
+        for process in self.processes.values():
+            if not process.alive:  # it was still closing when all was healed
+                process.start()
+
+    def _bound(self) -> float:
+        """Seconds within which all must be well again; each part is the longest wait of one piece."""
+        o = self._options[True]
+        lock = self.scenario.setup.lock_duration or 60.0
+        waiting = sum(len(queue.copies) for queue in self.brokers[SECONDARY].queues.values())
+        moving = 0.0 if o.syphon_max_rate is None else 3 * waiting / o.syphon_max_rate
+        pings = 14 * (o.ping_primary_interval + o.ping_timeout)
+        polls = o.syphon_receive_wait + o.attempt_timeout
+        return 300.0 + pings + 2 * polls + 4 * lock + 3 * o.backlog_retry_interval + o.send_timeout + moving
+
+    async def _converge(self) -> None:
+        history = self.history
+        history.bound = self._bound()
+        began = self.loop.time()
+        if not await self._well(began + history.bound):
+            return
+        history.drained_at = self.loop.time()
+        number = CANARIES
+        for process in self.processes.values():
+            for plan in [each for each in self.scenario.setup.senders if each.process == process.plan.name]:
+                self._in(process, process.canary(number, plan))
+                number += 1
+        await asyncio.sleep(self._options[True].send_timeout + 1.0)
+        await self._well(self.loop.time() + history.bound)
+
+    def _in(self, process: Process, coroutine: Any) -> None:
+        context = copy_context()
+        context.run(OWNER.set, process.life)
+        self.loop.create_task(coroutine, name="canary", context=context)
+
+    async def _well(self, ends_at: float) -> bool:
+        while problems := self._problems():
+            if self.loop.time() >= ends_at:
+                self.history.undrained = tuple(problems)
+                return False
+            await asyncio.sleep(_EVERY)
+        return True
+
+    def _problems(self) -> list[str]:
+        """What is not yet as it should be."""
+        problems = []
+        for queue in self.brokers[SECONDARY].queues.values():
+            if queue.copies:
+                first = ", ".join(str(number) for number in list(queue.copies)[:5])
+                problems.append(f"{queue.entity} holds {len(queue.copies)} messages: copies {first}")
+        for process in self.processes.values():
+            life, pair = process.life, process.pair
+            if life is None or pair is None or life.opened_at is None:
+                problems.append(f"process {process.plan.name} does not run")
+                continue
+            for entity, state in pair.states().items():
+                if state is not EntityState.HEALTHY:
+                    problems.append(f"{life.name} has {entity} as {state}")
+            missing = [each.path for each in pair.backlog_queues if each not in self.brokers[SECONDARY].queues]
+            if missing:
+                problems.append(f"{', '.join(missing)} does not exist")
+            if process.out:
+                problems.append(f"{life.name} does not use {', '.join(sorted(process.out))}")
+            if pair.in_flight:
+                problems.append(f"{life.name} has {pair.in_flight} sends in flight")
+            tasks = len(self.loop.tasks_of(life))
+            if tasks > _TASKS_BESIDES + _TASKS_A_QUEUE * len(pair.backlog_queues):
+                problems.append(f"{life.name} has {tasks} tasks")
+        return problems
+
+
+class _LiveHistory(History):
+    """A history that knows the time."""
+
+    def __init__(self, scenario: Scenario, loop: SimulationLoop, trace: Callable[[str], None] | None) -> None:
+        super().__init__(scenario, trace)
+        self._loop = loop
+
+    def say(self, who: str, what: str) -> None:
+        if self.trace is not None:
+            self.now = self._loop.time()
+            super().say(who, what)

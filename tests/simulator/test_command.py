@@ -1,0 +1,176 @@
+"""``pairmq simulate`` on the command line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pairmq.cli._app import run
+from pairmq.runner._job import Endings
+from pairmq.testing.simulator import Scenario, Settings, scenario_of
+
+
+@pytest.fixture
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+    logger = logging.getLogger("pairmq")
+    before = logger.level, list(logger.handlers)
+    yield tmp_path
+    logger.setLevel(before[0])
+    logger.handlers[:] = before[1]
+
+
+@pytest.fixture
+def bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receipt never says that a second copy may exist."""
+    accept = Endings.accept
+
+    def forgetful(self, state, job, started, queue):
+        accept(self, state, job, started, queue)
+        job.result = replace(job.result, maybe_duplicate=False)
+
+    monkeypatch.setattr(Endings, "accept", forgetful)
+
+
+@pytest.mark.usefixtures("in_folder")
+def test_one_seed_without_a_violation(capfd):
+    assert run(["simulate", "--seed", "1", "--hours", "0.1"]) == 0
+    assert "seed 1: no violation in 0.1" in capfd.readouterr().out
+
+
+@pytest.mark.usefixtures("in_folder")
+def test_several_seeds_are_summed_up(capfd):
+    assert run(["simulate", "--seeds", "0..3", "--hours", "0.1", "--jobs", "1"]) == 0
+    out = capfd.readouterr().out
+    assert "4 seeds" in out
+    assert "no violation" in out
+
+
+@pytest.mark.usefixtures("in_folder", "bug")
+def test_a_violation_is_told_and_ends_with_status_1(capfd):
+    assert run(["simulate", "--seeds", "0..3", "--hours", "0.5", "--jobs", "1"]) == 1
+    out = capfd.readouterr().out
+    assert "its receipt does not say so" in out
+    assert "again: pairmq simulate --seed" in out
+
+
+@pytest.mark.usefixtures("in_folder", "bug")
+def test_json_for_programs(capfd):
+    assert run(["simulate", "--seeds", "0..2", "--hours", "0.5", "--jobs", "1", "--json"]) == 1
+    document = json.loads(capfd.readouterr().out)
+    assert document["seeds"] == 3
+    assert document["failures"][0]["violations"][0]["verdict"] == "unexplained duplicate"
+    assert document["messages"] == sum(
+        document[name] for name in ("primary", "backlog", "refused", "unknown", "killed")
+    )
+
+
+@pytest.mark.usefixtures("bug")
+def test_what_is_shrunk_can_be_replayed(in_folder, capfd):
+    seed = next(s for s in range(9) if run(["simulate", "--seed", str(s), "--hours", "0.3", "--mode", "safety"]))
+    assert run(["simulate", "--seed", str(seed), "--hours", "0.3", "--mode", "safety", "--shrink"]) == 1
+    capfd.readouterr()
+    path = in_folder / f"simulation-{seed}.json"
+    scenario = Scenario.from_json(path.read_text())
+    assert len(scenario.faults) <= 3
+    assert run(["simulate", "--replay", str(path)]) == 1
+    assert "its receipt does not say so" in capfd.readouterr().out
+
+
+def test_a_trace_is_written_line_by_line(in_folder):
+    assert run(["simulate", "--seed", "3", "--hours", "0.1", "--trace", "t.txt", "--mode", "liveness"]) == 0
+    lines = (in_folder / "t.txt").read_text().splitlines()
+    instants = [float(line.split()[0]) for line in lines]
+    assert instants == sorted(instants)
+    assert any("heals everything" in line for line in lines)
+
+
+def test_it_goes_on_where_it_stopped(in_folder, capfd):
+    command = ["simulate", "--hours", "0.1", "--jobs", "1", "--state", "done.jsonl", "--json", "--seeds"]
+    assert run([*command, "0..2"]) == 0
+    first = json.loads(capfd.readouterr().out)
+    kept = (in_folder / "done.jsonl").read_text()
+    assert run([*command, "0..4"]) == 0
+    second = json.loads(capfd.readouterr().out)
+    assert (in_folder / "done.jsonl").read_text().startswith(kept)
+    assert len((in_folder / "done.jsonl").read_text().splitlines()) == 6
+    assert (first["seeds"], second["seeds"]) == (3, 5)
+    assert second["messages"] > first["messages"]
+
+
+def test_a_state_of_other_settings_is_refused(in_folder, capfd):
+    assert run(["simulate", "--seeds", "0..1", "--hours", "0.1", "--jobs", "1", "--state", "s"]) == 0
+    assert run(["simulate", "--seeds", "0..1", "--hours", "0.2", "--jobs", "1", "--state", "s"]) == 2
+    (in_folder / "s").write_text("nonsense")
+    assert run(["simulate", "--seeds", "0..1", "--hours", "0.1", "--jobs", "1", "--state", "s"]) == 2
+    assert capfd.readouterr().err.count("error: ") == 2
+
+
+@pytest.mark.usefixtures("in_folder")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--seeds", "9..3"),
+        ("--seeds", "a..b"),
+        ("--seeds", "0..99999999"),
+        ("--seed", "1", "--seeds", "0..3"),
+        ("--mode", "both"),
+        ("--faults", "fire"),
+        ("--hours", "0"),
+        ("--seeds", "0..3", "--shrink"),
+        ("--seeds", "0..3", "--trace", "t"),
+    ],
+)
+def test_a_command_line_that_can_not_work_is_told(arguments, capfd):
+    assert run(["simulate", *arguments]) == 2
+    assert "error: " in capfd.readouterr().err
+
+
+def test_a_file_that_is_no_scenario_is_told(in_folder, capfd):
+    (in_folder / "x.json").write_text("{}")
+    assert run(["simulate", "--replay", "x.json"]) == 2
+    assert run(["simulate", "--replay", "missing.json"]) == 1
+    assert capfd.readouterr().err.count("error: ") == 2
+
+
+def test_faults_can_be_chosen(in_folder, capfd):
+    assert run(["simulate", "--seed", "1", "--hours", "0.2", "--faults", "none", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["faults"] == 0
+    scenario = replace(scenario_of(Settings(seed=1, hours=0.2)), faults=())
+    (in_folder / "s.json").write_text(scenario.to_json())
+    assert run(["simulate", "--replay", "s.json", "--json"]) == 0
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ctrl_c_ends_it_cleanly(in_folder, jobs):
+    command = [sys.executable, "-m", "pairmq.cli", "simulate", "--seeds", "0..9999", "--hours", "0.2"]
+    command += ["--jobs", str(jobs), "--state", "done.jsonl"]
+    program = subprocess.Popen(
+        command, cwd=in_folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        ends_at = time.monotonic() + 40
+        state = in_folder / "done.jsonl"
+        while not state.exists() or len(state.read_text().splitlines()) < 3:
+            assert time.monotonic() < ends_at
+            assert program.poll() is None
+            time.sleep(0.05)
+        os.killpg(program.pid, signal.SIGINT)  # as a terminal does: to all of them
+        out, err = program.communicate(timeout=20)
+    finally:
+        program.kill()
+    assert program.returncode == 130
+    assert "Traceback" not in err
+    assert "stopped after" in err
+    assert "no violation" in out

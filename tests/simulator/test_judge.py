@@ -1,0 +1,571 @@
+"""The judge, on histories made by hand: it finds each verdict, and finds nothing where nothing is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pairmq.core import Diversion, divert
+from pairmq.model import Entity, EntityState, Message
+from pairmq.model.events import Cause, RotationChanged, SendCompleted, SendOutcome, StateChanged
+from pairmq.testing.simulator import Fault, ProcessPlan, Scenario, SenderPlan, Setup, Verdict
+from pairmq.testing.simulator._broker import instant
+from pairmq.testing.simulator._history import (
+    CONFIRMED,
+    CUT,
+    Attempt,
+    Copy,
+    Gap,
+    Handover,
+    History,
+    Life,
+    Note,
+    Result,
+    Sent,
+    Told,
+    Trouble,
+)
+from pairmq.testing.simulator._judge import judged
+
+ORDERS = Entity("orders")
+QUEUE = Entity("primary/x-servicebus-transfer/0")
+OTHER = Entity("primary/x-servicebus-transfer/1")
+REFUSED = Told(False, False, "refused", "not-found")
+AWAY = Told(False, False, "unavailable", "connection")
+
+
+class Book:
+    """Writes a history, fact by fact; each takes a tenth of a second."""
+
+    def __init__(self, **options: Any) -> None:
+        setup = Setup(
+            (ProcessPlan("a"), ProcessPlan("s", syphon=True)),
+            (SenderPlan("a1", "a", "orders"),),
+            ("orders",),
+            {"backlog_queue_count": 2, "attempt_timeout": 1.0, "failover_interval": 1.0, **options},
+        )
+        self.history = History(Scenario(1, 3600.0, "safety", setup))
+        self.history.ended_at = 3600.0
+        self.at = 100.0
+        self.lives = {
+            "a/1": Life("a", 1, False, "", 0.0, 0.0, self.tick(), opened_at=0.0),
+            "s/1": Life("s", 1, True, "", 0.0, 0.0, self.tick(), opened_at=0.0),
+        }
+        self.history.lives.extend(self.lives.values())
+
+    def tick(self) -> int:
+        self.at = round(self.at + 0.1, 3)
+        return self.history.tick()
+
+    def send(self, number: int = 1, timeout: float = 10.0, **fields: Any) -> Sent:
+        message = Message(b"m%08d" % number, message_id=f"id-{number}", **fields)
+        tick = self.tick()
+        self.history.sent[number] = Sent(number, "a/1", "a1", ORDERS, message, self.at, tick, timeout)
+        return self.history.sent[number]
+
+    def end(self, sent: Sent, result: Result, *, duplicate: bool = False, queue: Entity | None = None) -> None:
+        sent.end_tick = self.tick()
+        sent.result, sent.ended_at, sent.maybe_duplicate = result, self.at, duplicate
+        sent.queue = None if queue is None else queue.path
+
+    def write(
+        self,
+        sent: Sent,
+        told: Told | None = CONFIRMED,
+        *,
+        to: Entity = ORDERS,
+        by: str = "a/1",
+        stored: bool | None = None,
+        message: Message | None = None,
+    ) -> Copy | None:
+        """An attempt; it is stored if it is confirmed, unless told otherwise."""
+        broker = "primary" if to == ORDERS else "secondary"
+        syphon = by.startswith("s")
+        attempt = Attempt(
+            len(self.history.attempts), by, broker, to, syphon, (sent.number,), self.at + 0.1, self.tick()
+        )
+        self.history.attempts.append(attempt)
+        copy = None
+        if stored if stored is not None else told is CONFIRMED:
+            form = message or sent.message
+            if to != ORDERS and message is None:
+                doubt = any(each.told and each.told[0].doubtful for each in self.history.attempts[:-1])
+                form = divert(form, Diversion(ORDERS, instant(self.at), "sender", attempt.number, doubt))
+            tick = self.tick()
+            number = 1000 + len(self.history.copies)
+            copy = Copy(number, sent.number, broker, to, form, attempt.number, self.at, tick)
+            self.history.copies.append(copy)
+        attempt.told = None if told is None else (told,)
+        attempt.end_tick = self.tick()
+        attempt.ended_at = self.at
+        return copy
+
+    def hand(self, copy: Copy, to: str = "s/1") -> None:
+        tick = self.tick()
+        copy.handovers.append(Handover(self.at, tick, to))
+
+    def gone(self, copy: Copy, how: str = "completed", reason: str = "") -> None:
+        copy.gone_tick = self.tick()
+        copy.gone, copy.gone_at, copy.gone_by, copy.reason = how, self.at, "s/1", reason
+
+    def note(self, life: str, kind: type, **fields: Any) -> None:
+        tick = self.tick()
+        self.history.notes.append(Note(self.at, tick, life, kind(at=self.at, pair="p", **fields)))
+
+    def change(self, life: str, previous: str, current: str, cause: Cause, lasted: float = 1.0) -> None:
+        # At the instant of the attempt that caused it.
+        tick = self.history.tick()
+        event = StateChanged(
+            at=self.at,
+            pair="p",
+            entity=ORDERS,
+            previous=EntityState(previous),
+            current=EntityState(current),
+            cause=cause,
+            epoch=1,
+            lasted=lasted,
+        )
+        self.history.notes.append(Note(self.at, tick, life, event))
+
+    def trouble(self, operation: str = "settle", life: str = "s/1", told: Told = AWAY) -> None:
+        tick = self.tick()
+        self.history.troubles.append(Trouble(self.at, tick, life, "secondary", QUEUE.path, operation, told))
+
+    def stroke(self, kind: str, duration: float = 0.0, **where: str) -> None:
+        tick = self.tick()
+        self.history.strokes.append((self.at, tick, Fault(self.at, kind, duration, **where)))
+
+    def verdicts(self) -> list[str]:
+        return [f"{each.verdict}: {each.text}" for each in judged(self.history)]
+
+
+def diverted(book: Book, number: int = 1, **fields: Any) -> tuple[Sent, Copy]:
+    """A message that lies in the backlog, under the syphon's lock."""
+    sent = book.send(number, **fields)
+    copy = book.write(sent, to=QUEUE)
+    assert copy is not None
+    book.hand(copy)
+    book.end(sent, Result.BACKLOG, queue=QUEUE)
+    return sent, copy
+
+
+def brought_home(book: Book, number: int = 1) -> tuple[Sent, Copy]:
+    sent, copy = diverted(book, number)
+    book.write(sent, by="s/1")
+    book.gone(copy)
+    return sent, copy
+
+
+# What is as it should be.
+
+
+def accepted(book: Book) -> None:
+    sent = book.send()
+    book.write(sent)
+    book.end(sent, Result.PRIMARY)
+
+
+def failed_over(book: Book) -> None:
+    brought_home(book)
+
+
+def doubted(book: Book) -> None:
+    sent = book.send()
+    book.write(sent, CUT, stored=True)
+    copy = book.write(sent, to=QUEUE)
+    assert copy is not None
+    book.end(sent, Result.BACKLOG, duplicate=True, queue=QUEUE)
+    book.hand(copy)
+    book.write(sent, by="s/1")
+    book.gone(copy)
+
+
+def unknown(book: Book) -> None:
+    sent = book.send()
+    book.write(sent, CUT, stored=True)
+    book.end(sent, Result.UNKNOWN)
+
+
+def killed_between(book: Book) -> None:
+    sent, copy = diverted(book)
+    book.write(sent, by="s/1")
+    book.lives["s/1"].killed, book.lives["s/1"].ended_at = True, book.at
+    book.lives["s/2"] = Life("s", 2, True, "", 0.0, book.at, book.tick(), opened_at=book.at)
+    book.history.lives.append(book.lives["s/2"])
+    book.hand(copy, "s/2")
+    book.write(sent, by="s/2")
+    book.gone(copy)
+
+
+def poison(book: Book) -> None:
+    sent, copy = diverted(book)
+    book.write(sent, REFUSED, by="s/1")
+    book.gone(copy, "dead-lettered", "not-found")
+
+
+def deleted_by_somebody(book: Book) -> None:
+    _, copy = diverted(book)
+    book.gone(copy, "deleted")
+
+
+def failing_and_back(book: Book) -> None:
+    sent = book.send()
+    book.write(sent, AWAY)
+    book.change("a/1", "healthy", "failing", Cause.SEND_FAILED)
+    book.write(sent)
+    book.change("a/1", "failing", "healthy", Cause.SEND_SUCCEEDED)
+    book.end(sent, Result.PRIMARY)
+
+
+@pytest.mark.parametrize(
+    "story",
+    [accepted, failed_over, doubted, unknown, killed_between, poison, deleted_by_somebody, failing_and_back],
+    ids=lambda story: story.__name__,
+)
+def test_what_is_as_it_should_be_is_not_complained_of(story):
+    book = Book()
+    story(book)
+    assert book.verdicts() == []
+
+
+# What is not.
+
+
+def accepted_and_never_stored(book: Book) -> None:
+    sent = book.send()
+    book.write(sent, stored=False)
+    book.end(sent, Result.PRIMARY)
+
+
+def completed_before_it_was_sent(book: Book) -> None:
+    _, copy = diverted(book)
+    book.gone(copy)
+
+
+def completed_before_it_was_confirmed(book: Book) -> None:
+    sent, copy = diverted(book)
+    book.write(sent, CUT, by="s/1", stored=True)
+    book.gone(copy)
+
+
+def dead_lettered_in_an_outage(book: Book) -> None:
+    sent, copy = diverted(book)
+    book.write(sent, AWAY, by="s/1")
+    book.gone(copy, "dead-lettered", "unavailable")
+
+
+def dead_lettered_for_a_full_queue(book: Book) -> None:
+    sent, copy = diverted(book)
+    book.write(sent, Told(False, False, "refused", "quota"), by="s/1")
+    book.gone(copy, "dead-lettered", "quota")
+
+
+def expired_in_the_backlog(book: Book) -> None:
+    _, copy = diverted(book, time_to_live=1.0)
+    book.gone(copy, "expired")
+
+
+def said_to_be_expired(book: Book) -> None:
+    _, copy = diverted(book, time_to_live=1000.0)
+    book.gone(copy, "dead-lettered", "TTLExpiredException")
+
+
+def sent_by_nobody(book: Book) -> None:
+    book.history.copies.append(Copy(1, None, "primary", ORDERS, Message(b"forged"), None, 1.0, book.tick()))
+
+
+def altered(book: Book) -> None:
+    sent = book.send(time_to_live=5.0)
+    book.write(sent, message=replace(sent.message, time_to_live=None))
+    book.end(sent, Result.PRIMARY)
+
+
+def refused_and_stored(book: Book) -> None:
+    sent = book.send()
+    book.write(sent, AWAY, stored=True)
+    book.end(sent, Result.REFUSED)
+
+
+def refused_and_in_doubt(book: Book) -> None:
+    sent = book.send()
+    book.write(sent, CUT)
+    book.end(sent, Result.REFUSED)
+
+
+def refused_and_sent_elsewhere(book: Book) -> None:
+    sent = book.send()
+    book.write(sent, REFUSED)
+    book.write(sent, to=QUEUE)
+    book.end(sent, Result.BACKLOG, queue=QUEUE)
+
+
+def cancelled_and_called_refused(book: Book) -> None:
+    sent = book.send()
+    book.write(sent, CUT, stored=True)
+    book.end(sent, Result.CANCELLED)
+    book.note(
+        "a/1",
+        SendCompleted,
+        entity=ORDERS,
+        message_id="id-1",
+        outcome=SendOutcome.REFUSED,
+        backlog_queue=None,
+        attempts=1,
+        elapsed=1.0,
+        maybe_duplicate=False,
+        size=1,
+    )
+
+
+def sent_again_after_its_confirmation(book: Book) -> None:
+    sent = book.send()
+    book.write(sent)
+    book.write(sent)
+    book.end(sent, Result.PRIMARY)
+
+
+def brought_home_twice(book: Book) -> None:
+    sent, copy = diverted(book)
+    book.write(sent, by="s/1")
+    book.write(sent, by="s/1")
+    book.gone(copy)
+
+
+def delivered_again_for_no_reason(book: Book) -> None:
+    _, copy = diverted(book)
+    book.hand(copy)
+
+
+def a_doubt_that_the_receipt_hides(book: Book) -> None:
+    sent = book.send()
+    book.write(sent, CUT, stored=True)
+    book.write(sent)
+    book.end(sent, Result.PRIMARY)
+
+
+def a_doubt_that_never_was(book: Book) -> None:
+    sent = book.send()
+    book.write(sent, AWAY)
+    book.write(sent)
+    book.end(sent, Result.PRIMARY, duplicate=True)
+
+
+def a_copy_without_a_mark(book: Book) -> None:
+    sent = book.send()
+    book.write(sent, CUT, stored=True)
+    plain = divert(sent.message, Diversion(ORDERS, instant(book.at), "sender", 1))
+    book.write(sent, to=QUEUE, message=plain)
+    book.end(sent, Result.BACKLOG, duplicate=True, queue=QUEUE)
+
+
+def sent_under_a_lock_that_had_run_out(book: Book) -> None:
+    sent, copy = diverted(book)
+    copy.ran_out.append((book.tick(), book.at))
+    book.at += 10
+    book.write(sent, by="s/1")
+    book.gone(copy)
+
+
+def overtaken(book: Book) -> None:
+    first, first_copy = diverted(book, 1)
+    second, second_copy = diverted(book, 2)
+    book.write(second, by="s/1")
+    book.write(first, by="s/1")
+    book.gone(first_copy)
+    book.gone(second_copy)
+
+
+def another_backlog_queue_each_time(book: Book) -> None:
+    for number, queue in enumerate((QUEUE, OTHER), 1):
+        sent = book.send(number)
+        book.write(sent, to=queue)
+        book.end(sent, Result.BACKLOG, queue=queue)
+
+
+def came_home_and_stayed(book: Book) -> None:
+    sent, _ = diverted(book)
+    book.write(sent, by="s/1")
+
+
+def not_drained(book: Book) -> None:
+    book.history.undrained = ("a queue holds 1 message",)
+
+
+def a_queue_that_nobody_makes_again(book: Book) -> None:
+    book.history.gaps.append(Gap(200.0, "secondary", QUEUE))
+
+
+def late(book: Book) -> None:
+    sent = book.send(timeout=1.0)
+    book.at += 2
+    book.write(sent)
+    book.end(sent, Result.PRIMARY)
+
+
+def without_an_end(book: Book) -> None:
+    book.send()
+
+
+def hung_close(book: Book) -> None:
+    book.lives["a/1"].closing_at, book.lives["a/1"].closed_at = 100.0, 200.0
+
+
+def a_close_that_never_ended(book: Book) -> None:
+    book.lives["a/1"].closing_at = 100.0
+
+
+def tasks_left_behind(book: Book) -> None:
+    life = book.lives["a/1"]
+    life.closing_at, life.closed_at, life.left = 100.0, 101.0, ("pump",)
+
+
+def locks_left_behind(book: Book) -> None:
+    _, copy = diverted(book)
+    life = book.lives["s/1"]
+    life.closing_at, life.closed_at, life.locks_left = book.at, book.at + 1, (copy.number,)
+
+
+def a_way_that_does_not_exist(book: Book) -> None:
+    book.change("a/1", "healthy", "failed-over", Cause.FORCED)
+    book.change("a/1", "failed-over", "healthy", Cause.SEND_SUCCEEDED)
+
+
+def a_failure_without_a_send(book: Book) -> None:
+    book.change("a/1", "healthy", "failing", Cause.SEND_FAILED)
+
+
+def clean_from_the_start(book: Book) -> None:
+    sent = book.send()
+    book.write(sent, AWAY, by="a/1")
+    book.change("s/1", "healthy", "failed-over", Cause.FORCED)
+    book.end(sent, Result.REFUSED)
+
+
+def drained_over_a_message(book: Book) -> None:
+    diverted(book)
+    book.at += 100
+    book.change("s/1", "draining", "healthy", Cause.DRAINED)
+
+
+def the_same_queue_again(book: Book) -> None:
+    sent = book.send()
+    book.write(sent, AWAY, to=QUEUE)
+    book.write(sent, to=QUEUE)
+    book.end(sent, Result.BACKLOG, queue=QUEUE)
+
+
+def crashed(book: Book) -> None:
+    book.history.crashes.append((1.0, "a task raised AssertionError"))
+
+
+WRONG: list[tuple[Verdict, Callable[[Book], None]]] = [
+    (Verdict.LOST, accepted_and_never_stored),
+    (Verdict.LOST, completed_before_it_was_sent),
+    (Verdict.LOST, completed_before_it_was_confirmed),
+    (Verdict.LOST, dead_lettered_in_an_outage),
+    (Verdict.LOST, dead_lettered_for_a_full_queue),
+    (Verdict.LOST, expired_in_the_backlog),
+    (Verdict.LOST, said_to_be_expired),
+    (Verdict.PHANTOM, sent_by_nobody),
+    (Verdict.PHANTOM, altered),
+    (Verdict.PHANTOM, refused_and_stored),
+    (Verdict.PHANTOM, refused_and_in_doubt),
+    (Verdict.PHANTOM, refused_and_sent_elsewhere),
+    (Verdict.PHANTOM, cancelled_and_called_refused),
+    (Verdict.DUPLICATE, sent_again_after_its_confirmation),
+    (Verdict.DUPLICATE, brought_home_twice),
+    (Verdict.DUPLICATE, delivered_again_for_no_reason),
+    (Verdict.DUPLICATE, a_doubt_that_the_receipt_hides),
+    (Verdict.DUPLICATE, a_doubt_that_never_was),
+    (Verdict.DUPLICATE, a_copy_without_a_mark),
+    (Verdict.DUPLICATE, sent_under_a_lock_that_had_run_out),
+    (Verdict.ORDER, overtaken),
+    (Verdict.ORDER, another_backlog_queue_each_time),
+    (Verdict.NOT_DRAINED, came_home_and_stayed),
+    (Verdict.NOT_DRAINED, not_drained),
+    (Verdict.NOT_DRAINED, a_queue_that_nobody_makes_again),
+    (Verdict.DEADLINE, late),
+    (Verdict.DEADLINE, without_an_end),
+    (Verdict.CLOSE, hung_close),
+    (Verdict.CLOSE, a_close_that_never_ended),
+    (Verdict.CLOSE, tasks_left_behind),
+    (Verdict.CLOSE, locks_left_behind),
+    (Verdict.STATE, a_way_that_does_not_exist),
+    (Verdict.STATE, a_failure_without_a_send),
+    (Verdict.STATE, clean_from_the_start),
+    (Verdict.STATE, drained_over_a_message),
+    (Verdict.STATE, the_same_queue_again),
+    (Verdict.CRASH, crashed),
+]
+
+
+@pytest.mark.parametrize(("verdict", "story"), WRONG, ids=lambda each: getattr(each, "__name__", None))
+def test_each_verdict_is_found(verdict, story):
+    book = Book()
+    story(book)
+    found = {each.verdict for each in judged(book.history)}
+    assert verdict in found, book.verdicts()
+    assert len(found) == 1 or verdict in (Verdict.STATE, Verdict.DUPLICATE), book.verdicts()
+
+
+def test_every_verdict_has_a_story():
+    assert {verdict for verdict, _ in WRONG} == set(Verdict)
+
+
+# The same facts with an excuse.
+
+
+def test_a_fault_excuses_the_order():
+    book = Book()
+    first, first_copy = diverted(book, 1)
+    second, second_copy = diverted(book, 2)
+    book.stroke("slow", 10.0, broker="primary")
+    book.write(second, by="s/1")
+    book.write(first, by="s/1")
+    book.gone(first_copy)
+    book.gone(second_copy)
+    assert book.verdicts() == []
+
+
+def test_a_completion_that_failed_excuses_another_delivery():
+    book = Book()
+    _, copy = diverted(book)
+    book.trouble()
+    book.hand(copy)
+    assert book.verdicts() == []
+
+
+def test_a_lost_lock_excuses_another_delivery():
+    book = Book()
+    _, copy = diverted(book)
+    book.stroke("lock-lost", broker="secondary", entity=QUEUE.path)
+    book.hand(copy)
+    assert book.verdicts() == []
+
+
+def test_a_queue_out_of_use_excuses_another_one():
+    book = Book()
+    for number, queue in enumerate((QUEUE, OTHER), 1):
+        sent = book.send(number)
+        book.write(sent, to=queue)
+        book.end(sent, Result.BACKLOG, queue=queue)
+        book.note("a/1", RotationChanged, queue=queue.path, in_use=False, left=1, error="away")
+    assert book.verdicts() == []
+
+
+def test_time_excuses_an_expired_message_where_it_counts():
+    book = Book(ttl_policy="elapse")
+    _, copy = diverted(book, time_to_live=5.0)
+    book.at += 10
+    book.gone(copy, "dead-lettered", "TTLExpiredException")
+    assert book.verdicts() == []
+
+
+def test_a_killed_process_excuses_a_send_without_an_end():
+    book = Book()
+    book.send()
+    book.lives["a/1"].killed = True
+    assert book.verdicts() == []

@@ -1,0 +1,88 @@
+"""Some hours of failures, in which every promise is kept."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import pairmq.testing
+from pairmq.model import SendRefused
+from pairmq.runner._send import SendProcedure
+from pairmq.testing.simulator import FAULT_KINDS, Settings, Verdict, campaign, simulate
+from pairmq.testing.simulator._scenario import CONDITIONS
+
+
+@pytest.mark.parametrize("mode", ["safety", "liveness"])
+def test_nothing_is_lost_doubled_or_late(mode):
+    reports = [simulate(Settings(seed=seed, mode=mode)) for seed in range(500, 505)]
+    failed = [report.text() for report in reports if not report.ok]
+    assert not failed, failed[0]
+    # It was no idle time.
+    assert sum(report.counts.backlog for report in reports) > 300
+    assert sum(report.counts.duplicates for report in reports) > 50
+    assert sum(report.counts.lives for report in reports) > 30
+
+
+@pytest.mark.parametrize("kind", FAULT_KINDS)
+def test_each_kind_of_fault_alone_breaks_nothing(kind):
+    report = simulate(Settings(seed=7, hours=0.5, faults=(kind,), mode="liveness", faults_per_hour=120))
+    assert report.ok, report.text()
+    assert report.counts.faults > 20
+    if kind in CONDITIONS:
+        assert report.counts.messages > 100
+
+
+def test_a_campaign_on_several_processors_gives_the_same_as_one_by_one():
+    runs = [Settings(seed=seed, hours=0.1) for seed in range(4)]
+    side_by_side = {outcome.settings.seed: outcome for outcome in campaign(runs, jobs=2)}
+    assert [side_by_side[each.seed] for each in runs] == list(campaign(runs))
+
+
+def test_a_bug_that_raises_is_a_verdict(monkeypatch):
+    async def broken(self, *arguments):
+        raise AssertionError("a bug")
+
+    monkeypatch.setattr(SendProcedure, "_try_backlog", broken)
+    report = next(r for r in (simulate(Settings(seed=s, hours=0.5)) for s in range(10)) if not r.ok)
+    assert report.violations[0].verdict is Verdict.CRASH
+    assert "AssertionError: a bug" in report.text()
+
+
+def test_a_bug_that_hangs_is_a_verdict(monkeypatch):
+    async def hanging(self, *arguments):
+        await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(SendProcedure, "_try_backlog", hanging)
+    report = next(r for r in (simulate(Settings(seed=s, hours=0.5)) for s in range(10)) if not r.ok)
+    assert {Verdict.DEADLINE, Verdict.CLOSE, Verdict.STATE} & set(report.verdicts())
+
+
+def test_a_failure_tells_seed_options_history_and_trace(monkeypatch):
+    """A bug is planted: what is in doubt is called refused."""
+    from pairmq.runner._job import Endings
+
+    refuse = Endings.refuse
+
+    def lying(self, state, job, kind, text):
+        job.unknown = False
+        refuse(self, state, job, SendRefused, text)
+
+    monkeypatch.setattr(Endings, "refuse", lying)
+    report = next(r for r in (simulate(Settings(seed=s, hours=0.5)) for s in range(10)) if not r.ok)
+    text = report.text()
+    assert f"seed {report.scenario.seed}" in text
+    assert "backlog_queue_count = " in text
+    assert "phantom" in text
+    assert f"message {report.violations[0].message}:" in text
+    assert "may have been applied" in text
+    trace = text.partition("lines of the trace before it:\n")[2].splitlines()
+    assert 20 <= len(trace) <= 50
+    assert all(float(line.split()[0]) <= report.violations[0].at + 1e-6 for line in trace)
+    assert report.to_dict()["violations"][0]["verdict"] == "phantom"
+
+
+def test_the_test_kit_exports_it():
+    report = pairmq.testing.simulate(pairmq.testing.Settings(seed=1, hours=0.05))
+    assert isinstance(report, pairmq.testing.Report)
+    assert report.ok
