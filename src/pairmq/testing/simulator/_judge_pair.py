@@ -86,21 +86,24 @@ def _kept_queues(facts: Facts) -> Iterator[Violation]:
         if isinstance(note.event, RotationChanged) and not note.event.in_use:
             left[note.life, note.event.queue].append(note.tick)
     for (life, sender), attempts in diverted.items():
-        doubts: dict[str, int] = {}
+        failed = sorted(each.end_tick for each in attempts if each.end_tick is not None and not _all_confirmed(each))
         for before, after in itertools.pairwise(attempts):
-            if before.told is None or not all(told.confirmed for told in before.told):
-                doubts[before.entity.path] = before.tick
             path = before.entity.path
-            if path == after.entity.path or doubts.get(path, -1) >= before.tick:
+            if path == after.entity.path or before.end_tick is None or not _all_confirmed(before):
                 continue
-            if any(tick > before.tick - 1 for tick in left[life, path] if tick < after.tick) or before.end_tick is None:
+            if _any_between(left[life, path], before.tick, after.tick):
                 continue
-            if any(
+            # Another of its sends, side by side with these, may have let go of the queue.
+            if _any_between(failed, before.tick, after.tick) or any(
                 each.entity.path == path and not _all_confirmed(each) for each in attempts if each.tick < after.tick
             ):
-                continue  # one of its other sends side by side has let go of the queue
+                continue
             text = f"{sender} of {life} changed from backlog queue {path} to {after.entity.path} while it was in use"
             yield Violation(Verdict.ORDER, after.at, text)
+
+
+def _any_between(ticks: list[int], first: int, last: int) -> bool:
+    return any(first <= tick <= last for tick in ticks)
 
 
 def _all_confirmed(attempt: Attempt) -> bool:

@@ -242,7 +242,8 @@ class Process:
                 continue  # it was for an earlier life
             if shipment.at > loop.time():
                 await asyncio.sleep(shipment.at - loop.time())
-            if loop.time() > self._world.scenario.seconds or not await self.ship(life, plan, sender, shipment):
+            over = life.closed_at is not None or loop.time() > self._world.scenario.seconds
+            if over or not await self.ship(life, plan, sender, shipment):
                 return
 
     async def ship(self, life: Life, plan: SenderPlan, sender: PairSender, shipment: Shipment) -> bool:
