@@ -100,7 +100,7 @@ async def count(queues: int, wait: float, polls: int, messages: int) -> dict[str
 
 
 def main() -> int:
-    """Count, print, and fail where the two differ by more than one long poll a queue."""
+    """Count, print, and fail where the two differ by more than one long poll a queue, or 2 % of the messages."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--queues", type=int, default=10)
     parser.add_argument("--wait", type=float, default=2.0, help="seconds of a long poll")
@@ -117,8 +117,9 @@ def main() -> int:
             print(f"{name:44}{row['counted']:>10,.0f}{row['formula']:>10,.0f}")
     first, *_, primary, secondary = rows.values()
     agree = abs(first["counted"] - first["formula"]) <= arguments.queues
-    # The syphon sends in batches, which the service counts by 64 KiB: never more than the formula.
-    agree &= all(row["counted"] <= row["formula"] for row in (primary, secondary))
+    # The syphon sends in batches, which the service counts by 64 KiB: not more than the formula, but for a message that
+    # was given back and received again.
+    agree &= all(row["counted"] <= 1.02 * row["formula"] for row in (primary, secondary))
     return 0 if agree else 1
 
 

@@ -318,7 +318,7 @@ def test_faults_strike_only_the_entities_and_operations_they_name(
 ) -> None:
     other = make_queue()
     server.fault({"at": "attach", "action": "error", "entity": other.upper()})
-    server.fault({"at": "attach", "action": "error", "entity": "queue-*/$management", "description": "node"})
+    server.fault({"at": "attach", "action": "error", "entity": "*queue-*/$management", "description": "node"})
     worker.peer.attach(worker.queue, sends=True)
     assert worker.peer.attached.target is not None
     for address, text in ((other, "a fault that was asked for"), (f"{worker.queue}/$management", "node")):
