@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -35,7 +36,24 @@ from pairmq_rabbitmq.testing import RabbitServer
 from pairmq_redis.testing import RedisServer
 from pairmq_servicebus.testing import ServiceBusServer
 
-pytestmark = [pytest.mark.real_server, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.real_server,
+    pytest.mark.slow,
+    pytest.mark.timeout(120),
+    # Azure's client forgets sockets of connections that failed while they were opened, of which nobody else knows.
+    pytest.mark.filterwarnings(
+        r"ignore:Exception ignored in. <(socket|function StreamWriter|function _SelectorTransport)"
+        ":pytest.PytestUnraisableExceptionWarning"
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def _swept() -> Iterator[None]:
+    """Collect what the client has left behind here, and not under a test that has nothing to do with it."""
+    yield
+    gc.collect()
+
 
 # The client needs half a second for each link that it opens, and looks at what happened every tenth of one.
 LIMITS: dict[str, Any] = {"attempt_timeout": 2.0, "ping_timeout": 2.0, "send_timeout": 6.0}
@@ -292,7 +310,8 @@ async def test_what_counts_toward_a_failover(
         await under.failover()
         # The first diverted sends open the links to the backlog, which takes the client half a second.
         await asyncio.sleep(1.2)
-        await under.heal(primary.heal)
+        # A connection that was struck dumb stays so, as one does that a router has forgotten.
+        await under.heal(primary.heal, *([primary.drop_connections] if at == "connection" else []))
         await under.recovery()
         await checked(under, brokers, f"{at} {condition or action}, applied {applied}")
         under.check_kinds(FailureKind.UNAVAILABLE)
