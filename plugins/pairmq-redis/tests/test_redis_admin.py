@@ -197,6 +197,20 @@ async def test_peek_locks_and_changes_nothing(transport: Transport, queue: Entit
     await receiver.complete(held)
 
 
+async def test_peek_shows_what_is_scheduled_last_and_soonest_first(
+    transport: Transport, queue: Entity, message: Make
+) -> None:
+    sender, soon = transport.sender(queue), datetime.now(UTC) + timedelta(seconds=0.5)
+    await sender.send(message("late", scheduled_enqueue_at=soon + timedelta(hours=1)))
+    await sender.send(message("due", scheduled_enqueue_at=soon))
+    await sender.send(message("now"))
+    await asyncio.sleep(0.6)  # nobody receives, so that what is due stays where it is
+    before = await transport.admin.counts(Source(queue))
+    assert [d.message.body for d in await transport.admin.peek(Source(queue), 10)] == [b"now", b"due", b"late"]
+    assert [d.message.body for d in await transport.admin.peek(Source(queue), 2)] == [b"now", b"due"]
+    assert await transport.admin.counts(Source(queue)) == before
+
+
 async def test_purge_takes_locked_and_scheduled_ones_too(transport: Transport, queue: Entity, message: Make) -> None:
     later = datetime.now(UTC) + timedelta(seconds=60)
     await transport.sender(queue).send_batch([message(str(n)) for n in range(5)])

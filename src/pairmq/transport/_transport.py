@@ -285,6 +285,7 @@ class Admin(ABC):
     async def peek(self, source: Source, max_messages: int) -> list[Delivery]:
         """Show the oldest messages without locking or changing them; their lock tokens settle nothing.
 
+        Scheduled messages come last, where the broker can show them (``counts_scheduled`` says that it can count them).
         A broker that can't look without fetching may fetch messages and give them back at once, which may count as a
         delivery; its docs say so.
 

@@ -132,8 +132,9 @@ class RedisAdmin(Admin):
         return sorted((e for e in entities if e and e.path.startswith(prefix)), key=lambda entity: entity.path)
 
     async def peek(self, source: Source, max_messages: int) -> list[Delivery]:
-        """Show the oldest messages, locked ones included and scheduled ones not; a malformed one shows raw fields."""
-        entries = await self._source_script(_scripts.PEEK, source, f"peek into {source}", b"%d" % max(max_messages, 1))
+        """Show the oldest messages, locked ones too, then the scheduled ones; a malformed one shows raw fields."""
+        wanted = b"%d" % max(max_messages, 1)
+        entries = await self._source_script(_scripts.PEEK, source, f"peek into {source}", wanted)
         return [delivery_of(id_, _codec.decode_leniently(fields), fields, None) for id_, fields in entries]
 
     async def purge(self, source: Source) -> int:

@@ -409,20 +409,32 @@ PEEK = _script(
 local want = tonumber(ARGV[4])
 local this = group_info()
 if not this then return nobody end
-if mode ~= 'topic' then return redis.call('XRANGE', stream, '-', '+', 'COUNT', want) end
 local out = {}
-for _, pending in ipairs(redis.call('XPENDING', stream, group, '-', '+', want)) do
-  local entry = redis.call('XRANGE', stream, pending[1], pending[1])[1]
-  if entry then out[#out + 1] = entry end
+local function show(entries)
+  for _, entry in ipairs(entries) do out[#out + 1] = entry end
 end
-if #out < want then
-  local from = '(' .. this['last-delivered-id']
-  for _, entry in ipairs(redis.call('XRANGE', stream, from, '+', 'COUNT', want - #out)) do out[#out + 1] = entry end
+if mode == 'topic' then
+  for _, pending in ipairs(redis.call('XPENDING', stream, group, '-', '+', want)) do
+    show(redis.call('XRANGE', stream, pending[1], pending[1]))
+  end
+  if #out < want then
+    show(redis.call('XRANGE', stream, '(' .. this['last-delivered-id'], '+', 'COUNT', want - #out))
+  end
+else
+  show(redis.call('XRANGE', stream, '-', '+', 'COUNT', want))
+end
+-- What is scheduled stays there until somebody receives, even when its time has come: unseen, it would look lost.
+if mode ~= 'dead' and #out < want then
+  for _, member in ipairs(redis.call('ZRANGE', due, 0, want - #out - 1)) do
+    local ms, seq = string.match(member, '^(%d+)-0*(%d+)$')
+    local id = ms .. '-' .. seq
+    show(redis.call('XRANGE', waiting, id, id))
+  end
 end
 return out
 """,
 )
-"""Show the oldest entries."""
+"""Show the oldest entries, then those that are scheduled."""
 
 PURGE = _script(
     _SOURCE,
