@@ -10,6 +10,7 @@ ARGS ?=
 PYTEST_ARGS ?=
 WORKERS ?= 2
 UPGRADE ?=
+HOURS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup system demo test soak simulate mutants bench-idle bench-send bench-failover bench-cost check docs format lock clean
@@ -34,14 +35,17 @@ test: setup system ## all checks, then all tests (PYTEST_ARGS=... go to pytest; 
 	@$(MAKE) --no-print-directory check
 	@echo "test: pytest"
 	@$(BIN)/python -m pytest -q --numprocesses $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+	@echo "test: 300 simulated hours"
+	@$(BIN)/pairmq simulate --seeds 0..299
 
 soak: setup system ## the long tests: files of a million lines through outages (LINES=...)
 	@PAIRMQ_TEST_LINES="$(or $(LINES),1000000)" PAIRMQ_TEST_KILLS_LINES="$(or $(LINES),1000000)" \
 		$(BIN)/python -m pytest -q --timeout 3600 \
 		tests/integration/test_file_through_an_outage.py tests/integration/test_file_through_kills.py
 
-simulate: setup ## 300 simulated hours of failures, judged (ARGS=... go to `pairmq simulate`)
-	@$(BIN)/pairmq simulate $(or $(ARGS),--seeds 0..299)
+# With HOURS what was simulated is kept in a file, so that the same command goes on where it was stopped.
+simulate: setup ## 300 simulated hours of failures, judged (HOURS=10000 can be resumed; ARGS=... go to `pairmq simulate`)
+	@$(BIN)/pairmq simulate $(or $(ARGS),$(if $(HOURS),--seeds 0..$(shell expr $(HOURS) - 1) --state simulated.jsonl,--seeds 0..299))
 
 mutants: setup ## plant bugs, and see whether the simulation finds them (ARGS=--only NAME)
 	@$(BIN)/python scripts/mutants.py $(ARGS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -109,11 +110,34 @@ def test_it_goes_on_where_it_stopped(in_folder, capfd):
     assert second["messages"] > first["messages"]
 
 
+def test_what_a_killed_run_left_of_a_line_is_simulated_again(in_folder, capfd):
+    command = ["simulate", "--hours", "0.1", "--jobs", "1", "--state", "done.jsonl", "--json", "--seeds", "0..2"]
+    assert run(command) == 0
+    whole = (in_folder / "done.jsonl").read_text()
+    (in_folder / "done.jsonl").write_text(whole[:-30])
+    assert run(command) == 0
+    assert (in_folder / "done.jsonl").read_text() == whole
+    first, second = map(json.loads, capfd.readouterr().out.replace("}\n{", "}\0{").split("\0"))
+    assert second["messages"] == first["messages"]
+
+
+def test_a_state_of_other_code_is_refused(in_folder, capfd):
+    command = ["simulate", "--hours", "0.1", "--jobs", "1", "--state", "done.jsonl", "--seeds", "0..0"]
+    assert run(command) == 0
+    state = in_folder / "done.jsonl"
+    state.write_text(re.sub(r'"source": "\w+"', '"source": "0123"', state.read_text()))
+    before = state.read_text()
+    assert run(command) == 2
+    assert "another version of the code" in capfd.readouterr().err
+    assert state.read_text() == before
+
+
 def test_a_state_of_other_settings_is_refused(in_folder, capfd):
     assert run(["simulate", "--seeds", "0..1", "--hours", "0.1", "--jobs", "1", "--state", "s"]) == 0
     assert run(["simulate", "--seeds", "0..1", "--hours", "0.2", "--jobs", "1", "--state", "s"]) == 2
     (in_folder / "s").write_text("nonsense")
     assert run(["simulate", "--seeds", "0..1", "--hours", "0.1", "--jobs", "1", "--state", "s"]) == 2
+    assert (in_folder / "s").read_text() == "nonsense"
     assert capfd.readouterr().err.count("error: ") == 2
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
+import hashlib
 import json as json_
 import signal
+import sys
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
@@ -12,6 +16,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+import pairmq
 from pairmq.cli._errors import BadUsage, CommandFailed, file_problem
 from pairmq.cli._output import FAIL, OK, note, put_json, say
 from pairmq.cli._progress import Progress
@@ -152,11 +157,16 @@ def _tell(book: _Book, seconds: float) -> None:
 
 
 class _Interrupts:
-    """Remembers Ctrl-C: Python drops a KeyboardInterrupt that comes while it collects garbage."""
+    """Remembers Ctrl-C, and repeats it where it is lost.
+
+    Python prints and drops a KeyboardInterrupt that comes in a callback of its own, as while it collects garbage.
+    """
 
     def __init__(self) -> None:
-        self._asked = False
+        self._asked = self._over = False
+        self._repetition: threading.Timer | None = None
         self._before: Any = None
+        self._hook_before = sys.unraisablehook
 
     def check(self) -> None:
         """Raise `KeyboardInterrupt` if Ctrl-C was pressed."""
@@ -166,17 +176,32 @@ class _Interrupts:
     def __enter__(self) -> Self:
         with contextlib.suppress(ValueError):  # not the main thread: no signal comes here
             self._before = signal.signal(signal.SIGINT, self._ask)
+            sys.unraisablehook = self._again
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._over = True
+        if self._repetition is not None:
+            self._repetition.cancel()
+            self._repetition.join()
         if self._before is not None:
+            sys.unraisablehook = self._hook_before
             signal.signal(signal.SIGINT, self._before)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self._asked = True
-        raise KeyboardInterrupt
+        if not self._over:
+            raise KeyboardInterrupt
+
+    def _again(self, dropped: sys.UnraisableHookArgs) -> None:
+        if dropped.exc_type is KeyboardInterrupt:
+            # A little later: here it would be dropped once more.
+            self._repetition = threading.Timer(0.01, _thread.interrupt_main)
+            self._repetition.start()
+        else:
+            self._hook_before(dropped)
 
 
 class _Book:
@@ -199,10 +224,12 @@ class _Book:
             return
         head = _head(runs[0])
         try:
-            lines = Path(path).read_text("utf-8").splitlines() if Path(path).exists() else []
-            entries = [json_.loads(line) for line in lines]
+            kept = _whole_lines(Path(path).read_bytes() if Path(path).exists() else b"")
+            entries = [json_.loads(line) for line in kept.decode("utf-8").splitlines()]
             if entries and entries[0] != head:
-                raise BadUsage(f"{path} is of other settings: name another file, or remove it")
+                same = {**entries[0], "source": head["source"]} == head
+                other = "another version of the code" if same else "other settings"
+                raise BadUsage(f"{path} is of {other}: name another file, or remove it")
             known = {(entry["seed"], entry["mode"]): entry for entry in entries[1:]}
         except (json_.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
             raise BadUsage(f"{path} is no state of simulations: name another file") from None
@@ -214,6 +241,7 @@ class _Book:
         self.left = [each for each in runs if (each.seed, each.mode) not in known]
         try:
             self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115  # closed by close
+            self._file.truncate(len(kept))
             if not entries:
                 self._put(head)
         except OSError as error:
@@ -256,6 +284,22 @@ class _Book:
         self._file.flush()
 
 
+def _whole_lines(text: bytes) -> bytes:
+    """All but what a killed run left of a last line; a text without any whole line stays as it is."""
+    return text[: text.rfind(b"\n") + 1] or text
+
+
 def _head(first: Settings) -> dict[str, Any]:
     """What must agree for two runs to share a file: all but seed and mode, which stand with each outcome."""
-    return {"simulations": 1, "hours": first.hours, "faults": list(first.faults)}
+    return {"simulations": 1, "source": _source(), "hours": first.hours, "faults": list(first.faults)}
+
+
+def _source() -> str:
+    """A fingerprint of the code that is simulated: what was found of other code tells nothing of this one."""
+    root = Path(pairmq.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        # The commands are not simulated.
+        if "cli" not in path.relative_to(root).parts:
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
