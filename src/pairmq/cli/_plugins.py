@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from pairmq.cli._common import Json, examples
 from pairmq.cli._errors import CommandFailed
 from pairmq.cli._extensions import ExtensibleGroup, Extension
-from pairmq.cli._output import FAIL, cells, complain, put_json, stdout_console, table
+from pairmq.cli._output import FAIL, cells, complain, put_json, stdout_console
 from pairmq.plugins import Registry, registry
 from pairmq.transport import Capabilities
 
@@ -71,25 +73,41 @@ def _show(installed: Registry, commands: Sequence[tuple[Extension, str | None]])
     if not installed.plugins and not commands:
         console.print("no plugins installed: e.g. pip install 'pairmq-redis[memory]'")
         return
-    listing = table("name", "kind", "schemes", "distribution", "can", "about")
+    blocks: list[_Block] = []
     for plugin in installed.plugins:
         origin = plugin.distribution or "registered by hand"
         if plugin.error:
-            listing.add_row(*cells((plugin.name, "BROKEN", "", origin, "", plugin.error), FAIL))
+            blocks.append(_Block(plugin.name, f"BROKEN, of {origin}", [plugin.error], FAIL))
         for record in plugin.transports:
             schemes = " ".join(f"{scheme}://" for scheme in record.schemes)
-            listing.add_row(
-                *cells(
-                    (record.name, "transport", schemes, origin, " ".join(can(record.capabilities)), record.description)
-                )
+            abilities = ", ".join(can(record.capabilities))
+            blocks.append(
+                _Block(record.name, f"transport of {origin}", [schemes, record.description, f"can: {abilities}"])
             )
         for observer in plugin.observers:
-            kind = "observer, automatic" if observer.automatic else "observer"
-            listing.add_row(*cells((observer.name, kind, "", origin, "", observer.description)))
+            kind = "observer, automatic," if observer.automatic else "observer"
+            blocks.append(_Block(observer.name, f"{kind} of {origin}", [observer.description]))
     for extension, error in commands:
-        row = (extension.name, "BROKEN" if error else "command", "", extension.distribution, "", error or "")
-        listing.add_row(*cells(row, FAIL if error else None))
+        kind = "BROKEN command" if error else "command"
+        block = _Block(extension.name, f"{kind} of {extension.distribution}", [error or ""], FAIL if error else None)
+        blocks.append(block)
+    # Blocks, since six columns of this kind of text are not readable in eighty characters.
+    listing = Table.grid(padding=(0, 2, 1, 0))
+    listing.add_column(no_wrap=True)
+    for block in blocks:
+        name, *lines = cells([block.name, block.origin, *filter(None, block.lines)], block.style)
+        name.stylize("bold")
+        listing.add_row(name, Text("\n").join(lines))
     console.print(listing)
+
+
+class _Block(NamedTuple):
+    """What is told of one of them: the lines stand beside its name."""
+
+    name: str
+    origin: str
+    lines: Sequence[str]
+    style: str | None = None
 
 
 def _as_json(installed: Registry) -> list[dict[str, Any]]:
