@@ -305,17 +305,17 @@ def test_silence_holds_back_what_waited_for_a_slow_reader(server, connect, proxy
 def test_slow_delays_each_direction_and_keeps_the_order(proxy, connect):
     client = connect()
     echo(client)
-    proxy.slow(delay=0.2)
+    proxy.slow(delay=1)
     started = time.monotonic()
     for n in range(10):
         client.sendall(b"%d" % n)
         time.sleep(0.01)
     assert read(client, 10) == b"0123456789"
-    assert 0.4 <= time.monotonic() - started < 5  # a delay, not one for each piece
+    assert 2 <= time.monotonic() - started < 10  # a delay, not one for each piece
     proxy.restore()
     started = time.monotonic()
     echo(client)
-    assert time.monotonic() - started < 0.4
+    assert time.monotonic() - started < 2
 
 
 def test_slow_limits_the_rate(proxy, connect):

@@ -420,14 +420,14 @@ async def test_peek_while_somebody_else_takes_them(transport: Transport, rabbit:
 async def test_a_peek_that_is_cancelled_gives_back_what_it_fetched(transport: Transport, rabbit: RabbitServer) -> None:
     declare(rabbit)
     fill(rabbit, 5)
-    loop = asyncio.get_running_loop()
     for delay in (0.0, 0.001, 0.002, 0.004, 0.008):
         peeking = asyncio.create_task(transport.admin.peek(Source(QUEUE), 5))
         await asyncio.sleep(delay)
-        begun = loop.time()
         peeking.cancel()
-        await asyncio.wait((peeking,))
-        assert loop.time() - begun < 0.05
+        # It does not wait for the server to give back: a few turns of the loop are enough.
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert peeking.done()
     await asyncio.sleep(1.2)
     assert rabbit.queues()["orders"] == (5, 0)
 

@@ -106,7 +106,7 @@ async def test_an_alarm_fails_the_probe_until_it_ends(transport: Transport, rabb
         with pytest.raises((TransportError, TimeoutError)):
             async with asyncio.timeout(0.3):
                 await transport.admin.probe(QUEUE)
-        assert time.perf_counter() - begun < 0.5
+        assert time.perf_counter() - begun < 1.5
     assert await failure(transport) == (FailureKind.UNAVAILABLE, FailureReason.QUOTA)
     rabbit.unblock()
     async with asyncio.timeout(2):
@@ -223,7 +223,7 @@ async def test_a_broker_that_hangs_or_is_away(transport: Transport, rabbit: Rabb
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):
                 await transport.admin.probe(QUEUE)
-        assert time.perf_counter() - begun < 0.5
+        assert time.perf_counter() - begun < 1.5
     rabbit.resume()
     await transport.admin.probe(QUEUE)
     rabbit.go_down()

@@ -85,8 +85,8 @@ async def test_a_lock_that_ends_gives_the_message_to_another(transport: Transpor
     [first] = await one.receive(1, 1)
     assert await other.receive(1, 0) == []
     before = time.monotonic()
-    [again] = await other.receive(1, 2)
-    assert time.monotonic() - before < LOCK + 0.3
+    [again] = await other.receive(1, 5)
+    assert time.monotonic() - before < LOCK + 2
     assert (again.delivery_count, again.sequence_number) == (2, first.sequence_number)
     await lost(one, first)
     await other.complete(again)
@@ -139,7 +139,7 @@ async def test_a_waiting_receiver_is_given_what_another_abandons(transport: Tran
     await one.abandon(delivery)
     before = time.monotonic()
     assert bodies(await waiting) == ["a"]
-    assert time.monotonic() - before < 0.5
+    assert time.monotonic() - before < 2
 
 
 async def test_one_delivery_too_many_dead_letters(transport: Transport, message: Make) -> None:

@@ -144,6 +144,8 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                # Ctrl-C goes to the terminal's whole group, and is for whoever runs the server: he ends it in his turn.
+                process_group=0,
                 preexec_fn=_die_with_parent if sys.platform == "linux" else None,
             )
         self._paused = False
