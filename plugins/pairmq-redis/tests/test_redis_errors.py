@@ -26,6 +26,8 @@ U, R, B, T = FailureKind.UNAVAILABLE, FailureKind.REFUSED, FailureKind.BUSY, Fai
         ("NOAUTH Authentication required.", R, FailureReason.UNAUTHORIZED),
         ("WRONGPASS invalid username-password pair or user is disabled.", R, FailureReason.UNAUTHORIZED),
         ("NOPERM User alice has no permissions to run the 'xadd' command", R, FailureReason.UNAUTHORIZED),
+        ("ERR Protocol error: unauthenticated multibulk length", R, FailureReason.UNAUTHORIZED),
+        ("ERR Protocol error: unauthenticated bulk length", R, FailureReason.UNAUTHORIZED),
         ("ERR ACL failure in script: User alice has no permissions", R, FailureReason.UNAUTHORIZED),
         ("ERR AUTH <password> called without any password configured", R, FailureReason.UNAUTHORIZED),
         ("BUSY Redis is busy running a script.", B, FailureReason.OTHER),

@@ -59,6 +59,8 @@ _ANSWERS: tuple[_Row, ...] = (
     _Row(driver.NoPermissionError, _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
     _Row("ERR AUTH", _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
     _Row("AUTH ", _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
+    # Of whoever has not logged in the server reads no long command, and says no more than this.
+    _Row("Protocol error: unauthenticated", _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
     _Row("ACL failure", _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
     _Row("The user executing the script", _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
     _Row(driver.BusyLoadingError, _UNAVAILABLE, FailureReason.OTHER),

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeAlias
 import hiredis
 from redis.asyncio import Connection
 from redis.connection import DefaultParser
-from redis.exceptions import InvalidResponse
+from redis.exceptions import AuthenticationError, InvalidResponse, ResponseError
 
 Command: TypeAlias = Sequence[bytes]
 """A command's name and arguments."""
@@ -66,9 +66,28 @@ class RedisWire:
         try:
             async with asyncio.timeout(self._connect_timeout):
                 await self._connection.connect()  # type: ignore[no-untyped-call]  # redis-py's
+                await self._ask_to_be_let_in()
         except BaseException:
             self.abort()
             raise
+
+    async def _ask_to_be_let_in(self) -> None:
+        """Find out whether a server that nobody logs in to wants a login.
+
+        Of a stranger Redis reads only small commands: upon a larger one it ends the connection, and its word for why
+        may be lost with it (`unauthenticated bulk length`). That would look like an outage, and messages
+        would be diverted that the broker refuses.
+        """
+        connection = self._connection
+        if connection.password or connection.username or connection.credential_provider:
+            return  # it has just logged in
+        await connection.send_command("PING")
+        try:
+            await connection.read_response()
+        except AuthenticationError:
+            raise
+        except ResponseError:
+            pass  # whatever else it says, it says to the commands that follow as well
 
     def write(self, commands: Sequence[Command]) -> None:
         writer = self._connection._writer

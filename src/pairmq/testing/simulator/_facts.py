@@ -11,6 +11,9 @@ from pairmq.model.events import MessageMoved, PingCompleted, RotationChanged, St
 from pairmq.testing.simulator._history import Attempt, Copy, History, Life, Note, Sent, Told, Trouble
 from pairmq.testing.simulator._scenario import CONDITIONS, PRIMARY, SECONDARY
 
+WALLS = 1.5
+"""Seconds by which two processes' wall clocks may differ, and a bit."""
+
 
 class Facts:
     """A history, by message, by process and by entity.
@@ -58,11 +61,19 @@ class Facts:
         for trouble in history.troubles:
             self._troubles[trouble.life].append(trouble)
         self._trouble_ticks = {life: [each.tick for each in found] for life, found in self._troubles.items()}
-        self._faulty = _merged(
+        spans = [
             (at, at + (fault.duration if fault.kind in CONDITIONS or fault.kind == "broker-kill" else 0.0))
             for at, _, fault in history.strokes
-        )
+        ]
+        self._faulty = _merged([*spans, *history.disturbed])
         self._fault_starts = [start for start, _ in self._faulty]
+
+    def allowance(self, life: str, since: float, until: float) -> float:
+        """Seconds by which something of a process may be late that was due at an instant and done at another."""
+        if until - since <= self.history.grace:
+            return self.history.grace  # it needs no excuse, and the lags of a long run are many
+        lags = (woken - due for due, woken in self.history.lags.get(life, ()) if woken >= since and due <= until)
+        return self.history.grace + max(lags, default=0.0)
 
     def told(self, copy: Copy) -> Told | None:
         """What the writer of a copy was told; None when it was killed first."""

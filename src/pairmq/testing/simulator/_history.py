@@ -219,6 +219,14 @@ class History:
     """What was still not as it should be when the bound was reached, in words."""
     ended_at: float = 0.0
     ticks: int = 0
+    virtual: bool = True
+    """What follows from something else happens at the same instant."""
+    grace: float = 0.05
+    """Seconds by which anything may be late: virtual time has no excuse for more."""
+    lags: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    """Of each life: when its event loop should have run, and when it did."""
+    disturbed: list[tuple[float, float]] = field(default_factory=list)
+    """Times in which something was wrong, beside those of the strokes."""
 
     def tick(self) -> int:
         """The next tick."""

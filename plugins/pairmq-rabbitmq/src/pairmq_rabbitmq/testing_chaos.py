@@ -1,0 +1,125 @@
+"""What can be done to a RabbitMQ server in a chaos run (`pairmq.testing.chaos`)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pairmq.testing.chaos.broker import KILL, PAUSE, FaultKind, ServerBroker
+from pairmq_rabbitmq.testing import RabbitServer
+
+_HOST = "127.0.0.1"
+_USER, _PASSWORD = "app", "app"
+_POLICY = "pairmq-chaos"
+
+
+class RabbitChaos(ServerBroker):
+    """A rabbitmq-server that keeps its data, with a user of its own for the clients.
+
+    Its own faults: ``memory-alarm`` (publishers are blocked), ``down`` (the broker stops, its virtual machine stays),
+    ``drop-clients`` (closed by an operator), ``refuse-clients`` (open connections stay), ``queue-full`` (all queues
+    take no more: reject-publish), ``password`` (changed, and everybody is thrown out), ``permissions`` (to write, taken
+    away).
+
+    Args:
+        server: one that runs and holds nothing, which is reset and kept in the end; a new one when left out.
+    """
+
+    attempt_timeout: ClassVar[float] = 1.0
+    faults: ClassVar[tuple[FaultKind, ...]] = (
+        KILL,
+        PAUSE,
+        FaultKind("memory-alarm", 0.2, 6.0),
+        FaultKind("down", 0.2, 4.0),
+        FaultKind("drop-clients", 0.1, 0.1),
+        FaultKind("refuse-clients", 0.2, 4.0),
+        FaultKind("queue-full", 0.3, 5.0),
+        FaultKind("password", 0.2, 3.0),
+        FaultKind("permissions", 0.2, 3.0),
+    )
+
+    def __init__(self, server: RabbitServer | None = None) -> None:
+        self._borrowed = server is not None
+        self._server = server or RabbitServer()
+        super().__init__(self._server)
+
+    def start(self) -> None:
+        """Start it, and make the clients' user."""
+        super().start()
+        self._server.add_user(_USER, _PASSWORD)
+
+    @property
+    def url(self) -> str:
+        """The address for the clients' user."""
+        return self._server.url_for(_USER, _PASSWORD)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The server's."""
+        return _HOST, self._server.port
+
+    def apply(self, fault: str) -> None:
+        """Begin one of `faults`."""
+        server = self._server
+        match fault:
+            case "memory-alarm":
+                server.block()
+            case "down":
+                server.settle()  # it forgets queues that were made a moment ago, as `kill` says
+                server.go_down()
+            case "drop-clients":
+                server.drop_clients()
+            case "refuse-clients":
+                server.refuse_clients()
+            case "queue-full":
+                # One after the other: a queue that learns of the limit first drops all that is over it.
+                server.set_policy(_POLICY, ".*", {"overflow": "reject-publish"})
+                server.set_policy(_POLICY, ".*", {"overflow": "reject-publish", "max-length": 1})
+            case "password":
+                server.change_password(_USER, "changed by an operator")
+                server.drop_clients()
+            case "permissions":
+                server.set_permissions(_USER, write="")
+            case _:
+                super().apply(fault)
+
+    def cure(self, fault: str) -> None:
+        """End it."""
+        super().cure(fault)
+        server = self._server
+        match fault:
+            case "memory-alarm":
+                server.unblock()
+            case "down":
+                server.come_up()
+            case "refuse-clients":
+                server.accept_clients()
+            case "queue-full":
+                server.erl(f'rabbit_policy:delete(<<"/">>, <<"{_POLICY}">>, <<"pairmq">>)')
+            case "password":
+                server.change_password(_USER, _PASSWORD)
+            case "permissions":
+                server.set_permissions(_USER)
+
+    def heal(self) -> None:
+        """End everything."""
+        super().heal()
+        if self._server.erl("rabbit:is_running()") != "true":
+            self._server.come_up()
+        for fault in ("memory-alarm", "refuse-clients", "queue-full", "password", "permissions"):
+            self.cure(fault)
+
+    def count(self, queue: str) -> int:
+        """What is ready, and what is delivered and not acknowledged, by the queue itself."""
+        return sum(self._server.queues().get(queue, (0, 0)))
+
+    def close(self) -> None:
+        """End it, or make a borrowed one as new."""
+        if self._borrowed:
+            self._server.reset()
+        else:
+            super().close()
+
+
+def chaos_broker() -> RabbitChaos:
+    """Make one; `pairmq.testing.chaos` looks for this name."""
+    return RabbitChaos()

@@ -1,0 +1,318 @@
+"""Makes the judge's history of the ledgers and of what the brokers hold in the end.
+
+What nobody can know of real servers is left out: when a message was stored, by which of several attempts in doubt, and
+when a lock ran out. Where a fact is only known within bounds, the bound is taken that accuses nobody.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pairmq.core import MAYBE_DUPLICATE
+from pairmq.model import Entity, Message
+from pairmq.testing.chaos._events import event_from_json
+from pairmq.testing.chaos._ledger import lines
+from pairmq.testing.chaos._messages import made, number_of
+from pairmq.testing.chaos.plan import ENTITIES, Plan
+from pairmq.testing.simulator._history import (
+    Attempt,
+    Copy,
+    Handover,
+    History,
+    Life,
+    Note,
+    Result,
+    Sent,
+    Told,
+    Trouble,
+)
+from pairmq.testing.simulator._scenario import PRIMARY, SECONDARY, Fault, ProcessPlan, Scenario, SenderPlan, Setup
+
+GRACE = 0.3
+"""Seconds by which a send may outlive its deadline, beside what its event loop was late by."""
+
+NOBODY = "nobody"
+"""Who got a delivery that the broker counts and no client has seen."""
+
+RUN = "run"
+"""The name of the run's own ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the brokers held when all was over.
+
+    Args:
+        home: each of the primary's queues with its messages, in their order.
+        backlog: numbers of messages that a backlog queue still held, with the queue's path.
+        dead: numbers of messages in the backlog queues' dead-letter queues, with the queue's path.
+        undrained: what was not as it should be when the patience was over, in words.
+    """
+
+    home: dict[str, list[Message]] = field(default_factory=dict)
+    backlog: dict[int, str] = field(default_factory=dict)
+    dead: dict[int, str] = field(default_factory=dict)
+    undrained: tuple[str, ...] = ()
+
+
+def history_of(plan: Plan, directory: Path, found: Found) -> History:
+    """Read the ledgers of a run.
+
+    Args:
+        plan: that was carried out.
+        directory: of the ledgers.
+        found: what the brokers held.
+
+    Returns:
+        A history whose instants are seconds since the first line.
+    """
+    return _Books(plan, found).read(directory)
+
+
+class _Books:
+    def __init__(self, plan: Plan, found: Found) -> None:
+        self._plan = plan
+        self._found = found
+        self._history = History(_scenario(plan), virtual=False, grace=GRACE)
+        self._lives: dict[str, Life] = {}
+        self._attempts: dict[tuple[str, int], Attempt] = {}
+        self._marked: set[tuple[int, int | None]] = set()
+        """Writes of messages that bore the mark of a possible duplicate."""
+        self._deliveries: dict[tuple[str, str, int], Copy] = {}
+        self._struck: dict[int, int] = {}
+        """Where the strikes that nobody has ended yet stand among the strokes."""
+        self._began: float | None = None
+        self._at = 0.0
+        self._tick = 0
+
+    def read(self, directory: Path) -> History:
+        history = self._history
+        readers: dict[str, Callable[[str, dict[str, Any]], None]] = {
+            name.removeprefix("_line_"): getattr(self, name) for name in dir(self) if name.startswith("_line_")
+        }
+        for file, line in lines(directory):
+            if self._began is None:
+                self._began = line["t"]
+            history.now = self._at = line["t"] - self._began
+            self._tick = history.tick()
+            process, _, number = file.rpartition("-")
+            reader = readers.get(line["k"])
+            if reader is not None:
+                reader(f"{process}/{number}" if file != RUN else RUN, line)
+        history.ended_at = self._at
+        history.bound = self._plan.settings.patience
+        history.undrained = self._found.undrained
+        for place in self._struck.values():
+            self._end_stroke(place)
+        self._number_backlog()
+        self._bring_home()
+        return history
+
+    # The run's own lines.
+
+    def _line_strike(self, _: str, line: dict[str, Any]) -> None:
+        fault = Fault(self._at, line["fault"], line["seconds"], line["side"], line["client"])
+        self._history.strokes.append((self._at, self._tick, fault))
+        self._struck[line["number"]] = len(self._history.strokes) - 1
+
+    def _line_cured(self, _: str, line: dict[str, Any]) -> None:
+        self._end_stroke(self._struck.pop(line["number"]))
+
+    def _end_stroke(self, place: int) -> None:
+        """It has lasted until now, which may be longer than it was planned: a server takes its time to boot."""
+        at, tick, fault = self._history.strokes[place]
+        self._history.strokes[place] = at, tick, replace(fault, duration=self._at - at)
+        self._history.disturbed.append((at, self._at))
+
+    def _line_healed(self, _: str, line: dict[str, Any]) -> None:
+        self._history.healed_at = self._at
+
+    def _line_drained(self, _: str, line: dict[str, Any]) -> None:
+        self._history.drained_at = self._at
+
+    def _line_killed(self, _: str, line: dict[str, Any]) -> None:
+        life = self._lives.get(line["life"])
+        if life is not None:  # else it was killed before it could write a line
+            life.killed, life.ended_at = True, self._at
+
+    def _line_crash(self, who: str, line: dict[str, Any]) -> None:
+        self._history.crashes.append((self._at, f"{who}: {line['text']}"))
+
+    # A life.
+
+    def _line_life(self, who: str, line: dict[str, Any]) -> None:
+        life = Life(line["process"], line["number"], line["syphon"], "", 0.0, self._at, self._tick)
+        self._lives[who] = life
+        self._history.lives.append(life)
+
+    def _line_opened(self, who: str, line: dict[str, Any]) -> None:
+        self._lives[who].opened_at = self._at
+
+    def _line_closing(self, who: str, line: dict[str, Any]) -> None:
+        self._lives[who].closing_at = self._at
+
+    def _line_closed(self, who: str, line: dict[str, Any]) -> None:
+        self._lives[who].closed_at = self._at
+
+    def _line_ended(self, who: str, line: dict[str, Any]) -> None:
+        self._lives[who].ended_at = self._at
+
+    def _line_lag(self, who: str, line: dict[str, Any]) -> None:
+        began = self._began or 0.0
+        self._history.lags.setdefault(who, []).append((line["due"] - began, line["woken"] - began))
+
+    def _line_event(self, who: str, line: dict[str, Any]) -> None:
+        self._history.notes.append(Note(self._at, self._tick, who, event_from_json(line["event"])))
+
+    def _line_trouble(self, who: str, line: dict[str, Any]) -> None:
+        told = Told(*line["told"])
+        trouble = Trouble(self._at, self._tick, who, line["broker"], line["path"], line["operation"], told)
+        self._history.troubles.append(trouble)
+
+    # Sends.
+
+    def _line_send(self, who: str, line: dict[str, Any]) -> None:
+        for number in line["messages"]:
+            self._history.sent[number] = Sent(
+                number, who, line["sender"], Entity(line["entity"]), made(number), self._at, self._tick, line["timeout"]
+            )
+
+    def _line_told(self, who: str, line: dict[str, Any]) -> None:
+        for each in line["results"]:
+            sent = self._history.sent[each["number"]]
+            sent.result = Result(each["result"])
+            sent.ended_at, sent.end_tick = self._at, self._tick
+            sent.maybe_duplicate = each.get("duplicate", False)
+            sent.queue = each.get("queue")
+            sent.error = each.get("error", "")
+
+    def _line_try(self, who: str, line: dict[str, Any]) -> None:
+        attempt = Attempt(
+            len(self._history.attempts),
+            who,
+            line["broker"],
+            Entity(line["path"]),
+            line["syphon"],
+            tuple(line["messages"]),
+            self._at,
+            self._tick,
+        )
+        self._history.attempts.append(attempt)
+        self._attempts[who, line["attempt"]] = attempt
+        self._marked |= {(attempt.number, n) for n, yes in zip(attempt.messages, line["marked"], strict=True) if yes}
+
+    def _line_tried(self, who: str, line: dict[str, Any]) -> None:
+        attempt = self._attempts[who, line["attempt"]]
+        attempt.told = tuple(Told(*told) for told in line["told"])
+        attempt.ended_at, attempt.end_tick = self._at, self._tick
+
+    # The syphon's side.
+
+    def _line_got(self, who: str, line: dict[str, Any]) -> None:
+        if line["broker"] != SECONDARY:
+            return
+        for place, number, count in line["messages"]:
+            if number is None:
+                continue
+            key = line["path"], place, number
+            copy = self._deliveries.get(key)
+            if copy is None:
+                copy = self._deliveries[key] = Copy(
+                    0, number, SECONDARY, Entity(line["path"]), made(number), None, self._at, self._tick
+                )
+            # The broker counts deliveries that reached nobody, too.
+            unseen = max(0, count - 1 - len(copy.handovers))
+            copy.handovers += [Handover(self._at, self._tick, NOBODY)] * unseen
+            copy.handovers.append(Handover(self._at, self._tick, who))
+
+    def _line_settle(self, who: str, line: dict[str, Any]) -> None:
+        for place, number in line["messages"]:
+            copy = self._deliveries.get((line["path"], place, number))
+            if copy is None or copy.gone or line["how"] == "abandon":
+                continue
+            # It may be gone from here on: whether and when it was, only the broker knows.
+            copy.gone = "completed" if line["how"] == "complete" else "dead-lettered"
+            copy.gone_at, copy.gone_tick, copy.gone_by, copy.reason = self._at, self._tick, who, line["reason"]
+
+    def _number_backlog(self) -> None:
+        """Give the copies of the backlog their places, and the attempts that wrote them where only one can have."""
+        writes = self._writes(SECONDARY)
+        copies: dict[tuple[str, int], list[Copy]] = defaultdict(list)
+        for (path, _, number), copy in self._deliveries.items():
+            copies[path, number].append(copy)
+        for (path, number), attempts in writes.items():
+            stored = copies[path, number]
+            sure = [each for each in attempts if _told(each, number).confirmed]
+            if not stored and sure:
+                # Nobody was ever handed it; that it was stored is what its sender was told.
+                stored.append(Copy(0, number, SECONDARY, Entity(path), made(number), None, 0.0, 0))
+            if len(stored) == len(attempts) == len(sure) == 1 and not sure[0].syphon:
+                copy, attempt = stored[0], sure[0]
+                copy.attempt, copy.at, copy.tick = attempt.number, attempt.ended_at or 0.0, attempt.end_tick or 0
+                if (attempt.number, number) in self._marked:
+                    copy.message = replace(copy.message, application_properties={MAYBE_DUPLICATE: "true"})
+        ordered = sorted((copy for group in copies.values() for copy in group), key=self._place)
+        for place, copy in enumerate(ordered):
+            copy.number = place
+        self._history.copies += ordered
+
+    def _place(self, copy: Copy) -> tuple[int, int]:
+        tick = copy.tick if copy.attempt is None else self._history.attempts[copy.attempt].tick
+        return tick, copy.message_number or 0
+
+    def _bring_home(self) -> None:
+        writes = self._writes(PRIMARY)
+        start = len(self._history.copies)
+        for path, messages in self._found.home.items():
+            numbers = [number_of(message) for message in messages]
+            for place, (number, message) in enumerate(zip(numbers, messages, strict=True)):
+                attempts = [] if number is None else writes[path, number]
+                last = attempts[-1] if attempts else None
+                alone = last is not None and len(attempts) == 1 and numbers.count(number) == 1
+                self._history.copies.append(
+                    Copy(
+                        start + place,
+                        number,
+                        PRIMARY,
+                        Entity(path),
+                        message,
+                        last.number if last is not None and alone else None,
+                        (last.ended_at or last.at) if last is not None else 0.0,
+                        (last.end_tick or last.tick) if last is not None else 0,
+                    )
+                )
+
+    def _writes(self, side: str) -> dict[tuple[str, int], list[Attempt]]:
+        """Of each path and message: the attempts that may have stored it."""
+        found: dict[tuple[str, int], list[Attempt]] = defaultdict(list)
+        for attempt in self._history.attempts:
+            for number in attempt.messages:
+                if attempt.broker == side and number is not None:
+                    told = _told(attempt, number)
+                    if told.confirmed or told.doubtful:
+                        found[attempt.entity.path, number].append(attempt)
+        return found
+
+
+def _told(attempt: Attempt, number: int) -> Told:
+    if attempt.told is None:
+        return Told(False, True, "cut", "killed")
+    return attempt.told[attempt.messages.index(number)]
+
+
+def may_have_stored(attempt: Attempt, number: int) -> bool:
+    """Whether a write may have left a copy of a message."""
+    told = _told(attempt, number)
+    return told.confirmed or told.doubtful
+
+
+def _scenario(plan: Plan) -> Scenario:
+    syphon = plan.clients[0]
+    processes = tuple(ProcessPlan(name, syphon=name == syphon) for name in plan.clients)
+    senders = tuple(SenderPlan(f"{name}-{path}", name, path) for name in plan.clients for path in ENTITIES)
+    setup = Setup(processes, senders, ENTITIES, plan.options)
+    return Scenario(plan.settings.seed, plan.settings.seconds, "liveness", setup)

@@ -1,0 +1,116 @@
+"""The command line of chaos runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from pairmq.model import ConfigurationError, PairMQError
+from pairmq.testing.chaos._run import carry_out
+from pairmq.testing.chaos.broker import chaos_broker
+from pairmq.testing.chaos.plan import Plan, Settings, planned
+from pairmq.testing.chaos.report import ChaosReport
+
+DEFAULT_PAIRS = ("redis,redis", "rabbitmq,rabbitmq", "servicebus,servicebus", "rabbitmq,redis")
+_DEFAULT_MINUTES = 2.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for.
+
+    Returns:
+        0 when every promise was kept, 1 when one was broken, 2 when something could not be run, 130 after Ctrl-C.
+    """
+    options = _parser().parse_args(arguments)
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1_000_000)
+    reports: list[ChaosReport] = []
+    status = 0
+    try:
+        for pair in options.pair or DEFAULT_PAIRS:
+            reports.append(_run(options, pair, seed))
+            if not options.json:
+                print(reports[-1].text(timeline=options.timeline), flush=True)
+            if reports[-1].interrupted:
+                status = 130
+                break
+    except KeyboardInterrupt:
+        status = 130
+    except (PairMQError, RuntimeError, OSError) as error:
+        print(f"chaos: {type(error).__name__}: {error}", file=sys.stderr)
+        status = 2
+    if options.json:
+        print(json.dumps([report.to_dict() for report in reports], indent=1))
+    return 1 if any(not report.ok for report in reports) else status
+
+
+def _run(options: argparse.Namespace, pair: str, seed: int) -> ChaosReport:
+    with ExitStack() as stack:
+        plan = None if options.plan is None else Plan.from_json(Path(options.plan).read_text("utf-8"))
+        products = tuple(pair.split(",")) if plan is None else plan.products
+        if len(products) != 2:
+            raise ConfigurationError(f"--pair is {pair!r}: it must be PRIMARY,SECONDARY")
+        brokers = (chaos_broker(products[0]), chaos_broker(products[1]))
+        for broker in brokers:
+            stack.callback(broker.close)  # it has a directory, also when it is never started
+        if plan is None:
+            settings = Settings(
+                seed=seed,
+                seconds=60 * options.minutes,
+                faults=tuple(options.faults.split(",")) if options.faults else None,
+                every=options.every,
+                longest=options.longest,
+                clients=options.clients,
+                rate=options.rate,
+            )
+            slower = max(broker.attempt_timeout for broker in brokers)
+            plan = planned((products[0], products[1]), settings, (brokers[0].faults, brokers[1].faults), slower)
+        directory = _directory(options, plan, stack)
+        (directory / "plan.json").write_text(plan.to_json(), "utf-8")
+        print(f"chaos: {'>'.join(products)} seed {plan.settings.seed}, {plan.settings.seconds:g} s", file=sys.stderr)
+
+        def say(line: str) -> None:
+            if not options.quiet:
+                print(f"  {line}", file=sys.stderr, flush=True)
+
+        report = carry_out(plan, brokers, directory, say)
+        (directory / "report.json").write_text(json.dumps(report.to_dict(), indent=1), "utf-8")
+        return report
+
+
+def _directory(options: argparse.Namespace, plan: Plan, stack: ExitStack) -> Path:
+    if options.keep is None:
+        return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pairmq-chaos-")))
+    directory = Path(options.keep) / f"{'-'.join(plan.products)}-{plan.settings.seed}".replace(":", "-")
+    directory.mkdir(parents=True, exist_ok=True)
+    if any(directory.iterdir()):
+        raise FileExistsError(f"{directory} is not empty: the ledgers of two runs can't be told apart")
+    return directory
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="chaos", description="random faults on real servers, judged")
+    parser.add_argument(
+        "--pair",
+        action="append",
+        metavar="PRIMARY,SECONDARY",
+        help=f"transports' names, or module:function; may be repeated ({' '.join(DEFAULT_PAIRS)})",
+    )
+    parser.add_argument("--minutes", type=float, default=_DEFAULT_MINUTES, help="of faults, for each pair (2)")
+    parser.add_argument("--seed", type=int, help="the plan is drawn from it (by chance)")
+    parser.add_argument("--faults", help="only these, by name, with commas between (all)")
+    parser.add_argument("--every", type=float, default=4.0, help="seconds between two faults of a broker (4)")
+    parser.add_argument("--longest", type=float, default=10.0, help="the longest fault in seconds (10)")
+    parser.add_argument("--clients", type=int, default=3, help="processes (3)")
+    parser.add_argument("--rate", type=float, default=20.0, help="sends a second of each process (20)")
+    parser.add_argument("--plan", metavar="FILE", help="carry out this plan instead")
+    parser.add_argument("--keep", metavar="DIRECTORY", help="keep plan, ledgers and report there")
+    parser.add_argument("--timeline", action="store_true", help="show what was done and when, also when all was well")
+    parser.add_argument("--json", action="store_true", help="print the reports as JSON")
+    parser.add_argument("--quiet", action="store_true", help="don't tell what happens as it happens")
+    return parser

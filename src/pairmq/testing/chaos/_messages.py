@@ -1,0 +1,48 @@
+"""The messages of a chaos run: each is made of its number alone, so that nobody has to write down what was sent."""
+
+from __future__ import annotations
+
+from pairmq.model import Message
+
+CANARY = 90_000_000
+"""The first number of the messages that are sent when all is healed."""
+
+_NUMBER = slice(1, 9)
+_LENGTHS = (9, 40, 700, 3000)
+_A_LIFE = 100_000
+_A_CLIENT = 10_000_000
+
+
+def first_number(client: int, life: int) -> int:
+    """The first number of a life of a client: no two lives ever send the same one.
+
+    Args:
+        client: its place, from 0.
+        life: from 1.
+
+    Raises:
+        ValueError: more lives than numbers.
+    """
+    if not 0 < life < _A_CLIENT // _A_LIFE:
+        raise ValueError(f"client {client} has lived {life} times: there are no numbers left")
+    return client * _A_CLIENT + life * _A_LIFE
+
+
+def made(number: int) -> Message:
+    """The message of a number."""
+    some = number % 3 == 0
+    return Message(
+        (b"m%08d" % number).ljust(_LENGTHS[number % len(_LENGTHS)], b"."),
+        message_id=f"id-{number}",
+        session_id=f"session-{number % 7}" if some else None,
+        time_to_live=3600.0 if number % 5 == 0 else None,
+        correlation_id=f"about-{number}" if some else None,
+        subject="chaos",
+        application_properties={"number": number, "text": "n", "some": some},
+    )
+
+
+def number_of(message: Message) -> int | None:
+    """Read a message's number out of its body; None for one that nobody sent."""
+    digits = message.body[_NUMBER]
+    return int(digits) if message.body[:1] == b"m" and len(digits) == 8 and digits.isdigit() else None

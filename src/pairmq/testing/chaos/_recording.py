@@ -1,0 +1,201 @@
+"""A transport that writes down everything that a pair does with its broker, and what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Sequence
+from contextvars import ContextVar
+from typing import TypeVar
+
+from pairmq.core import MAYBE_DUPLICATE
+from pairmq.model import Delivery, Entity, Message, Source, TransportError
+from pairmq.testing.chaos._ledger import Ledger
+from pairmq.testing.chaos._messages import number_of
+from pairmq.testing.simulator._history import CONFIRMED, Told
+from pairmq.transport import Admin, Capabilities, Receiver, Sender, SessionReceiver, Transport, is_nothing_sent
+
+T = TypeVar("T")
+
+SENDING: ContextVar[bool] = ContextVar("pairmq chaos sending", default=False)
+"""Whether the running task is a caller's; what else writes is the syphon."""
+
+_attempts = itertools.count()
+
+
+class RecordingTransport(Transport):
+    """Passes everything on.
+
+    Args:
+        inner: the product's transport.
+        side: ``primary`` or ``secondary``.
+        ledger: takes the lines.
+    """
+
+    def __init__(self, inner: Transport, side: str, ledger: Ledger) -> None:
+        super().__init__(inner.endpoint)
+        self._inner = inner
+        self.side = side
+        self.ledger = ledger
+        inner.on_end(self._inner_ended)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The product's."""
+        return self._inner.capabilities
+
+    @property
+    def admin(self) -> Admin:
+        """The product's."""
+        return self._inner.admin
+
+    def sender(self, entity: Entity) -> Sender:
+        """Make a sender that writes down its writes."""
+        return _Sender(self, entity, self._inner.sender(entity))
+
+    def receiver(self, source: Source) -> Receiver:
+        """Make a receiver that writes down what it is given, and how that is settled."""
+        return _Receiver(self, source.entity.path, self._inner.receiver(source))
+
+    async def accept_session(
+        self, source: Source, session_id: str | None = None, *, wait: float
+    ) -> SessionReceiver | None:
+        """As the product does; not written down."""
+        return await self._inner.accept_session(source, session_id, wait=wait)
+
+    def measure(self, message: Message) -> int:
+        """As the product does."""
+        return self._inner.measure(message)
+
+    async def _close(self) -> None:
+        await self._inner.close()
+
+    def _inner_ended(self, inner: Transport) -> None:
+        if not self._ended:
+            self._fault = inner.fault_cause
+            self._end()
+
+    def trouble(self, path: str, operation: str, told: Told) -> None:
+        """Write down that something failed."""
+        self.ledger.write("trouble", broker=self.side, path=path, operation=operation, told=told)
+
+    def strange(self, path: str, operation: str, error: Exception) -> None:
+        """Write down what no transport may raise."""
+        text = f"{operation} at the {self.side} {path} raised {type(error).__name__}: {error}"
+        self.ledger.write("crash", text=text)
+
+
+class _Sender(Sender):
+    def __init__(self, link: RecordingTransport, entity: Entity, inner: Sender) -> None:
+        self._link = link
+        self._entity = entity
+        self._inner = inner
+
+    async def send(self, message: Message) -> None:
+        await self._recorded((message,), self._inner.send(message))
+
+    async def send_batch(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
+        return await self._recorded(messages, self._inner.send_batch(messages))
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    async def _recorded(self, messages: Sequence[Message], write: Awaitable[T]) -> T:
+        link, count = self._link, len(messages)
+        attempt = next(_attempts)
+        link.ledger.write(
+            "try",
+            attempt=attempt,
+            broker=link.side,
+            path=self._entity.path,
+            syphon=not SENDING.get(),
+            messages=[number_of(message) for message in messages],
+            marked=[MAYBE_DUPLICATE in message.application_properties for message in messages],
+        )
+        told: Sequence[Told] = [Told(False, True, "cut", "killed")] * count
+        try:
+            results = await write
+            errors = results if isinstance(results, Sequence) else (None,)
+            told = [CONFIRMED if error is None else _told(error) for error in errors]
+            return results
+        except BaseException as error:
+            told = [_told(error)] * count
+            if not isinstance(error, TransportError) and isinstance(error, Exception):
+                link.strange(self._entity.path, "send", error)
+            raise
+        finally:
+            link.ledger.write("tried", attempt=attempt, told=told)
+
+
+class _Receiver(Receiver):
+    def __init__(self, link: RecordingTransport, path: str, inner: Receiver) -> None:
+        self._link = link
+        self._path = path
+        self._inner = inner
+
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        found = await self._noted("receive", self._inner.receive(max_messages, wait))
+        if found:
+            self._link.ledger.write(
+                "got",
+                broker=self._link.side,
+                path=self._path,
+                messages=[(each.sequence_number, number_of(each.message), each.delivery_count) for each in found],
+            )
+        return found
+
+    async def complete(self, delivery: Delivery) -> None:
+        self._settles("complete", (delivery,))
+        await self._noted("settle", self._inner.complete(delivery))
+
+    async def complete_batch(self, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
+        self._settles("complete", deliveries)
+        results = await self._noted("settle", self._inner.complete_batch(deliveries))
+        for error in results:
+            if error is not None:
+                self._link.trouble(self._path, "settle", _told(error))
+        return results
+
+    async def abandon(self, delivery: Delivery) -> None:
+        self._settles("abandon", (delivery,))
+        await self._noted("settle", self._inner.abandon(delivery))
+
+    async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
+        self._settles("dead-letter", (delivery,), reason)
+        await self._noted("settle", self._inner.dead_letter(delivery, reason, description))
+
+    async def renew_lock(self, delivery: Delivery) -> Delivery:
+        return await self._noted("settle", self._inner.renew_lock(delivery))
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    def _settles(self, how: str, deliveries: Sequence[Delivery], reason: str = "") -> None:
+        self._link.ledger.write(
+            "settle",
+            broker=self._link.side,
+            path=self._path,
+            how=how,
+            reason=reason,
+            messages=[(each.sequence_number, number_of(each.message)) for each in deliveries],
+        )
+
+    async def _noted(self, operation: str, call: Awaitable[T]) -> T:
+        try:
+            return await call
+        except TransportError as error:
+            self._link.trouble(self._path, operation, _told(error))
+            raise
+        except asyncio.CancelledError as error:
+            self._link.trouble(self._path, operation, _told(error))
+            raise
+        except Exception as error:
+            self._link.strange(self._path, operation, error)
+            raise
+
+
+def _told(error: BaseException) -> Told:
+    if isinstance(error, TransportError):
+        return Told(False, error.maybe_applied, error.kind.value, error.reason.value)
+    # A time limit comes as a cancellation, and the transport may say that it had written nothing.
+    return Told(False, not is_nothing_sent(error), "cut", type(error).__name__)

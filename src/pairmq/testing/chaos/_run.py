@@ -1,0 +1,268 @@
+"""Carries out a plan: servers, proxies, client processes, the faults as they come, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+from pairmq.model import TransportError
+from pairmq.testing.chaos._books import RUN, Found, history_of
+from pairmq.testing.chaos._clients import OPENED, ClientProcess
+from pairmq.testing.chaos._contents import backlog_queues, make_queues, pending, read_out
+from pairmq.testing.chaos._judge import judged
+from pairmq.testing.chaos._ledger import Ledger
+from pairmq.testing.chaos._messages import number_of
+from pairmq.testing.chaos.broker import ChaosBroker
+from pairmq.testing.chaos.network import NETWORK_FAULTS, Network
+from pairmq.testing.chaos.plan import CLIENT_KILL, ENTITIES, SIDES, Plan, Strike
+from pairmq.testing.chaos.report import ChaosReport, report_of
+
+_NETWORK = frozenset(kind.name for kind in NETWORK_FAULTS)
+_START = 60.0  # s that the clients may take to open their pairs
+_LOOK = 0.3  # s between two looks at the backlog
+
+
+def carry_out(
+    plan: Plan,
+    brokers: tuple[ChaosBroker, ChaosBroker],
+    directory: Path,
+    say: Callable[[str], None] = lambda _: None,
+) -> ChaosReport:
+    """Carry out a plan on real servers, and judge what came of it.
+
+    A KeyboardInterrupt ends the faults early; everything is healed, drained and judged all the same. A second one is
+    raised.
+
+    Args:
+        plan: what to do.
+        brokers: the primary and the secondary; started here, and closed at the end.
+        directory: for the ledgers; empty.
+        say: takes a line for each thing that happens.
+
+    Returns:
+        What was found; a broken promise is a violation in the report, never an exception.
+
+    Raises:
+        RuntimeError: a server could not be started or healed, so that nothing can be said.
+        TransportError: a broker that is sound could not be read in the end.
+    """
+    with ExitStack() as stack:
+        run = _Run(plan, brokers, directory, say, stack)
+        found = run.run()
+    history = history_of(plan, directory, found)
+    return report_of(plan, history, judged(history, found), interrupted=run.interrupted)
+
+
+class _Run:
+    def __init__(
+        self,
+        plan: Plan,
+        brokers: tuple[ChaosBroker, ChaosBroker],
+        directory: Path,
+        say: Callable[[str], None],
+        stack: ExitStack,
+    ) -> None:
+        self._plan = plan
+        self._brokers = dict(zip(SIDES, brokers, strict=True))
+        self._stack = stack
+        self._say = say
+        self._ledger = stack.enter_context(Ledger(directory / f"{RUN}.jsonl"))
+        # A server ends with the thread that started it, so each has one of its own for as long as the run.
+        self._hands = {side: stack.enter_context(ThreadPoolExecutor(1, f"hands-{side}")) for side in SIDES}
+        self._hands[""] = stack.enter_context(ThreadPoolExecutor(1, "hands-clients"))
+        self._over = threading.Event()
+        self._began = 0.0
+        self.interrupted = False
+        self._directory = directory
+        self._network: Network | None = None
+        self._clients: dict[str, ClientProcess] = {}
+
+    def run(self) -> Found:
+        brokers = self._brokers
+        for side, broker in brokers.items():
+            self._stack.callback(self._by_hand, side, broker.close)
+        starting = [self._hands[side].submit(broker.start) for side, broker in brokers.items()]
+        for each in starting:
+            each.result()
+        urls = [brokers[side].url for side in SIDES]
+        asyncio.run(make_queues(self._plan, urls[0], urls[1]))
+        addresses = {side: broker.address for side, broker in brokers.items()}
+        self._network = self._stack.enter_context(Network(addresses, self._plan.clients))
+        self._make_clients()
+        self._ledger.write("begin")
+        for client in self._clients.values():
+            client.start()
+        starting_ends = time.monotonic() + _START
+        for client in self._clients.values():
+            if client.answer(OPENED, starting_ends) is None:
+                raise RuntimeError(f"{client.name} did not start within {_START:g} s: see {client.name}.log")
+        self._began = time.monotonic()
+        walks = [self._hands[side].submit(self._walk, side) for side in ("", *SIDES)]
+        try:
+            self._over.wait(self._plan.settings.seconds)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            self._say("interrupted: healing, draining and judging what there is")
+        self._over.set()
+        for walk in walks:
+            walk.result()
+        self._heal()
+        undrained = self._drain()
+        return self._read(undrained)
+
+    def _make_clients(self) -> None:
+        plan, network = self._plan, self._network
+        assert network is not None
+        for place, name in enumerate(plan.clients):
+            spec = {
+                "name": name,
+                "place": place,
+                "syphon": place == 0,
+                **{side: network.url(side, name, self._brokers[side].url) for side in SIDES},
+                "options": dict(plan.options),
+                "entities": list(ENTITIES),
+                "rate": plan.settings.rate,
+                "timeouts": list(plan.timeouts),
+                "seed": plan.settings.seed,
+                "patience": plan.settings.patience,
+            }
+            client = self._clients[name] = ClientProcess(spec, self._directory, self._ledger)
+            self._stack.callback(client.close)
+
+    def _by_hand(self, side: str, what: Callable[..., object], *arguments: object) -> None:
+        self._hands[side].submit(what, *arguments).result()
+
+    # Faults.
+
+    def _walk(self, side: str) -> None:
+        """Do one thing after another to one broker, or to the clients, until all is done or over."""
+        try:
+            self._strike_all(side)
+        except BaseException:
+            self._over.set()  # nobody should wait for the end of a run that can't be judged
+            raise
+
+    def _strike_all(self, side: str) -> None:
+        for number, strike in enumerate(self._plan.strikes):
+            if strike.side != side:
+                continue
+            if self._over.wait(max(0.0, self._began + strike.at - time.monotonic())):
+                return
+            self._say(f"{time.monotonic() - self._began:7.2f} s  {strike}")
+            self._ledger.write("strike", number=number, **_fields(strike))
+            try:
+                self._apply(strike)
+                self._over.wait(strike.seconds)
+            except (RuntimeError, OSError) as error:
+                # A busy server may not hear of a fault in time: then there was another one, or none.
+                self._say(f"{strike.kind} could not be done: {error}")
+            finally:
+                self._cure(strike)
+                self._ledger.write("cured", number=number)
+
+    def _apply(self, strike: Strike) -> None:
+        assert self._network is not None
+        if strike.kind in _NETWORK:
+            self._network.apply(strike.kind, strike.side, strike.client)
+        elif strike.side:
+            self._brokers[strike.side].apply(strike.kind)
+        elif strike.kind == CLIENT_KILL.name:
+            self._clients[strike.client].kill()
+        else:
+            self._clients[strike.client].stop()
+
+    def _cure(self, strike: Strike) -> None:
+        assert self._network is not None
+        if strike.kind in _NETWORK:
+            self._network.cure(strike.side, strike.client)
+        elif strike.side:
+            self._brokers[strike.side].cure(strike.kind)
+        else:
+            self._clients[strike.client].start()
+
+    # The end.
+
+    def _heal(self) -> None:
+        assert self._network is not None
+        for side, broker in self._brokers.items():
+            self._by_hand(side, broker.heal)
+        self._network.heal()
+        for client in self._clients.values():
+            client.start()
+        self._ledger.write("healed")
+        self._say("everything is healed")
+
+    def _drain(self) -> list[str]:
+        """Wait until everything is as it should be; gives what is not."""
+        ends_at = time.monotonic() + self._plan.settings.patience
+        undrained = self._asked("quiet", ends_at)
+        undrained += self._emptied(ends_at)
+        undrained += self._asked("canary", ends_at + self._plan.settings.patience)
+        for client in self._clients.values():
+            client.stop()
+        undrained += self._emptied(time.monotonic() + _LOOK)
+        for client in self._clients.values():
+            client.close()
+        self._ledger.write("drained", undrained=undrained)
+        self._say("; ".join(undrained) or "everything is drained")
+        return undrained
+
+    def _asked(self, word: str, until: float) -> list[str]:
+        problems: list[str] = []
+        for client in self._clients.values():
+            client.ask(word)
+        for client in self._clients.values():
+            answer = client.answer(word, until)
+            if answer is None:
+                problems.append(f"{client.name} did not answer {word!r}")
+            elif word == "canary":
+                problems += [
+                    f"{client.name} says that {path} is {state}"
+                    for path, state in answer["states"].items()
+                    if state != "healthy"
+                ]
+        return problems
+
+    def _emptied(self, ends_at: float) -> list[str]:
+        """Wait for empty backlog queues; gives those that are not."""
+        while held := self._held():
+            if time.monotonic() > ends_at:
+                return [f"{path} holds {count} messages" for path, count in held.items()]
+            time.sleep(_LOOK)
+        return []
+
+    def _held(self) -> dict[str, int]:
+        """What the backlog queues hold, by the larger word of the server itself and of its transport."""
+        broker = self._brokers["secondary"]
+        try:
+            told = asyncio.run(pending(self._plan, broker.url))
+        except TransportError as error:
+            return {f"the secondary does not tell what it holds ({error}), each queue of it": 1}
+        counts: dict[str, Future[int]] = {
+            path: self._hands["secondary"].submit(broker.count, path) for path in backlog_queues(self._plan)
+        }
+        held = {path: max(told[path], count.result()) for path, count in counts.items()}
+        return {path: count for path, count in held.items() if count}
+
+    def _read(self, undrained: Sequence[str]) -> Found:
+        primary, secondary = (self._brokers[side] for side in SIDES)
+        counts = {path: self._hands["primary"].submit(primary.count, path).result() for path in ENTITIES}
+        found = asyncio.run(read_out(self._plan, primary.url, secondary.url, undrained))
+        differing = tuple(
+            f"{path} held {counts[path]} messages by the server's own count, and {len(messages)} could be read"
+            for path, messages in found.home.items()
+            if counts[path] != len(messages)
+        )
+        for path, messages in found.home.items():
+            self._ledger.write("home", path=path, messages=[number_of(message) for message in messages])
+        self._ledger.write("left", backlog=found.backlog, dead=found.dead)
+        return Found(found.home, found.backlog, found.dead, (*found.undrained, *differing))
+
+
+def _fields(strike: Strike) -> dict[str, object]:
+    return {"fault": strike.kind, "seconds": strike.seconds, "side": strike.side, "client": strike.client}

@@ -1,0 +1,202 @@
+"""What a broker product brings to a chaos run: a real server, and what can be done to it.
+
+A plugin's package has a module ``testing_chaos`` with a function ``chaos_broker()`` that makes a `ChaosBroker`; the run
+finds it by the transport's name. What can be done to the network between client and server needs no product's help, see
+`pairmq.testing.chaos.network`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, cast
+
+from pairmq.model import ConfigurationError
+from pairmq.plugins import registry
+
+MODULE = "testing_chaos"
+FUNCTION = "chaos_broker"
+
+
+@dataclass(frozen=True, slots=True)
+class FaultKind:
+    """One thing that can be done to a broker.
+
+    Args:
+        name: in lower case, words joined by ``-``.
+        least: seconds that it lasts at least.
+        most: seconds that it lasts at most; plans draw from between, short ones more often.
+        primary: whether it may strike a primary.
+        secondary: whether it may strike a secondary.
+    """
+
+    name: str
+    least: float = 0.3
+    most: float = 5.0
+    primary: bool = True
+    secondary: bool = True
+
+
+KILL = FaultKind("kill", 0.2, 3.0)
+"""SIGKILL, and a start with the data that it kept."""
+
+PAUSE = FaultKind("pause", 0.1, 60.0)
+"""SIGSTOP: the kernel takes connections and bytes for it, and nobody answers; a minute only in runs that ask for it."""
+
+
+class ChaosBroker(ABC):
+    """One real server under chaos. Every method blocks, and all are called by one thread, which outlives the server.
+
+    Attributes:
+        faults: what `apply` can do to it.
+        attempt_timeout: seconds that one operation of the product's client needs at most on a busy machine.
+    """
+
+    faults: ClassVar[tuple[FaultKind, ...]] = (KILL, PAUSE)
+    attempt_timeout: ClassVar[float] = 1.0
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start it, empty, and wait until it takes clients.
+
+        Raises:
+            RuntimeError: it does not start.
+        """
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """The address for a transport, without any proxy; it stays the same over `kill` and restart."""
+
+    @property
+    @abstractmethod
+    def address(self) -> tuple[str, int]:
+        """Host and port of `url`, before which proxies are put."""
+
+    @abstractmethod
+    def apply(self, fault: str) -> None:
+        """Begin a fault.
+
+        Args:
+            fault: a name of `faults`.
+        """
+
+    @abstractmethod
+    def cure(self, fault: str) -> None:
+        """End a fault that `apply` began, and wait until the server takes clients again."""
+
+    @abstractmethod
+    def heal(self) -> None:
+        """End whatever is wrong; the server runs afterwards and takes clients."""
+
+    @abstractmethod
+    def count(self, queue: str) -> int:
+        """Count the messages of a queue as the server itself does, not by PairMQ's transport.
+
+        Args:
+            queue: its path; one that does not exist holds none.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the server and remove its data; idempotent."""
+
+
+class Server(Protocol):
+    """A process that can be killed and paused; `pairmq.testing.servers.ServerProcess` is one."""
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is there, paused or not."""
+
+    def start(self) -> None:
+        """Start it and wait until it is ready; one that runs is left alone."""
+
+    def kill(self) -> None:
+        """End it with SIGKILL."""
+
+    def pause(self) -> None:
+        """Stop it with SIGSTOP."""
+
+    def resume(self) -> None:
+        """Let it go on."""
+
+    def close(self) -> None:
+        """End it and remove its data."""
+
+
+class ServerBroker(ChaosBroker):
+    """A chaos broker around a server process, with the faults `KILL` and `PAUSE`; a subclass adds its product's.
+
+    Args:
+        server: not started yet, or running and empty.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._process = server
+        self._paused = False
+
+    def start(self) -> None:
+        """Start the process."""
+        self._process.start()
+
+    def apply(self, fault: str) -> None:
+        """Kill or pause it."""
+        if fault == KILL.name:
+            self._process.kill()
+        elif fault == PAUSE.name:
+            self._process.pause()
+            self._paused = True
+        else:
+            raise ValueError(f"{type(self).__name__} knows no fault {fault!r}")
+
+    def cure(self, fault: str) -> None:
+        """Start it again, or let it go on."""
+        if self._paused:
+            self._process.resume()
+            self._paused = False
+        self._process.start()
+
+    def heal(self) -> None:
+        """End a kill or a pause."""
+        self.cure("")
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.close()
+
+
+def chaos_broker(name: str) -> ChaosBroker:
+    """Make the chaos broker of a product.
+
+    Args:
+        name: a transport's name, such as ``redis``; or ``module:function`` for one that is not installed as a plugin.
+
+    Raises:
+        ConfigurationError: there is none; says what is known.
+        FileNotFoundError: the product's server is not installed; says how to get it.
+    """
+    module, _, function = name.partition(":")
+    if function:
+        try:
+            return cast("Callable[[], ChaosBroker]", getattr(importlib.import_module(module), function))()
+        except (ImportError, AttributeError) as error:
+            raise ConfigurationError(f"no chaos broker {name}: {error}") from error
+    known = _known()
+    if name not in known:
+        raise ConfigurationError(f"no chaos broker {name!r}: known are {', '.join(sorted(known)) or 'none'}")
+    return cast("Callable[[], ChaosBroker]", getattr(importlib.import_module(known[name]), FUNCTION))()
+
+
+def _known() -> dict[str, str]:
+    """The module of each product that brings one, by the product's name."""
+    found: dict[str, str] = {}
+    for record in registry.transports():
+        module = f"{record.factory.__module__.partition('.')[0]}.{MODULE}"
+        # Several transports of one plugin share its module: the first is the product, the others its variants.
+        if module not in found.values() and importlib.util.find_spec(module) is not None:
+            found[record.name] = module
+    return found

@@ -1,0 +1,247 @@
+"""A client process of a chaos run: ``python -m pairmq.testing.chaos.client``, started by the run itself.
+
+Its first line of standard input is a JSON object that says what to do, passwords included; further lines are words:
+``quiet`` (send nothing more), ``canary`` (send one more through each sender, once its entity is healthy) and ``close``.
+Each is answered by a JSON line on standard output. It ends with its standard input, so that it never outlives the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from pairmq.core import PairOptions
+from pairmq.model import (
+    EntityState,
+    PairClosed,
+    PairFaulted,
+    Receipt,
+    Route,
+    SendError,
+    SendRefused,
+    TransportError,
+)
+from pairmq.model.events import Event
+from pairmq.pair import Pair, PairSender
+from pairmq.plugins import registry
+from pairmq.testing.chaos._clients import OPENED
+from pairmq.testing.chaos._events import event_to_json
+from pairmq.testing.chaos._ledger import Ledger
+from pairmq.testing.chaos._messages import CANARY, first_number, made
+from pairmq.testing.chaos._recording import SENDING, RecordingTransport
+from pairmq.testing.simulator._history import Result
+
+_BEAT = 0.01  # s between two looks at how late the event loop is
+_WORTH_TELLING = 0.01  # s of lag
+_BATCH = (2, 3, 5, 10)
+_RETRY_OPEN = 0.5  # s, while the secondary refuses to let the backlog queues be made
+
+
+class Client:
+    """One life of one client.
+
+    Args:
+        spec: what the run says: ``name``, ``place``, ``life``, ``syphon``, ``primary``, ``secondary``, ``options``,
+            ``entities``, ``rate``, ``timeouts``, ``seed``, ``ledger``.
+    """
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self._spec = spec
+        self._ledger = Ledger(Path(spec["ledger"]))
+        self._chance = Random(f"{spec['seed']} {spec['name']} {spec['life']}")
+        self._numbers = itertools.count(first_number(spec["place"], spec["life"]))
+        self._canaries = itertools.count(CANARY + first_number(spec["place"], spec["life"]) // 100)
+        self._options = PairOptions(**spec["options"], enable_syphon=spec["syphon"])
+        self._words: asyncio.Queue[str] = asyncio.Queue()
+        self._stopping = asyncio.Event()
+        self._flying: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Live."""
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._unhandled)
+        loop.add_signal_handler(signal.SIGTERM, self._stop)
+        threading.Thread(target=self._listen, args=(loop,), daemon=True).start()
+        spec = self._spec
+        self._ledger.write("life", process=spec["name"], number=spec["life"], syphon=spec["syphon"])
+        beat = loop.create_task(self._beat())
+        pair = await self._opened()
+        if pair is None:
+            self._ledger.write("ended")
+            return
+        self._ledger.write("opened")
+        _answer(OPENED)
+        traffic: list[asyncio.Task[None]] = []
+        senders = [(f"{spec['name']}-{path}", pair.sender(path)) for path in spec["entities"]]
+        for name, sender in senders:
+            traffic.append(loop.create_task(self._keep_sending(name, sender)))
+        while (word := await self._words.get()) != "close":
+            for task in traffic:
+                task.cancel()
+            if word == "quiet":
+                while self._flying:
+                    await asyncio.wait(tuple(self._flying))
+            elif word == "canary":
+                await self._canary(pair, senders)
+            _answer(word, **{entity.path: state.value for entity, state in pair.states().items()})
+        self._ledger.write("closing")
+        await pair.close()
+        self._ledger.write("closed")
+        for task in (*traffic, beat):
+            task.cancel()
+        while self._flying:
+            await asyncio.wait(tuple(self._flying))
+        await asyncio.gather(*traffic, beat, return_exceptions=True)
+        self._ledger.write("ended")
+
+    def _stop(self) -> None:
+        self._stopping.set()
+        self._words.put_nowait("close")
+
+    async def _opened(self) -> Pair | None:
+        """An open pair, after as many trials as it takes; None when this life was to end first."""
+        while not self._stopping.is_set():
+            sides = [
+                RecordingTransport(registry.transport(self._spec[side]), side, self._ledger)
+                for side in ("primary", "secondary")
+            ]
+            pair = Pair(sides[0], sides[1], self._options)
+            pair.subscribe(self._note)
+            try:
+                return await pair.open()
+            except TransportError:
+                # The secondary refuses this user at the moment: an operator has to mend that.
+                await pair.close()
+                await asyncio.sleep(_RETRY_OPEN)
+        return None
+
+    def _note(self, event: Event) -> None:
+        self._ledger.write("event", event=event_to_json(event))
+
+    def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        text = f"{context.get('message')}: {type(error).__name__}: {error}"
+        # What a driver leaves behind without looking at it is no promise of PairMQ's.
+        ours = any("pairmq" in repr(context.get(key)) for key in ("task", "future", "handle"))
+        self._ledger.write("crash" if ours else "noise", text=text[:500])
+
+    async def _beat(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + _BEAT
+            await asyncio.sleep(_BEAT)
+            if loop.time() - due > _WORTH_TELLING:
+                self._ledger.write("lag", due=due, woken=loop.time())
+
+    def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        for line in sys.stdin:
+            loop.call_soon_threadsafe(self._words.put_nowait, line.strip())
+        os._exit(3)  # whoever started this process is gone
+
+    # Sending.
+
+    async def _keep_sending(self, name: str, sender: PairSender) -> None:
+        SENDING.set(True)
+        chance, spec = self._chance, self._spec
+        every = len(spec["entities"]) / spec["rate"]
+        for timeout in itertools.cycle(spec["timeouts"]):
+            together = chance.choice(_BATCH) if chance.random() < 0.1 else 1
+            cancel_after = chance.uniform(0.0, timeout) if chance.random() < 0.05 else None
+            numbers = [next(self._numbers) for _ in range(together)]
+            send = self._cancelled(name, sender, numbers, timeout, cancel_after)
+            task = asyncio.create_task(send, name=f"pairmq chaos send {numbers[0]}")
+            self._flying.add(task)
+            task.add_done_callback(self._flying.discard)
+            await asyncio.sleep(chance.uniform(0.0, 2 * every))
+
+    async def _cancelled(
+        self, name: str, sender: PairSender, numbers: list[int], timeout: float, after: float | None
+    ) -> None:
+        if after is None:
+            await self._send(name, sender, numbers, timeout)
+            return
+        task = asyncio.create_task(self._send(name, sender, numbers, timeout), name="pairmq chaos cancelled send")
+        await asyncio.wait((task,), timeout=after)
+        task.cancel()
+        await asyncio.wait((task,))
+
+    async def _send(self, name: str, sender: PairSender, numbers: list[int], timeout: float) -> None:
+        messages = [made(number) for number in numbers]
+        entity = sender.entity.path
+        self._ledger.write("send", messages=numbers, sender=name, entity=entity, timeout=timeout)
+        results: Sequence[Receipt | SendError | Result]
+        try:
+            if len(messages) == 1:
+                results = (await sender.send(messages[0], timeout=timeout),)
+            else:
+                results = await sender.send_batch(messages, timeout=timeout)
+        except SendError as error:
+            results = (error,)
+        except (PairClosed, PairFaulted):
+            results = [Result.REFUSED] * len(numbers)
+        except asyncio.CancelledError:
+            self._told(numbers, [Result.CANCELLED] * len(numbers))
+            raise
+        except Exception as error:
+            self._ledger.write("crash", text=f"a send raised {type(error).__name__}: {error}")
+            results = [Result.CRASHED] * len(numbers)
+        self._told(numbers, results)
+
+    def _told(self, numbers: list[int], results: Sequence[Receipt | SendError | Result]) -> None:
+        if len(numbers) != len(results):
+            self._ledger.write("crash", text=f"{len(results)} results for a batch of {len(numbers)}")
+        self._ledger.write("told", results=[_told(*each) for each in zip(numbers, results, strict=False)])
+
+    async def _canary(self, pair: Pair, senders: list[tuple[str, PairSender]]) -> None:
+        """One more message through each sender as soon as its entity is healthy, or when that takes too long."""
+        SENDING.set(True)
+        ends_at = asyncio.get_running_loop().time() + self._spec["patience"]
+        for name, sender in senders:
+            await _until(lambda at=sender: pair.state(at.entity.path) is EntityState.HEALTHY, ends_at)  # type: ignore[misc]
+            await self._send(name, sender, [next(self._canaries)], self._options.send_timeout)
+
+
+def _answer(word: str, **states: str) -> None:
+    print(json.dumps({"done": word, "states": states}), flush=True)
+
+
+def _told(number: int, result: Receipt | SendError | Result) -> dict[str, Any]:
+    if isinstance(result, Receipt):
+        kind = Result.PRIMARY if result.route is Route.PRIMARY else Result.BACKLOG
+        return {
+            "number": number,
+            "result": kind.value,
+            "duplicate": result.maybe_duplicate,
+            "queue": result.backlog_queue,
+        }
+    if isinstance(result, Result):
+        return {"number": number, "result": result.value}
+    kind = Result.REFUSED if isinstance(result, SendRefused) else Result.UNKNOWN
+    return {"number": number, "result": kind.value, "error": f"{type(result).__name__}: {result}"[:300]}
+
+
+async def _until(condition: Callable[[], bool], ends_at: float) -> None:
+    loop = asyncio.get_running_loop()
+    while not condition() and loop.time() < ends_at:  # noqa: ASYNC110  # nobody tells of the end of a drain
+        await asyncio.sleep(0.05)
+
+
+def main() -> None:
+    """Read what to do, and do it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which then closes its clients
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    asyncio.run(Client(json.loads(sys.stdin.readline())).run())
+
+
+if __name__ == "__main__":
+    main()

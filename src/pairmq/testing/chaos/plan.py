@@ -1,0 +1,226 @@
+"""What a chaos run does, as values: who sends, what is done to whom, and when.
+
+A plan is drawn from a seed and goes through JSON unchanged, so that it can be carried out again. What comes of it is
+another matter: real servers, the kernel and the machine's load have a say, and no two runs are the same.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from random import Random
+from typing import Any, Final
+
+from pairmq.model import ConfigurationError
+from pairmq.testing.chaos.broker import FaultKind
+from pairmq.testing.chaos.network import NETWORK_FAULTS
+
+SIDES: Final = ("primary", "secondary")
+ENTITIES: Final = ("orders", "invoices")
+"""The queues of the primary that are sent to."""
+
+BACKLOG: Final = "chaos/x-servicebus-transfer/{index}"
+"""Names of the backlog queues: all clients share them, although each reaches the primary by a way of its own."""
+
+CLIENT_KILL = FaultKind("client-kill", 0.2, 3.0)
+CLIENT_RESTART = FaultKind("client-restart", 0.2, 2.0)
+CLIENT_FAULTS = (CLIENT_KILL, CLIENT_RESTART)
+"""SIGKILL of a client process, and SIGTERM, upon which it closes its pair; in both cases a new one is started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How much chaos.
+
+    Args:
+        seed: the plan is drawn from it.
+        seconds: during which there are faults.
+        faults: names of the faults that may happen; None for all that the brokers can do.
+        every: seconds between two faults of one broker, and of the clients, on average.
+        longest: the longest fault in seconds; SIGSTOP of a minute needs a long run to matter.
+        clients: processes; the first one hosts the syphon.
+        rate: sends a second of each process.
+        lock_duration: seconds of a lock in the backlog queues: what a killed syphon held comes back after as long.
+        patience: seconds until everything must be drained when all is healed.
+
+    Raises:
+        ConfigurationError: a value out of its range.
+    """
+
+    seed: int = 0
+    seconds: float = 120.0
+    faults: tuple[str, ...] | None = None
+    every: float = 4.0
+    longest: float = 10.0
+    clients: int = 3
+    rate: float = 20.0
+    lock_duration: float = 5.0
+    patience: float = 120.0
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("seconds", 1.0, 1e6),
+            ("every", 0.1, 1e6),
+            ("longest", 0.1, 3600.0),
+            ("clients", 1, 8),
+            ("rate", 0.1, 1000.0),
+            ("lock_duration", 1.0, 300.0),
+            ("patience", 1.0, 1e5),
+        ):
+            if not low <= getattr(self, name) <= high:
+                raise ConfigurationError(f"{name} is {getattr(self, name)!r}: it must be from {low:g} to {high:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """One thing that is done.
+
+    Args:
+        at: seconds since the start; later when what came before it took longer.
+        kind: the fault's name.
+        seconds: how long it lasts.
+        side: ``primary`` or ``secondary``; empty for what is done to a client itself.
+        client: whose way to the broker, or which client; empty for all.
+    """
+
+    at: float
+    kind: str
+    seconds: float
+    side: str = ""
+    client: str = ""
+
+    def __str__(self) -> str:
+        where = " ".join(word for word in (self.side, self.client) if word)
+        return f"{self.kind} {where} for {self.seconds:.2f} s".replace("  ", " ")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A whole run.
+
+    Args:
+        products: of the primary and of the secondary.
+        settings: that it was drawn from.
+        options: of the clients' pairs, without ``enable_syphon``.
+        timeouts: seconds of one send after another.
+        strikes: by their instant.
+    """
+
+    products: tuple[str, str]
+    settings: Settings
+    options: Mapping[str, Any]
+    timeouts: tuple[float, ...]
+    strikes: tuple[Strike, ...] = field(default=())
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The processes' names: the first one hosts the syphon."""
+        return client_names(self.settings)
+
+    def of(self, side: str) -> tuple[Strike, ...]:
+        """What is done to one side, or, for the empty text, to clients."""
+        return tuple(strike for strike in self.strikes if strike.side == side)
+
+    def to_json(self) -> str:
+        """Write it as a JSON document, from which `from_json` makes an equal one."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ConfigurationError: it is something else.
+        """
+        try:
+            data = json.loads(text)
+            settings = data["settings"]
+            if settings["faults"] is not None:
+                settings["faults"] = tuple(settings["faults"])
+            return cls(
+                (str(data["products"][0]), str(data["products"][1])),
+                Settings(**settings),
+                dict(data["options"]),
+                tuple(data["timeouts"]),
+                tuple(Strike(**each) for each in data["strikes"]),
+            )
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise ConfigurationError(f"no plan of a chaos run: {type(error).__name__}: {error}") from error
+
+
+def client_names(settings: Settings) -> tuple[str, ...]:
+    """The processes' names."""
+    return tuple(f"client-{'abcdefgh'[index]}" for index in range(settings.clients))
+
+
+def planned(
+    products: tuple[str, str],
+    settings: Settings,
+    faults: tuple[Sequence[FaultKind], Sequence[FaultKind]],
+    attempt_timeout: float = 1.0,
+) -> Plan:
+    """Draw a plan: the same arguments give the same one.
+
+    Args:
+        products: of the primary and of the secondary.
+        settings: how much.
+        faults: what the primary's and the secondary's `ChaosBroker` can do.
+        attempt_timeout: seconds that one operation needs at most, of the slower of both.
+
+    Raises:
+        ConfigurationError: a fault that was asked for is none that these brokers know.
+    """
+    _check_names(settings, faults)
+    names = client_names(settings)
+    strikes: list[Strike] = []
+    for side, own in zip(SIDES, faults, strict=True):
+        chance = Random(f"{settings.seed} {side}")
+        kinds = [kind for kind in own if getattr(kind, side)] + list(NETWORK_FAULTS)
+        for at, kind, seconds in _drawn(chance, settings, kinds):
+            # Half of the network's faults strike one client's way only: it fails over while the others don't.
+            alone = kind in NETWORK_FAULTS and chance.random() < 0.5
+            strikes.append(Strike(at, kind.name, seconds, side, chance.choice(names) if alone else ""))
+    chance = Random(f"{settings.seed} clients")
+    for at, kind, seconds in _drawn(chance, settings, CLIENT_FAULTS):
+        strikes.append(Strike(at, kind.name, seconds, "", chance.choice(names)))
+    options = {
+        "failover_interval": 0.5 * attempt_timeout,
+        "ping_primary_interval": 0.7,
+        "ping_timeout": attempt_timeout,
+        "attempt_timeout": attempt_timeout,
+        "send_timeout": 6.0 * attempt_timeout,
+        "backlog_queue_count": 3,
+        "backlog_retry_interval": 1.0,
+        "backlog_name_template": BACKLOG,
+        "syphon_receive_wait": 2.0,
+        "close_grace": 2.0,
+        "flap_window": 5.0,
+    }
+    # Some limits end long before a failover can, and show whether a send gives up.
+    timeouts = tuple(factor * attempt_timeout for factor in (6.0, 0.4, 6.0, 1.5))
+    return Plan(products, settings, options, timeouts, tuple(sorted(strikes, key=lambda strike: strike.at)))
+
+
+def _check_names(settings: Settings, faults: tuple[Sequence[FaultKind], Sequence[FaultKind]]) -> None:
+    known = {kind.name for kind in (*faults[0], *faults[1], *NETWORK_FAULTS, *CLIENT_FAULTS)}
+    unknown = sorted(set(settings.faults or ()) - known)
+    if unknown:
+        raise ConfigurationError(f"no faults {', '.join(unknown)}: these brokers know {', '.join(sorted(known))}")
+
+
+def _drawn(chance: Random, settings: Settings, kinds: Sequence[FaultKind]) -> list[tuple[float, FaultKind, float]]:
+    """One fault after another, none before the one before it is over."""
+    allowed = [kind for kind in kinds if settings.faults is None or kind.name in settings.faults]
+    found: list[tuple[float, FaultKind, float]] = []
+    at = chance.uniform(0.5, 1.0 + settings.every / 2)
+    while allowed and at < settings.seconds:
+        kind = chance.choice(allowed)
+        most = min(kind.most, settings.longest)
+        # As likely from 0.1 to 1 s as from 1 to 10.
+        low, high = math.log(kind.least), math.log(max(kind.least, most))
+        seconds = round(math.exp(chance.uniform(low, high)), 3)
+        found.append((round(at, 3), kind, seconds))
+        at += seconds + chance.expovariate(1 / settings.every)
+    return found

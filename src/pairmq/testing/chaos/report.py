@@ -1,0 +1,169 @@
+"""What a chaos run found, for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pairmq.model.events import MessageMoved, StateChanged
+from pairmq.testing.chaos._judge import duplicates_explained
+from pairmq.testing.chaos.plan import Plan
+from pairmq.testing.simulator._history import History
+from pairmq.testing.simulator._report import Counts, counted, story_of
+from pairmq.testing.simulator._verdict import Violation
+
+_STORIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosReport:
+    """The result of one run.
+
+    Args:
+        plan: what was carried out.
+        violations: broken promises, oldest first; none when all was well.
+        counts: of sends, copies, faults and lives.
+        moved: messages that a syphon reported as brought home.
+        explained: second copies at the primary that somebody was told of.
+        failovers: how often an entity failed over, in any process.
+        overrun: seconds by which a send outlived its deadline at most; negative when none did.
+        lag: seconds that the event loop of that send's process was late meanwhile.
+        seconds: from the first line to the last.
+        drained_after: seconds from the healing until everything was drained; None when it was not healed.
+        timeline: what was done, and every change of an entity's state, a line each.
+        stories: what happened to the messages of the first violations, a line each.
+        interrupted: the faults ended early, by Ctrl-C.
+    """
+
+    plan: Plan
+    violations: tuple[Violation, ...]
+    counts: Counts
+    moved: int
+    explained: int
+    failovers: int
+    overrun: float
+    lag: float
+    seconds: float
+    drained_after: float | None
+    timeline: tuple[str, ...] = field(repr=False)
+    stories: dict[int, tuple[str, ...]] = field(repr=False)
+    interrupted: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether every promise was kept."""
+        return not self.violations
+
+    def text(self, *, most: int = 10, timeline: bool = False) -> str:
+        """Everything for a person.
+
+        Args:
+            most: violations that are shown.
+            timeline: show what was done and when, too.
+        """
+        plan, counts = self.plan, self.counts
+        drained = "never healed" if self.drained_after is None else f"drained {self.drained_after:.1f} s after healing"
+        lines = [
+            f"{'>'.join(plan.products)} seed {plan.settings.seed}: "
+            f"{'no violation' if self.ok else f'{len(self.violations)} violations'} in {self.seconds:.0f} s",
+            f"  done: {counts.faults} faults, {counts.lives} lives of {len(plan.clients)} clients, "
+            f"{self.failovers} failovers; {drained}",
+            f"  sent: {counts.messages} messages: {counts.primary} to the primary, {counts.backlog} to the backlog, "
+            f"{counts.refused} refused, {counts.unknown} unknown or cancelled, {counts.killed} cut off by a kill",
+            f"  found: {counts.copies} at the primary, {counts.duplicates} of them second copies "
+            f"({self.explained} explained); {self.moved} brought home",
+            f"  worst overrun of a deadline: {self.overrun:+.3f} s, of which the process slept {self.lag:.3f} s",
+        ]
+        if timeline or not self.ok:
+            lines += ["  timeline:", *(f"    {line}" for line in self.timeline)]
+        lines += [f"  {violation}" for violation in self.violations[:most]]
+        if len(self.violations) > most:
+            lines.append(f"  and {len(self.violations) - most} more")
+        for number, story in self.stories.items():
+            lines += [f"  message {number}:", *(f"    {line}" for line in story)]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same for a program."""
+        return {
+            "products": list(self.plan.products),
+            "seed": self.plan.settings.seed,
+            "ok": self.ok,
+            "interrupted": self.interrupted,
+            **{name: getattr(self.counts, name) for name in Counts.__slots__},
+            **{name: getattr(self, name) for name in ("moved", "explained", "failovers")},
+            **{
+                name: None if (value := getattr(self, name)) is None else round(value, 3)
+                for name in ("overrun", "lag", "seconds", "drained_after")
+            },
+            "violations": [
+                {"verdict": each.verdict.value, "at": round(each.at, 3), "message": each.message, "text": each.text}
+                for each in self.violations
+            ],
+            "timeline": list(self.timeline),
+            "stories": {str(number): list(story) for number, story in self.stories.items()},
+        }
+
+
+def report_of(
+    plan: Plan, history: History, violations: Sequence[Violation], *, interrupted: bool = False
+) -> ChaosReport:
+    """Make the report of a run.
+
+    Args:
+        plan: that was carried out.
+        history: its facts.
+        violations: what the judge found.
+        interrupted: the faults ended early.
+    """
+    overrun, lag = _overrun(history)
+    changes = [note.event for note in history.notes if isinstance(note.event, StateChanged)]
+    numbers = dict.fromkeys(each.message for each in violations if each.message is not None)
+    healed, drained = history.healed_at, history.drained_at
+    return ChaosReport(
+        plan,
+        tuple(violations),
+        counted(history),
+        sum(isinstance(note.event, MessageMoved) for note in history.notes),
+        duplicates_explained(history),
+        sum(event.current.value == "failed-over" and event.previous is not event.current for event in changes),
+        overrun,
+        lag,
+        history.ended_at,
+        None if healed is None else (drained or history.ended_at) - healed,
+        _timeline(history),
+        {number: story_of(history, number) for number in list(numbers)[:_STORIES]},
+        interrupted,
+    )
+
+
+def _overrun(history: History) -> tuple[float, float]:
+    """By how much the worst send outlived its deadline, and how late its process's event loop was meanwhile."""
+    ended = [
+        (sent.ended_at - sent.at - sent.timeout, sent) for sent in history.sent.values() if sent.ended_at is not None
+    ]
+    if not ended:
+        return 0.0, 0.0
+    overrun, worst = max(ended, key=lambda each: each[0])
+    deadline, until = worst.at + worst.timeout, worst.ended_at or 0.0
+    lags = (woken - due for due, woken in history.lags.get(worst.life, ()) if woken >= deadline and due <= until)
+    return overrun, max(lags, default=0.0)
+
+
+def _timeline(history: History) -> tuple[str, ...]:
+    entries = [(at, f"{fault}") for at, _, fault in history.strokes]
+    for life in history.lives:
+        entries.append((life.at, f"{life.name} starts{' with a syphon' if life.syphon else ''}"))
+        if life.ended_at is not None:
+            entries.append((life.ended_at, f"{life.name} {'is killed' if life.killed else 'has ended'}"))
+    for note in history.notes:
+        if isinstance(note.event, StateChanged):
+            event = note.event
+            entries.append((note.at, f"{note.life} {event.entity}: {event.previous} to {event.current}, {event.cause}"))
+    if history.healed_at is not None:
+        entries.append((history.healed_at, "everything is healed"))
+    if history.drained_at is not None:
+        problems = "; ".join(history.undrained)
+        entries.append((history.drained_at, f"waited until everything was drained{problems and ': ' + problems}"))
+    return tuple(f"{at:8.3f} {text}" for at, text in sorted(entries))

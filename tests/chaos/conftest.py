@@ -1,0 +1,129 @@
+"""A pen that writes the ledgers of a run by hand, and RabbitMQ servers kept for the whole run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pairmq.model import Message
+from pairmq.model.events import Event, MessageMoved
+from pairmq.testing.chaos import Settings, planned
+from pairmq.testing.chaos._books import Found, history_of
+from pairmq.testing.chaos._events import event_to_json
+from pairmq.testing.chaos._judge import judged
+from pairmq.testing.chaos._messages import made
+from pairmq.testing.simulator import Violation
+from pairmq.testing.simulator._history import CONFIRMED, Told
+from pairmq_rabbitmq.testing import RabbitServer, pool
+
+QUEUE = "chaos/x-servicebus-transfer/0"
+
+
+class Pen:
+    """Writes what the processes of a run would have written, a tenth of a second a line.
+
+    ``client-a`` hosts the syphon, ``client-b`` sends to the queue orders.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.plan = planned(("redis", "redis"), Settings(), ((), ()))
+        self.at = 1000.0
+        self.home: list[Message] = []
+        self.backlog: dict[int, str] = {}
+        self.dead: dict[int, str] = {}
+        self.undrained: tuple[str, ...] = ()
+        self._attempts = 0
+        for name, syphon in (("client-a", True), ("client-b", False)):
+            self.line(f"{name}-1", "life", process=name, number=1, syphon=syphon)
+            self.line(f"{name}-1", "opened")
+
+    def line(self, file: str, kind: str, **fields: Any) -> None:
+        self.at += 0.1
+        with (self.directory / f"{file}.jsonl").open("a") as ledger:
+            ledger.write(json.dumps({"t": self.at, "k": kind, **fields}) + "\n")
+
+    # What processes do.
+
+    def send(self, number: int, timeout: float = 6.0) -> None:
+        self.line("client-b-1", "send", messages=[number], sender="s", entity="orders", timeout=timeout)
+
+    def told(self, number: int, result: str, **more: Any) -> None:
+        self.line("client-b-1", "told", results=[{"number": number, "result": result, **more}])
+
+    def write(
+        self,
+        number: int,
+        told: Told | None = CONFIRMED,
+        to: str = "orders",
+        life: str = "client-b-1",
+        marked: bool = False,
+        stored: int | None = None,
+    ) -> None:
+        """A write to a broker; ``stored`` copies of it are found at the primary, one where it was confirmed."""
+        self._attempts += 1
+        side = "primary" if to == "orders" else "secondary"
+        fields = {"attempt": self._attempts, "broker": side, "path": to, "messages": [number], "marked": [marked]}
+        self.line(life, "try", syphon=life.startswith("client-a"), **fields)
+        if told is not None:
+            self.line(life, "tried", attempt=self._attempts, told=[told])
+        if side == "primary":
+            copies = stored if stored is not None else int(told is CONFIRMED)
+            self.home += [made(number)] * copies
+
+    def accepted(self, number: int) -> None:
+        self.send(number)
+        self.write(number)
+        self.told(number, "accepted by the primary")
+
+    def diverted(self, number: int, doubt: Told | None = None) -> None:
+        self.send(number)
+        if doubt is not None:
+            self.write(number, doubt, stored=1)
+        self.write(number, to=QUEUE, marked=doubt is not None)
+        self.told(number, "accepted by a backlog queue", queue=QUEUE, duplicate=doubt is not None)
+
+    def handed(self, number: int, count: int = 1, life: str = "client-a-1") -> None:
+        self.line(life, "got", broker="secondary", path=QUEUE, messages=[(f"place-{number}", number, count)])
+
+    def completed(self, number: int, how: str = "complete", life: str = "client-a-1") -> None:
+        settled = {"broker": "secondary", "path": QUEUE, "how": how, "reason": ""}
+        self.line(life, "settle", **settled, messages=[(f"place-{number}", number)])
+
+    def moved(self, number: int, **flags: bool) -> None:
+        flags = {"maybe_duplicate": False, "redelivered": False, **flags}
+        entity = {"path": "orders", "kind": "queue"}
+        event = {"type": MessageMoved.__name__, "at": 0.0, "pair": "p", "queue": QUEUE, "waited": 1.0, **flags}
+        self.line("client-a-1", "event", event={**event, "entity": entity, "message_id": f"id-{number}"})
+
+    def event(self, life: str, event: Event) -> None:
+        self.line(life, "event", event=event_to_json(event))
+
+    def brought_home(self, number: int) -> None:
+        self.handed(number)
+        self.write(number, life="client-a-1")
+        self.completed(number)
+        self.moved(number)
+
+    # What comes of it.
+
+    def violations(self) -> list[Violation]:
+        self.line("run", "drained")
+        found = Found({"orders": self.home, "invoices": []}, self.backlog, self.dead, self.undrained)
+        return judged(history_of(self.plan, self.directory, found), found)
+
+
+@pytest.fixture
+def pen(tmp_path: Path) -> Pen:
+    return Pen(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def rabbit_servers() -> Iterator[Callable[[int], list[RabbitServer]]]:
+    """Gives any number of servers that run and hold nothing, the same ones each time: ask once in a test."""
+    yield pool.take
+    pool.close()

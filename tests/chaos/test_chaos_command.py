@@ -1,0 +1,71 @@
+"""The command line of chaos runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "pairmq.testing.chaos"]
+
+
+@pytest.mark.real_server
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_ctrl_c_ends_the_faults_and_gives_the_verdict_so_far(tmp_path: Path) -> None:
+    pairs = ["--pair=redis,redis"] * 2
+    run = subprocess.Popen(
+        [*COMMAND, *pairs, "--minutes=60", "--every=1", "--json", "--seed=7", f"--keep={tmp_path}"],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
+    try:
+        assert run.stderr is not None
+        for _ in range(4):
+            run.stderr.readline()  # what it is about, and then a line for each fault
+        os.killpg(run.pid, signal.SIGINT)  # as a terminal does: to all of them
+        out, _ = run.communicate(timeout=200)
+    finally:
+        run.kill()
+        run.wait()
+    [report] = json.loads(out)
+    assert run.returncode == 130
+    assert report["interrupted"]
+    assert report["violations"] == []
+    assert report["faults"] >= 2
+    [kept] = tmp_path.iterdir()
+    assert json.loads((kept / "report.json").read_text()) == report
+    assert json.loads((kept / "plan.json").read_text())["settings"]["seed"] == 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--pair", "redis"], "PRIMARY,SECONDARY"),
+        (["--pair", "pigeons,redis"], "no chaos broker 'pigeons'"),
+        (["--pair", "redis,redis", "--faults", "flood"], "no faults flood"),
+        (["--pair", "redis,redis", "--minutes", "0"], "seconds is 0"),
+        (["--plan", "nowhere.json"], "nowhere.json"),
+    ],
+)
+def test_what_cannot_be_run_is_said_in_a_line(arguments: list[str], says: str, tmp_path: Path) -> None:
+    run = subprocess.run([*COMMAND, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
+    assert run.returncode == 2
+    assert says in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_a_directory_that_holds_another_run_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "redis-redis-7").mkdir()
+    (tmp_path / "redis-redis-7" / "run.jsonl").touch()
+    arguments = ["--pair", "redis,redis", "--seed", "7", "--keep", str(tmp_path)]
+    run = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=50, check=False)
+    assert run.returncode == 2
+    assert "is not empty" in run.stderr

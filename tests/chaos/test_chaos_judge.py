@@ -1,0 +1,411 @@
+"""The judge of chaos runs, on ledgers written by hand: each lie is found, and nothing is found where nothing is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pairmq.model import Entity, EntityState, Message
+from pairmq.model.events import Cause, SendCompleted, SendOutcome, StateChanged
+from pairmq.testing.chaos._messages import made
+from pairmq.testing.simulator import Verdict
+from pairmq.testing.simulator._history import CONFIRMED, Told
+
+if TYPE_CHECKING:
+    from conftest import Pen  # for readers: pytest gives it by its fixture
+
+BACKLOG = "chaos/x-servicebus-transfer/0"
+CUT = Told(False, True, "cut", "killed")
+AWAY = Told(False, False, "unavailable", "connection")
+REFUSED = Told(False, False, "refused", "not-found")
+
+
+def failing() -> StateChanged:
+    return StateChanged(
+        at=0.0,
+        pair="p",
+        entity=Entity("orders"),
+        previous=EntityState.HEALTHY,
+        current=EntityState.FAILING,
+        cause=Cause.SEND_FAILED,
+        epoch=1,
+        lasted=1.0,
+    )
+
+
+# What is as it should be.
+
+
+def accepted(pen: Pen) -> None:
+    pen.accepted(1)
+
+
+def diverted_and_brought_home(pen: Pen) -> None:
+    pen.diverted(1)
+    pen.brought_home(1)
+
+
+def in_doubt_and_said_so(pen: Pen) -> None:
+    pen.diverted(1, doubt=CUT)
+    pen.brought_home(1)
+
+
+def unknown_and_there(pen: Pen) -> None:
+    pen.send(1)
+    pen.write(1, CUT, stored=1)
+    pen.told(1, "unknown")
+
+
+def unknown_and_not_there(pen: Pen) -> None:
+    pen.send(1)
+    pen.write(1, CUT, stored=0)
+    pen.told(1, "unknown")
+
+
+def refused_and_not_there(pen: Pen) -> None:
+    pen.send(1)
+    pen.write(1, REFUSED)
+    pen.told(1, "refused", error="EntityNotFound")
+
+
+def sender_killed_in_its_send(pen: Pen) -> None:
+    pen.send(1)
+    pen.write(1, None, stored=1)
+    pen.line("run", "killed", life="client-b/1")
+
+
+def syphon_killed_between_send_and_complete(pen: Pen) -> None:
+    pen.diverted(1)
+    pen.handed(1)
+    pen.write(1, life="client-a-1")
+    pen.line("run", "killed", life="client-a/1")
+    pen.line("client-a-2", "life", process="client-a", number=2, syphon=True)
+    pen.handed(1, count=2, life="client-a-2")
+    pen.write(1, life="client-a-2")
+    pen.completed(1, life="client-a-2")
+
+
+def late_because_its_process_slept(pen: Pen) -> None:
+    pen.send(1, timeout=1.0)
+    pen.at += 3
+    pen.line("client-b-1", "lag", due=pen.at - 2.9, woken=pen.at)
+    pen.write(1)
+    pen.told(1, "accepted by the primary")
+
+
+def overtaken_in_a_fault(pen: Pen) -> None:
+    pen.line("run", "strike", number=0, fault="pause", seconds=5.0, side="primary", client="")
+    pen.at += 4
+    overtaken(pen)
+    pen.line("run", "cured", number=0)
+
+
+def overtaken_after_a_delivery_that_reached_nobody(pen: Pen) -> None:
+    pen.diverted(1)
+    pen.diverted(2)
+    pen.handed(2)
+    pen.handed(1, count=2)
+    for number in (2, 1):
+        pen.write(number, life="client-a-1")
+        pen.completed(number)
+        pen.moved(number, redelivered=number == 1)
+
+
+def refused_while_the_secondary_is_away_too(pen: Pen) -> None:
+    pen.line("run", "strike", number=0, fault="kill", seconds=0.1, side="secondary", client="")
+    pen.at += 5
+    pen.line("run", "cured", number=0)
+    pen.at += 5
+    pen.send(1)
+    pen.told(1, "refused", error="BacklogUnavailable: no backlog queue takes messages")
+
+
+def failing_after_a_send_that_failed(pen: Pen) -> None:
+    pen.send(1)
+    pen.write(1, AWAY)
+    pen.event("client-b-1", failing())
+    pen.write(1)
+    pen.told(1, "accepted by the primary")
+
+
+def a_last_line_that_a_kill_cut_off(pen: Pen) -> None:
+    pen.accepted(1)
+    with (pen.directory / "client-b-1.jsonl").open("a") as ledger:
+        ledger.write('{"t": 2000.0, "k": "send", "mess')
+    pen.line("run", "killed", life="client-b/1")
+
+
+GOOD: list[Callable[[Pen], None]] = [
+    accepted,
+    diverted_and_brought_home,
+    in_doubt_and_said_so,
+    unknown_and_there,
+    unknown_and_not_there,
+    refused_and_not_there,
+    sender_killed_in_its_send,
+    syphon_killed_between_send_and_complete,
+    late_because_its_process_slept,
+    overtaken_in_a_fault,
+    overtaken_after_a_delivery_that_reached_nobody,
+    refused_while_the_secondary_is_away_too,
+    failing_after_a_send_that_failed,
+    a_last_line_that_a_kill_cut_off,
+]
+
+
+@pytest.mark.parametrize("story", GOOD, ids=lambda story: story.__name__)
+def test_what_is_as_it_should_be_is_not_complained_of(pen: Pen, story: Callable[[Pen], None]) -> None:
+    story(pen)
+    assert pen.violations() == []
+
+
+# What is not.
+
+
+def accepted_and_nowhere(pen: Pen) -> None:
+    pen.accepted(1)
+    pen.home.clear()
+
+
+def diverted_and_nowhere(pen: Pen) -> None:
+    pen.diverted(1)
+
+
+def completed_and_never_sent(pen: Pen) -> None:
+    pen.diverted(1)
+    pen.handed(1)
+    pen.completed(1)
+
+
+def completed_before_it_was_confirmed(pen: Pen) -> None:
+    pen.diverted(1)
+    pen.handed(1)
+    pen.write(1, CUT, life="client-a-1", stored=1)
+    pen.completed(1)
+
+
+def dead_lettered_in_an_outage(pen: Pen) -> None:
+    pen.diverted(1)
+    pen.handed(1)
+    pen.write(1, AWAY, life="client-a-1")
+    pen.completed(1, "dead-letter")
+    pen.dead[1] = BACKLOG
+
+
+def dead_lettered_for_what_an_operator_mends(pen: Pen) -> None:
+    pen.diverted(1)
+    pen.handed(1)
+    pen.write(1, REFUSED, life="client-a-1")
+    pen.completed(1, "dead-letter")
+    pen.dead[1] = BACKLOG
+
+
+def dead_lettered_by_the_broker(pen: Pen) -> None:
+    pen.diverted(1)
+    pen.dead[1] = BACKLOG
+
+
+def sent_by_nobody(pen: Pen) -> None:
+    pen.home.append(Message(b"a stranger", message_id="stranger"))
+
+
+def a_number_that_was_never_sent(pen: Pen) -> None:
+    pen.home.append(made(7))
+
+
+def refused_and_there(pen: Pen) -> None:
+    pen.send(1)
+    pen.write(1, AWAY, stored=1)
+    pen.told(1, "refused", error="SendRefused")
+
+
+def refused_although_in_doubt(pen: Pen) -> None:
+    pen.send(1)
+    pen.write(1, CUT)
+    pen.told(1, "refused", error="SendRefused")
+
+
+def altered(pen: Pen) -> None:
+    pen.accepted(1)
+    pen.home[0] = replace(pen.home[0], subject="something else")
+
+
+def brought_home_without_having_been_handed(pen: Pen) -> None:
+    pen.diverted(1)
+    pen.write(1, life="client-a-1")
+
+
+def more_copies_than_writes(pen: Pen) -> None:
+    pen.accepted(1)
+    pen.home.append(made(1))
+
+
+def three_copies_of_two_writes(pen: Pen) -> None:
+    in_doubt_and_said_so(pen)
+    pen.home.append(made(1))
+
+
+def a_second_copy_that_nobody_speaks_of(pen: Pen) -> None:
+    pen.diverted(1)
+    pen.handed(1)
+    pen.write(1, CUT, life="client-a-1", stored=1)
+    pen.write(1, life="client-a-1")
+    pen.completed(1)
+    pen.moved(1)
+
+
+def sent_again_after_its_confirmation(pen: Pen) -> None:
+    pen.send(1)
+    pen.write(1)
+    pen.write(1)
+    pen.told(1, "accepted by the primary", duplicate=False)
+
+
+def brought_home_twice(pen: Pen) -> None:
+    pen.diverted(1)
+    pen.brought_home(1)
+    pen.write(1, life="client-a-1", stored=0)
+
+
+def a_doubt_that_the_receipt_hides(pen: Pen) -> None:
+    pen.send(1)
+    pen.write(1, CUT, stored=0)
+    pen.write(1)
+    pen.told(1, "accepted by the primary")
+
+
+def a_copy_in_the_backlog_without_its_mark(pen: Pen) -> None:
+    pen.send(1)
+    pen.write(1, CUT, stored=0)
+    pen.write(1, to=BACKLOG)
+    pen.told(1, "accepted by a backlog queue", queue=BACKLOG, duplicate=True)
+    pen.brought_home(1)
+
+
+def overtaken(pen: Pen) -> None:
+    pen.diverted(1)
+    pen.diverted(2)
+    pen.handed(1)
+    pen.handed(2)
+    for number in (2, 1):
+        pen.write(number, life="client-a-1")
+        pen.completed(number)
+        pen.moved(number)
+
+
+def still_in_the_backlog(pen: Pen) -> None:
+    pen.diverted(1)
+    pen.backlog[1] = BACKLOG
+
+
+def not_drained_in_time(pen: Pen) -> None:
+    pen.undrained = ("a queue holds 1 message",)
+
+
+def late(pen: Pen) -> None:
+    pen.send(1, timeout=1.0)
+    pen.at += 3
+    pen.write(1)
+    pen.told(1, "accepted by the primary")
+
+
+def a_write_beyond_its_limit(pen: Pen) -> None:
+    pen.send(1, timeout=60.0)
+    pen.line(
+        "client-b-1", "try", attempt=1, broker="primary", path="orders", syphon=False, messages=[1], marked=[False]
+    )
+    pen.at += 10
+    pen.line("client-b-1", "tried", attempt=1, told=[CONFIRMED])
+    pen.home.append(made(1))
+    pen.told(1, "accepted by the primary")
+
+
+def without_an_end(pen: Pen) -> None:
+    pen.send(1)
+
+
+def a_close_that_hangs(pen: Pen) -> None:
+    pen.line("client-b-1", "closing")
+    pen.at += 60
+    pen.line("client-b-1", "closed")
+
+
+def a_failover_out_of_nothing(pen: Pen) -> None:
+    pen.event("client-b-1", failing())
+
+
+def refused_without_need(pen: Pen) -> None:
+    pen.send(1)
+    pen.told(1, "refused", error="BacklogUnavailable: no backlog queue takes messages")
+
+
+def an_exception_that_no_transport_may_raise(pen: Pen) -> None:
+    pen.line("client-b-1", "crash", text="send at the primary orders raised ValueError: what")
+
+
+WRONG: list[tuple[Verdict, Callable[[Pen], None]]] = [
+    (Verdict.LOST, accepted_and_nowhere),
+    (Verdict.LOST, diverted_and_nowhere),
+    (Verdict.LOST, completed_and_never_sent),
+    (Verdict.LOST, completed_before_it_was_confirmed),
+    (Verdict.LOST, dead_lettered_in_an_outage),
+    (Verdict.LOST, dead_lettered_for_what_an_operator_mends),
+    (Verdict.LOST, dead_lettered_by_the_broker),
+    (Verdict.PHANTOM, sent_by_nobody),
+    (Verdict.PHANTOM, a_number_that_was_never_sent),
+    (Verdict.PHANTOM, refused_and_there),
+    (Verdict.PHANTOM, refused_although_in_doubt),
+    (Verdict.PHANTOM, altered),
+    (Verdict.PHANTOM, brought_home_without_having_been_handed),
+    (Verdict.DUPLICATE, more_copies_than_writes),
+    (Verdict.DUPLICATE, three_copies_of_two_writes),
+    (Verdict.DUPLICATE, a_second_copy_that_nobody_speaks_of),
+    (Verdict.DUPLICATE, sent_again_after_its_confirmation),
+    (Verdict.DUPLICATE, brought_home_twice),
+    (Verdict.DUPLICATE, a_doubt_that_the_receipt_hides),
+    (Verdict.DUPLICATE, a_copy_in_the_backlog_without_its_mark),
+    (Verdict.ORDER, overtaken),
+    (Verdict.NOT_DRAINED, still_in_the_backlog),
+    (Verdict.NOT_DRAINED, not_drained_in_time),
+    (Verdict.DEADLINE, late),
+    (Verdict.DEADLINE, a_write_beyond_its_limit),
+    (Verdict.DEADLINE, without_an_end),
+    (Verdict.CLOSE, a_close_that_hangs),
+    (Verdict.STATE, a_failover_out_of_nothing),
+    (Verdict.STATE, refused_without_need),
+    (Verdict.CRASH, an_exception_that_no_transport_may_raise),
+]
+
+
+@pytest.mark.parametrize(("verdict", "story"), WRONG, ids=lambda each: getattr(each, "__name__", None))
+def test_each_lie_is_found(pen: Pen, verdict: Verdict, story: Callable[[Pen], None]) -> None:
+    story(pen)
+    found = pen.violations()
+    assert {violation.verdict for violation in found} == {verdict}, [str(violation) for violation in found]
+
+
+def test_every_verdict_has_a_lie() -> None:
+    assert {verdict for verdict, _ in WRONG} == set(Verdict)
+
+
+def test_an_event_that_calls_a_cancelled_send_refused_is_found(pen: Pen) -> None:
+    pen.send(1)
+    pen.write(1, CUT, stored=0)
+    pen.told(1, "cancelled by its caller")
+    event = SendCompleted(
+        at=0.0,
+        pair="p",
+        entity=Entity("orders"),
+        message_id="id-1",
+        outcome=SendOutcome.REFUSED,
+        backlog_queue=None,
+        attempts=1,
+        elapsed=1.0,
+        maybe_duplicate=False,
+        size=9,
+    )
+    pen.event("client-b-1", event)
+    assert {violation.verdict for violation in pen.violations()} == {Verdict.PHANTOM}

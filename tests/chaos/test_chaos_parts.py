@@ -1,0 +1,158 @@
+"""The parts of a chaos run that need no server: plans, ledgers, events, messages."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from pairmq.model import ConfigurationError, Entity, EntityState
+from pairmq.model.events import BacklogQueueChecked, Cause, Event, PairEnded, SendCompleted, SendOutcome, StateChanged
+from pairmq.testing.chaos import KILL, PAUSE, FaultKind, Plan, Settings, chaos_broker, planned
+from pairmq.testing.chaos._events import event_from_json, event_to_json
+from pairmq.testing.chaos._ledger import Ledger, lines
+from pairmq.testing.chaos._messages import CANARY, first_number, made, number_of
+from pairmq.testing.chaos.network import NETWORK_FAULTS
+from pairmq.testing.chaos.plan import CLIENT_FAULTS
+from pairmq.testing.simulator._judge_pair import CANARIES
+
+FAULTS = ((KILL, PAUSE), (KILL, FaultKind("of-a-secondary", primary=False), FaultKind("of-a-primary", secondary=False)))
+PAIR = ("redis", "rabbitmq")
+
+
+def test_one_seed_gives_one_plan() -> None:
+    assert planned(PAIR, Settings(seed=7), FAULTS) == planned(PAIR, Settings(seed=7), FAULTS)
+    assert planned(PAIR, Settings(seed=7), FAULTS) != planned(PAIR, Settings(seed=8), FAULTS)
+
+
+def test_a_plan_goes_through_json_unchanged() -> None:
+    plan = planned(PAIR, Settings(seed=7, faults=("kill", "reset")), FAULTS)
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"settings": 1}'])
+def test_what_is_no_plan_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="no plan"):
+        Plan.from_json(text)
+
+
+def test_no_two_faults_of_one_broker_overlap() -> None:
+    plan = planned(PAIR, Settings(seed=3, seconds=600), FAULTS)
+    for side in ("primary", "secondary", ""):
+        strikes = plan.of(side)
+        assert len(strikes) > 20
+        assert all(one.at + one.seconds <= other.at for one, other in itertools.pairwise(strikes))
+
+
+def test_a_long_plan_has_every_fault_on_its_side_only() -> None:
+    plan = planned(PAIR, Settings(seed=3, seconds=3600), FAULTS)
+    network = {kind.name for kind in NETWORK_FAULTS}
+    assert {strike.kind for strike in plan.of("primary")} == {"kill", "pause", *network}
+    assert {strike.kind for strike in plan.of("secondary")} == {"kill", "of-a-secondary", *network}
+    assert {strike.kind for strike in plan.of("")} == {kind.name for kind in CLIENT_FAULTS}
+
+
+def test_only_the_named_faults_happen() -> None:
+    plan = planned(PAIR, Settings(seed=3, seconds=600, faults=("pause", "client-kill")), FAULTS)
+    assert {strike.kind for strike in plan.strikes} == {"pause", "client-kill"}
+
+
+def test_no_fault_lasts_longer_than_the_longest() -> None:
+    plan = planned(PAIR, Settings(seed=3, seconds=3600, longest=1.0), FAULTS)
+    assert max(strike.seconds for strike in plan.strikes) <= 1.0
+
+
+def test_a_pause_of_a_minute_happens_where_it_is_asked_for() -> None:
+    plan = planned(PAIR, Settings(seed=3, seconds=36_000, longest=60.0), FAULTS)
+    assert max(strike.seconds for strike in plan.strikes if strike.kind == "pause") > 30
+
+
+def test_an_unknown_fault_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigurationError, match=r"no faults flood: these brokers know .*kill"):
+        planned(PAIR, Settings(faults=("flood",)), FAULTS)
+
+
+@pytest.mark.parametrize("wrong", [{"clients": 0}, {"clients": 9}, {"seconds": 0}, {"every": 0}, {"rate": 0}])
+def test_a_setting_out_of_its_range_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        Settings(**wrong)  # type: ignore[arg-type]
+
+
+def test_an_unknown_product_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigurationError, match="known are rabbitmq, redis, servicebus"):
+        chaos_broker("carrier-pigeons")
+
+
+def test_a_module_without_the_function_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="json:chaos"):
+        chaos_broker("json:chaos")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        PairEnded(at=1.0, pair="a>b", fault=None, unknown=3),
+        BacklogQueueChecked(at=1.0, pair="a>b", queue="q", created=True, differences=("one", "two")),
+        SendCompleted(
+            at=1.0,
+            pair="a>b",
+            entity=Entity("orders"),
+            message_id="id-1",
+            outcome=SendOutcome.BACKLOG,
+            backlog_queue="q",
+            attempts=2,
+            elapsed=0.5,
+            maybe_duplicate=True,
+            size=9,
+        ),
+        StateChanged(
+            at=1.0,
+            pair="a>b",
+            entity=Entity("news", "topic"),  # type: ignore[arg-type]
+            previous=EntityState.HEALTHY,
+            current=EntityState.FAILING,
+            cause=Cause.SEND_FAILED,
+            epoch=3,
+            lasted=1.5,
+        ),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_an_event_goes_through_json_unchanged(event: Event) -> None:
+    assert event_from_json(json.loads(json.dumps(event_to_json(event)))) == event
+
+
+@pytest.mark.parametrize("data", [{}, {"type": "Nonsense"}, {"type": "PairEnded", "colour": "red"}])
+def test_what_is_no_event_is_refused(data: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="no "):
+        event_from_json(data)
+
+
+def test_lines_of_several_ledgers_come_in_the_order_of_their_instants(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "a.jsonl") as one, Ledger(tmp_path / "b.jsonl") as other:
+        for number in range(6):
+            (one if number % 2 else other).write("line", number=number)
+    assert [entry["number"] for _, entry in lines(tmp_path)] == list(range(6))
+
+
+def test_a_line_that_is_cut_off_is_left_out(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "a.jsonl") as ledger:
+        ledger.write("whole")
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write('{"t": 1.0, "k": "cut')
+    assert [entry["k"] for _, entry in lines(tmp_path)] == ["whole"]
+
+
+def test_a_message_tells_its_number() -> None:
+    for number in range(50):
+        assert number_of(made(number)) == number
+
+
+def test_no_two_lives_send_the_same_numbers() -> None:
+    starts = sorted(first_number(client, life) for client in range(8) for life in range(1, 100))
+    assert all(later - earlier >= 100_000 for earlier, later in itertools.pairwise(starts))
+    assert starts[-1] + 100_000 <= CANARY == CANARIES
+    with pytest.raises(ValueError, match="no numbers left"):
+        first_number(0, 100)
