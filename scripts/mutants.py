@@ -94,6 +94,19 @@ MUTANTS = (
         "Backlog.CLEAN",
     ),
     Mutant(
+        "the syphon waits until its own process has seen the entity come back",
+        "runner/_gates.py",
+        "gate = self._gates[entity] = Gate(entity)\n",
+        "gate = self._gates[entity] = Gate(entity)\n            gate.opened.clear()\n",
+    ),
+    Mutant(
+        "a success while failing forgets the backlog",
+        "core/machine.py",
+        "        left, self._health = self._health, health\n",
+        "        left, self._health = self._health, health\n"
+        "        if left is Health.FAILING and health is Health.UP:\n            self._backlog = Backlog.CLEAN\n",
+    ),
+    Mutant(
         "a late result moves the state",
         "core/machine.py",
         "        row = self._row(symbol if epoch == self._epoch else Symbol.LATE)\n"

@@ -28,11 +28,18 @@ def test_links_lead_somewhere(document):
     assert broken == []
 
 
-def test_every_guarantee_names_a_test_that_exists():
-    named = re.findall(r"`((?:tests|plugins)/\S+\.py)::(\w+)`", (ROOT / "docs/explanation/guarantees.md").read_text())
-    assert len(named) > 20
+@pytest.mark.parametrize(("document", "least"), [("guarantees.md", 20), ("correctness.md", 40)])
+def test_every_guarantee_names_a_test_that_exists(document, least):
+    text = (ROOT / "docs/explanation" / document).read_text()
+    named = set(re.findall(r"`((?:tests|plugins)/\S+\.py)::(\w+)`", text))
+    assert len(named) > least
     for file, test in named:
         assert re.search(rf"^(async )?def {test}\(", (ROOT / file).read_text(), re.MULTILINE), f"{file}::{test}"
+
+
+def test_the_promises_and_the_way_they_are_known_lead_to_each_other():
+    assert "](correctness.md)" in (ROOT / "docs/explanation/guarantees.md").read_text()
+    assert "](guarantees.md)" in (ROOT / "docs/explanation/correctness.md").read_text()
 
 
 def test_the_tutorial_runs_as_it_is_printed(tmp_path):

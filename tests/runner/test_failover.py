@@ -142,6 +142,27 @@ async def test_a_late_success_is_accepted_and_leaves_the_state_alone(world):
 
 
 @in_virtual_time
+async def test_a_diverted_send_is_in_flight_before_any_other_task_can_run(world, monkeypatch):
+    """Routing and registering is one step: whatever runs next finds the send counted (SPEC 4.6)."""
+    async with world() as w:
+        w.pair.force_failover("orders")
+        w.west.fail(Fault.HANG, Operation.SEND)
+        runner = w.pair._engine.runner(w.pair._entity("orders", "queue"))
+        route, counted = runner.route, []
+
+        def watched():
+            asyncio.get_running_loop().call_soon(lambda: counted.append(runner.machine.diverting))
+            return route()
+
+        monkeypatch.setattr(runner, "route", watched)
+        task = asyncio.create_task(w.pair.sender("orders").send(Message(b"1")))
+        await asyncio.sleep(0.5)
+        task.cancel()
+        await asyncio.wait((task,))
+        assert counted == [1]
+
+
+@in_virtual_time
 async def test_a_ping_goes_out_at_once_and_then_at_every_interval(world):
     async with world(failover_interval=0) as w:
         w.east.fail(Fault.DOWN)
@@ -273,4 +294,4 @@ async def test_events_can_be_iterated_until_the_pair_ends(world):
         await w.pair.sender("orders").send(Message(b"1"))
         await w.pair.close()
         await watcher
-        assert seen == ["SendCompleted", "PairEnded"]
+        assert seen == ["SendCompleted", "OperationsCounted", "OperationsCounted", "PairEnded"]

@@ -511,6 +511,14 @@ def test_each_verdict_is_found(verdict, story):
     assert len(found) == 1 or verdict in (Verdict.STATE, Verdict.DUPLICATE), book.verdicts()
 
 
+@pytest.mark.parametrize(("after", "complaints"), [("draining", 0), ("healthy", 1)])
+def test_a_change_of_health_makes_no_backlog_clean(after, complaints):
+    book = Book()
+    book.change("s/1", "draining", "failed-over", Cause.FORCED)
+    book.change("s/1", "failed-over", after, Cause.MARKED_HEALTHY)
+    assert len(book.verdicts()) == complaints, book.verdicts()
+
+
 def test_every_verdict_has_a_story():
     assert {verdict for verdict, _ in WRONG} == set(Verdict)
 
