@@ -2,11 +2,13 @@
 
 from pairmq.testing._loop import DeadlockError, VirtualTimeLoop, in_virtual_time, run_virtual, virtual_wall
 from pairmq.testing._memory import MemoryBroker, memory_broker
+from pairmq.testing._pairs import TEST_OPTIONS, SimulatedPair, simulated_pair
 from pairmq.testing._simulated import Fault, Operation, SimulatedBroker, SimulatedTransport
 from pairmq.testing.proxy import TcpProxy
 from pairmq.testing.simulator import Report, Settings, simulate
 
 __all__ = [
+    "TEST_OPTIONS",
     "DeadlockError",
     "Fault",
     "MemoryBroker",
@@ -14,6 +16,7 @@ __all__ = [
     "Report",
     "Settings",
     "SimulatedBroker",
+    "SimulatedPair",
     "SimulatedTransport",
     "TcpProxy",
     "VirtualTimeLoop",
@@ -21,5 +24,6 @@ __all__ = [
     "memory_broker",
     "run_virtual",
     "simulate",
+    "simulated_pair",
     "virtual_wall",
 ]

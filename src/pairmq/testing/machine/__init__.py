@@ -1,0 +1,23 @@
+"""A rule-based state machine that puts your own code through failovers, in virtual time.
+
+    class ShopUnderFailover(FailoverMachine):
+        entities = ("orders",)
+
+        async def process_started(self):
+            self.shop = Shop(self.pair)
+
+        @rule(number=st.integers())
+        def orders(self, number):
+            if self.run(self.shop.order(number)):  # the customer was told that it is done
+                self.promise("orders", b"%d" % number)
+
+    TestShopUnderFailover = ShopUnderFailover.TestCase
+
+Hypothesis mixes your rules with the machine's own (brokers stop, hang and come back, confirmations are lost, time
+passes, the process is restarted or killed, operators interfere) and cuts a failure down to the few steps that it needs.
+"""
+
+from pairmq.testing.machine._judge import BrokenPromise
+from pairmq.testing.machine._machine import TROUBLES, FailoverMachine
+
+__all__ = ["TROUBLES", "BrokenPromise", "FailoverMachine"]

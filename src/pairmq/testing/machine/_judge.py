@@ -1,0 +1,167 @@
+"""The judge of a machine: compares what was said with what the primary has stored."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import replace
+
+from pairmq.core import PairOptions
+from pairmq.model import Message
+from pairmq.model.events import SendCompleted, SendOutcome
+from pairmq.testing.machine._ledger import Copy, Key, Ledger, Promise, RecordingBroker, key_of
+
+Identity = Callable[[Message], Hashable]
+
+_EXACT = 0.05  # s: virtual time has no excuse for more
+_ACCEPTED = (SendOutcome.PRIMARY, SendOutcome.BACKLOG)
+
+
+class BrokenPromise(AssertionError):
+    """What was promised is not so; the text says what, and tells the story of the message."""
+
+
+class Judge:
+    """Finds what is wrong once everything has been healed and had its time.
+
+    Args:
+        ledger: what was said.
+        primary: what was stored.
+        secondary: likewise.
+        options: of the pair.
+        identity: what makes two messages the same thing to the tested code.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        primary: RecordingBroker,
+        secondary: RecordingBroker,
+        options: PairOptions,
+        identity: Identity,
+    ) -> None:
+        self._ledger = ledger
+        self._options = options
+        self._identity = identity
+        self._copies = primary.copies
+        self._home: dict[Key, list[Copy]] = defaultdict(list)
+        self._parked: dict[Key, list[Copy]] = defaultdict(list)
+        for broker, copies in ((primary, self._home), (secondary, self._parked)):
+            for copy in broker.copies:
+                copies[key_of(copy.entity, copy.message)].append(copy)
+
+    def problems(self) -> Iterator[tuple[str, tuple[Key, ...]]]:
+        """Everything that is wrong, with the messages that it is about."""
+        for key, sends in self._ledger.sends.items():
+            problem = (
+                self._lost(key, sends)
+                or self._phantom(key, sends)
+                or self._doubled(key, sends)
+                or self._untrue(key, sends)
+            )
+            if problem:
+                yield f"{_named(key)} {problem}", (key,)
+        for key, copies in self._home.items():
+            problem = self._altered(key, copies) or self._nobodys(key)
+            if problem:
+                yield f"{_named(key)} {problem}", (key,)
+        for promise in self._ledger.promises:
+            yield from self._broken(promise)
+
+    # What PairMQ promises.
+
+    def _lost(self, key: Key, sends: list[SendCompleted]) -> str | None:
+        accepted = [send for send in sends if send.outcome in _ACCEPTED]
+        if not accepted or self._home[key] or self._rightly_set_aside(key):
+            return None
+        by = accepted[0].backlog_queue or "the primary"
+        aside = "".join(f"; it was set aside: {event.description}" for event in self._ledger.set_aside[key][:1])
+        return f"is lost: it was accepted by {by} and never came to the primary{aside}"
+
+    def _rightly_set_aside(self, key: Key) -> bool:
+        reasons = {event.reason for event in self._ledger.set_aside[key]}
+        expired = self._options.ttl_policy == "elapse" and "TTLExpiredException" in reasons
+        forbidden = not self._options.allows(key[0]) and "destination-not-allowed" in reasons
+        return expired or forbidden
+
+    def _phantom(self, key: Key, sends: list[SendCompleted]) -> str | None:
+        if all(send.outcome is SendOutcome.REFUSED for send in sends) and not self._ledger.cut_off:
+            for copy in (*self._home[key], *self._parked[key]):
+                return f"was refused, and is stored in {copy.entity} all the same"
+        return None
+
+    def _nobodys(self, key: Key) -> str | None:
+        if key in self._ledger.sends or key in self._ledger.originals or self._ledger.cut_off:
+            return None
+        return "came to the primary, and nobody has sent it through the pair"
+
+    def _doubled(self, key: Key, sends: list[SendCompleted]) -> str | None:
+        """A second copy needs a reason, and somebody must have been told of it."""
+        copies = len(self._home[key])
+        if copies < 2 or self._ledger.cut_off:
+            return None
+        confirmed = sum(send.outcome is SendOutcome.PRIMARY for send in sends)
+        doubts = max(self._ledger.doubts[key], sum(not copy.confirmed for copy in self._home[key]))
+        brought = sum(copy.deliveries() for copy in self._parked[key])
+        if copies > confirmed + doubts + brought:
+            return (
+                f"is stored {copies} times: {confirmed} confirmed sends, {doubts} in doubt and "
+                f"{brought} deliveries from the backlog explain {confirmed + doubts + brought}"
+            )
+        told = any(send.maybe_duplicate or send.outcome is SendOutcome.UNKNOWN for send in sends) or any(
+            move.maybe_duplicate or move.redelivered or not move.completed for move in self._ledger.moved[key]
+        )
+        # Who sends one message twice has asked for two copies.
+        if not told and len([send for send in sends if send.outcome is not SendOutcome.REFUSED]) < 2:
+            return f"is stored {copies} times, and no receipt or event says that it may be"
+        return None
+
+    def _altered(self, key: Key, copies: list[Copy]) -> str | None:
+        original = self._ledger.originals.get(key)
+        if original is None:
+            return None
+        for copy in copies:
+            found = copy.message
+            if self._options.ttl_policy == "elapse":
+                found = replace(found, time_to_live=original.time_to_live)
+            if found != original:
+                return f"came to the primary altered: it was {original}, and is {found}"
+        return None
+
+    def _untrue(self, key: Key, sends: list[SendCompleted]) -> str | None:
+        """What the caller of a send was told must be what the event says, and in time."""
+        for answer, send in zip(self._ledger.answers.get(key, ()), sends, strict=False):
+            if answer.outcome is not send.outcome:
+                return f"was {answer.outcome} to its caller and {send.outcome} to those who watch"
+            if answer.took > self._options.send_timeout + _EXACT:
+                return f"took {answer.took:.3f} s to send, and had {self._options.send_timeout:g} s"
+        return None
+
+    # What the tested code promises.
+
+    def _broken(self, promise: Promise) -> Iterator[tuple[str, tuple[Key, ...]]]:
+        found = [
+            copy
+            for copy in self._copies
+            if copy.entity == promise.entity and self._identity(copy.message) == promise.identity
+        ]
+        keys = tuple(dict.fromkeys(key_of(copy.entity, copy.message) for copy in found))
+        if not found:
+            related = tuple(key for key in self._ledger.sends if key[0] == promise.entity.path)
+            text = (
+                f"your code promised {promise.identity!r} to {promise.entity} at {promise.at:.3f} s, "
+                "and it never came. "
+                "Did it take an exception for a success, or keep the message where a crash could reach it?"
+            )
+            yield text, related
+        elif len(keys) > 1:
+            ids = ", ".join(repr(key[1]) for key in keys)
+            text = (
+                f"{promise.identity!r} came to {promise.entity} under {len(keys)} message ids ({ids}): who drops "
+                "second copies by their id keeps them all. Give a message its id once and for all."
+            )
+            yield text, keys
+
+
+def _named(key: Key) -> str:
+    return f"message {key[1]!r} to {key[0]}"

@@ -1,0 +1,70 @@
+"""The examples of docs/how-to/test-your-failover.md, run as a reader runs them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+DOCUMENT = (Path(__file__).parents[2] / "docs/how-to/test-your-failover.md").read_text("utf-8")
+FILES = dict(re.findall(r"```python\n# (\S+\.py)\n(.*?)```", DOCUMENT, re.DOTALL))
+TESTS = sorted(name for name in FILES if name.startswith("test_"))
+
+
+@pytest.fixture
+def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
+    """Runs one of the document's files, perhaps with something changed, beside its code under test and its settings."""
+
+    # With it hypothesis draws the same examples in every run, and asks of none of them to be quick.
+    monkeypatch.setenv("CI", "true")
+
+    def run(name: str, shop: str = FILES["shop.py"], more: str = "") -> pytest.RunResult:
+        (settings,) = re.findall(r"```toml\n(.*?)```", DOCUMENT, re.DOTALL)
+        (pytester.path / "pyproject.toml").write_text(settings)
+        (pytester.path / "shop.py").write_text(shop)
+        (pytester.path / name).write_text(FILES[name] + more)
+        return pytester.runpytest_subprocess("-W", "error", "-p", "no:cacheprovider", name, timeout=240)
+
+    return run
+
+
+def test_every_example_is_in_a_file():
+    assert len(re.findall("```python", DOCUMENT)) == len(FILES)
+    assert len(TESTS) == 6
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.real_server] if "real" in name else []) for name in TESTS]
+)
+def test_an_example_passes(run, name: str):
+    result = run(name)
+    assert result.ret == 0
+    assert set(result.parseoutcomes()) == {"passed"}
+
+
+@pytest.mark.timeout(300)
+def test_the_machine_says_what_the_document_says_of_an_order_without_an_id(run):
+    nameless = FILES["shop.py"].replace(', message_id=f"order-{number}"', "")
+    result = run("test_shop_machine.py", nameless, SEARCH)
+    result.assert_outcomes(failed=1)
+    told = r"BrokenPromise: b'tea \d+' came to orders under \d message ids \('process .*?\): who drops"
+    assert re.search(told, DOCUMENT)
+    assert re.search(told, result.stdout.str())
+
+
+# The same examples in every run, and no time spent on cutting them down.
+SEARCH = """
+from hypothesis import HealthCheck, Phase
+
+TestShop.settings = settings(
+    TestShop.settings,
+    max_examples=1000,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+"""
