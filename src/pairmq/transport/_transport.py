@@ -89,7 +89,10 @@ class Sender(ABC):
 
 
 class Receiver(ABC):
-    """Reads one source under peek-lock: a delivery stays in the broker until it is completed."""
+    """Reads one source under peek-lock: a delivery stays in the broker until it is completed.
+
+    A delivery is settled through the receiver that gave it; any other one tells that the lock is lost, and leaves it.
+    """
 
     @abstractmethod
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
@@ -278,7 +281,7 @@ class Admin(ABC):
         """List the entities whose path starts with ``prefix``, by path, dead-letter queues and system ones left out.
 
         Raises:
-            TransportError: the broker could not be asked.
+            TransportError: the broker could not be asked; reason *not-supported* where it has no way to tell.
         """
 
     @abstractmethod

@@ -24,7 +24,8 @@ class Capabilities:
         lock_renewal: `Receiver.renew_lock` makes a lock last longer; without it a lock lasts as long as its connection.
         probes: `Admin.probe` proves that an entity accepts writes.
         peek: `Admin.peek` shows messages without locking them.
-        ordered_consumer: a queue can be read by one consumer at a time, which order needs (SPEC 8.2).
+        ordered_consumer: a queue can be read by one consumer at a time, which order needs (SPEC 8.2). There is no way
+            to ask for it yet, so that no transport can claim it.
         durable: an accepted message outlives the broker's process.
     """
 

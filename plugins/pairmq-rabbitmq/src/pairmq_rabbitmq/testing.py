@@ -24,9 +24,10 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
+from pairmq.testing.conformance import Interruption, Server, ServerHarness
 from pairmq.testing.servers import ServerError, ServerProcess, free_port, start_together
 
-__all__ = ["RabbitPool", "RabbitServer", "pool", "start_together"]
+__all__ = ["RabbitHarness", "RabbitPool", "RabbitServer", "pool", "start_together"]
 
 # The wrapper of the same name on PATH switches to the user rabbitmq, and refuses everyone but root and that user.
 _PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
@@ -83,6 +84,18 @@ case rabbit_auth_backend_internal:exists(Guest) of
 rabbit_auth_backend_internal:set_tags(Guest, [administrator], Us),
 rabbit_auth_backend_internal:set_permissions(Guest, Vh, <<".*">>, <<".*">>, <<".*">>, Us),
 length(rabbit_amqqueue:list())
+"""
+
+# The same supervisor may also end a moment after the reset, or in a test that takes the broker down with quorum queues
+# in it. This process starts it again whenever that happens; it lives as long as the virtual machine.
+_KEEP_MENDED = """
+case whereis(pairmq_mender) of
+ undefined -> Us = self(), spawn(fun() -> true = register(pairmq_mender, self()), Us ! watching,
+  (fun Watch() -> case whereis(rabbit_fifo_dlx_sup) of
+   undefined -> catch supervisor:restart_child(rabbit_sup, rabbit_fifo_dlx_sup), timer:sleep(20), Watch();
+   Sup -> Ref = monitor(process, Sup), receive {'DOWN', Ref, _, _, _} -> Watch() end end end)() end),
+  receive watching -> ok end;
+ _ -> ok end
 """
 
 
@@ -712,3 +725,65 @@ class RabbitPool:
 
 pool = RabbitPool()
 """The servers of this process, for all test folders of one run; whoever uses it closes it at the end of the run."""
+
+
+class RabbitHarness(ServerHarness):
+    """The pool's first server for the conformance suite.
+
+    It is stopped by `RabbitServer.go_down`, which takes a tenth of a second where a kill and a boot take ten, and
+    killed where the suite asks for a crash.
+
+    Attributes:
+        lock_duration: an option of the URL here, so that it is every queue's, and long enough for a slow machine.
+    """
+
+    lock_duration = 3.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._gone = False
+
+    def start(self) -> Server:
+        """Take the server."""
+        return pool.take(1)[0]
+
+    def clear(self, server: Server) -> str:
+        """Make it as new; one that can't be is replaced by the pool."""
+        self._server = rabbit = pool.take(1)[0]
+        return f"{rabbit.url}?lock_duration={self.lock_duration:g}"
+
+    async def interrupt(self, how: Interruption) -> None:
+        """Take the broker away and leave its virtual machine, or pause all of it."""
+        if how is Interruption.FREEZE:
+            await self.by_hand(self._rabbit().settle)  # it may be killed from there
+            await super().interrupt(how)
+        elif self._paused:
+            await super().interrupt(how)
+        else:
+            await self.by_hand(self._rabbit().go_down)
+            self._gone = True
+
+    async def crash(self) -> None:
+        """Kill it, once the registers of its queues are on the disk: RabbitMQ writes them some seconds late."""
+        await self.by_hand(self._rabbit().settle)
+        await super().interrupt(Interruption.STOP)
+
+    async def restore(self) -> None:
+        """Bring the broker back."""
+        await super().restore()
+        if self._gone:
+            await self.by_hand(self._rabbit().come_up)
+            self._gone = False
+        await self.by_hand(lambda: self._rabbit().erl(_KEEP_MENDED))
+
+    def close(self) -> None:
+        """End the pool, since no other user of it is left at the end of the run."""
+        self._server = None
+        super().close()
+        pool.close()
+
+    def _rabbit(self) -> RabbitServer:
+        server = self._made()
+        if not isinstance(server, RabbitServer):
+            raise TypeError("the harness holds a server of another kind")
+        return server

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from pairmq.model import TransportError
+from pairmq.transport import nothing_sent
 from pairmq_redis._errors import NotSent, Unanswered
 from pairmq_redis._wire import Command, Reply, Wire
 
@@ -171,6 +172,8 @@ class Link:
         Raises:
             NotSent: there is no connection; nothing was written.
             TransportError: the scope was closed; ``maybe_applied`` is False when nothing was written.
+
+        A call that is cancelled before it wrote says so with `nothing_sent`.
         """
         scope.check()
         session = self._session
@@ -188,6 +191,9 @@ class Link:
             scope.check()
             if not self._usable():
                 await self._connect(scope)
+        except asyncio.CancelledError as cancellation:
+            nothing_sent(cancellation)
+            raise
         finally:
             self._queued -= 1
         scope.check()

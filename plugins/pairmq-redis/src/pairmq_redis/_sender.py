@@ -82,6 +82,11 @@ class RedisSender(Sender):
             while under_way:
                 outcomes += await under_way[0]
                 under_way.popleft()
+        except asyncio.CancelledError as cancellation:
+            if outcomes:
+                # Nothing of this chunk may have been sent, but the chunks before it were: a mark would be about all.
+                raise asyncio.CancelledError(*cancellation.args) from None
+            raise
         finally:
             for task in under_way:
                 task.cancel()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import socket
 from pathlib import Path
 from urllib.parse import quote
 
+from pairmq.testing.conformance import Server, ServerHarness
 from pairmq.testing.servers import ServerProcess, free_port
 
 
@@ -72,3 +74,19 @@ class RedisServer(ServerProcess):
 
     def _answers(self) -> bool:
         return self.command("PING") == "+PONG"
+
+
+class RedisHarness(ServerHarness):
+    """A redis-server for the conformance suite, one for the whole run, with a password; it syncs every write."""
+
+    def start(self) -> Server:
+        """Start the server."""
+        self._redis = RedisServer(password=secrets.token_hex(8) + "/ä")
+        self._redis.start()
+        return self._redis
+
+    def clear(self, server: Server) -> str:
+        """Delete all data."""
+        self._redis.flush()
+        # Abandoned messages wake other receivers after this interval.
+        return f"{self._redis.url}?poll_interval=0.2"

@@ -154,8 +154,8 @@ class BusReceiver(Receiver):
 
     def _held(self, delivery: Delivery, doing: str) -> Held:
         held = delivery.lock_token
-        if not isinstance(held, Held):
-            raise _errors.lock_lost(doing)  # one that was only looked at has no lock
+        if not isinstance(held, Held) or held.shelf is not self._shelf:
+            raise _errors.lock_lost(doing)  # one that was only looked at, or is another receiver's
         return held
 
     def _check_open(self, doing: str) -> None:

@@ -58,6 +58,8 @@ class ReceiveLink:
         self._namespace = namespace
         self._handler = _private.handler_of(client)
         self.client = client
+        _private.mend_arrivals(client)
+        _private.mend_peeks(client)
         self.round_trip = round_trip
 
     def usable(self) -> bool:
@@ -83,14 +85,16 @@ class Held:
     Args:
         received: the client's message.
         link: that it came over; its delivery number means something there only.
+        shelf: of the receiver that handed it out, which alone settles it.
         in_session: its lock is the session's.
     """
 
-    __slots__ = ("in_session", "link", "received", "settled")
+    __slots__ = ("in_session", "link", "received", "settled", "shelf")
 
-    def __init__(self, received: Received, link: ReceiveLink, in_session: bool) -> None:
+    def __init__(self, received: Received, link: ReceiveLink, shelf: Shelf, in_session: bool) -> None:
         self.received = received
         self.link = link
+        self.shelf = shelf
         self.in_session = in_session
         self.settled = False
 
@@ -120,7 +124,7 @@ class Shelf:
         """
         decoded = _codec.decode(received.raw_amqp_message, dead_letter=self._dead_letter)
         session: ServiceBusSession | None = link.client.session
-        held = Held(received, link, in_session=session is not None)
+        held = Held(received, link, self, in_session=session is not None)
         delivery = replace(
             delivery_of(received, decoded, held),
             locked_until=received.locked_until_utc if session is None else session.locked_until_utc,
@@ -344,8 +348,8 @@ async def complete_all(
 
 
 async def _completed(link: ReceiveLink, shelf: Shelf, held: object, doing: str) -> TransportError | None:
-    if not isinstance(held, Held):
-        return _errors.lock_lost(doing)  # one that was only looked at has no lock
+    if not isinstance(held, Held) or held.shelf is not shelf:
+        return _errors.lock_lost(doing)  # one that was only looked at, or is another receiver's
     try:
         await settle(link, shelf, held, "complete", doing)
     except TransportError as error:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus, urlencode
 
+from pairmq.testing.conformance import Server, ServerHarness
 from pairmq.testing.servers import ServerError, ServerProcess, free_port
 
 _HOST = "127.0.0.1"
@@ -252,6 +253,28 @@ class ServiceBusServer(ServerProcess):
         digest = hmac.new(self.key.encode(), f"{scope}\n{expiry}".encode(), hashlib.sha256).digest()
         signature = quote_plus(base64.b64encode(digest))
         return f"SharedAccessSignature sr={scope}&sig={signature}&se={expiry}&skn={quote_plus(self.key_name)}"
+
+
+class ServiceBusHarness(ServerHarness):
+    """A durable local server for the conformance suite, one for the whole run.
+
+    Attributes:
+        lock_duration: the shortest that the service keeps.
+    """
+
+    lock_duration = 5.0
+
+    def start(self) -> Server:
+        """Start the server."""
+        self._bus = ServiceBusServer()
+        self._bus.start()
+        return self._bus
+
+    def clear(self, server: Server) -> str:
+        """Delete all entities."""
+        self._bus.heal()
+        self._bus.clear()
+        return self._bus.url
 
 
 def _another_port(*taken: int | None) -> int:

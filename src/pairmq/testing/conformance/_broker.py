@@ -1,0 +1,159 @@
+"""The broker of one test, in the words that tests use."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+from uuid import uuid4
+
+from pairmq.model import Delivery, Entity, EntityKind, Message, Source
+from pairmq.testing.conformance.harness import Harness, Interruption
+from pairmq.transport import Admin, Capabilities, QueueProperties, Receiver, Sender, Transport
+
+PATIENCE = 15.0
+"""Seconds in which whatever must happen has happened, on a slow and busy machine too. Nothing waits that long."""
+
+LONG_LOCK = 60.0
+"""Seconds; for queues of tests in which no lock may end."""
+
+_CLOSING = 10.0
+
+
+class Broker:
+    """A broker that runs, and what a test opened there.
+
+    Args:
+        harness: how it is made and interrupted.
+        url: its address, as `Harness.make` told it.
+    """
+
+    def __init__(self, harness: Harness, url: str) -> None:
+        self.harness = harness
+        self.url = url
+        self.transport = harness.transport(url)
+        self._transports = [self.transport]
+        self._numbers = itertools.count(1)
+        self._senders: dict[Entity, Sender] = {}
+        self._interrupted = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the transport claims."""
+        return self.transport.capabilities
+
+    @property
+    def admin(self) -> Admin:
+        """The first transport's administration."""
+        return self.transport.admin
+
+    def connect(self) -> Transport:
+        """Make another transport, as another process would; closed at the end of the test."""
+        transport = self.harness.transport(self.url)
+        self._transports.append(transport)
+        return transport
+
+    # Entities and messages.
+
+    async def queue(self, *, short_locks: bool = False, **properties: Any) -> Entity:
+        """Make a queue.
+
+        Args:
+            short_locks: the shortest lock that the broker keeps to, for tests that wait for its end.
+            properties: the other settings.
+        """
+        entity = Entity(f"orders-{next(self._numbers)}")
+        duration = self.harness.lock_duration if short_locks else LONG_LOCK
+        await self.admin.create(entity, QueueProperties(lock_duration=duration, **properties))
+        return entity
+
+    async def topic(self, *subscriptions: str) -> Entity:
+        """Make a topic with subscriptions."""
+        entity = Entity(f"news-{next(self._numbers)}", EntityKind.TOPIC)
+        await self.admin.create(entity)
+        for name in subscriptions:
+            await self.admin.create_subscription(entity, name)
+        return entity
+
+    def sender(self, entity: Entity) -> Sender:
+        """A sender of the first transport."""
+        return self.transport.sender(entity)
+
+    def receiver(self, of: Entity | Source) -> Receiver:
+        """A receiver of the first transport."""
+        return self.transport.receiver(of if isinstance(of, Source) else Source(of))
+
+    async def put(self, entity: Entity, *bodies: str, **fields: Any) -> list[Message]:
+        """Send one message after the other, with ids of their own, over one sender that is kept for the whole test."""
+        messages = [message(body, **fields) for body in bodies]
+        if entity not in self._senders:  # opening one takes some brokers half a second
+            self._senders[entity] = self.sender(entity)
+        for each in messages:
+            await self._senders[entity].send(each)
+        return messages
+
+    # Faults.
+
+    async def stop(self) -> None:
+        """Take the broker away: connections are refused."""
+        await self._interrupt(Interruption.STOP)
+
+    async def freeze(self) -> None:
+        """Let the broker take everything and answer nothing."""
+        await self._interrupt(Interruption.FREEZE)
+
+    async def crash(self) -> None:
+        """End the broker as violently as its harness can."""
+        self._interrupted = True
+        await self.harness.crash()
+
+    async def restore(self) -> None:
+        """Bring it back."""
+        await self.harness.restore()
+        self._interrupted = False
+
+    async def _interrupt(self, how: Interruption) -> None:
+        self._interrupted = True
+        await self.harness.interrupt(how)
+
+    async def end(self) -> None:
+        """Bring the broker back and close what the test opened."""
+        try:
+            if self._interrupted:
+                await self.restore()
+        finally:
+            closing = [asyncio.ensure_future(transport.close()) for transport in self._transports]
+            # Tests of closing say what is wrong with it; here it must only not hold up the run.
+            await asyncio.wait(closing, timeout=_CLOSING)
+            for task in closing:
+                task.cancel()
+            await asyncio.gather(*closing, return_exceptions=True)
+
+
+def message(body: str | bytes = "", **fields: Any) -> Message:
+    """Make a message with an id of its own."""
+    content = body.encode() if isinstance(body, str) else body
+    return Message(content, **{"message_id": uuid4().hex, **fields})
+
+
+async def receive_one(receiver: Receiver, *, wait: float | None = None) -> Delivery:
+    """Receive the one message that must come."""
+    deliveries = await receiver.receive(1, PATIENCE if wait is None else wait)
+    assert len(deliveries) == 1, f"received {len(deliveries)} messages where one had to come"
+    return deliveries[0]
+
+
+async def receive_all(receiver: Receiver, count: int) -> list[Delivery]:
+    """Receive until so many have come, in as many calls as that takes; fewer when no more come."""
+    found: list[Delivery] = []
+    while len(found) < count:
+        some = await receiver.receive(count - len(found), PATIENCE)
+        if not some:
+            break
+        found += some
+    return found
+
+
+def bodies(deliveries: list[Delivery]) -> list[str]:
+    """What the deliveries say, in their order."""
+    return [delivery.message.body.decode() for delivery in deliveries]

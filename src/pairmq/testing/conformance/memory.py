@@ -1,0 +1,34 @@
+"""The harness of ``memory://``, for the suites, and for plugins' authors to read."""
+
+from __future__ import annotations
+
+from pairmq.testing._memory import MemoryBroker, memory_broker
+from pairmq.testing.conformance.harness import Harness, Interruption
+
+
+class MemoryHarness(Harness):
+    """A broker in this process: a new one for every test, so that none is ever emptied."""
+
+    def __init__(self) -> None:
+        self._broker: MemoryBroker | None = None
+
+    async def make(self) -> str:
+        """Make the next broker."""
+        if self._broker is not None:
+            await self._broker.forget()
+        self._broker = memory_broker()
+        return f"{self._broker.url}?poll_interval=0.2"
+
+    async def interrupt(self, how: Interruption) -> None:
+        """Drop its connections, or leave everything unanswered."""
+        broker = self._made()
+        await (broker.stop() if how is Interruption.STOP else broker.hang())
+
+    async def restore(self) -> None:
+        """End the fault."""
+        await self._made().restore()
+
+    def _made(self) -> MemoryBroker:
+        if self._broker is None:
+            raise RuntimeError("make() comes first")
+        return self._broker

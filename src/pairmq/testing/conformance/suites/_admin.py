@@ -1,0 +1,195 @@
+"""What the administration keeps."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from pairmq.model import MAX_PATH_LENGTH, Entity, FailureKind, FailureReason, Source, TransportError
+from pairmq.testing.conformance._broker import Broker, bodies, message, receive_all, receive_one
+from pairmq.testing.conformance._capabilities import capability, limit, must_fail, refused
+from pairmq.testing.conformance._suite import Suite
+from pairmq.transport import QueueCounts, QueueProperties
+
+_MISSING = Entity("there-is-no-such-queue")
+_NOT_FOUND = (FailureKind.REFUSED, FailureReason.NOT_FOUND)
+
+
+async def _scheduled_are_not_told(broker: Broker) -> None:
+    queue = await broker.queue()
+    assert (await broker.admin.counts(Source(queue))).scheduled == 0
+
+
+class Admin(Suite):
+    """`Admin` but its probe, which has a suite of its own."""
+
+    async def test_a_broker_that_is_there_answers(self, broker: Broker) -> None:
+        await broker.admin.check()
+
+    async def test_an_entity_exists_from_its_making_to_its_end(self, broker: Broker) -> None:
+        entity = Entity("orders")
+        assert not await broker.admin.exists(entity)
+        assert await broker.admin.create(entity) is True
+        assert await broker.admin.exists(entity)
+        assert await broker.admin.delete(entity) is True
+        assert not await broker.admin.exists(entity)
+        assert await broker.admin.delete(entity) is False
+
+    async def test_making_an_entity_again_changes_nothing(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        before = await broker.admin.properties(queue)
+        await broker.put(queue, "kept")
+        assert await broker.admin.create(queue, QueueProperties(lock_duration=17.0, default_time_to_live=77.0)) is False
+        assert await broker.admin.properties(queue) == before
+        assert bodies(await receive_all(broker.receiver(queue), 1)) == ["kept"]
+
+    async def test_a_deleted_queue_takes_its_messages_with_it(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        await broker.put(queue, "gone")
+        await broker.admin.delete(queue)
+        await broker.admin.create(queue)
+        assert await broker.connect().receiver(Source(queue)).receive(1, 0.3) == []
+
+    async def test_a_backlog_queues_name_and_settings_are_taken(self, broker: Broker) -> None:
+        entity = Entity("contoso/x-servicebus-transfer/0")
+        asked = QueueProperties(max_size_megabytes=5120, max_delivery_count=2**31 - 1, lock_duration=60.0)
+        assert await broker.admin.create(entity, asked) is True
+        await broker.put(entity, "diverted")
+        assert bodies(await receive_all(broker.receiver(entity), 1)) == ["diverted"]
+
+    async def test_settings_that_were_told_can_be_asked_for(self, broker: Broker) -> None:
+        told = await broker.admin.properties(await broker.queue())
+        copy = Entity("a-copy")
+        await broker.admin.create(copy, told)
+        assert await broker.admin.properties(copy) == told
+
+    async def test_a_default_time_to_live_is_told(self, broker: Broker) -> None:
+        queue = await broker.queue(default_time_to_live=3600.0)
+        assert (await broker.admin.properties(queue)).default_time_to_live == 3600.0
+
+    @capability(
+        "sessions",
+        disclaimed=refused(
+            lambda broker: broker.admin.create(Entity("by-session"), QueueProperties(requires_session=True))
+        ),
+    )
+    async def test_a_queue_that_requires_sessions_says_so(self, broker: Broker) -> None:
+        queue = await broker.queue(requires_session=True)
+        assert (await broker.admin.properties(queue)).requires_session
+
+    async def test_settings_of_a_missing_queue_are_not_found(self, broker: Broker) -> None:
+        await must_fail(lambda: broker.admin.properties(_MISSING), *_NOT_FOUND)
+
+    async def test_counts_tell_what_waits_and_what_is_locked(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        assert await broker.admin.counts(Source(queue)) == QueueCounts()
+        await broker.put(queue, *"abc")
+        assert await broker.admin.counts(Source(queue)) == QueueCounts(active=3)
+        receiver = broker.receiver(queue)
+        held = await receive_one(receiver)
+        counts = await broker.admin.counts(Source(queue))
+        assert counts.pending == 3 and counts.locked in (0, 1), f"one of three is locked: {counts}"
+        await receiver.complete(held)
+        assert (await broker.admin.counts(Source(queue))).pending == 2
+
+    @capability("counts_scheduled", disclaimed=_scheduled_are_not_told)
+    async def test_counts_tell_what_waits_for_its_time(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        await broker.put(queue, "later", scheduled_enqueue_at=datetime.now(UTC) + timedelta(hours=1))
+        assert await broker.admin.counts(Source(queue)) == QueueCounts(scheduled=1)
+
+    @capability(
+        "dead_letter",
+        disclaimed=lambda broker: _nothing_is_dead_lettered(broker),
+    )
+    async def test_counts_tell_what_was_dead_lettered(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        await broker.put(queue, "poison")
+        receiver = broker.receiver(queue)
+        await receiver.dead_letter(await receive_one(receiver), "a reason", "a description")
+        assert await broker.admin.counts(Source(queue)) == QueueCounts(dead_letter=1)
+
+    async def test_counts_of_a_missing_queue_are_not_found(self, broker: Broker) -> None:
+        await must_fail(lambda: broker.admin.counts(Source(_MISSING)), *_NOT_FOUND)
+
+    @capability("peek", disclaimed=refused(lambda broker: _peek(broker)))
+    async def test_peeking_shows_the_oldest_first(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        sent = await broker.put(queue, *"abc")
+        shown = await broker.admin.peek(Source(queue), 2)
+        assert [delivery.message for delivery in shown] == sent[:2]
+
+    @capability("peek", disclaimed=refused(lambda broker: _peek(broker)))
+    async def test_peeking_locks_and_takes_nothing(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        await broker.put(queue, *"abc")
+        await broker.admin.peek(Source(queue), 3)
+        assert bodies(await receive_all(broker.receiver(queue), 3)) == list("abc")
+
+    @capability("peek", disclaimed=refused(lambda broker: _peek(broker)))
+    async def test_peeking_into_nothing_shows_nothing(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        assert await broker.admin.peek(Source(queue), 3) == []
+
+    async def test_purging_empties_a_queue_and_tells_how_many(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        await broker.put(queue, *"abc")
+        assert await broker.admin.purge(Source(queue)) == 3
+        assert await broker.connect().receiver(Source(queue)).receive(1, 0.3) == []
+
+    @capability("dead_letter", disclaimed=lambda broker: _nothing_is_dead_lettered(broker))
+    async def test_purging_a_dead_letter_queue_leaves_the_queue(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        await broker.put(queue, *"ab")
+        receiver = broker.receiver(queue)
+        await receiver.dead_letter(await receive_one(receiver), "a reason", "a description")
+        assert await broker.admin.purge(Source(queue, dead_letter=True)) == 1
+        assert await broker.admin.counts(Source(queue)) == QueueCounts(active=1)
+
+    @limit("max_path_length")
+    async def test_the_longest_path_works(self, broker: Broker) -> None:
+        longest = Entity("p" * min(broker.capabilities.max_path_length, MAX_PATH_LENGTH))
+        assert await broker.admin.create(longest) is True
+        await broker.put(longest, "hello")
+        assert bodies(await receive_all(broker.receiver(longest), 1)) == ["hello"]
+
+    @limit("max_path_length")
+    async def test_a_longer_path_is_refused(self, broker: Broker) -> None:
+        most = broker.capabilities.max_path_length
+        if most >= MAX_PATH_LENGTH:
+            with pytest.raises(ValueError, match="at most"):
+                Entity("p" * (MAX_PATH_LENGTH + 1))
+            return
+        longer = Entity("p" * (most + 1))
+        malformed = (FailureKind.REFUSED, FailureReason.MALFORMED)
+        await must_fail(lambda: broker.admin.create(longer), *malformed)
+        await must_fail(lambda: broker.sender(longer).send(message("hello")), *malformed)
+
+    async def test_entities_are_listed_by_path(self, broker: Broker) -> None:
+        for path in ("orders/b", "orders/a", "others"):
+            await broker.admin.create(Entity(path))
+        try:
+            listed = await broker.admin.list_entities("orders/")
+        except TransportError as error:
+            # There is no capability for it: a transport either lists, or says that it can't.
+            assert (error.kind, error.reason) == (FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
+            return
+        assert listed == [Entity("orders/a"), Entity("orders/b")]
+        everything = await broker.admin.list_entities()
+        assert {Entity("orders/a"), Entity("orders/b"), Entity("others")} <= set(everything)
+        assert not [entity for entity in everything if broker.admin.is_system_entity(entity)]
+
+    async def test_what_users_name_is_no_system_entity(self, broker: Broker) -> None:
+        assert not broker.admin.is_system_entity(Entity("orders"))
+        assert not broker.admin.is_system_entity(Entity("contoso/x-servicebus-transfer/0"))
+
+
+async def _peek(broker: Broker) -> object:
+    return await broker.admin.peek(Source(await broker.queue()), 1)
+
+
+async def _nothing_is_dead_lettered(broker: Broker) -> None:
+    queue = await broker.queue()
+    await broker.put(queue, "hello")
+    assert (await broker.admin.counts(Source(queue))).dead_letter == 0

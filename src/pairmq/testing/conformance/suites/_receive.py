@@ -1,0 +1,200 @@
+"""What receiving keeps: peek-lock, long polls, and nothing lost or given twice under one lock."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from datetime import UTC, datetime, timedelta
+
+from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Source
+from pairmq.testing.conformance._broker import LONG_LOCK, PATIENCE, Broker, bodies, message, receive_all, receive_one
+from pairmq.testing.conformance._capabilities import capability, must_fail
+from pairmq.testing.conformance._suite import Suite
+
+_LONG_POLL = 300.0
+"""Seconds; longer than a test may take, so that a poll which ends has ended for another reason than its time."""
+
+_CLOCKS = timedelta(seconds=5)
+"""How far the broker's clock may be from ours."""
+
+
+async def _a_queue_can_be_shared(broker: Broker) -> None:
+    queue = await broker.queue()
+    await broker.put(queue, "one", "two")
+    first = await receive_one(broker.receiver(queue))
+    second = await receive_one(broker.connect().receiver(Source(queue)))
+    assert sorted(bodies([first, second])) == ["one", "two"]
+
+
+class Receive(Suite):
+    """`Receiver.receive` and `Receiver.close`."""
+
+    async def test_an_empty_queue_gives_nothing(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        assert await broker.receiver(queue).receive(10, 0.2) == []
+
+    async def test_asking_once_returns_without_waiting(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        async with asyncio.timeout(PATIENCE):
+            assert await broker.receiver(queue).receive(10, 0) == []
+
+    async def test_asking_once_finds_what_is_there(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        receiver = broker.receiver(queue)
+        assert await receiver.receive(1, 0) == []
+        await broker.put(queue, "there")
+        assert bodies(await receiver.receive(1, 0)) == ["there"]
+
+    async def test_a_long_poll_ends_with_the_first_message(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        polling = asyncio.ensure_future(broker.receiver(queue).receive(10, _LONG_POLL))
+        await asyncio.sleep(0.3)
+        assert not polling.done(), "it did not wait"
+        await broker.put(queue, "first")
+        async with asyncio.timeout(PATIENCE):
+            assert bodies(await polling) == ["first"]
+
+    async def test_no_more_come_than_were_asked_for(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        await broker.put(queue, *"abcde")
+        receiver = broker.receiver(queue)
+        assert len(await receiver.receive(2, PATIENCE)) in (1, 2)
+
+    async def test_what_nobody_asked_for_stays_for_others(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        await broker.put(queue, *"abcde")
+        mine = await receive_one(broker.receiver(queue))
+        others = await receive_all(broker.connect().receiver(Source(queue)), 4)
+        assert sorted(bodies([mine, *others])) == list("abcde")
+
+    async def test_messages_come_in_the_brokers_order_over_several_receives(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        await broker.put(queue, *"abcdefghij")
+        receiver = broker.receiver(queue)
+        found = []
+        for _ in range(10):
+            found.append(await receive_one(receiver))
+        assert bodies(found) == list("abcdefghij")
+
+    async def test_a_delivery_tells_about_itself(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        await broker.put(queue, "hello")
+        before = datetime.now(UTC)
+        delivery = await receive_one(broker.receiver(queue))
+        assert delivery.delivery_count == 1
+        assert delivery.dead_letter_reason is None and delivery.dead_letter_description is None
+        assert delivery.enqueued_at is None or abs(delivery.enqueued_at - before) < _CLOCKS + timedelta(
+            seconds=PATIENCE
+        )
+
+    async def test_the_broker_s_positions_are_unique(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        await broker.put(queue, *"abc")
+        deliveries = await receive_all(broker.receiver(queue), 3)
+        told = [delivery.sequence_number for delivery in deliveries if delivery.sequence_number]
+        assert len(set(told)) == len(told)
+
+    async def test_two_receivers_never_hold_the_same_message(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        await broker.sender(queue).send_batch([message(str(number)) for number in range(40)])
+        first, second = broker.receiver(queue), broker.connect().receiver(Source(queue))
+        found: list[Delivery] = []
+        while len(found) < 40:
+            some = [*await first.receive(5, 1.0), *await second.receive(5, 1.0)]
+            if not some:
+                break
+            found += some
+        assert sorted(map(int, bodies(found))) == list(range(40))
+
+    @capability("ordered_consumer", disclaimed=_a_queue_can_be_shared)
+    async def test_one_consumer_at_a_time(self, broker: Broker) -> None:
+        raise AssertionError("there is no way yet to ask for one consumer at a time: disclaim ordered_consumer")
+
+    async def test_a_lock_that_ends_gives_the_message_to_another(self, broker: Broker) -> None:
+        queue = await broker.queue(short_locks=True)
+        await broker.put(queue, "hello")
+        first = await receive_one(broker.receiver(queue))
+        # No sleep: the wait is the lock's, however long this broker's clock takes for it.
+        again = await receive_one(
+            broker.connect().receiver(Source(queue)), wait=broker.harness.lock_duration + PATIENCE
+        )
+        assert again.message == first.message
+        assert again.delivery_count >= 2, "the first delivery was not counted"
+
+    async def test_a_locked_message_is_nobody_elses(self, broker: Broker) -> None:
+        queue = await broker.queue(short_locks=False)
+        await broker.put(queue, "hello")
+        held = await receive_one(broker.receiver(queue))
+        assert await broker.connect().receiver(Source(queue)).receive(1, 0.3) == [], f"{held} was given twice"
+
+    @capability("lock_renewal", disclaimed=lambda broker: _locks_last_as_long_as_the_connection(broker))
+    async def test_the_end_of_a_lock_is_told(self, broker: Broker) -> None:
+        queue = await broker.queue(short_locks=True)
+        await broker.put(queue, "hello")
+        before = datetime.now(UTC)
+        delivery = await receive_one(broker.receiver(queue))
+        assert delivery.locked_until is not None
+        lasts = (delivery.locked_until - before).total_seconds()
+        assert 0 < lasts < LONG_LOCK, (
+            f"the lock was asked to last {broker.harness.lock_duration} s, and lasts {lasts} s"
+        )
+
+    async def test_a_cancelled_receive_loses_nothing(self, broker: Broker) -> None:
+        queue = await broker.queue(short_locks=True)
+        receiver = broker.receiver(queue)
+        polling = asyncio.ensure_future(receiver.receive(10, _LONG_POLL))
+        await asyncio.sleep(0.2)
+        sending = asyncio.ensure_future(broker.put(queue, *"abcdef"))
+        # Into the middle of what comes, at some moment or other.
+        await asyncio.sleep(0.01)
+        polling.cancel()
+        given: list[Delivery] = []
+        with contextlib.suppress(asyncio.CancelledError):
+            given = await polling
+        await sending
+        deadline = asyncio.get_running_loop().time() + broker.harness.lock_duration + PATIENCE
+        found = {delivery.message.body for delivery in given}
+        while len(found) < 6 and asyncio.get_running_loop().time() < deadline:
+            some = await receiver.receive(6, 1.0)
+            found |= {delivery.message.body for delivery in some}
+            await receiver.complete_batch(some)
+        assert found == {body.encode() for body in "abcdef"}
+
+    async def test_a_closed_receiver_gives_back_what_it_held(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        await broker.put(queue, *"abc")
+        receiver = broker.receiver(queue)
+        held = await receive_all(receiver, 3)
+        await receiver.complete(held[0])
+        await receiver.close()
+        again = await receive_all(broker.connect().receiver(Source(queue)), 2)
+        assert sorted(bodies(again)) == ["b", "c"], "what it had not settled has to be there, long before its lock ends"
+
+    async def test_receivers_of_a_closed_transport_give_back_what_they_held(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        await broker.put(queue, *"abc")
+        transport = broker.connect()
+        await receive_all(transport.receiver(Source(queue)), 3)
+        await transport.close()
+        assert sorted(bodies(await receive_all(broker.receiver(queue), 3))) == list("abc")
+
+    async def test_a_missing_source_is_told(self, broker: Broker) -> None:
+        receiver = broker.receiver(Entity("there-is-no-such-queue"))
+        await must_fail(lambda: receiver.receive(1, 0.2), FailureKind.REFUSED, FailureReason.NOT_FOUND)
+
+    async def test_a_source_that_is_made_later_is_found_by_the_same_receiver(self, broker: Broker) -> None:
+        entity = Entity("made-later")
+        receiver = broker.receiver(entity)
+        await must_fail(lambda: receiver.receive(1, 0.2), FailureKind.REFUSED, FailureReason.NOT_FOUND)
+        await broker.admin.create(entity)
+        await broker.put(entity, "hello")
+        assert bodies([await receive_one(receiver)]) == ["hello"]
+
+
+async def _locks_last_as_long_as_the_connection(broker: Broker) -> None:
+    queue = await broker.queue()
+    await broker.put(queue, "hello")
+    receiver = broker.receiver(queue)
+    delivery = await receive_one(receiver)
+    assert delivery.locked_until is None, "a lock that ends, and can't be renewed, would end under a slow send"
+    await must_fail(lambda: receiver.renew_lock(delivery), FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)

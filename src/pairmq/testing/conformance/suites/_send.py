@@ -1,0 +1,288 @@
+"""What sending keeps: every field, the order, and the truth about each message."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import fields
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from uuid import UUID
+
+from pairmq.model import MAX_NESTING, Entity, FailureKind, FailureReason, Message, PropertyValue
+from pairmq.testing.conformance._broker import Broker, bodies, message, receive_all, receive_one
+from pairmq.testing.conformance._capabilities import capability, limit, must_fail, refused
+from pairmq.testing.conformance._suite import Suite
+
+_TEXTS = {
+    "content_type": "application/json; charset=utf-8",
+    "content_encoding": "gzip",
+    "correlation_id": "order 17/ä",
+    "subject": "order.placed",
+    "to": "billing",
+    "reply_to": "answers/inbox",
+    "reply_to_session_id": "session of the answer",
+}
+_FREE_TEXTS = [name for name in _TEXTS if name != "reply_to_session_id"]
+_LIVES = 86_400.123456
+_UNLIMITED_SIZE = 1 << 20
+_MISSING = Entity("there-is-no-such-queue")
+
+_ZONE_OF_INDIA = "2031-05-06T07:08:09.123456+05:30"
+_VALUES: dict[str, PropertyValue] = {
+    "text": "grüße, 世界 😀",
+    "text empty": "",
+    "text with nul": "a\x00b",
+    "text like a number": "17",
+    "bytes": bytes(range(256)),
+    "bytes empty": b"",
+    "bytes that are text": b"text",
+    "true": True,
+    "false": False,
+    "int 0": 0,
+    "int 1": 1,
+    "int negative": -1,
+    "int 32 bits": -(2**31),
+    "int beyond 32 bits": 2**31,
+    "int lowest": -(2**63),
+    "int highest": 2**63 - 1,
+    "float": 0.1,
+    "float whole": 1.0,
+    "float negative zero": -0.0,
+    "float largest": 1.7976931348623157e308,
+    "float smallest": 5e-324,
+    "decimal": Decimal("12.50"),
+    "decimal whole": Decimal("7"),
+    "decimal lowest": Decimal("-2147483648"),
+    "decimal finest": Decimal((0, (1,), -255)),
+    "instant": datetime(2031, 5, 6, 7, 8, 9, tzinfo=UTC),
+    "instant with microseconds": datetime.fromisoformat(_ZONE_OF_INDIA),
+    "instant before 1970": datetime(1901, 1, 1, 0, 0, 0, 1, tzinfo=UTC),
+    "instant far away": datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC),
+    "uuid": UUID("12345678-1234-5678-1234-567812345678"),
+    "nothing": None,
+    "sequence": (1, "two", b"three", None, (4.0, ())),
+    "mapping": {"a": 1, "b": {"c": (True, Decimal("0.5"))}, "empty": {}},
+    "ß, a name with = and spaces": "named",
+    "n" * 128: "a long name",
+}
+
+
+class Send(Suite):
+    """`Sender.send` and `Sender.send_batch` (SPEC 3.4, 3.6)."""
+
+    async def test_every_field_comes_back_as_it_was(self, broker: Broker) -> None:
+        # One queue for all: opening links is what takes time, and what differs is told by the field's name.
+        await _come_back(
+            broker,
+            message(bytes(range(256)) * 3),
+            message(b""),
+            message("every field", priority=7, session_id="s" * 128, partition_key="s" * 128, **_TEXTS),
+            message("a partition key", partition_key="key"),
+            message("empty is not the same as not set", **dict.fromkeys(_FREE_TEXTS, "")),
+            # Longer than a length of one octet can say, in characters of several octets.
+            message("long texts", **dict.fromkeys(_FREE_TEXTS, "ä" * 400)),
+            message("the longest id", message_id="ä" * 128),
+            message("extremes", priority=255),
+            message("extremes", priority=0),
+        )
+
+    async def test_every_application_property_comes_back_as_it_was(self, broker: Broker) -> None:
+        deep: PropertyValue = "bottom"
+        for level in range(MAX_NESTING):
+            deep = (deep,) if level % 2 else {"in": deep}
+        await _come_back(
+            broker,
+            message("every type", application_properties=_VALUES),
+            message("the deepest", application_properties={"deep": deep}),
+        )
+
+    @capability("time_to_live", disclaimed=refused(lambda broker: _send(broker, time_to_live=_LIVES)))
+    async def test_a_time_to_live_comes_back_to_the_microsecond(self, broker: Broker) -> None:
+        await _come_back(broker, message("hello", time_to_live=_LIVES))
+
+    @capability("time_to_live", disclaimed=refused(lambda broker: _send(broker, time_to_live=0.05)))
+    async def test_a_message_whose_time_is_over_is_not_delivered(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        await broker.put(queue, "stale", time_to_live=0.05)
+        await asyncio.sleep(1.0)  # longer than any broker's idea of 50 ms
+        await broker.put(queue, "fresh")
+        deliveries = await receive_all(broker.receiver(queue), 1)
+        assert bodies(deliveries) == ["fresh"], "a message outlived its time-to-live"
+
+    @capability("scheduling", disclaimed=refused(lambda broker: _send(broker, scheduled_enqueue_at=_later(60))))
+    async def test_a_scheduled_message_waits_for_its_time(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        at = _later(2.0)
+        (sent,) = await broker.put(queue, "later", scheduled_enqueue_at=at)
+        delivery = await receive_one(broker.receiver(queue))
+        assert datetime.now(UTC) >= at, "it was delivered before its time"
+        assert _differences(sent, delivery.message) == []
+
+    @capability("scheduling", disclaimed=refused(lambda broker: _send(broker, scheduled_enqueue_at=_later(60))))
+    async def test_a_scheduled_message_holds_up_no_other(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        await broker.put(queue, "later", scheduled_enqueue_at=_later(600))
+        await broker.put(queue, "now")
+        assert bodies(await receive_all(broker.receiver(queue), 1)) == ["now"]
+
+    async def test_sends_one_after_the_other_keep_their_order(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        sent = await broker.put(queue, *map(str, range(20)))
+        assert bodies(await receive_all(broker.receiver(queue), 20)) == [each.body.decode() for each in sent]
+
+    async def test_a_batch_keeps_its_order(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        batch = [message(str(number)) for number in range(100)]
+        sender = broker.sender(queue)
+        assert list(await sender.send_batch([])) == []
+        assert list(await sender.send_batch(batch)) == [None] * 100
+        assert bodies(await receive_all(broker.receiver(queue), 100)) == [str(number) for number in range(100)]
+
+    async def test_a_batch_larger_than_what_goes_at_once_is_cut(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        batch = [message(bytes(20_000), subject=str(number)) for number in range(60)]
+        assert list(await broker.sender(queue).send_batch(batch)) == [None] * 60
+        deliveries = await receive_all(broker.receiver(queue), 60)
+        assert [delivery.message.subject for delivery in deliveries] == [each.subject for each in batch]
+
+    async def test_concurrent_sends_of_one_sender_all_arrive_once(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        sender = broker.sender(queue)
+        batch = [message(str(number)) for number in range(50)]
+        await asyncio.gather(*(sender.send(each) for each in batch))
+        deliveries = await receive_all(broker.receiver(queue), 50)
+        assert sorted(bodies(deliveries), key=int) == [str(number) for number in range(50)]
+        assert await broker.receiver(queue).receive(1, 0) == [], "more came than were sent"
+
+    async def test_two_messages_of_one_id_are_two_messages(self, broker: Broker) -> None:
+        # A copy after a lost confirm has the same id; whether it is dropped is for the reader to decide (SPEC 3.3).
+        queue = await broker.queue()
+        await broker.put(queue, "first", "second", message_id="the same")
+        assert bodies(await receive_all(broker.receiver(queue), 2)) == ["first", "second"]
+
+    async def test_a_missing_entity_is_told(self, broker: Broker) -> None:
+        sender = broker.sender(_MISSING)
+        error = await must_fail(lambda: sender.send(message("lost")), FailureKind.REFUSED, FailureReason.NOT_FOUND)
+        assert not error.maybe_applied, "nothing can have stored it"
+        outcomes = await sender.send_batch([message("lost"), message("too")])
+        told = [None if error is None else (error.kind, error.reason, error.maybe_applied) for error in outcomes]
+        assert told == [(FailureKind.REFUSED, FailureReason.NOT_FOUND, False)] * 2
+
+    async def test_a_refused_send_leaves_the_sender_usable(self, broker: Broker) -> None:
+        sender = broker.sender(_MISSING)
+        await must_fail(lambda: sender.send(message("lost")), FailureKind.REFUSED)
+        await broker.admin.create(_MISSING)
+        await sender.send(message("found"))
+        assert bodies(await receive_all(broker.receiver(_MISSING), 1)) == ["found"]
+
+    @limit("max_message_bytes")
+    async def test_a_message_of_exactly_the_limit_goes(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        await broker.admin.check()
+        sender = broker.sender(queue)
+        await sender.send(message("opens the link: a limit may become exact"))
+        largest = _of_size(broker, _testable_limit(broker) or _UNLIMITED_SIZE)
+        await sender.send(largest)
+        deliveries = await receive_all(broker.receiver(queue), 2)
+        assert len(deliveries) == 2 and deliveries[1].message.body == largest.body
+
+    @limit("max_message_bytes")
+    async def test_a_message_beyond_the_limit_is_refused_by_itself(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        sender = broker.sender(queue)
+        await sender.send(message("opens the link: a limit may become exact"))
+        most = _testable_limit(broker)
+        if most is None:
+            return  # without a limit, or beyond what a test may send: the test above sends a large one
+        large = _of_size(broker, most + 1)
+        outcomes = await sender.send_batch([message("before"), large, message("after")])
+        assert [error and (error.reason, error.maybe_applied) for error in outcomes] == [
+            None,
+            (FailureReason.TOO_LARGE, False),
+            None,
+        ]
+        error = await must_fail(lambda: sender.send(large), FailureKind.REFUSED, FailureReason.TOO_LARGE)
+        assert not error.maybe_applied
+        deliveries = await receive_all(broker.receiver(queue), 3)
+        assert bodies(deliveries)[1:] == ["before", "after"]
+
+    async def test_a_measure_grows_with_all_that_a_message_holds(self, broker: Broker) -> None:
+        plain = broker.transport.measure(message("hello", message_id="i"))
+        assert broker.transport.measure(message("hello" * 100, message_id="i")) >= plain + 495
+        properties = {"key": "v" * 500}
+        assert (
+            broker.transport.measure(message("hello", message_id="i", application_properties=properties)) > plain + 500
+        )
+
+
+async def _come_back(broker: Broker, *messages: Message) -> None:
+    queue = await broker.queue()
+    sender = broker.sender(queue)
+    for each in messages:
+        await sender.send(each)
+    deliveries = await receive_all(broker.receiver(queue), len(messages))
+    received = {delivery.message.message_id: delivery.message for delivery in deliveries}
+    problems = [
+        f"{sent.body[:40]!r}: {problem}"
+        for sent in messages
+        for problem in (
+            _differences(sent, received[sent.message_id]) if sent.message_id in received else ["it is lost"]
+        )
+    ]
+    assert not problems, "\n".join(problems)
+
+
+def _differences(sent: Message, received: Message) -> list[str]:
+    """Name each field that did not come back as it was, types included: 1, 1.0 and True are equal and not the same."""
+    found = []
+    for entry in fields(Message):
+        if entry.name == "application_properties":
+            continue
+        was, is_ = getattr(sent, entry.name), getattr(received, entry.name)
+        if repr(was) != repr(is_):
+            found.append(f"{entry.name}: sent {was!r}, received {is_!r}")
+    before, after = sent.application_properties, received.application_properties
+    for name in sorted({*before, *after}):
+        was, is_ = before.get(name, "(not there)"), after.get(name, "(not there)")
+        if _shown(was) != _shown(is_):
+            found.append(f"application property {name!r}: sent {was!r}, received {is_!r}")
+    return found
+
+
+def _shown(value: PropertyValue) -> str:
+    # Mappings have no order.
+    if isinstance(value, dict):
+        return repr({name: _shown(value[name]) for name in sorted(value)})
+    return repr(value)
+
+
+async def _send(broker: Broker, **fields: object) -> None:
+    queue = await broker.queue()
+    await broker.sender(queue).send(message("hello", **fields))
+
+
+def _later(seconds: float) -> datetime:
+    return datetime.now(UTC) + timedelta(seconds=seconds)
+
+
+_TESTABLE = 4 << 20
+"""A larger limit than this many bytes is not tried: it would be the machine that fails."""
+
+
+def _testable_limit(broker: Broker) -> int | None:
+    most = broker.capabilities.max_message_bytes
+    return most if most is not None and most <= _TESTABLE else None
+
+
+def _of_size(broker: Broker, size: int) -> Message:
+    """A message that measures exactly so much."""
+    empty = message(b"", message_id="large")
+    body = bytes(max(0, size - broker.transport.measure(empty)))
+    # A longer body may need a longer length before it: what it measures more is taken off.
+    for _ in range(4):
+        found = Message(body, message_id="large")
+        excess = broker.transport.measure(found) - size
+        if not excess:
+            return found
+        body = bytes(len(body) - excess)
+    raise AssertionError(f"no body makes measure() tell {size} bytes: it does not count the body byte by byte")

@@ -1,0 +1,214 @@
+"""What settling keeps: done means done, and a lock that ended settles nothing."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Source
+from pairmq.testing.conformance._broker import PATIENCE, Broker, bodies, message, receive_all, receive_one
+from pairmq.testing.conformance._capabilities import capability, must_fail
+from pairmq.testing.conformance._suite import Suite
+from pairmq.transport import Receiver
+
+_LOST = (FailureKind.REFUSED, FailureReason.LOCK_LOST)
+
+
+async def _dead_lettering_is_refused(broker: Broker) -> None:
+    queue = await broker.queue()
+    receiver, delivery = await _one(broker, queue)
+    await must_fail(
+        lambda: receiver.dead_letter(delivery, "reason", "description"),
+        FailureKind.REFUSED,
+        FailureReason.NOT_SUPPORTED,
+    )
+    await receiver.complete(delivery)  # what was refused left it locked
+
+
+async def _renewing_is_refused(broker: Broker) -> None:
+    queue = await broker.queue()
+    receiver, delivery = await _one(broker, queue)
+    await must_fail(lambda: receiver.renew_lock(delivery), FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
+
+
+class Settlement(Suite):
+    """`Receiver.complete`, `abandon`, `dead_letter`, `renew_lock` and their batches."""
+
+    async def test_a_completed_message_is_gone(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        receiver, delivery = await _one(broker, queue)
+        await receiver.complete(delivery)
+        await receiver.close()  # which would give it back
+        assert await broker.connect().receiver(Source(queue)).receive(1, 0.3) == []
+
+    async def test_settling_twice_is_a_lost_lock(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        receiver, delivery = await _one(broker, queue)
+        await receiver.complete(delivery)
+        await must_fail(lambda: receiver.complete(delivery), *_LOST)
+
+    async def test_an_abandoned_message_comes_again_and_counts(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        receiver, delivery = await _one(broker, queue)
+        await receiver.abandon(delivery)
+        again = await receive_one(receiver)
+        assert again.message == delivery.message
+        assert again.delivery_count == 2, "one delivery has to be counted, and no more"
+
+    async def test_an_abandoned_message_is_another_receivers_too(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        receiver, delivery = await _one(broker, queue)
+        await receiver.abandon(delivery)
+        again = await receive_one(broker.connect().receiver(Source(queue)))
+        assert again.message == delivery.message
+
+    async def test_a_batch_completes_all_of_it(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        await broker.sender(queue).send_batch([message(str(number)) for number in range(30)])
+        receiver = broker.receiver(queue)
+        deliveries = await receive_all(receiver, 30)
+        assert list(await receiver.complete_batch(deliveries)) == [None] * 30
+        await receiver.close()
+        assert await broker.connect().receiver(Source(queue)).receive(1, 0.3) == []
+
+    async def test_a_batch_of_none_completes(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        assert list(await broker.receiver(queue).complete_batch([])) == []
+
+    async def test_a_batch_says_which_of_it_was_settled_before(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        await broker.put(queue, *"abc")
+        receiver = broker.receiver(queue)
+        deliveries = await receive_all(receiver, 3)
+        await receiver.complete(deliveries[1])
+        outcomes = await receiver.complete_batch(deliveries)
+        assert [error and error.reason for error in outcomes] == [None, FailureReason.LOCK_LOST, None]
+
+    async def test_a_batch_says_which_of_it_is_another_receivers(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        await broker.put(queue, *"ab")
+        receiver, other = broker.receiver(queue), broker.receiver(queue)
+        mine, foreign = await receive_one(receiver), await receive_one(other)
+        outcomes = await receiver.complete_batch([foreign, mine])
+        assert [error and error.reason for error in outcomes] == [FailureReason.LOCK_LOST, None]
+        await other.complete(foreign)  # it is still the other one's
+
+    async def test_many_may_settle_at_once(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        await broker.put(queue, *"abcdefgh")
+        receiver = broker.receiver(queue)
+        deliveries = await receive_all(receiver, 8)
+        await asyncio.gather(*map(receiver.complete, deliveries[:4]), *map(receiver.abandon, deliveries[4:]))
+        assert sorted(bodies(await receive_all(receiver, 4))) == list("efgh")
+
+    async def test_settling_does_not_wait_for_a_long_poll(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        receiver, delivery = await _one(broker, queue)
+        polling = asyncio.ensure_future(receiver.receive(1, 300.0))
+        await asyncio.sleep(0.2)
+        async with asyncio.timeout(PATIENCE):
+            await receiver.complete(delivery)
+        await broker.put(queue, "next")
+        async with asyncio.timeout(PATIENCE):
+            assert bodies(await polling) == ["next"]
+
+    async def test_a_lock_that_ended_settles_nothing(self, broker: Broker) -> None:
+        queue = await broker.queue(short_locks=True)
+        receiver, delivery = await _one(broker, queue)
+        # It has ended for certain once somebody else has the message.
+        other = broker.connect().receiver(Source(queue))
+        again = await receive_one(other, wait=broker.harness.lock_duration + PATIENCE)
+        await must_fail(lambda: receiver.complete(delivery), *_LOST)
+        await must_fail(lambda: receiver.abandon(delivery), *_LOST)
+        assert again.message == delivery.message
+
+    @capability("lock_renewal", disclaimed=_renewing_is_refused)
+    async def test_a_renewed_lock_lasts_longer(self, broker: Broker) -> None:
+        queue = await broker.queue(short_locks=True)
+        receiver, delivery = await _one(broker, queue)
+        for _ in range(5):  # one and a half times as long as an unrenewed one
+            await asyncio.sleep(broker.harness.lock_duration * 0.3)
+            renewed = await receiver.renew_lock(delivery)
+            assert renewed.message == delivery.message
+            if delivery.locked_until is not None:
+                assert renewed.locked_until is not None and renewed.locked_until > delivery.locked_until
+            delivery = renewed
+        await receiver.complete(delivery)
+
+    @capability("lock_renewal", disclaimed=_renewing_is_refused)
+    async def test_the_delivery_that_was_renewed_settles_just_as_well(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        receiver, delivery = await _one(broker, queue)
+        await receiver.renew_lock(delivery)
+        await receiver.complete(delivery)
+
+    @capability("lock_renewal", disclaimed=_renewing_is_refused)
+    async def test_the_lock_of_a_settled_message_is_lost(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        receiver, delivery = await _one(broker, queue)
+        await receiver.complete(delivery)
+        await must_fail(lambda: receiver.renew_lock(delivery), *_LOST)
+
+    @capability("dead_letter", disclaimed=_dead_lettering_is_refused)
+    async def test_a_dead_letter_keeps_message_reason_and_description(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        (sent,) = await broker.put(queue, "poison", subject="a subject", application_properties={"key": 1})
+        receiver = broker.receiver(queue)
+        await receiver.dead_letter(await receive_one(receiver), "a reason", "A description in a sentence, with ä.")
+        dead = await receive_one(broker.receiver(Source(queue, dead_letter=True)))
+        assert dead.message == sent
+        told = (dead.dead_letter_reason, dead.dead_letter_description)
+        assert told == ("a reason", "A description in a sentence, with ä.")
+
+    @capability("dead_letter", disclaimed=_dead_lettering_is_refused)
+    async def test_a_dead_letter_is_gone_from_its_queue(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        receiver, delivery = await _one(broker, queue)
+        await receiver.dead_letter(delivery, "a reason", "a description")
+        await receiver.close()
+        assert await broker.connect().receiver(Source(queue)).receive(1, 0.3) == []
+
+    @capability("dead_letter", disclaimed=_dead_lettering_is_refused)
+    async def test_a_description_of_any_length_is_taken(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        receiver, delivery = await _one(broker, queue)
+        text = "ä long description. " * 10_000
+        await receiver.dead_letter(delivery, "a reason", text)
+        dead = await receive_one(broker.receiver(Source(queue, dead_letter=True)))
+        described = dead.dead_letter_description or ""
+        assert described and text.startswith(described.rstrip("…. ")), "it may be cut, and nothing else"
+
+    @capability("dead_letter", disclaimed=_dead_lettering_is_refused)
+    async def test_a_dead_letter_can_be_completed_there(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        receiver, delivery = await _one(broker, queue)
+        await receiver.dead_letter(delivery, "a reason", "a description")
+        dead = broker.receiver(Source(queue, dead_letter=True))
+        await dead.complete(await receive_one(dead))
+        await dead.close()
+        assert await broker.connect().receiver(Source(queue, dead_letter=True)).receive(1, 0.3) == []
+
+    @capability("dead_letter", disclaimed=_dead_lettering_is_refused)
+    async def test_a_message_that_was_delivered_too_often_is_dead_lettered(self, broker: Broker) -> None:
+        queue = await broker.queue(max_delivery_count=2)
+        if (await broker.admin.properties(queue)).max_delivery_count != 2:
+            return  # the broker has no such limit, and says so
+        receiver, delivery = await _one(broker, queue)
+        await receiver.abandon(delivery)
+        await receiver.abandon(await receive_one(receiver))
+        assert await receiver.receive(1, 0.5) == [], "it came a third time"
+        dead = await receive_one(broker.receiver(Source(queue, dead_letter=True)))
+        assert dead.message == delivery.message
+
+    @capability("dead_letter", disclaimed=_dead_lettering_is_refused)
+    async def test_a_lock_that_ended_dead_letters_nothing(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        receiver, delivery = await _one(broker, queue)
+        await receiver.abandon(delivery)
+        await must_fail(lambda: receiver.dead_letter(delivery, "a reason", "a description"), *_LOST)
+
+
+async def _one(broker: Broker, queue: Entity) -> tuple[Receiver, Delivery]:
+    """A receiver that holds one message."""
+    await broker.put(queue, "hello")
+    receiver = broker.receiver(queue)
+    return receiver, await receive_one(receiver)

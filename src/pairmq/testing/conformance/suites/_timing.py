@@ -1,0 +1,87 @@
+"""How long a call took, with what the machine itself was late taken off."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable
+from types import TracebackType
+from typing import Self
+
+from pairmq.model import FailureKind, FailureReason, TransportError
+
+_TICK = 0.02
+_NOTICEABLE = 0.1
+"""Seconds by which the machine is late before that counts: many small ones held up nobody who waited."""
+
+SLACK = 1.0
+"""Seconds that a call may take beyond what it is allowed: not a measure of speed, but of who decides when it ends."""
+
+
+class Stopwatch:
+    """Measures how long its block took, less the time in which this process did not get the processor.
+
+    It counts in a thread, not in the event loop: a transport that blocks the loop is late itself, and not excused.
+    """
+
+    def __init__(self) -> None:
+        self._lag = 0.0
+        self._began = self._ended = 0.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="conformance stopwatch", daemon=True)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds, the machine's own lateness taken off."""
+        return max(0.0, self._ended - self._began - self._lag)
+
+    def __enter__(self) -> Self:
+        self._began = time.monotonic()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended = time.monotonic()
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while True:
+            asked = time.monotonic()
+            over = self._over.wait(_TICK)
+            if over:
+                return
+            late = time.monotonic() - asked - _TICK
+            if late > _NOTICEABLE:
+                self._lag += late
+
+
+async def cut_off(call: Awaitable[object], limit: float = 0.3) -> TimeoutError | None:
+    """Put a time limit on a call that can't be answered, and see that control comes back.
+
+    Args:
+        call: awaits a broker that is silent.
+        limit: seconds.
+
+    Returns:
+        The time-out; None where the call found out before its limit that the broker is silent, and failed.
+    """
+    told: TimeoutError | None = None
+    with Stopwatch() as watch:
+        try:
+            async with asyncio.timeout(limit):
+                answer = await call
+        except TimeoutError as timeout:
+            told = timeout
+        except TransportError as error:
+            # A lock may be bound to a connection that an earlier call was cut off from.
+            assert error.kind is FailureKind.UNAVAILABLE or error.reason is FailureReason.LOCK_LOST, f"{error!r}"
+        else:
+            raise AssertionError(f"it returned {answer!r}, and nobody can have answered")
+    assert watch.elapsed < limit + SLACK, (
+        f"control came back {watch.elapsed:.2f} s after the call, whose time limit was {limit} s"
+    )
+    return told

@@ -1,0 +1,244 @@
+"""Receivers with one defect each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pairmq.model import Delivery, TransportError
+from plain_transport import PlainReceiver, caught_by
+
+
+@caught_by(
+    "Settlement.test_a_completed_message_is_gone",
+    "Settlement.test_settling_twice_is_a_lost_lock",
+    "Settlement.test_the_lock_of_a_settled_message_is_lost",
+    "Settlement.test_a_dead_letter_can_be_completed_there",
+    "Topics.test_what_one_subscription_completes_the_other_still_has",
+    "Topics.test_counts_are_each_subscriptions_own",
+    "Faults.test_settling_at_a_stopped_broker_fails",
+    "Lifecycle.test_a_closed_receiver_receives_nothing",
+    "Cancellation.test_settling_is_cut_off_and_the_receiver_goes_on",
+)
+class CompletesNothing(PlainReceiver):
+    async def complete(self, delivery: Delivery) -> None:
+        pass
+
+
+@caught_by(
+    "Settlement.test_a_batch_says_which_of_it_was_settled_before",
+    "Settlement.test_a_batch_says_which_of_it_is_another_receivers",
+)
+class CompletesAnything(PlainReceiver):
+    async def complete_batch(self, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
+        await super().complete_batch(deliveries)
+        return [None] * len(deliveries)
+
+
+@caught_by(
+    "Receive.test_a_closed_receiver_gives_back_what_it_held",
+)
+class KeepsLocksWhenClosed(PlainReceiver):
+    async def close(self) -> None:
+        pass
+
+
+@caught_by(
+    "Settlement.test_an_abandoned_message_comes_again_and_counts",
+    "Receive.test_a_lock_that_ends_gives_the_message_to_another",
+)
+class CountsNoDeliveries(PlainReceiver):
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        return [replace(delivery, delivery_count=1) for delivery in await super().receive(max_messages, wait)]
+
+
+@caught_by(
+    "Settlement.test_an_abandoned_message_comes_again_and_counts",
+    "Settlement.test_an_abandoned_message_is_another_receivers_too",
+    "Settlement.test_many_may_settle_at_once",
+    "Settlement.test_a_lock_that_ended_dead_letters_nothing",
+    "Cancellation.test_abandoning_is_cut_off",
+)
+class AbandonsNothing(PlainReceiver):
+    async def abandon(self, delivery: Delivery) -> None:
+        pass
+
+
+@caught_by(
+    "Settlement.test_a_dead_letter_keeps_message_reason_and_description",
+)
+class DeadLettersWithoutReason(PlainReceiver):
+    async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
+        await super().dead_letter(delivery, "", "")
+
+
+@caught_by(
+    "Settlement.test_a_dead_letter_keeps_message_reason_and_description",
+    "Settlement.test_a_description_of_any_length_is_taken",
+    "Settlement.test_a_dead_letter_can_be_completed_there",
+    "Admin.test_counts_tell_what_was_dead_lettered",
+    "Admin.test_purging_a_dead_letter_queue_leaves_the_queue",
+    "Topics.test_a_subscription_has_a_dead_letter_queue_of_its_own",
+)
+class DeadLettersIntoNothing(PlainReceiver):
+    async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
+        await self.complete(delivery)
+
+
+@caught_by(
+    "Settlement.test_a_renewed_lock_lasts_longer",
+)
+class RenewsNothing(PlainReceiver):
+    async def renew_lock(self, delivery: Delivery) -> Delivery:
+        assert delivery.locked_until is not None
+        return replace(delivery, locked_until=delivery.locked_until.replace(year=9999))
+
+
+@caught_by(
+    "Receive.test_no_more_come_than_were_asked_for",
+    "Receive.test_what_nobody_asked_for_stays_for_others",
+    "Receive.test_messages_come_in_the_brokers_order_over_several_receives",
+)
+class GivesMoreThanAsked(PlainReceiver):
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        return await super().receive(max_messages + 5, wait)
+
+
+@caught_by(
+    "Receive.test_a_long_poll_ends_with_the_first_message",
+    "Settlement.test_settling_does_not_wait_for_a_long_poll",
+)
+class WaitsForAllOfItsTime(PlainReceiver):
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        await asyncio.sleep(wait)
+        return await super().receive(max_messages, 0)
+
+
+@caught_by(
+    "Receive.test_asking_once_finds_what_is_there",
+)
+class NeverFindsAtOnce(PlainReceiver):
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        return await super().receive(max_messages, wait) if wait else []
+
+
+@caught_by(
+    "Send.test_sends_one_after_the_other_keep_their_order",
+    "Topics.test_every_subscription_gets_every_message_in_order",
+)
+class GivesInReverse(PlainReceiver):
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        return (await super().receive(max_messages, wait))[::-1]
+
+
+@caught_by(
+    "Cancellation.test_a_cancellation_is_not_swallowed",
+    "Cancellation.test_a_long_poll_is_cut_off_and_the_receiver_goes_on",
+    "Cancellation.test_connecting_to_receive_is_cut_off_and_the_receiver_goes_on",
+)
+class SwallowsCancellations(PlainReceiver):
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        try:
+            return await super().receive(max_messages, wait)
+        except asyncio.CancelledError:
+            return []
+
+
+@caught_by(
+    "Receive.test_a_closed_receiver_gives_back_what_it_held",
+    "Settlement.test_an_abandoned_message_comes_again_and_counts",
+    "Receive.test_receivers_of_a_closed_transport_give_back_what_they_held",
+)
+class LosesWhatItFetched(PlainReceiver):
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        deliveries = await super().receive(max_messages, wait)
+        await asyncio.shield(super().complete_batch(deliveries))  # at most once
+        return deliveries
+
+
+@caught_by(
+    "Receive.test_a_missing_source_is_told",
+    "Topics.test_a_missing_subscription_is_told",
+    "Receive.test_a_source_that_is_made_later_is_found_by_the_same_receiver",
+    "Lifecycle.test_closing_a_receiver_ends_its_long_poll",
+    "Faults.test_a_long_poll_ends_when_its_broker_stops_and_the_receiver_works_again",
+)
+class CallsMissingSourcesEmpty(PlainReceiver):
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        try:
+            return await super().receive(max_messages, wait)
+        except TransportError:
+            return []
+
+
+@caught_by(
+    "Settlement.test_settling_twice_is_a_lost_lock",
+    "Settlement.test_a_lock_that_ended_settles_nothing",
+    "Settlement.test_the_lock_of_a_settled_message_is_lost",
+    "Settlement.test_a_lock_that_ended_dead_letters_nothing",
+)
+class SwallowsLostLocks(PlainReceiver):
+    async def complete(self, delivery: Delivery) -> None:
+        with contextlib.suppress(TransportError):
+            await super().complete(delivery)
+
+    async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
+        with contextlib.suppress(TransportError):
+            await super().dead_letter(delivery, reason, description)
+
+    async def renew_lock(self, delivery: Delivery) -> Delivery:
+        with contextlib.suppress(TransportError):
+            return await super().renew_lock(delivery)
+        return delivery
+
+
+@caught_by(
+    "Receive.test_two_receivers_never_hold_the_same_message",
+    "Receive.test_a_locked_message_is_nobody_elses",
+    "Receive.test_messages_come_in_the_brokers_order_over_several_receives",
+)
+class LocksNothing(PlainReceiver):
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        return await self.transport.inner.admin.peek(self.source, max_messages)
+
+
+@caught_by("Receive.test_the_end_of_a_lock_is_told")
+class TellsNoEndOfLocks(PlainReceiver):
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        return [replace(delivery, locked_until=None) for delivery in await super().receive(max_messages, wait)]
+
+
+@caught_by("Receive.test_the_broker_s_positions_are_unique", "Receive.test_a_delivery_tells_about_itself")
+class NumbersAllAlike(PlainReceiver):
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        deliveries = await super().receive(max_messages, wait)
+        return [replace(delivery, sequence_number="1", dead_letter_reason="") for delivery in deliveries]
+
+
+@caught_by("Settlement.test_a_batch_completes_all_of_it")
+class CompletesThoseOfABatchThatItLikes(PlainReceiver):
+    async def complete_batch(self, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
+        await super().complete_batch(deliveries[: len(deliveries) // 2])
+        return [None] * len(deliveries)
+
+
+@caught_by("Settlement.test_a_dead_letter_is_gone_from_its_queue")
+class DeadLettersACopy(PlainReceiver):
+    async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
+        await super().dead_letter(delivery, reason, description)
+        await self.transport.inner.sender(self.source.entity).send(delivery.message)
+
+
+@caught_by(
+    "Cancellation.test_a_long_poll_is_cut_off_and_the_receiver_goes_on",
+    "Cancellation.test_connecting_to_receive_is_cut_off_and_the_receiver_goes_on",
+)
+class EndsItsPollsSlowly(PlainReceiver):
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        try:
+            return await super().receive(max_messages, wait)
+        except asyncio.CancelledError:
+            await asyncio.sleep(1.6)
+            raise
