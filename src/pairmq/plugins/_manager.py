@@ -24,6 +24,7 @@ _KNOWN = {
     "redis": "pairmq-redis",
     "rediss": "pairmq-redis",
     "sb": "pairmq-servicebus",
+    "sqlite": "pairmq-sqlite",
 }
 
 Record = TypeVar("Record", TransportRecord, ObserverRecord)

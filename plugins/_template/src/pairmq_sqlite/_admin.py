@@ -1,0 +1,142 @@
+"""Administration: entities are rows, and counts are exact."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, fields, replace
+from typing import Any, TypeVar
+
+from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Source, TransportError
+from pairmq.transport import Admin, QueueCounts, QueueProperties
+from pairmq_sqlite import _codec
+from pairmq_sqlite._context import Context
+from pairmq_sqlite._receiver import delivery_of
+from pairmq_sqlite._rows import Settings
+from pairmq_sqlite._store import Store
+from pairmq_sqlite._times import microseconds_of
+
+T = TypeVar("T")
+
+_LOCK_DURATION = 60.0
+_MOST_SECONDS = 10**9
+"""Longest duration of a setting: thirty years."""
+
+_MOST_DELIVERIES = 2**53
+"""Beyond it not every reader of JSON keeps a number as it is."""
+
+
+class SQLiteAdmin(Admin):
+    """Looks after the queues and topics in a file.
+
+    Args:
+        context: what the transport's objects share.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._scope = context.scope()
+        self._arrivals = context.arrivals
+
+    async def check(self) -> None:
+        """Open the file and get hold of its write lock, without writing."""
+        await self._run(lambda store: None, "check the file")
+
+    async def exists(self, entity: Entity) -> bool:
+        return await self._run(lambda store: store.exists(entity), f"look for {entity}")
+
+    async def create(self, entity: Entity, properties: QueueProperties | None = None) -> bool:
+        """Make a queue or topic; what becomes of each setting stands in the README.
+
+        ``lock_duration``, ``max_delivery_count``, ``default_time_to_live`` and ``dead_letter_on_expiration`` are kept
+        to. The others are remembered and told by `properties`, and have no effect. A lock duration of None becomes
+        60 s: there is no connection that a lock could be bound to.
+        """
+        doing = f"create {entity}"
+        settings = _settings_of(properties or QueueProperties(), doing)
+        return await self._run(lambda store: store.create(entity, settings), doing)
+
+    async def create_subscription(self, topic: Entity, name: str) -> bool:
+        """Make a subscription, with the topic's settings. A topic without any drops what it is sent."""
+        source = Source(topic, subscription=name)  # checks the name
+        return await self._run(lambda store: store.subscribe(topic, name), f"create subscription {source}")
+
+    async def properties(self, entity: Entity) -> QueueProperties:
+        settings = await self._run(lambda store: store.settings(entity), f"read the settings of {entity}")
+        return _properties_of(settings.told)
+
+    async def counts(self, source: Source) -> QueueCounts:
+        """Count exactly, in one step. Ended locks count as active, expired messages as dead-lettered or gone."""
+        return await self._run(lambda store: store.counts(store.place(source)), f"count {source}")
+
+    async def delete(self, entity: Entity) -> bool:
+        return await self._run(lambda store: store.delete(entity), f"delete {entity}")
+
+    async def list_entities(self, prefix: str = "") -> list[Entity]:
+        return await self._run(lambda store: store.entities(prefix), "list the entities")
+
+    async def peek(self, source: Source, max_messages: int) -> list[Delivery]:
+        """Show the oldest messages, locked ones too, then the scheduled ones; of a malformed one what can be read."""
+        most = max(max_messages, 1)
+        rows = await self._run(lambda store: store.peek(store.place(source), most), f"peek into {source}")
+        return [delivery_of(row, _codec.decode_leniently(row.header, row.body)) for row in rows]
+
+    async def purge(self, source: Source) -> int:
+        return await self._run(lambda store: store.purge(store.place(source)), f"purge {source}")
+
+    async def probe(self, entity: Entity) -> None:
+        """Store a message of 64 KiB and take it back within a transaction, then commit a mark of the transport's own.
+
+        It proves that the file is there and that this user may write it, that nobody else keeps it locked, that the
+        entity exists, that its tables can take a message within the file's size limit, and, by the mark, that a commit
+        reaches the disk now. No consumer ever sees it: the message is gone before the transaction ends.
+
+        It cannot prove that the disk has room for a message: the mark is small, and goes into space that the log may
+        have already. A disk that is all but full can pass the probe and refuse the send that follows.
+        """
+        await self._run(lambda store: store.probe(entity), f"probe {entity}")
+
+    def is_system_entity(self, entity: Entity) -> bool:
+        """SQLite has no entities of its own, and this transport makes none: nothing is reserved."""
+        return False
+
+    async def _run(self, work: Callable[[Store], T], doing: str) -> T:
+        return await self._scope.run(work, doing)
+
+
+def _settings_of(asked: QueueProperties, doing: str) -> Settings:
+    """Work out what settings mean here.
+
+    Raises:
+        TransportError: reason *malformed* or *not-supported*; the text names the setting. To take what can't be kept
+            would be a promise that is broken later.
+    """
+    if asked.requires_session:
+        text = f"{doing}: requires_session: a SQLite queue can't be read one session at a time"
+        raise TransportError(text, FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
+    if asked.lock_duration is None:
+        asked = replace(asked, lock_duration=_LOCK_DURATION)
+    for name in ("lock_duration", "default_time_to_live"):
+        seconds = getattr(asked, name)
+        if seconds is not None and not 0 < seconds <= _MOST_SECONDS:
+            raise _malformed(f"{doing}: {name} is {seconds!r}: seconds above 0 and at most {_MOST_SECONDS}, or None")
+    count, lives = asked.max_delivery_count, asked.default_time_to_live
+    if count is not None and not (count % 1 == 0 and 1 <= count <= _MOST_DELIVERIES):
+        raise _malformed(f"{doing}: max_delivery_count is {count!r}: a whole number from 1 on, or None")
+    return Settings(
+        lock_duration=microseconds_of(asked.lock_duration or _LOCK_DURATION),
+        max_delivery_count=None if count is None else int(count),
+        default_time_to_live=None if lives is None else microseconds_of(lives),
+        dead_letter_on_expiration=asked.dead_letter_on_expiration,
+        told=json.dumps(asdict(asked)),
+    )
+
+
+def _properties_of(told: str) -> QueueProperties:
+    """Read settings back; those that a later version has added are left out."""
+    values: dict[str, Any] = json.loads(told)
+    known = {entry.name for entry in fields(QueueProperties)}
+    return QueueProperties(**{name: value for name, value in values.items() if name in known})
+
+
+def _malformed(text: str) -> TransportError:
+    return TransportError(text, FailureKind.REFUSED, FailureReason.MALFORMED)

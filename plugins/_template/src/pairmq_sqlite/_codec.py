@@ -1,0 +1,151 @@
+"""A message as a row, and back, exactly: the body as it is, all else as one JSON object, the header.
+
+JSON has fewer types than a message's properties, so that each value is written with the name of its type before it:
+``["int", 7]``, ``["bytes", "aGk="]``, ``["list", [["none"], ["str", "x"]]]``. A field that is not set is not written,
+which keeps *unset* and *empty* apart. Fields that this version does not know are ignored, so that a later one may add
+some.
+
+Whoever can write to the file can put anything into a row: decoding raises `MalformedRow` and nothing else, and
+evaluates nothing. What Python makes of the JSON goes through `Message`, which checks every field once more.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from pairmq.model import MAX_NESTING, Message, PropertyValue
+
+_PLAIN_FIELDS = (
+    "message_id",
+    "session_id",
+    "time_to_live",
+    "content_type",
+    "content_encoding",
+    "correlation_id",
+    "subject",
+    "to",
+    "reply_to",
+    "reply_to_session_id",
+    "partition_key",
+    "priority",
+)
+_SCHEDULED, _PROPERTIES = "scheduled_enqueue_at", "application_properties"
+_MOST_SHOWN = 200
+
+
+class MalformedRow(Exception):
+    """A row that is no message of ours; the text says why in a sentence."""
+
+
+def encode(message: Message) -> str:
+    """Write all of a message but its body."""
+    header: dict[str, object] = {}
+    for name in _PLAIN_FIELDS:
+        value = getattr(message, name)
+        if value is not None:
+            header[name] = value
+    if message.scheduled_enqueue_at is not None:
+        header[_SCHEDULED] = message.scheduled_enqueue_at.isoformat()
+    if message.application_properties:
+        header[_PROPERTIES] = {name: _written(value) for name, value in message.application_properties.items()}
+    return json.dumps(header, separators=(",", ":"))  # non-ASCII letters are escaped: one letter is one byte
+
+
+def decode(header: object, body: object) -> Message:
+    """Read a message.
+
+    Args:
+        header: what `encode` wrote; SQLite's columns may hold any type, so this may be any too.
+        body: the body.
+
+    Raises:
+        MalformedRow: it is no message of ours.
+    """
+    if not isinstance(header, str) or not isinstance(body, bytes):
+        raise MalformedRow("the row has no header and body: it was not written by PairMQ")
+    try:
+        fields: Any = _typed(json.loads(header), dict)
+        values: dict[str, Any] = {name: fields[name] for name in _PLAIN_FIELDS if name in fields}
+        if _SCHEDULED in fields:
+            values[_SCHEDULED] = datetime.fromisoformat(fields[_SCHEDULED])
+        if _PROPERTIES in fields:
+            values[_PROPERTIES] = {name: _read(value, 0) for name, value in fields[_PROPERTIES].items()}
+        return Message(body, **values)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        # The text comes from outside: it is cut.
+        raise MalformedRow(f"{type(error).__name__}: {error}"[:_MOST_SHOWN]) from error
+
+
+def decode_leniently(header: object, body: object) -> Message:
+    """Show a row that may be malformed, so that a person can look at it: its header becomes a property.
+
+    Args:
+        header: as for `decode`.
+        body: as for `decode`.
+    """
+    try:
+        return decode(header, body)
+    except MalformedRow:
+        shown = header if isinstance(header, str) else repr(header)[:_MOST_SHOWN]
+        # A lone surrogate could not go into a message.
+        text = shown.encode(errors="replace").decode()
+        return Message(body if isinstance(body, bytes) else b"", application_properties={"raw:header": text})
+
+
+def size(message: Message) -> int:
+    """Bytes that a message takes, which is what the limit counts."""
+    return len(encode(message)) + len(message.body)
+
+
+# One row a type, read in both directions: a type that is added to one can't be forgotten in the other. The types are
+# compared exactly, as bool is an int.
+_TYPES: tuple[tuple[str, type, Callable[[Any], object], Callable[[Any], PropertyValue]], ...] = (
+    ("str", str, str, lambda text: _typed(text, str)),
+    ("bool", bool, bool, lambda value: _typed(value, bool)),
+    ("int", int, int, lambda value: _typed(value, int)),
+    ("float", float, float, lambda value: _typed(value, float)),
+    ("bytes", bytes, lambda raw: base64.b64encode(raw).decode(), lambda text: base64.b64decode(text, validate=True)),
+    ("decimal", Decimal, str, lambda text: Decimal(_typed(text, str))),
+    ("datetime", datetime, datetime.isoformat, datetime.fromisoformat),
+    ("uuid", UUID, str, UUID),
+)
+_WRITERS = {kind: (tag, write) for tag, kind, write, _ in _TYPES}
+_READERS = {tag: read for tag, _, _, read in _TYPES}
+
+
+def _written(value: PropertyValue) -> list[object]:
+    if value is None:
+        return ["none"]
+    if isinstance(value, tuple):
+        return ["list", [_written(entry) for entry in value]]
+    if isinstance(value, Mapping):
+        return ["map", {name: _written(entry) for name, entry in value.items()}]
+    tag, write = _WRITERS[type(value)]
+    return [tag, write(value)]
+
+
+def _read(written: Any, depth: int) -> PropertyValue:
+    if depth > MAX_NESTING:
+        raise ValueError(f"an application property is nested more than {MAX_NESTING} deep")
+    tag, *rest = written
+    if tag == "none":
+        return None
+    (value,) = rest
+    if tag == "list":
+        return tuple([_read(entry, depth + 1) for entry in value])
+    if tag == "map":
+        return {name: _read(entry, depth + 1) for name, entry in value.items()}
+    return _READERS[tag](value)
+
+
+def _typed(value: Any, kind: type) -> Any:
+    """Let pass what JSON has read as the type that must stand there."""
+    if type(value) is not kind:
+        raise TypeError(f"a {type(value).__name__} stands where a {kind.__name__} belongs")
+    return value

@@ -1,0 +1,106 @@
+"""What the objects of one transport share: its worker, what each of them has under way, and the news of arrivals."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+
+from pairmq_sqlite import _errors
+from pairmq_sqlite._errors import Closed, Failed
+from pairmq_sqlite._store import Store
+from pairmq_sqlite._url import SQLiteUrl
+from pairmq_sqlite._worker import Job, Worker
+
+T = TypeVar("T")
+
+
+class Scope:
+    """The calls that one object has under way, which end when it closes.
+
+    Args:
+        worker: does them.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._jobs: set[Job[Any]] = set()
+        self.closed = False
+
+    async def run(self, work: Callable[[Store], T], doing: str) -> T:
+        """Do a job with the store.
+
+        Args:
+            work: what to do; in the worker's thread, in a transaction.
+            doing: the same in words, for an error: ``send to orders``.
+
+        Raises:
+            TransportError: it was not done, or that is in doubt.
+
+        A cancelled call says `nothing_sent` unless the job had begun.
+        """
+        try:
+            if self.closed:
+                raise Failed(Closed())
+            job = self._worker.submit(work)
+            self._jobs.add(job)
+            try:
+                return await self._worker.outcome(job)
+            finally:
+                self._jobs.discard(job)
+        except Failed as failed:
+            error = _errors.failure(failed, doing)
+        raise error from error.__cause__
+
+    def close(self) -> None:
+        """End every call under way, with the truth about whether its job may still be done."""
+        self.closed = True
+        for job in self._jobs:
+            job.end(Failed(Closed(), maybe_applied=not self._worker.withdraw(job)))
+
+
+class Arrivals:
+    """Wakes the receivers of this process when one of its senders has stored something.
+
+    Other processes' messages are found by looking (see `_receiver`).
+    """
+
+    def __init__(self) -> None:
+        self._events: dict[str, asyncio.Event] = {}
+
+    def next(self, path: str) -> asyncio.Event:
+        """What will be set when something comes; to be asked for *before* looking, lest it come between."""
+        return self._events.setdefault(path, asyncio.Event())
+
+    def tell(self, path: str) -> None:
+        """Wake who waits for something at this path."""
+        event = self._events.pop(path, None)
+        if event is not None:
+            event.set()
+
+
+class _Closing(Protocol):
+    def close(self) -> Awaitable[None]: ...
+
+
+class Context:
+    """What a transport gives to its senders, receivers and admin.
+
+    Args:
+        url: the settings.
+    """
+
+    def __init__(self, url: SQLiteUrl) -> None:
+        self.url = url
+        self.worker = Worker(url)
+        self.arrivals = Arrivals()
+        self.scopes: set[Scope] = set()
+        self.receivers: set[_Closing] = set()
+        self.closed = False
+
+    def scope(self) -> Scope:
+        """Make a scope that ends with the transport, if not before."""
+        scope = Scope(self.worker)
+        scope.closed = self.closed
+        self.scopes.add(scope)
+        return scope

@@ -1,0 +1,189 @@
+"""The file: opened, checked, and written in transactions that are on the disk when they are committed.
+
+Everything here blocks and belongs to the thread that made the object; only `Database.interrupt` may come from another.
+SQLite's own waiting for locks is off: `_worker` waits, because it knows who has lost patience meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from pathlib import Path
+
+from pairmq_sqlite._errors import FileFull, FileGone, LaterVersion, NoSharedMemory, NotOurs
+from pairmq_sqlite._schema import APPLICATION_ID, SCHEMA, VERSION
+
+_HEADER_BYTES = 100
+
+_Identity = tuple[int, int]
+"""Device and inode: which file it is, whatever it is called."""
+
+
+class Database:
+    """An open database file of ours, made if there is none.
+
+    Args:
+        path: the file. Its directory must exist.
+        max_megabytes: what it may hold; None for as much as the disk does.
+        known: which file was used last time. If there is none at all any more, no new one is made in its place: it
+            would be empty, and would take messages that nobody finds when the old one comes back.
+
+    Raises:
+        OSError: it can't be reached.
+        sqlite3.Error: SQLite can't use it, or somebody else holds it locked.
+        FileGone, NotOurs, LaterVersion, NoSharedMemory: as they say.
+    """
+
+    def __init__(self, path: Path, *, max_megabytes: int | None = None, known: _Identity | None = None) -> None:
+        self._path = path
+        self._max_megabytes = max_megabytes
+        _prepare(path, make=known is None)
+        self.identity = _identity(path)
+        # Transactions are begun and ended by us alone, so the module's own are switched off.
+        self.connection = sqlite3.connect(path, timeout=0, isolation_level=None)
+        try:
+            self._check_whose()
+            self._set_up()
+            self._log = path.with_name(f"{path.name}-wal")
+            self._log_identity = _identity(self._log)
+        except BaseException:
+            self.connection.close()
+            raise
+
+    def begin(self) -> None:
+        """Begin a transaction that holds the write lock from the start: no other process comes between.
+
+        Raises:
+            sqlite3.Error: somebody else holds the lock, or worse.
+            FileGone: SQLite would go on writing to a file that has no name any more, or to a log that has none, and
+                nobody would ever find what was written.
+        """
+        self.connection.execute("BEGIN IMMEDIATE")
+        if _identity(self._path) != self.identity or _identity(self._log) != self._log_identity:
+            raise FileGone
+
+    def commit(self) -> None:
+        """End the transaction; with ``synchronous=FULL`` it is on the disk then."""
+        self.connection.execute("COMMIT")
+
+    def rollback(self) -> None:
+        """End the transaction, if there is one, as if it had never been."""
+        if self.connection.in_transaction:  # some failures end it by themselves
+            with contextlib.suppress(sqlite3.Error):
+                self.connection.execute("ROLLBACK")
+
+    def mark(self) -> None:
+        """Set the point to which `undo` goes back."""
+        self.connection.execute("SAVEPOINT mark")
+
+    def undo(self) -> None:
+        """Take back what was done since `mark`, and the mark with it."""
+        self.connection.execute("ROLLBACK TO mark")
+        self.keep()
+
+    def keep(self) -> None:
+        """Let what was done since `mark` stand, if the transaction is committed."""
+        self.connection.execute("RELEASE mark")
+
+    def check_room(self) -> None:
+        """See whether it holds more than it may.
+
+        Not left to SQLite (``max_page_count``): a limit for everything would forbid receiving and completing as well,
+        which write a little, and nobody could empty a full file.
+
+        Raises:
+            FileFull: it does.
+        """
+        if self._max_megabytes is None:
+            return
+        pages = self._pragma("page_count") - self._pragma("freelist_count")
+        if pages * self._pragma("page_size") > self._max_megabytes * 1_000_000:
+            raise FileFull
+
+    def interrupt(self) -> None:
+        """End the statement that runs; for another thread, while it is open."""
+        self.connection.interrupt()
+
+    def close(self) -> None:
+        """Close the file; whoever is the last to do so moves what is in the log to the file itself."""
+        self.rollback()
+        with contextlib.suppress(sqlite3.Error):
+            # An interrupt that found nothing to end would end that moving: a new statement makes SQLite forget it.
+            self.connection.execute("SELECT 1")
+        with contextlib.suppress(sqlite3.Error):
+            self.connection.close()
+
+    def _check_whose(self) -> None:
+        """Look at a file before anything is written to it, as it may be somebody else's."""
+        if 0 < self._path.stat().st_size < _HEADER_BYTES:  # which SQLite would take for an empty file
+            raise NotOurs
+        # In a transaction, so that it is one look: another process may be making the tables at this moment.
+        self.connection.execute("BEGIN")
+        owner, version, empty = self._pragma("application_id"), self._pragma("user_version"), self._is_empty()
+        self.connection.execute("COMMIT")
+        if owner == APPLICATION_ID and version > VERSION:
+            raise LaterVersion
+        if owner != APPLICATION_ID and not empty:
+            raise NotOurs
+
+    def _is_empty(self) -> bool:
+        in_use = self._pragma("application_id") or self._pragma("user_version")
+        return not in_use and self.connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is None
+
+    def _set_up(self) -> None:
+        execute = self.connection.execute
+        # A write-ahead log: a commit is one write and one sync, and a killed process leaves nothing to be undone.
+        if execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
+            raise NoSharedMemory
+        execute("PRAGMA synchronous = FULL")  # without it a power failure loses what was confirmed (SPEC 3.4)
+        execute("PRAGMA foreign_keys = ON")
+        execute("PRAGMA trusted_schema = OFF")  # whoever made the file gets no function called by it
+        if self._pragma("application_id") != APPLICATION_ID:
+            self._create_tables()
+
+    def _create_tables(self) -> None:
+        self.connection.execute("BEGIN IMMEDIATE")
+        if self._is_empty():  # else another process was faster
+            for statement in SCHEMA:
+                self.connection.execute(statement)
+            self.connection.execute(f"PRAGMA application_id = {APPLICATION_ID:d}")
+            self.connection.execute(f"PRAGMA user_version = {VERSION:d}")
+        self.commit()
+
+    def _pragma(self, name: str) -> int:
+        return int(self.connection.execute(f"PRAGMA {name}").fetchone()[0])
+
+
+def _prepare(path: Path, *, make: bool) -> None:
+    """Make the file if there is none, and see to it that this user may use it.
+
+    SQLite tells neither why it can't open a file, nor lets the permissions of a new one be chosen.
+    """
+    if make:
+        # Made here, a new file is its owner's alone from the start. SQLite gives its log the same permissions.
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            _sync_directory(path.parent)
+    read_only_disk = os.statvfs(path).f_flag & os.ST_RDONLY  # an outage, not a missing right
+    may = os.access(path, os.R_OK | os.W_OK) and os.access(path.parent, os.W_OK | os.X_OK)
+    if not may and not read_only_disk:
+        raise PermissionError(path)
+
+
+def _sync_directory(directory: Path) -> None:
+    """Put a new file's name on the disk: its contents would be lost without it."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _identity(path: Path) -> _Identity:
+    # Never by opening it: a process that closes any handle of a file loses all its locks on it, SQLite's too.
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        raise FileGone from None
+    return status.st_dev, status.st_ino

@@ -1,0 +1,160 @@
+"""The one place where failures become failure kinds (SPEC 3.6): errors cross a boundary once.
+
+Below, in `_database` and `_store`, SQLite raises its exceptions and we raise a few of our own. Above, nobody knows
+anything but `TransportError`. The first row of the table that fits decides. The question that each row answers is *what
+should failover do about it*:
+
+- **unavailable**: nobody can use this broker now, and another one can take the message. Locked for longer than a
+  client waits, a full disk, a damaged file, a directory that was unmounted: all the same to a sender.
+- **refused**: it fails wherever it is sent, or somebody has to mend the configuration. Diverting such a message would
+  only hide the mistake. A file that belongs to another program is one.
+- **busy** and **transient** are for brokers that ask for patience. SQLite does not throttle. Waiting for the
+  file's lock is `_worker`'s business, within ``busy_timeout``, and who waited in vain finds it unavailable.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+
+from pairmq.model import FailureKind, FailureReason, TransportError
+
+_UNAVAILABLE, _REFUSED = FailureKind.UNAVAILABLE, FailureKind.REFUSED
+
+
+class NoSuchEntity(Exception):
+    """There is no queue, topic or subscription of that name."""
+
+
+class OtherKind(Exception):
+    """There is a topic where a queue was asked for, or a queue where a topic was."""
+
+
+class LockEnded(Exception):
+    """Somebody else may have the message by now."""
+
+
+class FileFull(Exception):
+    """The file holds as much as the URL lets it."""
+
+
+class FileGone(Exception):
+    """The file was deleted, moved or replaced while it was in use."""
+
+
+class NotOurs(Exception):
+    """The file is a database of another program."""
+
+
+class LaterVersion(Exception):
+    """The file was made by a later version of this package."""
+
+
+class NoSharedMemory(Exception):
+    """The file system can't share memory between processes, which several processes at one file need."""
+
+
+class Closed(Exception):
+    """The sender, receiver or transport was closed."""
+
+
+class Failed(Exception):
+    """How the worker hands a failure on.
+
+    Args:
+        cause: the exception of SQLite, of the operating system, or one of ours.
+        maybe_applied: whether it may have been done all the same.
+    """
+
+    def __init__(self, cause: BaseException, *, maybe_applied: bool = False) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+        self.maybe_applied = maybe_applied
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    match: int | type[BaseException]  # a primary result code of SQLite, or an exception
+    kind: FailureKind
+    reason: FailureReason
+    text: str | None = None  # what to say instead of the exception's own words
+
+
+_TABLE: tuple[_Row, ...] = (
+    _Row(NoSuchEntity, _REFUSED, FailureReason.NOT_FOUND, "there is no such queue, topic or subscription"),
+    _Row(OtherKind, _REFUSED, FailureReason.ALREADY_EXISTS, "there is an entity of another kind by this name"),
+    _Row(LockEnded, _REFUSED, FailureReason.LOCK_LOST, "its lock has ended, and it will be delivered again"),
+    _Row(Closed, _UNAVAILABLE, FailureReason.CLOSED, "it was closed"),
+    _Row(FileFull, _UNAVAILABLE, FailureReason.QUOTA, "the file has reached its max_megabytes"),
+    _Row(FileGone, _UNAVAILABLE, FailureReason.CONNECTION, "the file was deleted, moved or replaced while in use"),
+    _Row(NotOurs, _REFUSED, FailureReason.MALFORMED, "the file is not a broker of this transport: name another one"),
+    _Row(LaterVersion, _REFUSED, FailureReason.NOT_SUPPORTED, "a later version made this file: upgrade this package"),
+    _Row(NoSharedMemory, _REFUSED, FailureReason.NOT_SUPPORTED, "the file must be on a local disk, not on a network's"),
+    _Row(sqlite3.SQLITE_BUSY, _UNAVAILABLE, FailureReason.TIMEOUT, "another process holds the file locked"),
+    _Row(sqlite3.SQLITE_LOCKED, _UNAVAILABLE, FailureReason.TIMEOUT, "another process holds the file locked"),
+    _Row(sqlite3.SQLITE_PROTOCOL, _UNAVAILABLE, FailureReason.TIMEOUT, "another process holds the file locked"),
+    _Row(sqlite3.SQLITE_INTERRUPT, _UNAVAILABLE, FailureReason.CLOSED, "it was closed"),
+    _Row(sqlite3.SQLITE_FULL, _UNAVAILABLE, FailureReason.QUOTA, "the disk is full"),
+    # A disk that fails is often mounted read-only by the kernel: an outage. A file that *this user* may not write is
+    # found out before SQLite opens it, and is a PermissionError.
+    _Row(
+        sqlite3.SQLITE_READONLY, _UNAVAILABLE, FailureReason.OTHER, "the file can't be written: is the disk read-only?"
+    ),
+    _Row(sqlite3.SQLITE_CANTOPEN, _UNAVAILABLE, FailureReason.CONNECTION, "the file can't be opened"),
+    _Row(sqlite3.SQLITE_CORRUPT, _UNAVAILABLE, FailureReason.OTHER, "the file is damaged: restore it from a backup"),
+    _Row(sqlite3.SQLITE_NOTADB, _REFUSED, FailureReason.MALFORMED, "the file is not a database: name another one"),
+    _Row(sqlite3.SQLITE_TOOBIG, _REFUSED, FailureReason.TOO_LARGE),
+    _Row(PermissionError, _REFUSED, FailureReason.UNAUTHORIZED, "this user may not read and write the file"),
+    _Row(FileNotFoundError, _UNAVAILABLE, FailureReason.CONNECTION, "there is no such file or directory"),
+    # What nobody thought of counts as an outage: a refusal would lose what failover can still save.
+    _Row(BaseException, _UNAVAILABLE, FailureReason.OTHER),
+)
+
+_CERTAIN_COMMITS = frozenset((sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL))
+_BROKEN = frozenset((sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CANTOPEN))
+
+
+def failure(error: BaseException, doing: str) -> TransportError:
+    """Make the transport error of what went wrong below.
+
+    Args:
+        error: an exception of SQLite, of the operating system, or one of ours; only `Failed` brings doubt with it.
+        doing: what was tried, in words: ``send to orders``.
+
+    Returns:
+        The error, its cause set; to be raised or handed out.
+    """
+    cause, in_doubt = (error.cause, error.maybe_applied) if isinstance(error, Failed) else (error, False)
+    row = next(row for row in _TABLE if _fits(row, cause))
+    text = row.text or str(cause) or type(cause).__name__
+    made = TransportError(f"{doing}: {text}", row.kind, row.reason, maybe_applied=in_doubt)
+    made.__cause__ = cause
+    return made
+
+
+def is_locked(error: BaseException) -> bool:
+    """Tell whether somebody else holds the file's lock, so that nothing was done and waiting may help."""
+    return code_of(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
+
+
+def is_broken(error: BaseException) -> bool:
+    """Tell whether the connection must not be used again."""
+    return isinstance(error, sqlite3.ProgrammingError) or code_of(error) in _BROKEN
+
+
+def is_certain(error: BaseException) -> bool:
+    """Tell whether a COMMIT that failed this way has stored nothing for certain.
+
+    A write or sync that the operating system reports as failed may have reached the disk in part or whole.
+    """
+    return code_of(error) in _CERTAIN_COMMITS
+
+
+def code_of(error: BaseException) -> int | None:
+    """SQLite's primary result code, without the extension in the higher bits; None for another exception."""
+    code: int | None = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
+
+
+def _fits(row: _Row, error: BaseException) -> bool:
+    return code_of(error) == row.match if isinstance(row.match, int) else isinstance(error, row.match)

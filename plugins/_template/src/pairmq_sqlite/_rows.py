@@ -1,0 +1,96 @@
+"""What goes into the store and comes out of it, as values. Instants and durations are whole microseconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a queue's or topic's settings mean to its messages.
+
+    Args:
+        lock_duration: how long a lock lasts.
+        max_delivery_count: deliveries after which a message is dead-lettered; None for no limit.
+        default_time_to_live: how long a message lives at most; None for ever.
+        dead_letter_on_expiration: whether an expired message is dead-lettered, or dropped.
+        told: all settings as JSON, kept to be told again.
+    """
+
+    lock_duration: int
+    max_delivery_count: int | None
+    default_time_to_live: int | None
+    dead_letter_on_expiration: bool
+    told: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewRow:
+    """A message to be stored.
+
+    Args:
+        header: all of it but the body.
+        body: the body.
+        due_at: before which nobody gets it; None for at once.
+        time_to_live: counted from when it can be had; None for as long as the queue says.
+    """
+
+    header: str
+    body: bytes
+    due_at: int | None = None
+    time_to_live: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes, as the message limit counts them."""
+        return len(self.header) + len(self.body)
+
+
+class Row(NamedTuple):
+    """A stored message.
+
+    Args:
+        number: its position, like no other's in the file.
+        enqueued_at: when it was stored.
+        deliveries: how often it was delivered, the one under way included.
+        reason: why it was dead-lettered.
+        description: the same in a sentence.
+        header: as in `NewRow`, or whatever another program wrote there.
+        body: likewise.
+    """
+
+    number: int
+    enqueued_at: int
+    deliveries: int
+    reason: str | None
+    description: str | None
+    header: object
+    body: object
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes to hand it out."""
+        return sum(len(part) for part in (self.header, self.body) if isinstance(part, str | bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a source reads.
+
+    Args:
+        live: where its messages lie.
+        dead: where its dead letters lie.
+        reads_dead: whether the source is the dead letters.
+        settings: its entity's.
+    """
+
+    live: int
+    dead: int
+    reads_dead: bool
+    settings: Settings
+
+    @property
+    def shelf(self) -> int:
+        """The one that the source reads."""
+        return self.dead if self.reads_dead else self.live

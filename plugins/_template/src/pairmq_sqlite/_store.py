@@ -1,0 +1,323 @@
+"""All SQL on entities and messages. Everything here blocks, runs in the worker's thread, and stands in a transaction.
+
+That a transaction holds the write lock from its beginning makes these methods plain: nothing changes between two
+statements. What they raise is SQLite's, or `NoSuchEntity`, `OtherKind` and `LockEnded`; `_errors` knows what it means.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Sequence
+from contextlib import closing
+
+from pairmq.model import Entity, EntityKind, Source
+from pairmq.transport import QueueCounts
+from pairmq_sqlite._database import Database
+from pairmq_sqlite._errors import LockEnded, NoSuchEntity, OtherKind
+from pairmq_sqlite._rows import NewRow, Place, Row, Settings
+
+_NEVER = 2**62
+"""An instant, or a number of deliveries, that no message reaches."""
+
+_PROBE_BYTES = 64 * 1024
+_SWEEP = 1000
+
+
+class Store:
+    """The entities and messages in a database.
+
+    Args:
+        database: open, and in a transaction whenever a method is called.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._execute = database.connection.execute
+
+    # Entities
+
+    def create(self, entity: Entity, settings: Settings) -> bool:
+        """Make a queue or topic; False when it exists."""
+        found = self._execute("SELECT kind FROM entity WHERE path = ?", (entity.path,)).fetchone()
+        if found is not None and found[0] != entity.kind.value:
+            raise OtherKind
+        if found is not None:
+            return False
+        made = self._execute(
+            """
+            INSERT INTO entity (path, kind, lock_duration, max_delivery_count, default_time_to_live,
+                dead_letter_on_expiration, settings)
+            VALUES (?, ?, ?, ?, ?, ?, ?)
+            """,
+            (
+                entity.path,
+                entity.kind.value,
+                settings.lock_duration,
+                settings.max_delivery_count,
+                settings.default_time_to_live,
+                settings.dead_letter_on_expiration,
+                settings.told,
+            ),
+        )
+        if entity.kind is EntityKind.QUEUE:
+            self._add_shelves(made.lastrowid, "")
+        return True
+
+    def subscribe(self, topic: Entity, name: str) -> bool:
+        """Make a subscription; False when it exists."""
+        found, _ = self._entity(topic)
+        if self._execute("SELECT 1 FROM shelf WHERE entity = ? AND subscription = ?", (found, name)).fetchone():
+            return False
+        self._add_shelves(found, name)
+        return True
+
+    def exists(self, entity: Entity) -> bool:
+        """Tell whether there is such an entity."""
+        query = "SELECT 1 FROM entity WHERE path = ? AND kind = ?"
+        return self._execute(query, (entity.path, entity.kind.value)).fetchone() is not None
+
+    def settings(self, entity: Entity) -> Settings:
+        """Read an entity's settings."""
+        return self._entity(entity)[1]
+
+    def delete(self, entity: Entity) -> bool:
+        """Delete an entity with all that it holds; False when there is none."""
+        query = "DELETE FROM entity WHERE path = ? AND kind = ?"
+        return self._execute(query, (entity.path, entity.kind.value)).rowcount > 0
+
+    def entities(self, prefix: str) -> list[Entity]:
+        """List entities by path."""
+        query = "SELECT path, kind FROM entity WHERE substr(path, 1, length(?1)) = ?1 ORDER BY path"
+        return [Entity(path, EntityKind(kind)) for path, kind in self._execute(query, (prefix,))]
+
+    # Messages
+
+    def send(self, entity: Entity, rows: Sequence[NewRow]) -> None:
+        """Store messages in order, in the queue or in each subscription that the topic has now."""
+        found, settings = self._entity(entity)
+        shelves = self._execute("SELECT id FROM shelf WHERE entity = ? AND NOT dead_letter", (found,)).fetchall()
+        now = now_us()
+        for row in rows:
+            free_at = now if row.due_at is None else max(row.due_at, now)
+            lives = [lived for lived in (row.time_to_live, settings.default_time_to_live) if lived is not None]
+            expires_at = free_at + min(lives) if lives else None
+            for (shelf,) in shelves:
+                self._execute(
+                    """
+                    INSERT INTO message (shelf, enqueued_at, free_at, expires_at, header, body)
+                    VALUES (?, ?, ?, ?, ?, ?)
+                    """,
+                    (shelf, now, free_at, expires_at, row.header, row.body),
+                )
+        self._database.check_room()
+
+    def place(self, source: Source) -> Place:
+        """Find what a source reads."""
+        found, settings = self._entity(source.entity)
+        query = "SELECT id FROM shelf WHERE entity = ? AND subscription = ? ORDER BY dead_letter"
+        shelves = self._execute(query, (found, source.subscription or "")).fetchall()
+        if not shelves:
+            raise NoSuchEntity
+        (live,), (dead,) = shelves
+        return Place(live, dead, source.dead_letter, settings)
+
+    def take(self, place: Place, lock: str, most: int, most_bytes: int) -> list[Row]:
+        """Lock the first messages that are free.
+
+        Args:
+            place: where.
+            lock: a name of this receive, like no other.
+            most: how many.
+            most_bytes: no further message is taken once those that were have so many.
+        """
+        self._sweep(place)
+        query = """
+            SELECT number, enqueued_at, deliveries + 1, reason, description, header, body FROM message
+            WHERE shelf = :shelf AND free_at <= :now
+                AND coalesce(expires_at, :never) > :now AND deliveries < :most_deliveries
+            ORDER BY number LIMIT :most
+        """
+        taken: list[Row] = []
+        total = 0
+        with closing(self._execute(query, {**_limits(place), "most": most})) as found:
+            for row in map(Row._make, found):
+                taken.append(row)
+                total += row.size
+                if total >= most_bytes:
+                    break
+        until = now_us() + place.settings.lock_duration
+        self._database.connection.executemany(
+            "UPDATE message SET lock = ?, free_at = ?, deliveries = deliveries + 1 WHERE number = ?",
+            [(lock, until, row.number) for row in taken],
+        )
+        return taken
+
+    def next_at(self, place: Place) -> int | None:
+        """Tell when the next scheduled or locked message becomes free; None when there is none."""
+        query = "SELECT min(free_at) FROM message WHERE shelf = ? AND free_at > ?"
+        found: int | None = self._execute(query, (place.shelf, now_us())).fetchone()[0]
+        return found
+
+    def complete(self, number: int, lock: str) -> bool:
+        """Delete a message that a lock holds; False when the lock has ended."""
+        query = "DELETE FROM message WHERE number = ? AND lock = ? AND free_at > ?"
+        return self._execute(query, (number, lock, now_us())).rowcount == 1
+
+    def abandon(self, number: int, lock: str) -> None:
+        """Give back a message that a lock holds."""
+        query = """
+            UPDATE message SET free_at = :now, lock = NULL
+            WHERE number = :number AND lock = :lock AND free_at > :now
+        """
+        _check_held(self._execute(query, {"number": number, "lock": lock, "now": now_us()}))
+
+    def renew(self, place: Place, number: int, lock: str) -> int:
+        """Let a lock last its whole duration from now, and tell until when."""
+        now = now_us()
+        until = now + place.settings.lock_duration
+        query = "UPDATE message SET free_at = ? WHERE number = ? AND lock = ? AND free_at > ?"
+        _check_held(self._execute(query, (until, number, lock, now)))
+        return until
+
+    def dead_letter(self, place: Place, number: int, lock: str, reason: str, description: str) -> None:
+        """Move a message that a lock holds to the dead letters, where it lives for ever."""
+        query = """
+            UPDATE message SET shelf = :dead, free_at = :now, lock = NULL, expires_at = NULL,
+                reason = :reason, description = :description
+            WHERE number = :number AND lock = :lock AND free_at > :now
+        """
+        values = {"dead": place.dead, "now": now_us(), "number": number, "lock": lock}
+        _check_held(self._execute(query, {**values, "reason": reason, "description": description}))
+
+    def release(self, place: Place, locks: str) -> None:
+        """Give back all that is still held by the locks whose names match a pattern.
+
+        Args:
+            place: where.
+            locks: a pattern for GLOB.
+        """
+        query = """
+            UPDATE message SET free_at = :now, lock = NULL
+            WHERE shelf = :shelf AND free_at > :now AND lock GLOB :locks
+        """
+        self._execute(query, {"now": now_us(), "shelf": place.shelf, "locks": locks})
+
+    def take_back(self, place: Place, lock: str) -> None:
+        """Undo a `take` that nobody waits for any more: it never was a delivery."""
+        query = """
+            UPDATE message SET free_at = :now, lock = NULL, deliveries = deliveries - 1
+            WHERE shelf = :shelf AND free_at > :now AND lock = :lock
+        """
+        self._execute(query, {"now": now_us(), "shelf": place.shelf, "lock": lock})
+
+    def counts(self, place: Place) -> QueueCounts:
+        """Count what a source holds; what has expired counts as put away, whether or not anybody did it yet."""
+        query = """
+            SELECT total(free_at <= :now AND NOT doomed),
+                total(free_at > :now AND lock IS NOT NULL),
+                total(free_at > :now AND lock IS NULL),
+                total(free_at <= :now AND doomed AND (:keeps_expired OR NOT expired))
+            FROM (
+                SELECT free_at, lock, coalesce(expires_at, :never) <= :now AS expired,
+                    coalesce(expires_at, :never) <= :now OR deliveries >= :most_deliveries AS doomed
+                FROM message WHERE shelf = :shelf
+            )
+        """
+        values = {**_limits(place), "keeps_expired": place.settings.dead_letter_on_expiration}
+        active, locked, scheduled, doomed = map(int, self._execute(query, values).fetchone())
+        (dead,) = self._execute("SELECT count(*) FROM message WHERE shelf = ?", (place.dead,)).fetchone()
+        return QueueCounts(active, locked, scheduled, dead + doomed)
+
+    def peek(self, place: Place, most: int) -> list[Row]:
+        """Show the first messages, the scheduled ones last."""
+        self._sweep(place)
+        query = """
+            SELECT number, enqueued_at, max(deliveries, 1), reason, description, header, body FROM message
+            WHERE shelf = ? ORDER BY lock IS NULL AND free_at > ?, number LIMIT ?
+        """
+        return list(map(Row._make, self._execute(query, (place.shelf, now_us(), most))))
+
+    def purge(self, place: Place) -> int:
+        """Delete all that a source holds, locked and scheduled or not, and tell how many."""
+        return self._execute("DELETE FROM message WHERE shelf = ?", (place.shelf,)).rowcount
+
+    def probe(self, entity: Entity) -> None:
+        """Send a message and take it back, then write a mark of our own, which the commit brings to the disk."""
+        self._database.mark()
+        self.send(entity, [NewRow("{}", bytes(_PROBE_BYTES))])
+        self._database.undo()
+        self._execute("UPDATE probe SET at = ? WHERE id = 1", (now_us(),))
+
+    def _entity(self, entity: Entity) -> tuple[int, Settings]:
+        query = """
+            SELECT id, lock_duration, max_delivery_count, default_time_to_live, dead_letter_on_expiration, settings
+            FROM entity WHERE path = ? AND kind = ?
+        """
+        found = self._execute(query, (entity.path, entity.kind.value)).fetchone()
+        if found is None:
+            raise NoSuchEntity
+        number, lock_duration, max_delivery_count, default_time_to_live, keeps_expired, told = found
+        return number, Settings(lock_duration, max_delivery_count, default_time_to_live, bool(keeps_expired), told)
+
+    def _add_shelves(self, entity: int | None, subscription: str) -> None:
+        for dead_letter in (False, True):
+            values = (entity, subscription, dead_letter)
+            self._execute("INSERT INTO shelf (entity, subscription, dead_letter) VALUES (?, ?, ?)", values)
+
+    def _sweep(self, place: Place) -> None:
+        """Put away what has expired or was delivered too often: so many at a time, as others wait for the lock."""
+        values = {"live": place.live, "dead": place.dead, "now": now_us(), "most": _SWEEP}
+        settings = place.settings
+        if settings.dead_letter_on_expiration:
+            text = "its time-to-live ended before anybody completed it"
+            self._execute(_BURY_EXPIRED, {**values, "reason": "expired", "description": text})
+        else:
+            self._execute(_DROP_EXPIRED, values)
+        if settings.max_delivery_count is not None:
+            text = f"it was delivered {settings.max_delivery_count} times and never completed"
+            values = {**values, "most_deliveries": settings.max_delivery_count}
+            self._execute(_BURY_RETURNED, {**values, "reason": "max-delivery-count", "description": text})
+
+
+_BURY_EXPIRED = """
+    UPDATE message SET shelf = :dead, free_at = :now, lock = NULL, expires_at = NULL,
+        reason = :reason, description = :description
+    WHERE number IN (
+        SELECT number FROM message WHERE shelf = :live AND expires_at <= :now AND free_at <= :now LIMIT :most
+    )
+"""
+_DROP_EXPIRED = """
+    DELETE FROM message WHERE number IN (
+        SELECT number FROM message WHERE shelf = :live AND expires_at <= :now AND free_at <= :now LIMIT :most
+    )
+"""
+_BURY_RETURNED = """
+    UPDATE message SET shelf = :dead, free_at = :now, lock = NULL, expires_at = NULL,
+        reason = :reason, description = :description
+    WHERE number IN (
+        SELECT number FROM message
+        WHERE shelf = :live AND deliveries > 0 AND deliveries >= :most_deliveries AND free_at <= :now LIMIT :most
+    )
+"""
+
+
+def now_us() -> int:
+    """The wall clock, which all processes of a machine share, in microseconds since 1970."""
+    return time.time_ns() // 1000
+
+
+def _limits(place: Place) -> dict[str, int]:
+    """What a message of this place must keep to, or else nobody gets it. Dead letters neither expire nor wear out."""
+    most = None if place.reads_dead else place.settings.max_delivery_count
+    return {
+        "shelf": place.shelf,
+        "now": now_us(),
+        "never": _NEVER,
+        "most_deliveries": _NEVER if most is None else most,
+    }
+
+
+def _check_held(changed: sqlite3.Cursor) -> None:
+    if changed.rowcount != 1:
+        raise LockEnded

@@ -1,0 +1,82 @@
+"""The transport: it reads the URL, says what it can do, and makes senders, receivers and the admin. No IO here."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pairmq.model import Entity, Message, Source
+from pairmq.transport import Admin, Capabilities, Receiver, Sender, Transport
+from pairmq_sqlite import _codec
+from pairmq_sqlite._admin import SQLiteAdmin
+from pairmq_sqlite._context import Context
+from pairmq_sqlite._receiver import SQLiteReceiver
+from pairmq_sqlite._sender import MAX_MESSAGE_BYTES, SQLiteSender
+from pairmq_sqlite._url import parse_url
+
+CAPABILITIES = Capabilities(
+    max_message_bytes=MAX_MESSAGE_BYTES,
+    topics=True,
+    scheduling=True,
+    counts_scheduled=True,
+    time_to_live=True,
+    dead_letter=True,
+    lock_renewal=True,
+    probes=True,
+    peek=True,
+    durable=True,
+)
+"""What SQLite does, as `_store` uses it. What is not named is disclaimed: there are no sessions, and any number of
+consumers may read a queue at once."""
+
+_RELEASE_WITHIN, _STOP_WITHIN = 1.0, 0.7
+"""Seconds; a close takes 2 at the most."""
+
+
+class SQLiteTransport(Transport):
+    """Queues and topics in one SQLite file.
+
+    Args:
+        url: ``sqlite:///absolute/path/to/file.db``; the options stand in the README.
+
+    Raises:
+        ConfigurationError: the URL can't work.
+    """
+
+    def __init__(self, url: str) -> None:
+        parsed = parse_url(url)
+        super().__init__(parsed.endpoint)
+        self._context = Context(parsed)
+        self._admin = SQLiteAdmin(self._context)
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return CAPABILITIES
+
+    @property
+    def admin(self) -> Admin:
+        return self._admin
+
+    def sender(self, entity: Entity) -> Sender:
+        return SQLiteSender(self._context, entity)
+
+    def receiver(self, source: Source) -> Receiver:
+        return SQLiteReceiver(self._context, source)
+
+    def measure(self, message: Message) -> int:
+        return _codec.size(message)
+
+    async def _close(self) -> None:
+        # In a task of its own, which a caller that is cancelled does not take along.
+        if self._closing is None:
+            self._context.closed = True
+            self._closing = asyncio.get_running_loop().create_task(self._close_all())
+        await asyncio.shield(self._closing)
+
+    async def _close_all(self) -> None:
+        for scope in tuple(self._context.scopes):
+            scope.close()
+        releases = [asyncio.ensure_future(receiver.close()) for receiver in tuple(self._context.receivers)]
+        if releases:
+            await asyncio.wait(releases, timeout=_RELEASE_WITHIN)
+        await self._context.worker.stop(_STOP_WITHIN)

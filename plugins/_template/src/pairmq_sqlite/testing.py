@@ -1,0 +1,91 @@
+"""The harness: how the conformance suite makes a broker of this kind, takes it away and brings it back."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import tempfile
+from pathlib import Path
+from urllib.parse import quote
+
+from pairmq.testing.conformance import Harness, Interruption
+
+
+class FileLock:
+    """Another user of the file who has its write lock and keeps it.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._connection = sqlite3.connect(path, isolation_level=None, timeout=10)
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def release(self) -> None:
+        """Give the lock back; idempotent."""
+        self._connection.close()
+
+
+class SQLiteHarness(Harness):
+    """Files in a temporary directory, a new one for every test.
+
+    There is no server that could be stopped. What comes nearest, and happens, is this:
+
+    - *STOP*: the disk is unmounted. The file's directory is renamed, so that neither the file nor a way to make
+      a new one is left; whoever has it open finds that it is not where it was.
+    - *FREEZE*: a process keeps the write lock and does not go on. This transport does everything under that lock, so
+      that nothing is answered.
+    """
+
+    lock_duration = 0.5
+
+    def __init__(self) -> None:
+        self._root = Path(tempfile.mkdtemp(prefix="pairmq-sqlite-"))
+        self._made = 0
+        self._lock: FileLock | None = None
+
+    async def make(self) -> str:
+        """Make a directory; the first transport makes the file."""
+        await self.restore()
+        shutil.rmtree(self._directory, ignore_errors=True)
+        self._made += 1
+        self._directory.mkdir()
+        return f"sqlite://{quote(str(self.path))}?poll_interval=0.1"
+
+    async def interrupt(self, how: Interruption) -> None:
+        """Unmount the disk, or keep the lock."""
+        if how is Interruption.STOP:
+            self._release()
+            self._directory.rename(self._away)
+        else:
+            self._lock = FileLock(self.path)
+
+    async def restore(self) -> None:
+        """Mount it again, or give the lock back."""
+        self._release()
+        if self._away.exists():
+            self._away.rename(self._directory)
+
+    def close(self) -> None:
+        """Remove all files."""
+        self._release()
+        shutil.rmtree(self._root)
+
+    @property
+    def path(self) -> Path:
+        """The file that the last `make` was about."""
+        return self._directory / "broker.db"
+
+    @property
+    def _directory(self) -> Path:
+        return self._root / f"disk-{self._made}"
+
+    @property
+    def _away(self) -> Path:
+        return self._root / f"disk-{self._made}-away"
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None

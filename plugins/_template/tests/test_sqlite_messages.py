@@ -1,0 +1,265 @@
+"""What is SQLite's own about locks, dead letters and counts; the rest is the conformance suite's."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+
+import pytest
+
+from pairmq.model import Entity, EntityKind, FailureReason, Source, TransportError
+from pairmq.transport import QueueCounts, QueueProperties
+from pairmq_sqlite.testing import FileLock
+
+PATIENCE = 20.0
+SHORT = 0.2
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not await condition():
+            await asyncio.sleep(0.02)
+
+
+def write(path, statement: str, *values: object) -> None:
+    """Do what another program might do to the file."""
+    connection = sqlite3.connect(path, timeout=PATIENCE)
+    with connection:
+        connection.execute(statement, values)
+    connection.close()
+
+
+async def test_what_another_program_wrote_is_dead_lettered_and_what_is_behind_it_comes(path, transport, queue, message):
+    sender, receiver = transport.sender(queue), transport.receiver(Source(queue))
+    await sender.send(message("before"))
+    statement = "INSERT INTO message (shelf, enqueued_at, free_at, header, body) VALUES (1, 0, 0, ?, ?)"
+    write(path, statement, '{"priority": "high"}', b"a body")
+    write(path, statement, b"\xff", 7)
+    await sender.send(message("after"))
+    found = [await receiver.receive(1, 0) for _ in range(3)]
+    assert [[delivery.message.body for delivery in some] for some in found] == [[b"before"], [b"after"], []]
+    dead = await transport.receiver(Source(queue, dead_letter=True)).receive(10, 0)
+    assert [delivery.dead_letter_reason for delivery in dead] == ["malformed", "malformed"]
+    assert dead[0].message.application_properties == {"raw:header": '{"priority": "high"}'}
+    assert dead[0].message.body == b"a body"
+
+
+async def test_expired_messages_count_as_dead_before_anybody_has_met_them(transport, queue, message):
+    await transport.sender(queue).send_batch([message(time_to_live=0.05), message()])
+
+    async def expired() -> bool:
+        return await transport.admin.counts(Source(queue)) == QueueCounts(active=1, dead_letter=1)
+
+    await until(expired)
+    dead = await transport.receiver(Source(queue, dead_letter=True)).receive(10, 0)
+    assert [delivery.dead_letter_reason for delivery in dead] == ["expired"]
+
+
+async def test_expired_messages_are_gone_where_the_queue_does_not_keep_them(transport, message):
+    queue = Entity("forgetful")
+    await transport.admin.create(queue, QueueProperties(default_time_to_live=0.05, dead_letter_on_expiration=False))
+    await transport.sender(queue).send_batch([message() for _ in range(3)])
+
+    async def gone() -> bool:
+        return await transport.admin.counts(Source(queue)) == QueueCounts()
+
+    await until(gone)
+    assert await transport.receiver(Source(queue)).receive(10, 0) == []
+    assert await transport.receiver(Source(queue, dead_letter=True)).receive(10, 0) == []
+
+
+async def test_a_message_does_not_expire_while_somebody_holds_it(transport, message):
+    queue = Entity("held")
+    await transport.admin.create(queue, QueueProperties(lock_duration=60, default_time_to_live=0.1))
+    await transport.sender(queue).send(message())
+    receiver = transport.receiver(Source(queue))
+    (delivery,) = await receiver.receive(1, 0)
+    await asyncio.sleep(0.2)
+    assert await receiver.receive(1, 0) == []  # which puts away what has expired
+    assert await transport.admin.counts(Source(queue)) == QueueCounts(locked=1)
+    await receiver.complete(delivery)
+
+
+async def test_the_last_delivery_that_fails_is_dead_lettered(transport, message):
+    queue = Entity("twice")
+    await transport.admin.create(queue, QueueProperties(max_delivery_count=2))
+    await transport.sender(queue).send(message())
+    receiver = transport.receiver(Source(queue))
+    for _ in range(2):
+        (delivery,) = await receiver.receive(1, 0)
+        await receiver.abandon(delivery)
+    assert await transport.admin.counts(Source(queue)) == QueueCounts(dead_letter=1)
+    assert await receiver.receive(1, 0) == []
+    (dead,) = await transport.receiver(Source(queue, dead_letter=True)).receive(1, 0)
+    assert (dead.dead_letter_reason, dead.dead_letter_description) == (
+        "max-delivery-count",
+        "it was delivered 2 times and never completed",
+    )
+
+
+async def test_a_dead_letter_neither_wears_out_nor_expires(transport, message):
+    queue = Entity("once")
+    await transport.admin.create(queue, QueueProperties(max_delivery_count=1, default_time_to_live=0.1))
+    await transport.sender(queue).send(message())
+    receiver = transport.receiver(Source(queue))
+    (delivery,) = await receiver.receive(1, 0)
+    await receiver.dead_letter(delivery, "reason", "description")
+    await asyncio.sleep(0.2)
+    graveyard = transport.receiver(Source(queue, dead_letter=True))
+    for _ in range(3):
+        (dead,) = await graveyard.receive(1, 0)
+        await graveyard.abandon(dead)
+
+
+async def test_a_dead_letter_is_not_dead_lettered_again(transport, queue, message):
+    await transport.sender(queue).send(message())
+    receiver = transport.receiver(Source(queue))
+    (delivery,) = await receiver.receive(1, 0)
+    await receiver.dead_letter(delivery, "\ud800 reason", "d" * 5000)
+    graveyard = transport.receiver(Source(queue, dead_letter=True))
+    (dead,) = await graveyard.receive(1, 0)
+    assert (dead.dead_letter_reason, len(dead.dead_letter_description or "")) == ("? reason", 1024)
+    with pytest.raises(TransportError) as caught:
+        await graveyard.dead_letter(dead, "again", "")
+    assert caught.value.reason is FailureReason.NOT_SUPPORTED
+
+
+async def test_a_receive_that_was_cut_off_is_undone_and_counts_as_no_delivery(path, transport, queue, message):
+    await transport.sender(queue).send(message("kept"))
+    receiver = transport.receiver(Source(queue))
+    worker = transport._context.worker
+    begun = asyncio.Event()
+    begin_jobs, loop = worker._begin_jobs, asyncio.get_running_loop()
+
+    def begin_and_tell():
+        jobs = begin_jobs()
+        loop.call_soon_threadsafe(begun.set)
+        return jobs
+
+    worker._begin_jobs = begin_and_tell
+    receiving = asyncio.ensure_future(receiver.receive(1, 0))
+    await begun.wait()
+    receiving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await receiving
+    worker._begin_jobs = begin_jobs
+    (delivery,) = await transport.receiver(Source(queue)).receive(1, PATIENCE)
+    assert delivery.delivery_count == 1
+
+
+async def test_a_receive_hands_out_no_more_than_fits_into_memory(transport, queue, message, monkeypatch):
+    monkeypatch.setattr("pairmq_sqlite._receiver._MOST_BYTES", 25_000)
+    await transport.sender(queue).send_batch([message(bytes(10_000)) for _ in range(5)])
+    receiver = transport.receiver(Source(queue))
+    assert [len(await receiver.receive(10, 0)) for _ in range(3)] == [3, 2, 0]
+
+
+async def test_a_waiting_receiver_finds_what_another_connection_sends(connect, queue, message):
+    receiver = connect(poll_interval=0.05).receiver(Source(queue))
+    waiting = asyncio.ensure_future(receiver.receive(1, PATIENCE))
+    await asyncio.sleep(0.1)
+    await connect().sender(queue).send(message("from afar"))
+    assert [delivery.message.body for delivery in await waiting] == [b"from afar"]
+
+
+@pytest.fixture
+def never_looks_by_itself(monkeypatch):
+    monkeypatch.setattr("pairmq_sqlite._receiver._FIRST_LOOK", 10 * PATIENCE)
+
+
+async def test_a_waiting_receiver_is_woken_by_its_own_transport(transport, queue, message, never_looks_by_itself):
+    waiting = asyncio.ensure_future(transport.receiver(Source(queue)).receive(1, 5 * PATIENCE))
+    await asyncio.sleep(0.2)
+    await transport.sender(queue).send(message("from here"))
+    async with asyncio.timeout(PATIENCE):
+        assert [delivery.message.body for delivery in await waiting] == [b"from here"]
+
+
+async def test_a_waiting_receiver_knows_when_a_lock_ends(transport, message, never_looks_by_itself):
+    queue = Entity("short")
+    await transport.admin.create(queue, QueueProperties(lock_duration=2 * SHORT))
+    await transport.sender(queue).send(message())
+    assert await transport.receiver(Source(queue)).receive(1, 0)
+    async with asyncio.timeout(PATIENCE):
+        (delivery,) = await transport.receiver(Source(queue)).receive(1, 5 * PATIENCE)
+    assert delivery.delivery_count == 2
+
+
+async def test_a_topic_keeps_a_copy_for_each_subscription_and_none_without(transport, message):
+    topic = Entity("news", EntityKind.TOPIC)
+    await transport.admin.create(topic)
+    sender = transport.sender(topic)
+    await sender.send(message("to nobody"))
+    for name in ("alice", "bob"):
+        await transport.admin.create_subscription(topic, name)
+    await sender.send(message("to both"))
+    for name in ("alice", "bob"):
+        (delivery,) = await transport.receiver(Source(topic, name)).receive(10, 0)
+        assert delivery.message.body == b"to both"
+
+
+async def test_an_entity_of_the_other_kind_is_not_made_over(transport, queue):
+    with pytest.raises(TransportError) as caught:
+        await transport.admin.create(Entity(queue.path, EntityKind.TOPIC))
+    assert caught.value.reason is FailureReason.ALREADY_EXISTS
+
+
+async def test_deleting_a_queue_deletes_its_rows(path, transport, queue, message):
+    await transport.sender(queue).send(message())
+    assert await transport.admin.delete(queue)
+    connection = sqlite3.connect(path)
+    rows = [
+        connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("entity", "shelf", "message")
+    ]
+    connection.close()
+    assert rows == [0, 0, 0]
+
+
+async def test_a_name_is_never_sql(transport, message):
+    queue = Entity("x'; DROP TABLE message; --")
+    await transport.admin.create(queue)
+    await transport.sender(queue).send(message("safe"))
+    assert await transport.admin.list_entities("x'") == [queue]
+    assert [delivery.message.body for delivery in await transport.receiver(Source(queue)).receive(1, 0)] == [b"safe"]
+
+
+async def test_an_old_delivery_does_not_touch_what_another_holds_by_now(transport, message):
+    queue = Entity("short")
+    await transport.admin.create(queue, QueueProperties(lock_duration=SHORT))
+    await transport.sender(queue).send(message())
+    late, quick = transport.receiver(Source(queue)), transport.receiver(Source(queue))
+    (old,) = await late.receive(1, 0)
+    (new,) = await quick.receive(1, PATIENCE)
+    with pytest.raises(TransportError) as caught:
+        await late.complete(old)
+    assert caught.value.reason is FailureReason.LOCK_LOST
+    await quick.complete(new)
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        QueueProperties(lock_duration=0),
+        QueueProperties(lock_duration=float("nan")),
+        QueueProperties(default_time_to_live=-1),
+        QueueProperties(default_time_to_live=float("inf")),
+        QueueProperties(max_delivery_count=0),
+        QueueProperties(max_delivery_count=2**60),
+        QueueProperties(max_delivery_count=1.5),  # type: ignore[arg-type]
+    ],
+)
+async def test_settings_that_can_not_be_kept_are_refused(transport, properties):
+    with pytest.raises(TransportError) as caught:
+        await transport.admin.create(Entity("orders"), properties)
+    assert caught.value.reason is FailureReason.MALFORMED
+
+
+async def test_a_receiver_that_can_not_give_back_closes_all_the_same(path, connect, queue, message):
+    transport = connect(busy_timeout=300)
+    await transport.sender(queue).send(message())
+    receiver = transport.receiver(Source(queue))
+    assert await receiver.receive(1, 0)
+    lock = FileLock(path)
+    async with asyncio.timeout(PATIENCE):
+        await receiver.close()
+    lock.release()

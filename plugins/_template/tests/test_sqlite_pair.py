@@ -1,0 +1,81 @@
+"""A pair of a real server and a file: where there is no second broker, the disk stands in for one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pairmq import Entity, EntityState, Message, Pair, PairOptions, Receipt, Route
+from pairmq.model import Source
+
+pairmq_redis = pytest.importorskip("pairmq_redis.testing", reason="the primary is a Redis: pip install pairmq-redis")
+
+pytestmark = [pytest.mark.real_server, pytest.mark.timeout(150)]
+
+PATIENCE = 40.0
+OPTIONS = PairOptions(
+    failover_interval=0.5,
+    ping_primary_interval=0.3,
+    attempt_timeout=5.0,
+    send_timeout=30.0,
+    backlog_queue_count=3,
+    enable_syphon=True,
+)
+COUNT = 300
+
+
+@pytest.fixture
+def primary() -> Iterator[pairmq_redis.RedisServer]:
+    with pairmq_redis.RedisServer() as server:
+        yield server
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.05)
+
+
+async def bodies(pair: Pair, count: int) -> set[bytes]:
+    """Receive from the primary until so many different bodies have come."""
+    found: set[bytes] = set()
+    async with asyncio.timeout(PATIENCE), pair.receiver("orders", prefetch=100) as receiver:
+        while len(found) < count:
+            for delivery in await receiver.receive(100, 1.0):
+                found.add(delivery.body)
+                await delivery.complete()
+    return found
+
+
+async def test_a_killed_servers_messages_go_to_the_file_and_come_home(primary, path: Path):
+    async with Pair.connect(primary.url, f"sqlite://{path}", options=OPTIONS) as pair:
+        await pair.primary.admin.create(Entity("orders"))
+        sender = pair.sender("orders")
+        receipts: list[Receipt] = []
+        for number in range(COUNT):
+            if number == COUNT // 3:
+                await asyncio.to_thread(primary.kill)
+            receipts.append(await sender.send(Message(b"%d" % number, application_properties={"number": number})))
+        assert {receipt.route for receipt in receipts} == {Route.PRIMARY, Route.BACKLOG}
+        primary.restart()  # in the thread that started it, with which it ends
+        await until(lambda: pair.state("orders") is EntityState.HEALTHY)
+        assert await bodies(pair, COUNT) == {b"%d" % number for number in range(COUNT)}
+
+
+async def test_the_file_keeps_the_backlog_for_the_next_process(primary, path: Path):
+    """A sender without a syphon diverts and ends; another process brings home what it finds."""
+    options = PairOptions(failover_interval=0, attempt_timeout=5.0, send_timeout=30.0, backlog_queue_count=2)
+    async with Pair.connect(primary.url, f"sqlite://{path}", options=options) as pair:
+        await pair.primary.admin.create(Entity("orders"))
+        await asyncio.to_thread(primary.kill)
+        receipts = [await pair.sender("orders").send(Message(b"%d" % number)) for number in range(5)]
+        assert {receipt.route for receipt in receipts} == {Route.BACKLOG}
+        waiting = [await pair.secondary.admin.counts(Source(queue)) for queue in pair.backlog_queues]
+        assert sum(count.active for count in waiting) == 5
+    primary.restart()
+    syphon = PairOptions(backlog_queue_count=2, enable_syphon=True)
+    async with Pair.connect(primary.url, f"sqlite://{path}", options=syphon) as pair:
+        assert await bodies(pair, 5) == {b"0", b"1", b"2", b"3", b"4"}

@@ -1,0 +1,179 @@
+"""The worker: waiting for somebody else's lock, being cut off there, group commits, and closing."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+
+import pytest
+
+from pairmq.model import FailureKind, FailureReason, Source, TransportError
+from pairmq.transport import is_nothing_sent
+from pairmq_sqlite.testing import FileLock
+
+PATIENCE = 20.0
+LONG = 300
+
+
+@pytest.fixture
+def locked(path):
+    """Locks the file until the test, or its end, gives it back."""
+    locks = []
+
+    def lock():
+        locks.append(FileLock(path))
+        return locks[-1]
+
+    yield lock
+    for each in locks:
+        each.release()
+
+
+async def failure(call) -> TransportError:
+    with pytest.raises(TransportError) as caught:
+        await call
+    return caught.value
+
+
+async def test_a_lock_that_is_given_back_in_time_is_waited_out(transport, queue, message, locked):
+    lock = locked()
+    sending = asyncio.ensure_future(transport.sender(queue).send(message()))
+    await asyncio.sleep(0.2)
+    assert not sending.done()
+    lock.release()
+    async with asyncio.timeout(PATIENCE):
+        await sending
+
+
+async def test_who_has_waited_for_too_long_finds_it_unavailable_and_nothing_was_done(connect, queue, message, locked):
+    transport = connect(busy_timeout=0.1)
+    lock = locked()
+    async with asyncio.timeout(PATIENCE):
+        error = await failure(transport.sender(queue).send(message("never")))
+    assert (error.kind, error.reason, error.maybe_applied) == (FailureKind.UNAVAILABLE, FailureReason.TIMEOUT, False)
+    lock.release()
+    assert await transport.admin.peek(Source(queue), 10) == []
+
+
+async def test_a_send_that_is_cut_off_while_it_waits_has_sent_nothing(connect, queue, message, locked):
+    transport = connect(busy_timeout=LONG)
+    lock = locked()
+    with pytest.raises(TimeoutError) as caught:
+        async with asyncio.timeout(0.2):
+            await transport.sender(queue).send(message("never"))
+    assert is_nothing_sent(caught.value)
+    lock.release()
+    assert await transport.admin.peek(Source(queue), 10) == []
+
+
+async def test_a_batch_of_which_a_part_was_stored_does_not_say_that_nothing_was_sent(
+    connect, queue, message, locked, monkeypatch
+):
+    monkeypatch.setattr("pairmq_sqlite._sender._CHUNK_MESSAGES", 2)
+    transport = connect(busy_timeout=LONG)
+    sender = transport.sender(queue)
+    store, chunks = sender._store, []
+
+    async def store_and_lock(rows):
+        await store(rows)
+        chunks.append(rows)
+        locked()
+
+    monkeypatch.setattr(sender, "_store", store_and_lock)
+    with pytest.raises(TimeoutError) as caught:
+        async with asyncio.timeout(0.5):
+            await sender.send_batch([message() for _ in range(6)])
+    assert len(chunks) == 1
+    assert not is_nothing_sent(caught.value)
+
+
+async def test_what_waits_together_is_committed_together(transport, queue, message, locked, monkeypatch):
+    commits = []
+    lock = locked()
+    sender = transport.sender(queue)
+    sends = [asyncio.ensure_future(sender.send(message(str(number)))) for number in range(50)]
+    await asyncio.sleep(0.05)
+    worker = transport._context.worker
+    commit = worker._database.commit
+    monkeypatch.setattr(worker._database, "commit", lambda: (commits.append(1), commit()))
+    lock.release()
+    await asyncio.gather(*sends)
+    assert len(commits) == 1
+    found = await transport.admin.peek(Source(queue), 100)
+    assert [delivery.message.body for delivery in found] == [b"%d" % number for number in range(50)]
+
+
+async def test_a_job_that_can_not_be_done_takes_no_other_of_its_group_with_it(transport, queue, message, locked):
+    missing = type(queue)("missing")
+    lock = locked()
+    sends = [transport.sender(where).send(message(where.path)) for where in (queue, missing, queue)]
+    ends = asyncio.gather(*sends, return_exceptions=True)
+    await asyncio.sleep(0.05)
+    lock.release()
+    first, second, third = await ends
+    assert (first, second.reason, third) == (None, FailureReason.NOT_FOUND, None)
+    assert len(await transport.admin.peek(Source(queue), 100)) == 2
+
+
+async def test_a_message_that_the_disk_has_no_room_for_takes_no_other_with_it(transport, queue, message, locked):
+    def fill(store):
+        pages = store._execute("PRAGMA page_count").fetchone()[0]
+        store._execute(f"PRAGMA max_page_count = {pages + 20}")
+
+    await transport._context.scope().run(fill, "limit the file")
+    sender, lock = transport.sender(queue), locked()
+    bodies = (b"small", bytes(1_000_000), b"small too")
+    ends = asyncio.gather(*(sender.send(message(body)) for body in bodies), return_exceptions=True)
+    await asyncio.sleep(0.05)
+    lock.release()
+    first, second, third = await ends
+    assert (first, second.reason, second.maybe_applied, third) == (None, FailureReason.QUOTA, False, None)
+    found = await transport.admin.peek(Source(queue), 100)
+    assert [delivery.message.body for delivery in found] == [b"small", b"small too"]
+
+
+async def test_a_commit_that_fails_in_doubt_says_so_to_everybody_in_it(transport, queue, message, monkeypatch):
+    def fail():
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+        raise error
+
+    monkeypatch.setattr(transport._context.worker._database, "commit", fail)
+    sender = transport.sender(queue)
+    errors = await asyncio.gather(*(sender.send(message()) for _ in range(3)), return_exceptions=True)
+    assert [(error.kind, error.maybe_applied) for error in errors] == [(FailureKind.UNAVAILABLE, True)] * 3
+    await sender.send(message("over a new connection"))
+
+
+async def test_a_close_ends_what_waits_and_leaves_no_thread(connect, queue, message, locked):
+    transport = connect(busy_timeout=LONG)
+    locked()
+    sends = [asyncio.ensure_future(transport.sender(queue).send(message())) for _ in range(3)]
+    await asyncio.sleep(0.05)
+    async with asyncio.timeout(PATIENCE):
+        await transport.close()
+    errors = await asyncio.gather(*sends, return_exceptions=True)
+    assert [(error.reason, error.maybe_applied) for error in errors] == [(FailureReason.CLOSED, False)] * 3
+    async with asyncio.timeout(PATIENCE):
+        while transport._context.worker._thread.is_alive():
+            await asyncio.sleep(0.02)
+
+
+async def test_a_job_that_nobody_waits_for_any_more_is_not_done(connect, queue, message, locked):
+    transport = connect(busy_timeout=LONG)
+    lock = locked()
+    sender = transport.sender(queue)
+    sends = [asyncio.ensure_future(sender.send(message(str(number)))) for number in range(10)]
+    await asyncio.sleep(0.05)
+    for send in sends[::2]:
+        send.cancel()
+    lock.release()
+    await asyncio.gather(*sends, return_exceptions=True)
+    found = await transport.admin.peek(Source(queue), 100)
+    assert [delivery.message.body for delivery in found] == [b"1", b"3", b"5", b"7", b"9"]
+
+
+async def test_a_defect_in_a_job_fails_it_and_nothing_else(transport, queue, message):
+    error = await failure(transport._context.scope().run(lambda store: 1 // 0, "divide"))
+    assert isinstance(error.__cause__, ZeroDivisionError)
+    await transport.sender(queue).send(message())
