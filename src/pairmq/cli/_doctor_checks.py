@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pairmq.cli._common import PairArguments, at_broker, backlog_queues, transport_of, within
+from pairmq.cli._errors import without_secrets
 from pairmq.cli._status_look import see_broker
 from pairmq.cli._values import grouped, plural, short_duration
 from pairmq.core import Diversion, PairOptions, divert
@@ -62,7 +63,7 @@ async def all_checks(pair: PairArguments) -> AsyncIterator[Finding]:
         settings = pair.settings()
         transports = (transport_of(settings.primary), transport_of(settings.secondary))
     except ConfigurationError as error:
-        yield Finding(Grade.FAIL, "settings", str(error), "mend it, and run this again")
+        yield Finding(Grade.FAIL, "settings", without_secrets(str(error)), "mend it, and run this again")
         return
     for finding in _settings(settings, *transports):
         yield finding

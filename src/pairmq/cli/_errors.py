@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 
 from pairmq.model import PairMQError
+
+_LOGIN = re.compile(r"://.*@", re.DOTALL)
+_KEY = re.compile(r"(?i)(SharedAccess(?:Key|Signature)\s*=)\s*[^;\s]+")
 
 
 class CommandFailed(PairMQError):
@@ -21,7 +25,15 @@ class OutputClosed(Exception):  # not an error of the command
 
 def file_problem(path: str, error: OSError) -> str:
     """Say which file can't be used, and why."""
-    return f"{printable(os.fspath(path))}: {error.strerror or error}"
+    return f"{without_secrets(printable(os.fspath(path)))}: {error.strerror or error}"
+
+
+def without_secrets(text: str) -> str:
+    """Leave out what may be a password: a URL or connection string in a wrong place is repeated by whoever refuses it.
+
+    No broker is ever named with its login, so that nothing that anyone needs is lost.
+    """
+    return _KEY.sub(r"\1…", _LOGIN.sub("://…@", text))
 
 
 def printable(text: str) -> str:

@@ -148,11 +148,15 @@ OPTION_NAMES = tuple(entry.name for entry in fields(PairOptions))
 @lru_cache
 def _backlog_pattern(template: str) -> re.Pattern[str]:
     parts = re.split(r"(\{primary\}|\{index\})", template)
-    return re.compile("".join(_PLACEHOLDERS.get(part) or re.escape(part) for part in parts))
+    # Some brokers do not tell letters' cases apart: another spelling would be the same queue there.
+    return re.compile("".join(_PLACEHOLDERS.get(part) or re.escape(part) for part in parts), re.IGNORECASE)
 
 
 def _bad(name: str, value: object, allowed: str) -> ConfigurationError:
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except ValueError:  # a number of thousands of digits
+        shown = f"a huge {type(value).__name__}"
     if "://" in shown:  # a URL in the wrong place may hold a password
         shown = "a URL"
     return ConfigurationError(f"{name} is {shown if len(shown) < 80 else shown[:79] + '…'}: it must be {allowed}")

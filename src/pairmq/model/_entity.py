@@ -100,4 +100,6 @@ def _path_problem(path: object) -> str | None:
 
 def _shown(path: object) -> str:
     text = repr(path)
+    if "://" in text:  # a broker's URL in the wrong place may hold a password
+        return "that is a URL"
     return text if len(text) <= 80 else f"{text[:60]}…"

@@ -60,7 +60,7 @@ class SendError(PairMQError):
         message: what happened and what to do.
         entity: where the message should have gone.
         message_id: its id, None when it was refused before it had one.
-        causes: the failures behind it, oldest first.
+        causes: the failures behind it, oldest first; of very many the first and the last ones.
     """
 
     def __init__(

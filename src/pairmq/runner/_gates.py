@@ -7,6 +7,8 @@ have sent to the entity (SPEC 7.5). A machine that recovers in this process only
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
 from pairmq.core import Backoff
@@ -14,6 +16,9 @@ from pairmq.model import Entity, FailureKind, TransportError
 from pairmq.model.events import DestinationChanged
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
+
+_MOST = 1000
+"""Gates that are kept without anyone at them. Paths in a backlog queue are anyone's words, and each costs memory."""
 
 
 class Gate:
@@ -23,7 +28,7 @@ class Gate:
         entity: the destination.
     """
 
-    __slots__ = ("entity", "failures", "most", "opened", "probing", "try_after")
+    __slots__ = ("entity", "failures", "most", "opened", "probing", "try_after", "users")
 
     def __init__(self, entity: Entity) -> None:
         self.entity = entity
@@ -33,11 +38,16 @@ class Gate:
         self.probing: asyncio.Task[None] | None = None
         self.try_after = 0.0
         self.most = 1_000_000  # messages in one operation; grows and shrinks with what the destination can take
+        self.users = 0  # sends under way, and lines that wait
 
     @property
     def is_open(self) -> bool:
         """Whether messages go through."""
         return self.opened.is_set()
+
+    def left(self) -> None:
+        """One user less."""
+        self.users -= 1
 
 
 class Gates:
@@ -48,16 +58,23 @@ class Gates:
         longest_wait: seconds between probes at most.
         clock: time and chance.
         emit: takes events.
+        dropped: told of a destination whose gate was dropped, so that nothing else is kept for it either.
     """
 
     def __init__(
-        self, probe: Callable[[Entity], Awaitable[None]], longest_wait: float, clock: Clock, emit: Emitter
+        self,
+        probe: Callable[[Entity], Awaitable[None]],
+        longest_wait: float,
+        clock: Clock,
+        emit: Emitter,
+        dropped: Callable[[Entity], None],
     ) -> None:
         self._probe = probe
         self._backoff = Backoff(first=min(0.5, longest_wait), factor=2.0, cap=longest_wait, jitter=0.2)
         self._clock = clock
         self._emit = emit
-        self._gates: dict[Entity, Gate] = {}
+        self._dropped = dropped
+        self._gates: OrderedDict[Entity, Gate] = OrderedDict()  # the one asked for last stands last
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.any_opened = asyncio.Event()
@@ -67,6 +84,8 @@ class Gates:
         gate = self._gates.get(entity)
         if gate is None:
             gate = self._gates[entity] = Gate(entity)
+            self._drop_idle(besides=gate)
+        self._gates.move_to_end(entity)
         return gate
 
     def shut(self, gate: Gate, error: TransportError) -> None:
@@ -94,6 +113,20 @@ class Gates:
         """Drop an open gate: its destination does not exist, and forged ones must not fill the memory."""
         if entity in self._gates and self._gates[entity].is_open:
             del self._gates[entity]
+
+    def _drop_idle(self, besides: Gate) -> None:
+        """Drop the gates that were not asked for the longest, and that nobody is at, while there are too many.
+
+        What is lost with a shut one is that it is shut: the next message to it finds that out again.
+        """
+        excess = len(self._gates) - _MOST
+        if excess <= 0:
+            return
+        idle = (gate for gate in self._gates.values() if not gate.users and gate is not besides)
+        for gate in list(itertools.islice(idle, excess)):
+            del self._gates[gate.entity]
+            self._open(gate)
+            self._dropped(gate.entity)
 
     async def close(self) -> None:
         """Stop all probes."""

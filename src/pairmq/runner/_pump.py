@@ -213,12 +213,16 @@ class Pump:
 
     async def _send_home(self, gate: Gate, items: list[Item]) -> list[Item]:
         """Send, have it confirmed, complete; returns the items that the destination did not take, in order."""
-        while items:
-            part, items = items[: gate.most], items[gate.most :]
-            left = await self._send_part(gate, part)
-            if left:
-                return left + items
-        return []
+        gate.users += 1
+        try:
+            while items:
+                part, items = items[: gate.most], items[gate.most :]
+                left = await self._send_part(gate, part)
+                if left:
+                    return left + items
+            return []
+        finally:
+            gate.users -= 1
 
     async def _send_part(self, gate: Gate, items: list[Item]) -> list[Item]:
         """The same in one operation."""
@@ -344,6 +348,8 @@ class Pump:
         if line is None:
             line = self._lines[gate.entity] = _Line(gate.entity)
             line.task = asyncio.create_task(self._redeliver(gate, line), name=f"redeliver {gate.entity}")
+            gate.users += 1  # a line must find the gate that it waits at
+            line.task.add_done_callback(lambda _: gate.left())
         line.items.extend(items)
 
     async def _redeliver(self, gate: Gate, line: _Line) -> None:

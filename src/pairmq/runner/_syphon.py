@@ -44,7 +44,7 @@ class Syphon:
         self._limits = TimeLimits()
         self._senders: dict[Entity, Sender] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        self.gates = Gates(self._probe, options.ping_primary_interval, clock, emit)
+        self.gates = Gates(self._probe, options.ping_primary_interval, clock, emit, self._close_sender)
         rate = RateLimit(options.syphon_max_rate)
         self.pumps = tuple(
             Pump(
@@ -97,12 +97,15 @@ class Syphon:
         return sender
 
     def _forget(self, entity: Entity) -> None:
+        self._close_sender(entity)
+        self.gates.forget(entity)
+
+    def _close_sender(self, entity: Entity) -> None:
         sender = self._senders.pop(entity, None)
         if sender is not None:
             task = asyncio.create_task(sender.close(), name=f"close {entity}")
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
-        self.gates.forget(entity)
 
     async def _probe(self, entity: Entity) -> None:
         limit = self._clock.now() + self._options.ping_timeout

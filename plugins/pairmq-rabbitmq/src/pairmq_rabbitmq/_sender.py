@@ -15,6 +15,7 @@ from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message
 from pairmq.transport import Sender
 from pairmq_rabbitmq import _codec, _errors, _names
 from pairmq_rabbitmq._context import Context
+from pairmq_rabbitmq._labour import is_laborious
 from pairmq_rabbitmq._nack import why_nacked
 from pairmq_rabbitmq._publish import Answer, Lost, Nacked, Parcel, Returned, publish_method
 from pairmq_rabbitmq._schedule import Schedule
@@ -97,6 +98,9 @@ class RabbitSender(Sender):
         most = (_FRAME_MAX if session is None else session.frame_max) - _FRAME_OVERHEAD
         if len(parcel.header) > most:
             text = f"its properties have {len(parcel.header)} bytes, RabbitMQ takes at most {most}"
+            raise _errors.refused(self._doing, text, FailureReason.TOO_LARGE)
+        if is_laborious(parcel.header):
+            text = "its application properties hold more values than a receiver can read in good time"
             raise _errors.refused(self._doing, text, FailureReason.TOO_LARGE)
         if len(message.body) > MAX_MESSAGE_BYTES:
             text = f"its body has {len(message.body)} bytes, RabbitMQ takes at most {MAX_MESSAGE_BYTES}"

@@ -27,6 +27,8 @@ from pamqp import commands
 from pamqp.header import ContentHeader
 from yarl import URL
 
+from pairmq_rabbitmq._labour import is_laborious
+
 UNREADABLE = "x-unreadable-header"
 """Header of a message whose own header could not be read; its value says why."""
 
@@ -177,6 +179,8 @@ def _nameable(start: bytes, rest: bytes) -> bytes:
 def _readable(channel: int, start: bytes, rest: bytes) -> bytes:
     """The payload and end of a header frame that the driver can parse: this one, or a bare one with a mark."""
     try:
+        if is_laborious(rest):
+            raise ValueError("its headers hold too many values")
         pamqp.frame.unmarshal(start + rest)
     except Exception as error:
         try:

@@ -180,16 +180,17 @@ local stuck = false
 if mode ~= 'dead' then
   for _, member in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', num(now), 'LIMIT', 0, 100)) do
     local ms, seq = string.match(member, '^(%d+)-0*(%d+)$')
-    local id = ms .. '-' .. seq
-    local found = redis.call('XRANGE', waiting, id, id)[1]
+    -- Anyone may have put a member there that is no id: it must not stop the others.
+    local id = ms and #ms <= 15 and #seq <= 19 and ms .. '-' .. seq
+    local found = id and redis.call('XRANGE', waiting, id, id)[1]
     if found then
       local added = redis.pcall('XADD', stream, 'NOMKSTREAM', '*', unpack(head(found[2])))
       local problem = told(added)
       if problem and not string.find(problem, 'OOM', 1, true) then return redis.error_reply(problem) end
       stuck = type(added) ~= 'string'
       if stuck then break end
+      redis.call('XDEL', waiting, id)
     end
-    redis.call('XDEL', waiting, id)
     redis.call('ZREM', due, member)
   end
 end
@@ -427,8 +428,8 @@ end
 if mode ~= 'dead' and #out < want then
   for _, member in ipairs(redis.call('ZRANGE', due, 0, want - #out - 1)) do
     local ms, seq = string.match(member, '^(%d+)-0*(%d+)$')
-    local id = ms .. '-' .. seq
-    show(redis.call('XRANGE', waiting, id, id))
+    local id = ms and #ms <= 15 and #seq <= 19 and ms .. '-' .. seq
+    if id then show(redis.call('XRANGE', waiting, id, id)) end
   end
 end
 return out

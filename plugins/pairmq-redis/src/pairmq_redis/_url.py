@@ -82,6 +82,8 @@ def parse_redis_url(url: str) -> RedisUrl:
     host = (parts.hostname or "").rstrip(".")
     if not host:
         raise ConfigurationError(f"the {scheme}:// URL names no host: write it as {scheme}://host:port/db")
+    if not host.isprintable():
+        raise ConfigurationError(f"the host of the {scheme}:// URL holds an unprintable character: remove it")
     port, db = _port(parts, scheme), _db(parts, scheme)
     options = _options(parts, scheme, _REDIS_OPTIONS + (_TLS_OPTIONS if scheme == "rediss" else ()))
     shown = f"[{host}]" if ":" in host else host

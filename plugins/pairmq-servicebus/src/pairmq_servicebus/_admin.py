@@ -209,7 +209,8 @@ class BusAdmin(Admin):
                     if message.state is not ServiceBusMessageState.SCHEDULED:
                         decoded = _codec.decode_leniently(message.raw_amqp_message, dead_letter=source.dead_letter)
                         found.append(delivery_of(message, decoded, None))
-                number = max(message.sequence_number or 0 for message in messages) + 1
+                # Of what the client can't decode the number may be missing: they only grow, so that this is no more.
+                number = max(number + len(messages), *(1 + (message.sequence_number or 0) for message in messages))
             return found
 
         return await self._looker(source).call(look, self._namespace.url.operation_timeout, doing)

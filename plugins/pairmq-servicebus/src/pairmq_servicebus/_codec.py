@@ -28,7 +28,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType, Amq
 
 from pairmq.model import MAX_PRIORITY, MAX_TIME_TO_LIVE, Message, PropertyValue
 from pairmq_servicebus import _values
-from pairmq_servicebus._private import TIMESTAMP, typed
+from pairmq_servicebus._private import TIMESTAMP, UNREADABLE, typed
 from pairmq_servicebus._values import Malformed
 
 FIELDS: Final = "x-pairmq-fields"
@@ -43,7 +43,7 @@ DEAD_LETTER_DESCRIPTION: Final = "DeadLetterErrorDescription"
 PARTITION_KEY: Final = b"x-opt-partition-key"
 SCHEDULED_TIME: Final = b"x-opt-scheduled-enqueue-time"
 
-_OWN = frozenset((FIELDS, DEAD_LETTER_REASON, DEAD_LETTER_DESCRIPTION))
+_OWN = frozenset((FIELDS, UNREADABLE, DEAD_LETTER_REASON, DEAD_LETTER_DESCRIPTION))
 _MOST_MS = 2**32 - 1  # that AMQP's header holds: 49.7 days
 _LAST_INSTANT = 253_402_243_199_000  # ms: what the client takes as the end of time
 _ENDLESS = _LAST_INSTANT - 2 * 86_400_000  # ms: an end from here on is Service Bus' way of saying *unlimited*
@@ -130,6 +130,8 @@ def decode(raw: AmqpAnnotatedMessage, *, dead_letter: bool = False) -> Decoded:
         Malformed: it can't be read.
     """
     application = {_values.as_text(key): value for key, value in (raw.application_properties or {}).items()}
+    if UNREADABLE in application:
+        raise Malformed(f"it can't be decoded: {application[UNREADABLE]!r}"[:300])
     fields = _fields(application.pop(FIELDS, None))
     reason = description = None
     if dead_letter:

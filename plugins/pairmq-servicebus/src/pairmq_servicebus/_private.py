@@ -7,9 +7,13 @@ Everything else goes through the client's public interface. The names used here 
 from __future__ import annotations
 
 import asyncio
+import struct
 from typing import Any, Final
 
 from azure.servicebus import ServiceBusReceivedMessage
+from azure.servicebus._pyamqp._decode import _DECODE_BY_CONSTRUCTOR, decode_payload
+from azure.servicebus._pyamqp._encode import encode_payload
+from azure.servicebus._pyamqp.message import Message as Decoded
 from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
 from azure.servicebus.exceptions import ServiceBusError
 
@@ -20,7 +24,13 @@ LONG: Final = "LONG"
 BINARY: Final = "BINARY"
 TIMESTAMP: Final = "TIMESTAMP"
 
+UNREADABLE: Final = "x-pairmq-unreadable"
+"""The application property of a message that stands for one that the client can't decode; its value says why."""
+
 _ACCEPTED, _REJECTED = "accepted", "rejected"
+_UNDECODABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, struct.error)
+_ANNOTATIONS = 0x72
+_SEQUENCE_NUMBER = b"x-opt-sequence-number"
 _LATE_FRAMES = 32
 _MOMENT = 0.001  # s
 
@@ -98,6 +108,80 @@ def _whole(state: Any) -> Any:
         return None
     error = [*fields[0], None, None, None][:3]
     return {_REJECTED: [error, *fields[1:]]}
+
+
+def mend_arrivals(receiver: ServiceBusReceiver) -> None:
+    """Let the client live through messages that it can't decode: one that says so takes the place of each.
+
+    Its decoder knows no char and no decimal of 32 or 64 bits, which other senders may well write, and takes no map
+    with a list as a key. It raises into whatever reads the link at that time, which costs the link; and as the message
+    was not settled, it comes again and costs the next one.
+    """
+    link: Any = getattr(handler_of(receiver), "_link", None)
+    arrived = link._incoming_transfer
+
+    async def arrive(frame: Any) -> None:
+        try:
+            await arrived(frame)
+        except _UNDECODABLE as error:
+            # All that came before the decoding was done: only the message itself is missing.
+            link._received_payload = bytearray()
+            stand_in = _stand_in(error, b"")
+            state = await link._process_incoming_message(link._first_frame, stand_in)
+            if state and not frame[4]:  # nobody waits for it: it is released
+                first, tag = link._first_frame[1], link._first_frame[2]
+                await link._outgoing_disposition(
+                    first=first, last=first, delivery_tag=tag, settled=True, state=state, batchable=None
+                )
+
+    # The client's session looks this up on the link for each transfer.
+    link._incoming_transfer = arrive
+
+
+def mend_peeks(receiver: ServiceBusReceiver) -> None:
+    """The same for messages that are looked at: they come many in one answer, and one would spoil them all."""
+    handler: Any = handler_of(receiver)
+    asked = handler.mgmt_request_async
+
+    async def ask(*arguments: Any, **options: Any) -> tuple[Any, Any, Any]:
+        status, description, response = await asked(*arguments, **options)
+        answer = response.value if isinstance(response.value, dict) else {}
+        for entry in answer.get(b"messages", ()):
+            entry[b"message"] = _decodable(entry[b"message"])
+        return status, description, response
+
+    handler.mgmt_request_async = ask
+
+
+def _decodable(encoded: bytes) -> bytes:
+    """An encoded message, or one that the client can decode in its place, of the same number in the queue."""
+    try:
+        decode_payload(memoryview(encoded))
+    except _UNDECODABLE as error:
+        return bytes(encode_payload(bytearray(), _stand_in(error, encoded, _annotations(encoded))))
+    return encoded
+
+
+def _annotations(encoded: bytes) -> dict[Any, Any]:
+    """What the service says of a message that can't be decoded, as far as it stands before what can't be."""
+    rest = memoryview(encoded)
+    try:
+        while rest:
+            section = rest[2]
+            rest, value = _DECODE_BY_CONSTRUCTOR[rest[3]](rest[4:])
+            if section == _ANNOTATIONS:
+                number = value.get(_SEQUENCE_NUMBER)
+                return {_SEQUENCE_NUMBER: typed(LONG, number)} if isinstance(number, int) else {}
+    except _UNDECODABLE:
+        pass
+    return {}
+
+
+def _stand_in(error: BaseException, body: bytes, annotations: dict[Any, Any] | None = None) -> Decoded:
+    """A message that says why another one can't be decoded."""
+    problem = f"{type(error).__name__}: {error}"[:200]
+    said: dict[str | bytes, Any] = {UNREADABLE.encode(): problem.encode()}
+    return Decoded(data=[body], application_properties=said, message_annotations=annotations)
 
 
 def max_message_bytes(sender: ServiceBusSender) -> int:

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from pairmq.core import PairOptions
 from pairmq.model import Entity, EntityKind
+from pairmq.testing.simulator._typed import check_types
 
 Mode = Literal["safety", "liveness"]
 
@@ -20,6 +21,9 @@ PRIMARY: Final = "primary"
 SECONDARY: Final = "secondary"
 
 FORMAT: Final = 1
+
+_MOST: Final = 1e9
+"""Seconds, and messages of one shipment: more would take for ever."""
 
 CONDITIONS: Final = (
     "refuse",
@@ -238,9 +242,34 @@ class Scenario:
             ValueError: it is something else; says what is wrong.
         """
         try:
-            return _scenario(json.loads(text))
-        except (KeyError, TypeError, AttributeError) as error:
+            scenario = _scenario(json.loads(text))
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"no scenario of a simulation: {type(error).__name__}: {error}") from error
+        _check(scenario)
+        return scenario
+
+
+def _check(scenario: Scenario) -> None:
+    """Refuse what no simulation could carry out.
+
+    Raises:
+        ValueError: says what is wrong.
+    """
+    check_types(scenario)
+    setup = scenario.setup
+    setup.pair_options(syphon=True)
+    processes = {plan.name for plan in setup.processes}
+    senders = {plan.name for plan in setup.senders}
+    for plan in setup.senders:
+        if plan.process not in processes or entity_of(plan.entity) not in map(entity_of, setup.entities):
+            raise ValueError(f"the sender {plan.name!r} belongs to no process, or sends to no entity, of the scenario")
+    unknown = {fault.kind for fault in scenario.faults} - {*FAULT_KINDS}
+    unknown |= {shipment.sender for shipment in scenario.traffic} - senders
+    if unknown:
+        raise ValueError(f"no such fault or sender: {', '.join(sorted(unknown))}")
+    numbers = [scenario.seconds, *(shipment.count for shipment in scenario.traffic)]
+    if not all(0 <= number <= _MOST for number in numbers):
+        raise ValueError("seconds and counts must be numbers from 0 to a billion")
 
 
 def entity_of(text: str) -> Entity:
