@@ -55,6 +55,12 @@ _CONFIG = Annotated[
 ]
 
 
+_JOURNAL = Annotated[
+    str | None,
+    typer.Option("--journal", metavar="DIR", help="Journal every event in this directory; else PAIRMQ_JOURNAL."),
+]
+
+
 def _time(flag: str, text: str) -> Any:
     option = typer.Option(flag, parser=duration, metavar="DURATION", help=text, rich_help_panel=_BEHAVIOUR)
     return Annotated[float | None, option]
@@ -80,6 +86,9 @@ _TEMPLATE = Annotated[
 PRIMARY_ONLY: Mapping[str, Any] = {"primary": _PRIMARY, "config": _CONFIG, "attempt_timeout": _ATTEMPT}
 """Options of commands that need the primary and nothing else."""
 
+RECEIVING: Mapping[str, Any] = {**PRIMARY_ONLY, "journal": _JOURNAL}
+"""Options of commands that receive from the primary."""
+
 BACKLOG: Mapping[str, Any] = {
     "primary": _PRIMARY,
     "secondary": _SECONDARY,
@@ -92,6 +101,7 @@ BACKLOG: Mapping[str, Any] = {
 
 SENDING: Mapping[str, Any] = {
     **BACKLOG,
+    "journal": _JOURNAL,
     "failover_interval": _time("--failover-interval", "An entity may fail this long before failover. Default 10s."),
     "ping_primary_interval": _time("--ping-interval", "Between two pings of a failed-over entity. Default 60s."),
     "backlog_retry_interval": _time(
@@ -121,6 +131,7 @@ SENDING: Mapping[str, Any] = {
 
 SYPHON: Mapping[str, Any] = {
     **BACKLOG,
+    "journal": _JOURNAL,
     "ping_primary_interval": _time("--ping-interval", "Longest wait between probes of a destination. Default 60s."),
     "close_grace": SENDING["close_grace"],
     "syphon_receive_wait": _time("--receive-wait", "One long poll at a backlog queue. Default 15min."),
@@ -168,12 +179,14 @@ class PairArguments:
         primary: URL; may hold a password.
         secondary: likewise.
         config: path of a settings file.
+        journal: directory of the journal.
         options: pair options by name, None where left out.
     """
 
     primary: str | None = field(default=None, repr=False)
     secondary: str | None = field(default=None, repr=False)
     config: str | None = None
+    journal: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self, **forced: Any) -> Settings:
@@ -183,7 +196,11 @@ class PairArguments:
             ConfigurationError: a value is wrong or a URL is missing.
         """
         return load_settings(
-            primary=self.primary, secondary=self.secondary, config=self.config, overrides={**self.options, **forced}
+            primary=self.primary,
+            secondary=self.secondary,
+            journal=self.journal,
+            config=self.config,
+            overrides={**self.options, **forced},
         )
 
     def primary_settings(self) -> Settings:
@@ -191,6 +208,7 @@ class PairArguments:
         return load_settings(
             primary=self.primary,
             secondary=self.secondary or _UNUSED,
+            journal=self.journal,
             config=self.config,
             overrides=self.options,
         )
@@ -200,7 +218,7 @@ def with_pair(shared: Mapping[str, Any]) -> Callable[[Callable[..., int]], Calla
     """Give a command the shared options; it gets their values as its argument ``pair``.
 
     Args:
-        shared: `PRIMARY_ONLY`, `BACKLOG`, `SENDING` or `SYPHON`.
+        shared: `PRIMARY_ONLY`, `RECEIVING`, `BACKLOG`, `SENDING` or `SYPHON`.
     """
 
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
@@ -215,7 +233,7 @@ def with_pair(shared: Mapping[str, Any]) -> Callable[[Callable[..., int]], Calla
         @functools.wraps(command)
         def wrapper(**given: Any) -> int:
             values = {name: given.pop(name) for name in shared}
-            urls = {name: values.pop(name, None) for name in ("primary", "secondary", "config")}
+            urls = {name: values.pop(name, None) for name in ("primary", "secondary", "config", "journal")}
             if isinstance(values.get("allowed_entities"), list):
                 values["allowed_entities"] = tuple(values["allowed_entities"]) or None
             return command(pair=PairArguments(**urls, options=values), **given)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import tomllib
-from decimal import Decimal, InvalidOperation
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from pairmq.cli._common import Json, examples
-from pairmq.cli._costing import Cost, Price
+from pairmq.cli._costing import Cost
 from pairmq.cli._costing import cost as compute
-from pairmq.cli._errors import BadUsage, file_problem
+from pairmq.cli._errors import BadUsage
 from pairmq.cli._output import put_json, say
+from pairmq.cli._prices import price_number, read_prices
 from pairmq.cli._values import duration, grouped, positive
 from pairmq.core import PairOptions
+from pairmq.model import Price
 
 _EPILOG = examples(
     "pairmq cost",
@@ -61,8 +60,8 @@ def cost(
     if price_per_million is not None and prices is not None:
         raise BadUsage("--price-per-million and --prices exclude each other")
     PairOptions(backlog_queue_count=backlog_queues, syphon_receive_wait=receive_wait)  # checks the ranges
-    one = Price(_decimal("--price-per-million", price_per_million or "0"))
-    primary, secondary = (one, one) if prices is None else _read_prices(prices)
+    one = Price(price_number("--price-per-million", price_per_million or "0"))
+    primary, secondary = (one, one) if prices is None else read_prices(prices)
     result = compute(
         backlog_queues=backlog_queues,
         receive_wait=receive_wait,
@@ -118,33 +117,3 @@ def _as_json(result: Cost) -> dict[str, Any]:
             "money": str(result.money),
         },
     }
-
-
-def _read_prices(path: str) -> tuple[Price, Price]:
-    try:
-        document = tomllib.loads(Path(path).read_text("utf-8"), parse_float=Decimal)
-    except OSError as error:
-        raise BadUsage(f"price list {file_problem(path, error)}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadUsage(f"price list {path} is no TOML: {error}") from None
-    unknown = sorted(set(document) - {"primary", "secondary"})
-    if unknown:
-        raise BadUsage(f"price list {path}: unknown {', '.join(unknown)}; known are the tables primary and secondary")
-    return _price(path, document, "primary"), _price(path, document, "secondary")
-
-
-def _price(path: str, document: dict[str, Any], side: str) -> Price:
-    entries = document.get(side, {})
-    if not isinstance(entries, dict) or set(entries) - {"per_million", "base"}:
-        raise BadUsage(f"price list {path}: the table {side} has per_million and base, nothing else")
-    return Price(**{name: _decimal(f"price list {path}: {side}.{name}", value) for name, value in entries.items()})
-
-
-def _decimal(where: str, value: object) -> Decimal:
-    try:
-        money = Decimal(str(value))
-    except InvalidOperation:
-        money = Decimal(-1)
-    if isinstance(value, bool) or not money.is_finite() or money < 0:
-        raise BadUsage(f"{where} is {value!r}: it must be a number of at least 0")
-    return money

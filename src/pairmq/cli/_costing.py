@@ -6,21 +6,10 @@ from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from fractions import Fraction
 
-DAYS_A_MONTH = 30
+from pairmq.model import DAYS_A_MONTH, Price
+
 _MILLION = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """What one broker charges.
-
-    Args:
-        per_million: for a million operations.
-        base: a month of 30 days, whatever is done.
-    """
-
-    per_million: Decimal = Decimal(0)
-    base: Decimal = Decimal(0)
+_FREE = Price()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +55,8 @@ def cost(
     receive_wait: float = 900.0,
     days: float = DAYS_A_MONTH,
     messages_diverted: int = 0,
-    primary: Price = Price(),  # frozen
-    secondary: Price = Price(),  # frozen
+    primary: Price = _FREE,
+    secondary: Price = _FREE,
 ) -> Cost:
     """Compute what a pair with one syphon costs.
 

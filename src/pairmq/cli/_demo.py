@@ -12,6 +12,7 @@ from pairmq.cli._demo_plan import Plan, Texts
 from pairmq.cli._demo_run import DemoRun, Outage
 from pairmq.cli._demo_servers import OwnServers, products_of
 from pairmq.cli._errors import BadUsage
+from pairmq.cli._journal_kept import kept_journal
 from pairmq.cli._output import note
 from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._values import duration, positive
@@ -75,6 +76,9 @@ def demo(
     seed: Annotated[
         int | None, typer.Option("--seed", metavar="N", help="Make the choices of chance repeatable.")
     ] = None,
+    journal: Annotated[
+        str | None, typer.Option("--journal", metavar="DIR", help="Journal every event in this directory.")
+    ] = None,
     json: Annotated[
         bool, typer.Option("--json", metavar="", help="Write the verdict as JSON on stdout, and nothing else.")
     ] = False,
@@ -99,7 +103,7 @@ def demo(
     if len(set(names)) < len(names):
         raise BadUsage("--entity names a queue twice")
     entities = tuple(entity_of(name) for name in names)
-    with Texts(input, messages or 2000) as texts:
+    with Texts(input, messages or 2000) as texts, kept_journal(journal) as kept:
 
         def made(
             urls: tuple[str, str],
@@ -135,6 +139,7 @@ def demo(
                 control=control,
                 products=products,
                 json=json,
+                journal=kept,
             )
 
         async def on_own_servers(stop: Stop) -> int:

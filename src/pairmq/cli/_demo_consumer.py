@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pairmq.cli._common import within
 from pairmq.cli._demo_scene import Scene
 from pairmq.cli._demo_tally import Tally
+from pairmq.cli._journal_kept import journal_package
 from pairmq.model import Delivery, Entity, Source, TransportError
 from pairmq.transport import Receiver, Transport
+
+if TYPE_CHECKING:
+    from pairmq.observe.journal import Journal
 
 _PREFETCH = 200
 _POLL = 2.0  # s of one long poll
@@ -24,10 +29,23 @@ class Consumer:
         entities: what to read.
         tally: the account of all messages.
         scene: shows how many came.
+        journal: takes what is settled; None for none.
+        pair: its name in the journal.
     """
 
-    def __init__(self, transport: Transport, entities: Sequence[Entity], tally: Tally, scene: Scene) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        entities: Sequence[Entity],
+        tally: Tally,
+        scene: Scene,
+        *,
+        journal: Journal | None = None,
+        pair: str = "",
+    ) -> None:
         self.transport = transport
+        self._journal = journal
+        self._pair = pair
         self._entities = entities
         self._tally = tally
         self._scene = scene
@@ -53,6 +71,9 @@ class Consumer:
 
     async def _consume(self, entity: Entity) -> None:
         receiver = self.transport.receiver(Source(entity))
+        if self._journal is not None:
+            journalled = journal_package().journal_deliveries
+            receiver = journalled(receiver, self._journal, source=Source(entity), pair=self._pair)
         while True:
             try:
                 deliveries = await within(_POLL + _LIMIT, receiver.receive(_PREFETCH, _POLL))

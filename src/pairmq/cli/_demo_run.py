@@ -7,7 +7,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Coroutine, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.live import Live
 
@@ -27,6 +27,9 @@ from pairmq.model import Entity, EntityState, Message, PairMQError, SendError, S
 from pairmq.pair import Pair, PairSender
 from pairmq.runner import Clock
 from pairmq.transport import Transport
+
+if TYPE_CHECKING:
+    from pairmq.observe.journal import Journal
 
 _FRAME = 0.1  # s between two drawings
 _COUNTING = 0.2  # s between two looks at the backlog
@@ -66,6 +69,7 @@ class DemoRun:
         control: takes the primary away; None when that can't be done from here.
         products: the primary and the secondary, when they are real servers of this run; None when not.
         json: write the verdict as JSON on stdout, the rest on stderr.
+        journal: takes all events of the pair and of the consumer; None for none.
     """
 
     def __init__(
@@ -82,6 +86,7 @@ class DemoRun:
         control: Outage | None,
         products: dict[str, str] | None = None,
         json: bool,
+        journal: Journal | None = None,
     ) -> None:
         self._entities = entities
         self._plan = plan
@@ -92,7 +97,7 @@ class DemoRun:
         self._secondary = transport_of(secondary)
         # Chance spreads load here, it guards nothing.
         clock = Clock(rng=None if seed is None else random.Random(seed))  # noqa: S311
-        self._pair = Pair.connect(primary, secondary, options=options, clock=clock)
+        self._pair = Pair.connect(primary, secondary, options=options, clock=clock, journal=journal)
         self._tally = Tally(run_id, plan.messages)
         self._scene = Scene(
             primary=self._pair.primary.endpoint.url,
@@ -106,7 +111,9 @@ class DemoRun:
         )
         self._console = stderr_console() if json else stdout_console()
         self._lively = self._console.is_terminal and not self._console.is_dumb_terminal
-        self._consumer = Consumer(transport_of(primary), entities, self._tally, self._scene)
+        self._consumer = Consumer(
+            transport_of(primary), entities, self._tally, self._scene, journal=journal, pair=self._pair.name
+        )
         self._plain = PlainView(self._scene, self._console)
         self._made: list[Entity] = []
         self._sends: set[asyncio.Task[None]] = set()

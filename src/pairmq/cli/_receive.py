@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from pairmq.cli._common import PRIMARY_ONLY, PairArguments, examples, source_of, transport_of, with_pair
+from pairmq.cli._common import RECEIVING, PairArguments, examples, source_of, transport_of, with_pair
 from pairmq.cli._errors import BadUsage
+from pairmq.cli._journal_kept import kept_journal
 from pairmq.cli._receive_job import Output, ReceiveJob
 from pairmq.cli._signals import run_async
 from pairmq.cli._values import duration
@@ -24,7 +25,7 @@ def add(app: typer.Typer) -> None:
     app.command(epilog=_EPILOG)(receive)
 
 
-@with_pair(PRIMARY_ONLY)
+@with_pair(RECEIVING)
 def receive(
     pair: PairArguments,
     entity: Annotated[str, typer.Option("--entity", "-e", metavar="NAME", help="Queue, or topic with --subscription.")],
@@ -67,7 +68,10 @@ def receive(
     source = source_of(entity, subscription, dead_letter)
     settings = pair.primary_settings()
     transport = transport_of(settings.primary)
-    with Output(output, json=json, separator=b"\0" if null else b"\n") as file:
+    with (
+        Output(output, json=json, separator=b"\0" if null else b"\n") as file,
+        kept_journal(settings.journal) as journal,
+    ):
         job = ReceiveJob(
             transport,
             source,
@@ -77,5 +81,6 @@ def receive(
             prefetch=prefetch,
             unique=unique,
             time_limit=settings.options.attempt_timeout,
+            journal=journal,
         )
         return run_async(job.peek if peek else job.run, graceful=True)

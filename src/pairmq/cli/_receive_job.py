@@ -9,10 +9,11 @@ import os
 import sys
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from pairmq.cli._common import at_broker, within
 from pairmq.cli._errors import BadUsage, CommandFailed, file_problem
+from pairmq.cli._journal_kept import journal_package
 from pairmq.cli._output import is_closed, note, warn
 from pairmq.cli._progress import Progress
 from pairmq.cli._records import delivery_record
@@ -21,6 +22,9 @@ from pairmq.cli._values import grouped, plural, rate, short_duration
 from pairmq.core import Backoff
 from pairmq.model import Delivery, FailureKind, FailureReason, Source, TransportError
 from pairmq.transport import Receiver, Transport
+
+if TYPE_CHECKING:
+    from pairmq.observe.journal import Journal
 
 _POLL = 20.0  # s of one long poll
 _BACKOFF = Backoff(first=0.2, factor=2.0, cap=5.0)
@@ -103,6 +107,7 @@ class ReceiveJob:
         prefetch: messages a receive.
         unique: drop messages whose id was seen before.
         time_limit: seconds of one operation at the broker.
+        journal: takes what is settled; None for none.
     """
 
     def __init__(
@@ -116,6 +121,7 @@ class ReceiveJob:
         prefetch: int,
         unique: bool,
         time_limit: float,
+        journal: Journal | None = None,
     ) -> None:
         self._transport = transport
         self._source = source
@@ -125,6 +131,7 @@ class ReceiveJob:
         self._prefetch = prefetch
         self._seen: dict[str, None] | None = {} if unique else None
         self._limit = time_limit
+        self._journal = journal
         self._taken = 0
         self._written = 0
         self._repeated = 0
@@ -137,6 +144,8 @@ class ReceiveJob:
         async with self._transport:
             await self._check(stop)
             receiver = self._transport.receiver(self._source)
+            if self._journal is not None:
+                receiver = journal_package().journal_deliveries(receiver, self._journal, source=self._source)
             try:
                 with Progress("received", "messages") as progress:
                     await self._receive_all(receiver, stop, progress)

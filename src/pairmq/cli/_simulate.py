@@ -10,7 +10,7 @@ import typer
 
 from pairmq.cli._common import Json, examples
 from pairmq.cli._errors import BadUsage
-from pairmq.cli._values import positive
+from pairmq.cli._values import positive, shortened
 
 _EPILOG = examples(
     "pairmq simulate --seed 7",
@@ -86,7 +86,7 @@ def simulate(
 def _range(text: str) -> range:
     match = re.fullmatch(r"([0-9]{1,12})\.\.([0-9]{1,12})", text.strip())
     if match is None or int(match[1]) > int(match[2]):
-        raise BadUsage(f"--seeds is {text[:40]!r}: write it as 0..99")
+        raise BadUsage(f"--seeds is {shortened(text)}: write it as 0..99")
     if int(match[2]) - int(match[1]) >= _MOST_SEEDS:
         raise BadUsage(f"--seeds names more than {_MOST_SEEDS} seeds")
     return range(int(match[1]), int(match[2]) + 1)

@@ -10,6 +10,7 @@ from pairmq.model._message import (
     PropertyValue,
 )
 from pairmq.model._outcome import Delivery, EntityState, FailureKind, FailureReason, Receipt, Route
+from pairmq.model._price import DAYS_A_MONTH, Price
 from pairmq.model.errors import (
     BacklogUnavailable,
     ConfigurationError,
@@ -30,6 +31,7 @@ from pairmq.model.errors import (
 )
 
 __all__ = [
+    "DAYS_A_MONTH",
     "MAX_ID_LENGTH",
     "MAX_NESTING",
     "MAX_PATH_LENGTH",
@@ -51,6 +53,7 @@ __all__ = [
     "PairClosed",
     "PairFaulted",
     "PairMQError",
+    "Price",
     "PrimaryUnavailable",
     "PropertyValue",
     "Receipt",

@@ -36,6 +36,21 @@ class SendOutcome(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
+class Settlement(enum.StrEnum):
+    """How a consumer settled a delivery."""
+
+    COMPLETED = "completed"
+    ABANDONED = "abandoned"
+    DEAD_LETTERED = "dead-lettered"
+
+
+class Side(enum.StrEnum):
+    """The two brokers of a pair."""
+
+    PRIMARY = "primary"
+    SECONDARY = "secondary"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """What every event carries.
@@ -92,6 +107,11 @@ class SendCompleted(Event):
         maybe_duplicate: a second copy may exist.
         size: bytes of the body.
         error: the error's class name, None when accepted.
+        sender: the id of the sender object.
+        sequence: the send's number at that sender, from 0, in the order in which sends were called.
+        session_id: the message's session, None if it has none.
+        time_to_live: seconds that the message may live, None for no limit.
+        state: the entity's state when the send ended, as this process saw it.
     """
 
     entity: Entity
@@ -103,6 +123,11 @@ class SendCompleted(Event):
     maybe_duplicate: bool
     size: int
     error: str | None = None
+    sender: str | None = None
+    sequence: int | None = None
+    session_id: str | None = None
+    time_to_live: float | None = None
+    state: EntityState | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,6 +288,76 @@ class Warned(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MessageDelivered(Event):
+    """A consumer settled a delivery.
+
+    Args:
+        entity: the queue or topic that it was read from.
+        subscription: the topic's subscription, None for a queue.
+        dead_letter: it was read from the dead-letter queue.
+        message_id: its id, None if it has none.
+        delivery_count: how many times it was delivered, this time included.
+        sequence_number: the broker's position of it as text; empty if the broker has none.
+        settlement: what the consumer asked for.
+        received_at: wall-clock seconds since 1970 UTC at which the consumer got it; None if that is not known.
+        reason: why it was dead-lettered, else None.
+        error: why the broker did not confirm the settlement, so that the message may be delivered again; None when it
+            did.
+    """
+
+    entity: Entity
+    subscription: str | None
+    dead_letter: bool
+    message_id: str | None
+    delivery_count: int
+    sequence_number: str
+    settlement: Settlement
+    received_at: float | None
+    reason: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationsCounted(Event):
+    """What the pair asked of one of its brokers in the interval that ended now; a batch is one operation.
+
+    Args:
+        side: which broker.
+        seconds: length of the interval.
+        sends: sends and batches of them.
+        receives: long polls.
+        settlements: completions, abandonments, dead-letters and renewed locks.
+        pings: probes of an entity.
+        admin: everything else: queues made, looked at, counted.
+    """
+
+    side: Side
+    seconds: float
+    sends: int
+    receives: int
+    settlements: int
+    pings: int
+    admin: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairOpened(Event):
+    """A pair is ready for sends; `PairEnded` is its counterpart.
+
+    Args:
+        primary: the primary's URL without its password.
+        secondary: the secondary's URL without its password.
+        version: PairMQ's.
+        options: all options as a JSON object.
+    """
+
+    primary: str
+    secondary: str
+    version: str
+    options: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PairEnded(Event):
     """The pair closed, or faulted (SPEC 9).
 
@@ -273,3 +368,44 @@ class PairEnded(Event):
 
     fault: str | None = None
     unknown: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalOpened(Event):
+    """A process began to keep its journal; ``pair`` is empty. One without a `JournalClosed` was killed, or still runs.
+
+    Args:
+        host: the machine's name.
+        pid: the process's number there.
+        version: PairMQ's.
+        sample_healthy: the part of healthy sends that the journal keeps, 0 to 1.
+    """
+
+    host: str
+    pid: int
+    version: str
+    sample_healthy: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventsDropped(Event):
+    """The journal could not keep events: its buffer was full and its disk failed or was too slow; ``pair`` is empty.
+
+    Args:
+        count: how many.
+        since: wall-clock seconds since 1970 UTC of the first of them.
+    """
+
+    count: int
+    since: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalClosed(Event):
+    """A process ended its journal in good order; ``pair`` is empty.
+
+    Args:
+        dropped: events that it could not keep, in all.
+    """
+
+    dropped: int

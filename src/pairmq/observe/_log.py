@@ -12,8 +12,11 @@ from pairmq.model.events import (
     DestinationChanged,
     Event,
     MessageDeadLettered,
+    MessageDelivered,
     MessageMoved,
+    OperationsCounted,
     PairEnded,
+    PairOpened,
     PingCompleted,
     RotationChanged,
     SendCompleted,
@@ -29,12 +32,15 @@ _LEVELS: dict[type[Event], int] = {
     DestinationChanged: logging.WARNING,
     SyphonFailed: logging.WARNING,
     Warned: logging.WARNING,
+    PairOpened: logging.INFO,
     PairEnded: logging.INFO,
     BacklogQueueChecked: logging.INFO,
     PingCompleted: logging.INFO,
     AttemptFailed: logging.DEBUG,
     SendCompleted: logging.DEBUG,
     MessageMoved: logging.DEBUG,
+    MessageDelivered: logging.DEBUG,
+    OperationsCounted: logging.DEBUG,
 }
 # What stands in the logger's own fields, or on every line alike.
 _LEFT_OUT = frozenset(("at", "pair"))

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pairmq.core import PairOptions
 from pairmq.model import (
@@ -25,10 +25,13 @@ from pairmq.pair import _active
 from pairmq.pair._events import EventStream
 from pairmq.pair._receiver import PairReceiver
 from pairmq.pair._sender import PairSender
-from pairmq.pair._settings import check_available, load_settings
-from pairmq.plugins import Observer, Registry, registry
+from pairmq.pair._settings import PREFIX, check_available, load_settings
+from pairmq.plugins import Observer, Registry, ValuesObserver, registry
 from pairmq.runner import Clock, Emitter, Engine
 from pairmq.transport import Transport
+
+if TYPE_CHECKING:
+    from pairmq.observe.journal import Journal
 
 _log = logging.getLogger("pairmq")
 
@@ -57,7 +60,8 @@ class Pair:
         self._emit = Emitter(f"{primary.endpoint.name}>{secondary.endpoint.name}", self._clock)
         self._observers = tuple(observers)
         for observer in self._observers:
-            self._emit.add(observer.on_event)
+            values = observer.on_values if isinstance(observer, ValuesObserver) else None
+            self._emit.add(observer.on_event, values=values)
         # The log is always on; its lines for single messages cost the hot path nothing unless someone reads them.
         debugging = logging.getLogger("pairmq").isEnabledFor(logging.DEBUG)
         self._emit.add(LogObserver().on_event, per_message=debugging)
@@ -75,6 +79,7 @@ class Pair:
         options: PairOptions | None = None,
         config: str | os.PathLike[str] | None = None,
         observers: Iterable[Observer] = (),
+        journal: str | os.PathLike[str] | Journal | None = None,
         plugins: Registry = registry,
         clock: Clock | None = None,
         **overrides: Any,
@@ -89,6 +94,8 @@ class Pair:
                 those of the settings.
             config: a TOML file with a ``[pair]`` table, under the ``PAIRMQ_*`` variables, under what is given here.
             observers: see every event, besides those that installed plugins bring of themselves.
+            journal: a directory that takes every event, or a journal that others use too; else the one of the settings
+                or of ``PAIRMQ_JOURNAL``, else none. Needs ``pairmq[journal]``.
             plugins: where transports are looked up.
             clock: time and chance, for simulations.
             overrides: options by name, as in `PairOptions`.
@@ -99,6 +106,7 @@ class Pair:
         urls = [side if isinstance(side, str) else None for side in (primary, secondary)]
         if options is not None and overrides:
             raise ConfigurationError(f"give either options or {', '.join(overrides)}, not both")
+        journal = journal or os.environ.get(f"{PREFIX}JOURNAL") or None
         if options is None or primary is None or secondary is None:
             # A transport of the caller's own needs no URL; any stands in for it.
             settings = load_settings(
@@ -110,8 +118,11 @@ class Pair:
             options = options or settings.options
             primary = primary or settings.primary
             secondary = secondary or settings.secondary
+            journal = journal or settings.journal
         transports = [side if isinstance(side, Transport) else plugins.transport(side) for side in (primary, secondary)]
         watching = [*observers, *(record.factory() for record in plugins.observers() if record.automatic)]
+        if journal is not None:
+            watching.append(_journal_observer(journal))
         return cls(transports[0], transports[1], options, observers=watching, clock=clock)
 
     # Life.
@@ -231,7 +242,7 @@ class Pair:
         engine = self._opened
         try:
             source = Source(entity, subscription, dead_letter)
-            return PairReceiver(engine, self._primary, source, prefetch, self._clock)
+            return PairReceiver(engine, engine.primary, source, prefetch, self._clock)
         except (TransportError, ValueError) as error:
             raise ConfigurationError(str(error)) from error
 
@@ -340,6 +351,15 @@ class Pair:
         if len(path) > longest:
             raise ConfigurationError(f"entity path of {len(path)} characters: the primary takes at most {longest}")
         return entity
+
+
+def _journal_observer(journal: str | os.PathLike[str] | Journal) -> Observer:
+    try:
+        # Not before it is asked for: it needs pyarrow, which takes longer to import than all of PairMQ.
+        from pairmq.observe.journal import JournalObserver
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(str(error)) from error
+    return JournalObserver(journal)
 
 
 async def _close_observer(observer: Observer) -> None:

@@ -10,11 +10,13 @@ from typing import Any, Self, TypeVar
 
 from pairmq.core import Backoff
 from pairmq.model import Delivery, FailureKind, FailureReason, LockLost, Message, Source, TransportError
+from pairmq.model.events import Event, MessageDelivered, Settlement
 from pairmq.runner import Clock, Engine, TimeLimits
 from pairmq.transport import Receiver, Transport
 
 T = TypeVar("T")
 Limited = Callable[[Awaitable[Any]], Awaitable[Any]]
+Report = Callable[[Delivery, float, Settlement, str | None, str | None], None]
 
 _POLL = 60.0  # s: one long poll of an iteration; only its cost depends on it
 _BACKOFF = Backoff(first=0.1, factor=2.0, cap=5.0)
@@ -23,12 +25,16 @@ _BACKOFF = Backoff(first=0.1, factor=2.0, cap=5.0)
 class PairDelivery:
     """A received message, locked for this receiver until it is settled by one of the methods below."""
 
-    __slots__ = ("_delivery", "_limited", "_receiver")
+    __slots__ = ("_delivery", "_limited", "_received_at", "_receiver", "_report")
 
-    def __init__(self, delivery: Delivery, receiver: Receiver, limited: Limited) -> None:
+    def __init__(
+        self, delivery: Delivery, receiver: Receiver, limited: Limited, report: Report, received_at: float
+    ) -> None:
         self._delivery = delivery
         self._receiver = receiver
         self._limited = limited
+        self._report = report
+        self._received_at = received_at
 
     @property
     def message(self) -> Message:
@@ -52,23 +58,33 @@ class PairDelivery:
             LockLost: the lock had ended; the message is delivered again.
             TransportError: the broker could not be reached; it may be delivered again.
         """
-        with _lock_errors():
-            await self._limited(self._receiver.complete(self._delivery))
+        await self._settle(self._receiver.complete(self._delivery), Settlement.COMPLETED)
 
     async def abandon(self) -> None:
         """Give the message back at once, to be delivered again. Raises as `complete`."""
-        with _lock_errors():
-            await self._limited(self._receiver.abandon(self._delivery))
+        await self._settle(self._receiver.abandon(self._delivery), Settlement.ABANDONED)
 
     async def dead_letter(self, reason: str, description: str = "") -> None:
         """Set the message aside in the entity's dead-letter queue, with a reason. Raises as `complete`."""
-        with _lock_errors():
-            await self._limited(self._receiver.dead_letter(self._delivery, reason, description))
+        operation = self._receiver.dead_letter(self._delivery, reason, description)
+        await self._settle(operation, Settlement.DEAD_LETTERED, reason)
 
     async def renew_lock(self) -> None:
         """Make the lock last its whole duration from now. Raises as `complete`."""
         with _lock_errors():
             self._delivery = await self._limited(self._receiver.renew_lock(self._delivery))
+
+    async def _settle(self, operation: Awaitable[None], settlement: Settlement, reason: str | None = None) -> None:
+        error: str | None = "cancelled"
+        try:
+            with _lock_errors():
+                await self._limited(operation)
+            error = None
+        except Exception as failure:
+            error = str(failure) or type(failure).__name__
+            raise
+        finally:
+            self._report(self._delivery, self._received_at, settlement, reason, error)
 
     def __repr__(self) -> str:
         return f"PairDelivery({self._delivery!r})"
@@ -89,6 +105,16 @@ class PairReceiver:
         self._receiver = transport.receiver(source)
         self._limits = TimeLimits()
         self._ready: deque[PairDelivery] = deque()
+        self._sinks: tuple[Callable[[Event], None], ...] = ()
+
+    def report_to(self, sink: Callable[[Event], None]) -> None:
+        """Give ``sink`` a `MessageDelivered` for each settlement; once only, and not where the pair does so already.
+
+        Args:
+            sink: must be quick; what it raises is raised where the delivery is settled.
+        """
+        if sink not in self._sinks and not self._engine.emit.has(sink):
+            self._sinks = (*self._sinks, sink)
 
     @property
     def source(self) -> Source:
@@ -118,7 +144,30 @@ class PairReceiver:
         receiver = self._receiver
         limit = wait + self._engine.options.attempt_timeout
         deliveries = await self._limits.run(receiver.receive(max_messages, wait), self._clock.now() + limit)
-        return [PairDelivery(delivery, receiver, self._limited) for delivery in deliveries]
+        now = self._clock.wall()
+        return [PairDelivery(delivery, receiver, self._limited, self._settled, now) for delivery in deliveries]
+
+    def _settled(
+        self, delivery: Delivery, received_at: float, settlement: Settlement, reason: str | None, error: str | None
+    ) -> None:
+        emit = self._engine.emit
+        if not emit.active and not self._sinks:
+            return
+        values: dict[str, Any] = {
+            "entity": self._source.entity,
+            "subscription": self._source.subscription,
+            "dead_letter": self._source.dead_letter,
+            "message_id": delivery.message.message_id,
+            "delivery_count": delivery.delivery_count,
+            "sequence_number": delivery.sequence_number,
+            "settlement": settlement,
+            "received_at": received_at,
+            "reason": reason,
+            "error": error,
+        }
+        emit(MessageDelivered, **values)
+        for sink in self._sinks:
+            sink(MessageDelivered(at=self._clock.wall(), pair=emit.pair, **values))
 
     async def _limited(self, operation: Awaitable[T]) -> T:
         return await self._limits.run(operation, self._clock.now() + self._engine.options.attempt_timeout)

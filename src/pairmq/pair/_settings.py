@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,9 @@ from pairmq.model import ConfigurationError
 
 PREFIX = "PAIRMQ_"
 """What the names of environment variables start with: ``PAIRMQ_FAILOVER_INTERVAL=10``."""
+
+_TEXTS = ("primary", "secondary", "journal")
+"""Settings that are no options of the pair."""
 
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|min|m|h|d)?")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, None: 1.0}
@@ -31,17 +34,20 @@ class Settings:
         primary: the primary's URL; may hold a password, so it is left out of the repr.
         secondary: the secondary's URL, likewise.
         options: how the pair behaves.
+        journal: the directory of the journal, None for no journal.
     """
 
     primary: str = field(repr=False)
     secondary: str = field(repr=False)
     options: PairOptions
+    journal: str | None = None
 
 
 def load_settings(
     *,
     primary: str | None = None,
     secondary: str | None = None,
+    journal: str | None = None,
     config: str | os.PathLike[str] | None = None,
     environ: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
@@ -51,6 +57,7 @@ def load_settings(
     Args:
         primary: the primary's URL; else ``PAIRMQ_PRIMARY``, else ``primary`` in the file.
         secondary: likewise.
+        journal: the journal's directory; else ``PAIRMQ_JOURNAL``, else ``journal`` in the file, else none.
         config: a TOML file with a ``[pair]`` table; else the one that ``PAIRMQ_CONFIG`` names, else none.
         environ: the environment; the process's when left out.
         overrides: options by name, in their own types; None values count as left out. In the environment durations are
@@ -65,11 +72,11 @@ def load_settings(
     environ = os.environ if environ is None else environ
     table = _read(config or environ.get(f"{PREFIX}CONFIG") or None)
     values: dict[str, Any] = {name: _own_type(name, value) for name, value in table.items()}
-    for name in ("primary", "secondary", *OPTION_NAMES):
+    for name in (*_TEXTS, *OPTION_NAMES):
         text = environ.get(PREFIX + name.upper())
         if text:
-            values[name] = text if name in ("primary", "secondary") else _parse(name, text, PREFIX + name.upper())
-    given = {"primary": primary, "secondary": secondary, **(overrides or {})}
+            values[name] = text if name in _TEXTS else _parse(name, text, PREFIX + name.upper())
+    given = {"primary": primary, "secondary": secondary, "journal": journal, **(overrides or {})}
     values.update({name: value for name, value in given.items() if value is not None})
     urls = []
     for side in ("primary", "secondary"):
@@ -80,10 +87,13 @@ def load_settings(
                 f"of a file, e.g. {side} = 'redis://127.0.0.1:6379/0'"
             )
         urls.append(url)
+    directory = values.pop("journal", None)
+    if directory is not None and not isinstance(directory, str):
+        raise ConfigurationError(f"journal is a {type(directory).__name__}: it must be the path of a directory")
     unknown = sorted(set(values) - set(OPTION_NAMES))
     if unknown:
         raise ConfigurationError(f"unknown option {', '.join(unknown)}: known are {', '.join(OPTION_NAMES)}")
-    return Settings(urls[0], urls[1], PairOptions(**values))
+    return Settings(urls[0], urls[1], PairOptions(**values), directory)
 
 
 def check_available(options: PairOptions) -> None:
@@ -109,9 +119,7 @@ def parse_duration(text: str) -> float:
     """
     match = _DURATION.fullmatch(text.strip())
     if not match:
-        # A URL in the wrong place may hold a password.
-        shown = "a URL" if "://" in text else repr(text[:40])
-        raise ConfigurationError(f"{shown} is no duration: write 10, 10s, 500ms, 5min or 1h")
+        raise ConfigurationError(f"{_shown(text, repr)} is no duration: write 10, 10s, 500ms, 5min or 1h")
     return float(match[1]) * _UNITS[match[2]]
 
 
@@ -121,19 +129,25 @@ def _read(path: str | os.PathLike[str] | None) -> dict[str, Any]:
     try:
         document = tomllib.loads(Path(path).read_text("utf-8"))
     except OSError as error:
-        raise ConfigurationError(f"settings file {os.fspath(path)}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"settings file {os.fspath(path)} is no TOML: {error}") from None
+        raise ConfigurationError(f"settings file {_shown(path)}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and a path that can't be
+        raise ConfigurationError(f"settings file {_shown(path)} is no TOML: {error}") from None
     table = document.get("pair", {})
     if not isinstance(table, dict):
-        raise ConfigurationError(f"settings file {os.fspath(path)}: [pair] must be a table")
-    unknown = sorted(set(table) - {"primary", "secondary", *OPTION_NAMES})
+        raise ConfigurationError(f"settings file {_shown(path)}: [pair] must be a table")
+    unknown = sorted(set(table) - {*_TEXTS, *OPTION_NAMES})
     if unknown:
         raise ConfigurationError(
-            f"settings file {os.fspath(path)}: unknown {', '.join(unknown)} in [pair]; "
-            f"known are primary, secondary, {', '.join(OPTION_NAMES)}"
+            f"settings file {_shown(path)}: unknown {', '.join(map(_shown, unknown))} in [pair]; "
+            f"known are {', '.join((*_TEXTS, *OPTION_NAMES))}"
         )
     return table
+
+
+def _shown(text: str | os.PathLike[str], how: Callable[[str], str] = str) -> str:
+    """What a person wrote, for an error; a URL in the wrong place may hold a password."""
+    text = os.fspath(text)
+    return "a URL" if "://" in text else how(text if len(text) <= 200 else f"{text[:40]}…")
 
 
 def _own_type(name: str, value: Any) -> Any:
@@ -154,7 +168,7 @@ def _parse(name: str, text: str, where: str) -> Any:
     if isinstance(default, bool):
         if text.lower() in _TRUE | _FALSE:
             return text.lower() in _TRUE
-        raise ConfigurationError(f"{where} is {text!r}: it must be true or false")
+        raise ConfigurationError(f"{where} is {_shown(text, repr)}: it must be true or false")
     if isinstance(default, float):
         try:
             return parse_duration(text)
@@ -164,10 +178,10 @@ def _parse(name: str, text: str, where: str) -> Any:
         try:
             return float(text) if default is None else int(text)
         except ValueError:
-            raise ConfigurationError(f"{where} is {text!r}: it must be a number") from None
+            raise ConfigurationError(f"{where} is {_shown(text, repr)}: it must be a number") from None
     if isinstance(default, tuple):
         parts = tuple(part.strip() for part in text.split(",") if part.strip())
         if not parts:
-            raise ConfigurationError(f"{where} is {text!r}: it must name at least one, divided by commas")
+            raise ConfigurationError(f"{where} is {_shown(text, repr)}: it must name at least one, divided by commas")
         return parts
     return text

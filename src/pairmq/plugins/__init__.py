@@ -1,7 +1,14 @@
 """How transports and observers join: pluggy hooks, the records that they yield, and the registry."""
 
 from pairmq.plugins._manager import PluginInfo, Registry, registry
-from pairmq.plugins._records import BrokerControl, LocalServer, Observer, ObserverRecord, TransportRecord
+from pairmq.plugins._records import (
+    BrokerControl,
+    LocalServer,
+    Observer,
+    ObserverRecord,
+    TransportRecord,
+    ValuesObserver,
+)
 from pairmq.plugins.hookspecs import hookimpl, hookspec
 
 __all__ = [
@@ -12,6 +19,7 @@ __all__ = [
     "PluginInfo",
     "Registry",
     "TransportRecord",
+    "ValuesObserver",
     "hookimpl",
     "hookspec",
     "registry",

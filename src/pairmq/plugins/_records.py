@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from pairmq.model.events import Event
+from pairmq.model.records import Values
 from pairmq.transport import Capabilities, Transport
 
 
@@ -98,6 +99,14 @@ class Observer(Protocol):
 
     async def close(self) -> None:
         """Write out what it still holds; called when the pair closes."""
+
+
+@runtime_checkable
+class ValuesObserver(Observer, Protocol):
+    """An observer that takes sends as bare values, as to make an event of each would cost more than all else."""
+
+    def on_values(self, values: Values) -> None:
+        """Take a `SendCompleted` that was not made yet, in the place of `on_event`, and like it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from pairmq.model.events import AttemptFailed, Event, MessageMoved, SendCompleted
+from pairmq.model.events import AttemptFailed, Event, MessageDelivered, MessageMoved, SendCompleted
+from pairmq.model.records import Values, event_from
 from pairmq.runner._clock import Clock
 
 _log = logging.getLogger("pairmq")
 
-_PER_MESSAGE = frozenset((SendCompleted, AttemptFailed, MessageMoved))
+_PER_MESSAGE = frozenset((SendCompleted, AttemptFailed, MessageMoved, MessageDelivered))
+
+Sink = Callable[[Event], None]
 
 
 class Emitter:
@@ -25,35 +28,71 @@ class Emitter:
 
     def __init__(self, pair: str, clock: Clock) -> None:
         self.pair = pair
+        self.active = False
+        """Whether anyone wants events of single messages; the hot path asks before it makes one."""
         self._clock = clock
-        self._sinks: tuple[Callable[[Event], None], ...] = ()
-        self._message_sinks: tuple[Callable[[Event], None], ...] = ()
+        self._sinks: tuple[Sink, ...] = ()
+        self._message_sinks: tuple[Sink, ...] = ()
+        self._send_sinks: tuple[Sink, ...] = ()
+        self._values_sinks: tuple[Callable[[Values], None], ...] = ()
         self._reported: set[int] = set()
-        self._waiting: deque[tuple[tuple[Callable[[Event], None], ...], Event]] = deque()
+        self._waiting: deque[tuple[tuple[Callable[[Any], None], ...], Event | Values]] = deque()
         self._handing_out = False
 
-    @property
-    def active(self) -> bool:
-        """Whether anyone wants events of single messages; the hot path asks before it makes one."""
-        return bool(self._message_sinks)
+    def add(self, sink: Sink, *, per_message: bool = True, values: Callable[[Values], None] | None = None) -> None:
+        """Give ``sink`` every event from now on, or all but those of single messages.
 
-    def add(self, sink: Callable[[Event], None], *, per_message: bool = True) -> None:
-        """Give ``sink`` every event from now on, or all but those of single messages."""
+        Args:
+            sink: takes events.
+            per_message: also those of single messages.
+            values: takes the values of every `SendCompleted` in the place of ``sink``. To make that event costs more
+                than all else that is done for it, and there is one for every send.
+        """
         self._sinks = (*self._sinks, sink)
-        if per_message:
-            self._message_sinks = (*self._message_sinks, sink)
+        if not per_message:
+            return
+        self._message_sinks = (*self._message_sinks, sink)
+        self.active = True
+        if values is None:
+            self._send_sinks = (*self._send_sinks, sink)
+        else:
+            self._values_sinks = (*self._values_sinks, values)
 
-    def remove(self, sink: Callable[[Event], None]) -> None:
-        """Give ``sink`` no more events."""
+    def remove(self, sink: Sink) -> None:
+        """Give ``sink`` no more events; not for one that was added with ``values``."""
         self._sinks = tuple(known for known in self._sinks if known != sink)
         self._message_sinks = tuple(known for known in self._message_sinks if known != sink)
+        self._send_sinks = tuple(known for known in self._send_sinks if known != sink)
+        self.active = bool(self._message_sinks)
+
+    def has(self, sink: Sink) -> bool:
+        """Whether ``sink`` gets events of single messages."""
+        return sink in self._message_sinks
 
     def __call__(self, kind: type[Event], /, **values: Any) -> None:
         """Make an event of now and hand it out."""
         sinks = self._message_sinks if kind in _PER_MESSAGE else self._sinks
-        if not sinks:
+        if sinks:
+            self._waiting.append((sinks, kind(at=self._clock.wall(), pair=self.pair, **values)))
+            self._hand_out_all()
+
+    def send_completed(self, values: Values) -> None:
+        """Hand out a `SendCompleted`, given by its values; only for those who want it the event itself is made."""
+        if not self._handing_out and not self._send_sinks:
+            # The usual case with a journal, and every send's: nothing waits, and a taker of values causes no events.
+            for sink in self._values_sinks:
+                try:
+                    sink(values)
+                except Exception:
+                    self._report(sink)
             return
-        self._waiting.append((sinks, kind(at=self._clock.wall(), pair=self.pair, **values)))
+        if self._values_sinks:
+            self._waiting.append((self._values_sinks, values))
+        if self._send_sinks:
+            self._waiting.append((self._send_sinks, event_from(values)))
+        self._hand_out_all()
+
+    def _hand_out_all(self) -> None:
         if self._handing_out:
             return  # a sink has caused this event: each sink gets all events in the order in which they happened
         self._handing_out = True
@@ -63,12 +102,15 @@ class Emitter:
         finally:
             self._handing_out = False
 
-    def _hand_out(self, sinks: tuple[Callable[[Event], None], ...], event: Event) -> None:
+    def _hand_out(self, sinks: tuple[Callable[[Any], None], ...], event: Event | Values) -> None:
         for sink in sinks:
             try:
                 sink(event)
             except Exception:
-                # Once for each observer: one that always fails must not fill the log in an outage.
-                if id(sink) not in self._reported:
-                    self._reported.add(id(sink))
-                    _log.exception("an observer failed; its further failures are not reported: %r", sink)
+                self._report(sink)
+
+    def _report(self, sink: object) -> None:
+        """Say that an observer fails: once for each, as one that always does must not fill the log in an outage."""
+        if id(sink) not in self._reported:
+            self._reported.add(id(sink))
+            _log.exception("an observer failed; its further failures are not reported: %r", sink)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Coroutine, Mapping
+from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
+from pairmq._version import version
 from pairmq.core import (
     FORCE_FAILOVER,
     HOLD,
@@ -17,14 +20,16 @@ from pairmq.core import (
     PairOptions,
 )
 from pairmq.model import Entity, EntityState, Message, PairClosed, PairFaulted, Receipt, SendError
-from pairmq.model.events import PairEnded
+from pairmq.model.events import PairEnded, PairOpened, Side
 from pairmq.runner._attempt import TimeLimits
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock
+from pairmq.runner._counted import CountedTransport
 from pairmq.runner._drain import DrainWatch
 from pairmq.runner._emitter import Emitter
 from pairmq.runner._entity import EntityRunner
 from pairmq.runner._job import SenderState
+from pairmq.runner._operations import Operations, OperationsReport
 from pairmq.runner._partners import Partners
 from pairmq.runner._send import SendProcedure
 from pairmq.runner._syphon import Syphon
@@ -50,8 +55,12 @@ class Engine:
         self, primary: Transport, secondary: Transport, options: PairOptions, clock: Clock, emit: Emitter
     ) -> None:
         self.options = options
-        self._primary = primary
-        self._secondary = secondary
+        sides = {side: Operations() for side in Side}
+        self._ends = primary, secondary
+        self._primary = primary = CountedTransport(primary, sides[Side.PRIMARY])
+        self._secondary = secondary = CountedTransport(secondary, sides[Side.SECONDARY])
+        self._operations = OperationsReport(sides, clock, emit)
+        self._operations_task: asyncio.Task[None] | None = None
         self._clock = clock
         self._emit = emit
         self._limits = TimeLimits()
@@ -72,6 +81,15 @@ class Engine:
             TransportError: the secondary refuses to let the backlog queues be made.
         """
         await self.backlog.prepare()
+        self._emit(
+            PairOpened,
+            primary=self._primary.endpoint.url,
+            secondary=self._secondary.endpoint.url,
+            version=version(),
+            options=json.dumps(asdict(self.options)),
+        )
+        if self._emit.active:
+            self._operations_task = asyncio.create_task(self._operations.run(), name="operations report")
         if not self.options.enable_syphon:
             return
         self.syphon = Syphon(self._primary, self._secondary, self.backlog, self.options, self._clock, self._emit)
@@ -85,7 +103,17 @@ class Engine:
             self.options.attempt_timeout,
         )
         self._drain_task = asyncio.create_task(self._drain.run(), name="drain watch")
-        self._partners = Partners(self._primary, self._secondary, self.options.close_grace, self._faulted)
+        self._partners = Partners(*self._ends, self.options.close_grace, self._faulted)
+
+    @property
+    def primary(self) -> Transport:
+        """The transport to the primary; what is asked of it through this one is counted."""
+        return self._primary
+
+    @property
+    def emit(self) -> Emitter:
+        """Takes the pair's events."""
+        return self._emit
 
     @property
     def fault(self) -> BaseException | None:
@@ -160,14 +188,16 @@ class Engine:
         self._sends.end_by(self._clock.now() + grace, self._fault)
         for runner in self._runners.values():
             runner.wake()  # sends that wait between two attempts learn their new deadline
-        if self._drain_task is not None:
-            self._drain_task.cancel()
+        for task in (self._drain_task, self._operations_task):
+            if task is not None:
+                task.cancel()
         stop_syphon = [self.syphon.stop(grace)] if self.syphon is not None else []
         # One second over the grace: what was interrupted at its end still has to give its results back.
         await _bounded(grace + 4, self._sends.wait_idle(grace + 1), *stop_syphon)
         await _bounded(2.5, *(runner.close() for runner in self._runners.values()))
         await _bounded(_TRANSPORT_CLOSE, self.backlog.close())
         await _bounded(_TRANSPORT_CLOSE, self._primary.close(), self._secondary.close())
+        self._operations.tell()
         self._emit(PairEnded, fault=None if self._fault is None else str(self._fault), unknown=self._sends.given_back)
 
     def _entity_changed(self, runner: EntityRunner, change: Changed) -> None:

@@ -58,6 +58,8 @@ class EntityRunner:
         self.entity = entity
         self.machine = machine
         self.last_failure: TransportError | None = None
+        self.seen = machine.state
+        """The state as it was last announced: `state`, without the work, for the report of every send."""
         self._clock = clock
         self._emit = emit
         self._probe = probe
@@ -155,6 +157,7 @@ class EntityRunner:
         self._arm()
 
     def _announce(self, change: Changed) -> None:
+        self.seen = change.current
         self._emit(
             StateChanged,
             entity=self.entity,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from pairmq.core import reserved_properties
 from pairmq.model import (
@@ -34,6 +33,11 @@ _REFUSALS: dict[FailureReason, type[SendRefused]] = {
 }
 
 
+_PRIMARY, _BACKLOG = SendOutcome.PRIMARY, SendOutcome.BACKLOG
+
+_MOST_CAUSES = 10
+"""Failures that a send keeps: one that is throttled for a day fails tens of thousands of times, with a trace each."""
+
 _MAKE_IT = "; make it first: await pair.primary.admin.create(Entity(...)), or pairmq entity create NAME"
 
 
@@ -46,23 +50,25 @@ class SenderState:
         sender_id: stands in the envelope of each message that it diverts.
     """
 
-    __slots__ = ("primary", "queue", "runner", "sender_id", "sequence")
+    __slots__ = ("called", "primary", "queue", "runner", "sender_id", "sequence")
 
     def __init__(self, runner: EntityRunner, primary: Sender, sender_id: str) -> None:
         self.runner = runner
         self.primary = primary
         self.sender_id = sender_id
+        self.called = 0
         self.sequence = 0
         self.queue: int | None = None
 
 
 class Job:
-    """One message of one send, until it has its result."""
+    """One message of one send, until it has its result; ``number`` tells the order of a sender's calls."""
 
-    __slots__ = ("attempts", "causes", "message", "result", "unknown")
+    __slots__ = ("attempts", "causes", "message", "number", "result", "unknown")
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, message: Message, number: int = 0) -> None:
         self.message = message
+        self.number = number
         self.attempts = 0
         self.unknown = False
         self.causes: list[BaseException] = []
@@ -89,7 +95,9 @@ class Endings:
         """
         if not isinstance(message, Message):
             raise TypeError(f"a {type(message).__name__} can't be sent: make a Message of it")
-        job = Job(message if message.message_id is not None else message.with_id(self._clock.new_id()))
+        with_id = message if message.message_id is not None else message.with_id(self._clock.new_id())
+        job = Job(with_id, state.called)
+        state.called += 1
         taken = reserved_properties(message)
         if taken:
             text = f"application properties {', '.join(taken)} belong to PairMQ's envelope: rename them"
@@ -106,6 +114,8 @@ class Endings:
         self, state: SenderState, job: Job, failure: TransportError, *, queue: str | None, late: bool, final: bool
     ) -> None:
         """One attempt failed; with ``final`` the message is refused by it."""
+        if len(job.causes) >= _MOST_CAUSES:
+            del job.causes[1]  # how it began, and what came last, are what somebody wants to know
         job.causes.append(failure)
         job.unknown = job.unknown or failure.maybe_applied
         if self._emit.active:
@@ -139,19 +149,40 @@ class Endings:
 
     def report(self, state: SenderState, jobs: Iterable[Job], started: float) -> None:
         """One event a message; one without a result was cancelled, and its outcome is unknown (SPEC 3.7)."""
-        if not self._emit.active:
+        emit = self._emit
+        if not emit.active:
             return
-        elapsed = self._clock.now() - started
+        runner, at = state.runner, self._clock.wall()
+        entity, seen = runner.entity, runner.seen
         for job in jobs:
-            self._emit(
-                SendCompleted,
-                entity=state.runner.entity,
-                message_id=job.message.message_id or "",
-                attempts=job.attempts,
-                elapsed=elapsed,
-                maybe_duplicate=job.unknown,
-                size=len(job.message.body),
-                **_outcome(job.result),
+            message, result = job.message, job.result
+            # A healthy send pays for every line here: nothing is asked twice, and no event is made of the values.
+            if type(result) is Receipt:
+                queue, elapsed, error = result.backlog_queue, result.elapsed, None
+                outcome = _PRIMARY if queue is None else _BACKLOG
+            else:
+                queue, elapsed = None, self._clock.now() - started
+                outcome, error = _failure(result)
+            emit.send_completed(
+                (
+                    SendCompleted,
+                    at,
+                    emit.pair,
+                    entity,
+                    message.message_id or "",
+                    outcome,
+                    queue,
+                    job.attempts,
+                    elapsed,
+                    job.unknown,
+                    len(message.body),
+                    error,
+                    state.sender_id,
+                    job.number,
+                    message.session_id,
+                    message.time_to_live,
+                    seen,
+                )
             )
 
 
@@ -164,10 +195,7 @@ def worst_kind(failures: Iterable[TransportError | None]) -> FailureKind | None:
     return None
 
 
-def _outcome(result: Receipt | SendError | None) -> dict[str, Any]:
-    if isinstance(result, Receipt):
-        outcome = SendOutcome.PRIMARY if result.route is Route.PRIMARY else SendOutcome.BACKLOG
-        return {"outcome": outcome, "backlog_queue": result.backlog_queue}
+def _failure(result: Receipt | SendError | None) -> tuple[SendOutcome, str]:
+    """How a send ended that was not accepted, and the error's name."""
     outcome = SendOutcome.REFUSED if isinstance(result, SendRefused) else SendOutcome.UNKNOWN
-    error = "Cancelled" if result is None else type(result).__name__
-    return {"outcome": outcome, "backlog_queue": None, "error": error}
+    return outcome, "Cancelled" if result is None else type(result).__name__

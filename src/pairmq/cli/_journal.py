@@ -1,0 +1,176 @@
+"""``pairmq journal``: look into a journal, and make segments of what killed processes left."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Group
+from rich.text import Text
+
+from pairmq.cli._common import Json, examples
+from pairmq.cli._errors import BadUsage, CommandFailed, file_problem, printable
+from pairmq.cli._journal_kept import journal_package
+from pairmq.cli._output import WARN, cells, note, put_json, say, stdout_console, stdout_written, table, warn
+from pairmq.cli._values import grouped, plural
+from pairmq.model.records import KINDS, SCHEMA_VERSION
+
+T = TypeVar("T")
+
+_EPILOG = examples(
+    "pairmq journal show journal/ --kind StateChanged --kind PingCompleted",
+    "pairmq journal show journal/ --entity orders --json | jq .outcome",
+    "pairmq journal stat journal/",
+    "pairmq journal recover journal/",
+)
+_FIRST = ("at", "kind", "entity", "message_id")
+_LEFT_OUT = frozenset((*_FIRST, "entity_kind", "pair", "process", "seq", "message_key"))
+
+group = typer.Typer(no_args_is_help=True, help="Look into a journal's directory, and recover it.", epilog=_EPILOG)
+
+Directory = Annotated[str, typer.Argument(metavar="DIR", help="The journal's directory.")]
+
+
+def add(app: typer.Typer) -> None:
+    """Enter the group into the application."""
+    app.add_typer(group, name="journal")
+
+
+@group.command()
+def show(
+    directory: Directory,
+    kind: Annotated[
+        list[str] | None, typer.Option("--kind", metavar="KIND", help="Only events of this kind; repeatable.")
+    ] = None,
+    entity: Annotated[
+        list[str] | None, typer.Option("--entity", "-e", metavar="NAME", help="Only of this entity; repeatable.")
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Print the rows of all segments, a line each: by day, in each by process, in each in their order.
+
+    What is being written is no segment yet, and is not shown. Exit status: 0, 1 when a segment can't be read.
+    """
+    unknown = sorted(set(kind or ()) - set(KINDS))
+    if unknown:
+        raise BadUsage(f"no kind of event is named {', '.join(unknown)}: known are {', '.join(KINDS)}")
+    rows = journal_package().read_rows(_existing(directory), kinds=kind or (), entities=entity or ())
+    for row in iter(_reading(lambda: next(rows, None)), None):
+        if json:
+            put_json(row)
+        else:
+            with stdout_written():
+                sys.stdout.write(f"{_line(row)}\n")
+    return 0
+
+
+@group.command()
+def stat(directory: Directory, json: Json = False) -> int:
+    """Count segments and rows, and tell of each process whether anything of it is missing.
+
+    Exit status: 0, 1 when rows are missing or stand twice, or a segment can't be read.
+    """
+    found = _reading(lambda: journal_package().statistics(_existing(directory)))()
+    whole = not found.repeated and not any(span.missing for span in found.processes)
+    if json:
+        put_json({**asdict(found), "schema_version": SCHEMA_VERSION, "whole": whole}, indent=2)
+        return 0 if whole else 1
+    if not found.rows:
+        say(f"{printable(directory)}: no segments yet")
+    else:
+        kinds, processes = (
+            table("kind", ("rows", "right")),
+            table("process", ("rows", "right"), ("missing", "right"), ("dropped", "right"), "ended"),
+        )
+        for name, count in sorted(found.kinds.items(), key=lambda entry: -entry[1]):
+            kinds.add_row(*cells((name, grouped(count))))
+        for span in found.processes:
+            ended = "in good order" if span.ended else "killed, or it still runs"
+            counts = (grouped(span.rows), grouped(span.missing), grouped(span.dropped))
+            processes.add_row(*cells((span.process, *counts, ended), WARN if span.missing else None))
+        size = f"{found.bytes / 1e6:.1f} MB"
+        head = f"{plural(found.rows, 'row')} in {plural(found.segments, 'segment')}, {size}"
+        head += f", from {_instant(found.first_at)} to {_instant(found.last_at)}"
+        stdout_console().print(Group(Text(head), Text(), kinds, Text(), processes))
+    if found.open_parts:
+        note(
+            f"{plural(found.open_parts, 'part')} not yet a segment: of processes that run, or 'pairmq journal recover'"
+        )
+    if found.repeated:
+        warn(f"{plural(found.repeated, 'row')} stand in two segments: a file was copied into the journal")
+    return 0 if whole else 1
+
+
+@group.command()
+def recover(
+    directory: Directory,
+    all_hosts: Annotated[
+        bool,
+        typer.Option("--all-hosts", metavar="", help="Also what other machines left, which must not run any more."),
+    ] = False,
+    json: Json = False,
+) -> int:
+    """Make segments of what killed processes left; what still runs is left alone.
+
+    Exit status: 0, 1 when something could not be recovered: it stays as it is.
+    """
+    folder = _existing(directory)
+    found = _reading(lambda: journal_package().recover(folder, all_hosts=all_hosts))()
+    if json:
+        record = {**asdict(found), "segments": [str(path) for path in found.segments]}
+        put_json({**record, "failed": {str(path): why for path, why in found.failed.items()}}, indent=2)
+    else:
+        say(f"recovered {plural(found.rows, 'row')} of {plural(found.parts, 'part')}")
+        if found.torn:
+            note(f"  cut from their ends, torn when the process died: {plural(found.torn, 'byte')}")
+        if found.kept:
+            note(f"  left alone, as they are in use or another machine's: {plural(found.kept, 'part')}")
+        for path, why in found.failed.items():
+            warn(f"{path}: {why}")
+    return 1 if found.failed else 0
+
+
+def _existing(directory: str) -> Path:
+    path = Path(directory)
+    if not path.is_dir():
+        raise BadUsage(f"{printable(directory)}: there is no such directory")
+    return path
+
+
+def _reading(step: Callable[[], T]) -> Callable[[], T]:
+    """What reads files, with its errors as the command's."""
+
+    def read() -> T:
+        try:
+            return step()
+        except OSError as error:
+            raise CommandFailed(f"can't read {file_problem(str(error.filename or 'the journal'), error)}") from error
+        except ValueError as error:  # what Arrow's errors are
+            raise CommandFailed(f"a file of the journal is no segment: {error}") from error
+
+    return read
+
+
+def _line(row: dict[str, Any]) -> str:
+    parts = [f"{_instant(row['at'])} {row['kind']}"]
+    parts += [str(row[name]) for name in _FIRST[2:] if row.get(name)]
+    parts += [f"{name}={_value(value)}" for name, value in row.items() if name not in _LEFT_OUT]
+    return printable(" ".join(parts))
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = str(value)
+    return repr(text) if " " in text or not text else text
+
+
+def _instant(seconds: float | None) -> str:
+    if seconds is None:
+        return "unknown"
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,294 @@
+"""Events as flat rows: the one source of the journal's schema, for its writer, its readers and its documents.
+
+Every event becomes one row of one wide table. A field is a column of the same name, and two kinds of event that have a
+field of one name share its column; an entity takes two. All of it is derived from the dataclasses of
+`pairmq.model.events`, so that a new field can't be forgotten: it is a new column, and a test asks for a new
+`SCHEMA_VERSION`.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from types import MappingProxyType, NoneType
+from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+
+from pairmq.model import events
+from pairmq.model._entity import Entity, EntityKind
+from pairmq.model.events import Event
+
+SCHEMA_VERSION = 1
+"""Raised with every change of `COLUMNS`. A column is never renamed, and never gets another type."""
+
+ColumnType = Literal["string", "int64", "float64", "bool", "list<string>"]
+
+Values: TypeAlias = tuple[Any, ...]
+"""An event that was not made yet: its kind, then its fields' values in their order; see `values_of`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of the table.
+
+    Args:
+        name: in every segment.
+        type: what it holds; ``list<string>`` is a list without nulls in it.
+        nullable: whether a row may have none, as all rows have whose kind lacks the field.
+        meaning: a line; where kinds differ in it, each is named.
+        kinds: the kinds of event that have it; empty for all.
+    """
+
+    name: str
+    type: ColumnType
+    nullable: bool
+    meaning: str
+    kinds: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Where a kind of event has the value of a column.
+
+    Args:
+        column: the column's name.
+        index: its place in `Values`.
+        part: the attribute of that value which is meant, None for the value itself.
+    """
+
+    column: str
+    index: int
+    part: str | None = None
+
+
+_ORDER = (
+    events.SendCompleted,
+    events.MessageDelivered,
+    events.MessageMoved,
+    events.AttemptFailed,
+    events.StateChanged,
+    events.PingCompleted,
+    events.MessageDeadLettered,
+    events.RotationChanged,
+    events.DestinationChanged,
+    events.SyphonFailed,
+    events.BacklogQueueChecked,
+    events.OperationsCounted,
+    events.Warned,
+    events.PairOpened,
+    events.PairEnded,
+    events.JournalOpened,
+    events.EventsDropped,
+    events.JournalClosed,
+)
+
+KINDS: Mapping[str, type[Event]] = MappingProxyType({kind.__name__: kind for kind in _ORDER})
+"""Every kind of event by its name, which is what the column ``kind`` holds; the most frequent ones first."""
+
+# Fields whose names mean something else in another kind, or in the table itself.
+_NAMES: Mapping[tuple[type[Event], str], str] = {
+    (events.AttemptFailed, "kind"): "failure_kind",
+    (events.AttemptFailed, "late"): "late_attempt",
+}
+
+_ENTITY_KIND = "entity_kind"
+
+# Where the docstrings say the same in many words.
+_MEANINGS = {
+    "entity": "path of the queue or topic that the event is about",
+    _ENTITY_KIND: "`queue` or `topic`",
+    "message_id": "the message's id; empty or null if it has none",
+}
+
+_COMMON = (
+    Column("kind", "string", False, "the kind of event: the name of its class"),
+    Column("at", "float64", False, "wall-clock seconds since 1970 UTC"),
+    Column("pair", "string", False, "the pair's name, `primary>secondary`; empty for the journal's own events"),
+    Column("process", "string", False, "the run of a process that wrote the row: host, process id, start and chance"),
+    Column(
+        "seq",
+        "int64",
+        False,
+        "the row's number in its process, from 0; a gap shows rows that are lost. With `process` it names the row",
+    ),
+    Column("message_key", "int64", True, "64-bit hash of `message_id`, the same everywhere: cheaper to group by"),
+)
+
+
+def _type_of(hint: Any) -> ColumnType:
+    if get_origin(hint) is tuple:
+        return "list<string>"
+    known: tuple[tuple[type, ColumnType], ...] = (
+        (str, "string"),
+        (bool, "bool"),
+        (int, "int64"),
+        (float, "float64"),
+    )
+    for python, logical in known:
+        if issubclass(hint, python):
+            return logical
+    raise TypeError(f"an event's field of type {hint!r} has no column type: add one")
+
+
+def _bare(hint: Any) -> Any:
+    """A type without its ``| None``."""
+    kept = [entry for entry in get_args(hint) if entry is not NoneType]
+    return kept[0] if len(kept) == 1 and NoneType in get_args(hint) else hint
+
+
+_HINTS: Mapping[type[Event], Mapping[str, Any]] = {
+    kind: {name: _bare(hint) for name, hint in get_type_hints(kind).items()} for kind in _ORDER
+}
+
+
+def _fields_of(kind: type[Event]) -> Iterator[Field]:
+    for index, entry in enumerate(fields(kind), start=1):
+        name = _NAMES.get((kind, entry.name), entry.name)
+        if _HINTS[kind][entry.name] is Entity:
+            yield Field(name, index, "path")
+            yield Field(_ENTITY_KIND, index, "kind")
+        else:
+            yield Field(name, index)
+
+
+FIELDS: Mapping[type[Event], tuple[Field, ...]] = MappingProxyType({kind: tuple(_fields_of(kind)) for kind in _ORDER})
+"""For each kind of event, where the value of each of its columns is."""
+
+
+def _meanings(kind: type[Event]) -> dict[str, str]:
+    """The texts of a docstring's ``Args:``, each on one line; none where Python dropped the docstrings."""
+    _, _, rest = inspect.cleandoc(kind.__doc__ or "").partition("\nArgs:\n")
+    entries = re.findall(r"^    (\w+): (.*(?:\n     .*)*)", rest, re.MULTILINE)
+    return {name: " ".join(text.split()).replace("``", "`").rstrip(".") for name, text in entries}
+
+
+def _derived() -> Iterator[Column]:
+    """The columns that come from the events' fields, in the order of `KINDS`."""
+    types: dict[str, ColumnType] = {}
+    texts: dict[str, dict[str, str]] = {}
+    for kind in _ORDER:
+        meanings = _meanings(kind)
+        for field in FIELDS[kind]:
+            entry = fields(kind)[field.index - 1].name
+            hint = _HINTS[kind][entry]
+            logical: ColumnType = "string" if hint is Entity else _type_of(hint)
+            if types.setdefault(field.column, logical) != logical:
+                raise TypeError(f"{kind.__name__}.{entry} is a {logical}, another kind's is none: name it in _NAMES")
+            text = _MEANINGS.get(field.column) or meanings.get(entry, "")
+            texts.setdefault(field.column, {})[kind.__name__] = text
+    common = {column.name for column in _COMMON}
+    for name, by_kind in texts.items():
+        if name not in common:
+            yield Column(name, types[name], True, _joined(by_kind), tuple(by_kind))
+
+
+def _joined(by_kind: Mapping[str, str]) -> str:
+    meanings: dict[str, list[str]] = {}
+    for kind, text in by_kind.items():
+        meanings.setdefault(text, []).append(kind)
+    if len(meanings) == 1:
+        return next(iter(meanings))
+    return "; ".join(f"{', '.join(kinds)}: {text}" for text, kinds in meanings.items())
+
+
+def _columns() -> tuple[Column, ...]:
+    """What most queries read comes first: a reader of the file's head gets it at once."""
+    named = {column.name: column for column in (*_COMMON, *_derived())}
+    first = ("kind", "at", "pair", "entity", _ENTITY_KIND, "process", "seq", "message_id", "message_key")
+    return (*(named.pop(name) for name in first), *named.values())
+
+
+COLUMNS: tuple[Column, ...] = _columns()
+"""All columns, in the order of the segments."""
+
+
+def values_of(event: Event) -> Values:
+    """Take an event apart: its kind, then the values of its fields in their order."""
+    kind = type(event)
+    return (kind, *[getattr(event, entry.name) for entry in fields(kind)])
+
+
+def event_from(values: Values) -> Event:
+    """Make the event that `values_of` takes apart."""
+    kind: type[Event] = values[0]
+    return kind(**dict(zip((entry.name for entry in fields(kind)), values[1:], strict=True)))
+
+
+def row_of(event: Event) -> dict[str, Any]:
+    """Give an event's row.
+
+    Args:
+        event: of one of the `KINDS`.
+
+    Returns:
+        Its columns by name, without ``process`` and ``seq``; what the kind of event lacks is left out. Texts are plain
+        strings, lists are tuples.
+    """
+    values = values_of(event)
+    row: dict[str, Any] = {"kind": type(event).__name__}
+    for field in FIELDS[type(event)]:
+        value = values[field.index]
+        if field.part is not None and value is not None:
+            value = getattr(value, field.part)
+        row[field.column] = value.value if isinstance(value, enum.Enum) else value
+    if "message_id" in row:
+        row["message_key"] = message_key(row["message_id"])
+    return row
+
+
+def event_of(row: Mapping[str, Any]) -> Event:
+    """Give the event of a row, the inverse of `row_of`.
+
+    Args:
+        row: columns by name; one that is missing counts as null, and what the kind of event lacks is ignored.
+
+    Returns:
+        The event, equal to the one that was written.
+
+    Raises:
+        ValueError: no such kind, or a value that it can't have: a newer PairMQ may have written the row.
+    """
+    kind = KINDS.get(row.get("kind") or "")
+    if kind is None:
+        raise ValueError(f"no kind of event is named {row.get('kind')!r}: a newer PairMQ may have written the row")
+    values: dict[str, Any] = {}
+    for entry in fields(kind):
+        name = _NAMES.get((kind, entry.name), entry.name)
+        hint, value = _HINTS[kind][entry.name], row.get(name)
+        if value is None:
+            values[entry.name] = None
+        elif hint is Entity:
+            values[entry.name] = Entity(value, EntityKind(row.get(_ENTITY_KIND) or EntityKind.QUEUE))
+        elif get_origin(hint) is tuple:
+            values[entry.name] = tuple(value)
+        else:
+            values[entry.name] = hint(value) if issubclass(hint, enum.Enum) else value
+    return kind(**values)
+
+
+_SELF_HASHED = re.compile(r"[0-9a-f]{32}")
+
+
+def message_key(message_id: str | None) -> int | None:
+    """Hash a message id to a signed 64-bit number that is the same in every process and on every machine.
+
+    An id of 32 lower-case hexadecimal digits, such as PairMQ gives, is random already: its halves, combined by
+    exclusive or, are its hash. Any other is hashed by BLAKE2b. That any two of 10 million ids share a key has a chance
+    of 1 in 400 000.
+
+    Args:
+        message_id: of any length; None has no key.
+    """
+    if message_id is None:
+        return None
+    if _SELF_HASHED.fullmatch(message_id):
+        raw = bytes.fromhex(message_id)
+        return _signed(raw[:8]) ^ _signed(raw[8:])
+    return _signed(hashlib.blake2b(message_id.encode("utf-8", "surrogatepass"), digest_size=8).digest())
+
+
+def _signed(raw: bytes) -> int:
+    return int.from_bytes(raw, "little", signed=True)

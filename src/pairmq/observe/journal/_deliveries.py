@@ -1,0 +1,152 @@
+"""Journals what a consumer does with its deliveries, so that reconciliation reaches from the send to the settlement."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeVar, overload, runtime_checkable
+
+from pairmq.model import Delivery, Source, TransportError
+from pairmq.model.events import Event, MessageDelivered, Settlement
+from pairmq.observe.journal._journal import Journal
+from pairmq.transport import Receiver
+
+_REMEMBERED = 100_000  # deliveries in hand whose instant is kept; the oldest are forgotten
+
+
+@runtime_checkable
+class Reporting(Protocol):
+    """A receiver that tells what is settled by itself, as a pair's does."""
+
+    def report_to(self, sink: Callable[[Event], None]) -> None:
+        """Give ``sink`` a `MessageDelivered` for each settlement."""
+
+
+R = TypeVar("R", bound=Reporting)
+
+
+@overload
+def journal_deliveries(receiver: R, journal: Journal) -> R: ...
+@overload
+def journal_deliveries(receiver: Receiver, journal: Journal, *, source: Source, pair: str = "") -> Receiver: ...
+
+
+def journal_deliveries(receiver: Any, journal: Journal, *, source: Source | None = None, pair: str = "") -> Any:
+    """Journal each settlement of a receiver as `MessageDelivered`.
+
+    A pair that has a journal does so for its own receivers without being asked; nothing is journalled twice.
+
+    Args:
+        receiver: of a pair, or of a transport where there is no pair.
+        journal: takes the events.
+        source: what a transport's receiver reads; a pair's knows it.
+        pair: the pair's name as the senders' journals have it, for a transport's receiver.
+
+    Returns:
+        A receiver with the same interface; use it in the place of the other.
+
+    Raises:
+        TypeError: a transport's receiver without its source, or no receiver at all.
+    """
+    if isinstance(receiver, Reporting):
+        receiver.report_to(journal.on_event)
+        return receiver
+    if not isinstance(receiver, Receiver):
+        raise TypeError(f"a {type(receiver).__name__} is no receiver of a pair or of a transport")
+    if source is None:
+        raise TypeError("a transport's receiver does not tell what it reads: give its source")
+    return JournalledReceiver(receiver, source, journal.on_event, pair)
+
+
+class JournalledReceiver(Receiver):
+    """A transport's receiver that reports what is settled.
+
+    Args:
+        inner: the receiver.
+        source: what it reads.
+        sink: takes the events.
+        pair: the pair's name, empty without one.
+    """
+
+    def __init__(self, inner: Receiver, source: Source, sink: Callable[[Event], None], pair: str) -> None:
+        self._inner = inner
+        self._source = source
+        self._sink = sink
+        self._pair = pair
+        # By identity, as deliveries can't be hashed; each is kept with its instant, so that its identity stays its own.
+        self._received: dict[int, tuple[Delivery, float]] = {}
+
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        deliveries = await self._inner.receive(max_messages, wait)
+        now = time.time()
+        for delivery in deliveries:
+            self._remember(delivery, now)
+        return deliveries
+
+    async def complete(self, delivery: Delivery) -> None:
+        await self._settle(delivery, self._inner.complete(delivery), Settlement.COMPLETED)
+
+    async def complete_batch(self, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
+        errors: Sequence[TransportError | None] = ()
+        try:
+            errors = await self._inner.complete_batch(deliveries)
+        finally:
+            told: list[str | None] = [None if error is None else str(error) for error in errors]
+            told += ["cancelled"] * (len(deliveries) - len(told))
+            for delivery, text in zip(deliveries, told, strict=True):
+                self._report(delivery, Settlement.COMPLETED, None, text)
+        return errors
+
+    async def abandon(self, delivery: Delivery) -> None:
+        await self._settle(delivery, self._inner.abandon(delivery), Settlement.ABANDONED)
+
+    async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
+        operation = self._inner.dead_letter(delivery, reason, description)
+        await self._settle(delivery, operation, Settlement.DEAD_LETTERED, reason)
+
+    async def renew_lock(self, delivery: Delivery) -> Delivery:
+        renewed = await self._inner.renew_lock(delivery)
+        _, received_at = self._received.get(id(delivery), (delivery, time.time()))
+        self._remember(renewed, received_at)
+        return renewed
+
+    async def close(self) -> None:
+        self._received.clear()
+        await self._inner.close()
+
+    async def _settle(
+        self, delivery: Delivery, operation: Awaitable[None], settlement: Settlement, reason: str | None = None
+    ) -> None:
+        error: str | None = "cancelled"
+        try:
+            await operation
+            error = None
+        except Exception as failure:
+            error = str(failure) or type(failure).__name__
+            raise
+        finally:
+            self._report(delivery, settlement, reason, error)
+
+    def _remember(self, delivery: Delivery, received_at: float) -> None:
+        if len(self._received) >= _REMEMBERED:
+            del self._received[next(iter(self._received))]
+        self._received[id(delivery)] = delivery, received_at
+
+    def _report(self, delivery: Delivery, settlement: Settlement, reason: str | None, error: str | None) -> None:
+        known = self._received.pop(id(delivery), None) if error is None else self._received.get(id(delivery))
+        self._sink(
+            MessageDelivered(
+                at=time.time(),
+                pair=self._pair,
+                entity=self._source.entity,
+                subscription=self._source.subscription,
+                dead_letter=self._source.dead_letter,
+                message_id=delivery.message.message_id,
+                delivery_count=delivery.delivery_count,
+                sequence_number=delivery.sequence_number,
+                settlement=settlement,
+                received_at=None if known is None else known[1],
+                reason=reason,
+                error=error,
+            )
+        )

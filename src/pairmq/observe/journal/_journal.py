@@ -1,0 +1,301 @@
+"""The journal of a process: takes events from its pairs, and a thread writes them.
+
+What a send waits for is one append to a queue. The queue is bounded: when the disk is slow whoever reports an event
+waits for room, and when it fails, or hangs, events are dropped and counted, as nothing that watches may stop a send.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from pathlib import Path
+
+from pairmq._version import version
+from pairmq.core import Backoff
+from pairmq.model import ConfigurationError, PairMQError
+from pairmq.model.events import Event, EventsDropped, JournalClosed, JournalOpened
+from pairmq.model.records import Values, values_of
+from pairmq.observe.journal import _layout, _lives
+from pairmq.observe.journal._compactor import Compactor
+from pairmq.observe.journal._options import JournalOptions
+from pairmq.observe.journal._part import Frame
+from pairmq.observe.journal._writer import Writer
+
+_log = logging.getLogger("pairmq")
+
+_AT_ONCE = 10_000  # rows of one batch
+_BACKOFF = Backoff(first=0.1, factor=2.0, cap=5.0)
+
+
+class JournalClosedError(PairMQError):
+    """An event came after the journal was closed."""
+
+
+class Journal:
+    """Keeps events in a directory. One serves any number of pairs, threads and event loops; it belongs to none.
+
+    Many processes may share the directory. A forked child that inherits a journal begins a run of its own: nothing of
+    its parent's is written by it. Nothing is made before the first event but the directory itself.
+
+    Args:
+        directory: made if it is missing; on a local disk.
+        options: how it behaves.
+
+    Raises:
+        ConfigurationError: the directory can't be made or written to; says why.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], options: JournalOptions | None = None) -> None:
+        self._directory = Path(directory).absolute()
+        self._options = options or JournalOptions()
+        try:
+            (self._directory / _layout.OPEN).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(f"journal directory {self._directory}: {error.strerror or error}") from None
+        if not os.access(self._directory / _layout.OPEN, os.W_OK | os.X_OK):
+            raise ConfigurationError(f"journal directory {self._directory}: it can't be written to")
+        self.begin_anew()
+        _lives.enlist(self)
+
+    def begin_anew(self) -> None:
+        """Be new: at first, and in a forked child, where no thread but the caller's has come along."""
+        self._run = _layout.this_run(time.time())
+        # Re-entrant, as a signal's handler may close the journal in the middle of anything.
+        self._changed = threading.Condition()
+        self._buffer: deque[Values] = deque()
+        self._most = self._options.max_buffered
+        self._thread: threading.Thread | None = None
+        self._compactor = Compactor(self._directory, self._options.compression)
+        self._writer = Writer(self._directory, self._run, self._options, self._compactor.add)
+        self._asleep = True
+        self._hurry = self._closing = self._closed = False
+        self._failing = self._stalled = False
+        self._frame: Frame | None = None
+        self._retry = 0
+        self._taken = self._written = 0
+        self._dropped = self._untold = 0
+        self._dropped_since = 0.0
+
+    @property
+    def directory(self) -> Path:
+        """Where it writes."""
+        return self._directory
+
+    @property
+    def options(self) -> JournalOptions:
+        """How it behaves."""
+        return self._options
+
+    @property
+    def process(self) -> str:
+        """The name of this run of the process, as its rows carry it."""
+        return self._run.name
+
+    @property
+    def dropped(self) -> int:
+        """Events that it could not keep."""
+        return self._dropped
+
+    # What pairs call. `on_values` is on the path of every send.
+
+    def on_event(self, event: Event) -> None:
+        """Take an event.
+
+        Waits while the buffer is full (``on_full="wait"``), for ``stall_timeout`` at most, and then drops it.
+
+        Raises:
+            JournalClosedError: the journal is closed.
+        """
+        self.on_values(values_of(event))
+
+    def on_values(self, values: Values) -> None:
+        """Take an event that was not made yet; as `on_event`."""
+        buffer = self._buffer
+        if len(buffer) >= self._most and not self._make_room():
+            return
+        buffer.append(values)
+        if self._asleep:
+            self._rouse()
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until all that was taken so far is in the operating system's hands.
+
+        Args:
+            timeout: seconds; None for no limit.
+
+        Returns:
+            Whether it is; not in time, or while the disk fails, False.
+        """
+        with self._changed:
+            wanted = self._taken + len(self._buffer)
+            self._hurry = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._written >= wanted or self._failing, timeout)
+            return self._written >= wanted
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Write what is there, make segments of it, and take nothing more. Idempotent.
+
+        Args:
+            timeout: seconds; None for no limit.
+
+        Returns:
+            Whether it ended in time; if not it goes on, and another call waits again. What could not become a segment
+            is left for `recover`.
+        """
+        with self._changed:
+            self._closing = True
+            self._most = -1  # whatever comes now takes the slow path, which refuses it
+            self._changed.notify_all()
+            if self._thread is None:
+                self._closed = True
+            # Not by joining the thread: a signal's handler may have interrupted us with this lock in our hand, which
+            # the thread needs; waiting lets go of it however often it was taken.
+            return self._changed.wait_for(lambda: self._closed, timeout)
+
+    def __repr__(self) -> str:
+        return f"Journal({str(self._directory)!r})"
+
+    def _make_room(self) -> bool:
+        """Wait for room as the options say; False when the event is dropped."""
+        with self._changed:
+            if self._closing:
+                raise JournalClosedError(f"the journal in {self._directory} is closed")
+            if self._options.on_full == "wait" and not self._failing and not self._stalled:
+                self._hurry = True
+                self._changed.notify_all()
+                if not self._changed.wait_for(self._has_room_or_fails, self._options.stall_timeout):
+                    self._stalled = True
+                    _log.error("journal: the disk of %s hangs; events are dropped and counted", self._directory)
+            if len(self._buffer) < self._most:
+                return True
+            self._drop(1, time.time())
+            return False
+
+    def _has_room_or_fails(self) -> bool:
+        return len(self._buffer) < self._most or self._failing or self._closing
+
+    def _drop(self, count: int, at: float) -> None:
+        if not self._untold:
+            self._dropped_since = at
+        self._untold += count
+        self._dropped += count
+
+    def _rouse(self) -> None:
+        with self._changed:
+            if self._thread is None and not self._closing:
+                # A daemon: one that were not would be waited for before the handlers of `atexit` run, for ever.
+                self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
+                self._thread.start()
+            self._asleep = False
+            self._changed.notify_all()
+
+    # The thread.
+
+    def _work(self) -> None:
+        self._compactor.start()
+        self._write_rows([self._opened()])
+        while self._gather():
+            if self._frame is not None:
+                self._write_frame()
+            else:
+                self._take()
+            self._writer.finish_if_due()
+        self._end()
+
+    def _gather(self) -> bool:
+        """Wait until there is something to do, and for more of it to come; False when all is done."""
+        with self._changed:
+            if self._frame is not None:
+                # The disk fails: at the end there is one last trial.
+                self._changed.wait_for(lambda: self._closing, _BACKOFF.wait(self._retry, 0.5))
+                return True
+            self._asleep = True
+            while not self._buffer and not self._closing:
+                due_in = self._writer.due_in
+                if due_in == 0:
+                    break
+                self._changed.wait(due_in)
+            self._asleep = False
+            self._changed.wait_for(lambda: self._hurry or self._closing, self._options.flush_interval)
+            self._hurry = False
+            return bool(self._buffer) or not self._closing
+
+    def _take(self) -> None:
+        buffer = self._buffer
+        with self._changed:
+            rows = [buffer.popleft() for _ in range(min(len(buffer), _AT_ONCE))]
+            self._taken += len(rows)
+            self._stalled = False
+            self._changed.notify_all()
+        if rows:
+            self._write_rows(rows)
+
+    def _write_rows(self, rows: list[Values]) -> None:
+        with self._changed:
+            untold, self._untold = self._untold, 0
+        if untold:
+            self._writer.skip(untold)
+            rows.insert(0, (EventsDropped, time.time(), "", untold, self._dropped_since))
+        try:
+            self._frame = self._writer.frame(rows)
+        except Exception:
+            # Never seen: every value fits some column. But a journal that stops is worse than one with a gap.
+            _log.exception("journal: %d events could not be written", len(rows))
+            with self._changed:
+                self._drop(len(rows), time.time())
+        if self._frame is None:
+            self._settle()
+        else:
+            self._write_frame()
+
+    def _write_frame(self) -> None:
+        frame = self._frame
+        assert frame is not None  # noqa: S101  # the caller has looked
+        try:
+            self._writer.write(frame)
+        except OSError as error:
+            self._retry += 1
+            if not self._failing:
+                _log.error("journal: %s can't be written: %s; trying again", self._directory, error)
+            with self._changed:
+                self._failing = True
+                if self._closing:
+                    self._give_up(frame)
+                self._changed.notify_all()
+        else:
+            if self._failing:
+                _log.warning("journal: %s is written again; events dropped: %d", self._directory, self._dropped)
+            self._retry = 0
+            self._frame = None
+            self._failing = False
+            self._settle()
+
+    def _give_up(self, frame: Frame) -> None:
+        """The journal closes, and the disk still fails."""
+        lost = frame.rows + len(self._buffer)
+        self._drop(lost, time.time())
+        self._buffer.clear()
+        self._frame = None
+        _log.error("journal: closed with %d events unwritten, as %s fails", lost, self._directory)
+
+    def _settle(self) -> None:
+        with self._changed:
+            self._written = self._taken
+            self._changed.notify_all()
+
+    def _end(self) -> None:
+        if not self._failing:
+            self._write_rows([(JournalClosed, time.time(), "", self._dropped)])
+        self._writer.finish()
+        self._compactor.wait()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _opened(self) -> Values:
+        run = self._run
+        return (JournalOpened, time.time(), "", run.host, run.pid, version(), self._options.sample_healthy)

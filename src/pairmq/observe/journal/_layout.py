@@ -1,0 +1,95 @@
+"""Where a journal's files are, and what their names say.
+
+::
+
+    DIR/date=2026-11-21/segment-<process>-000003.parquet    whole and final, for readers
+    DIR/_open/<process>-000004.part                         what is being written
+
+Spark, and most that read folders of Parquet, take ``date=…`` for a column and leave out what begins with ``_``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+OPEN = "_open"
+"""The folder of what is being written."""
+
+_PART = re.compile(r"([A-Za-z0-9][A-Za-z0-9.-]{0,199})-([0-9]{6,12})\.part")
+_ASIDE = re.compile(r"(.+)\.[0-9]{4}-[0-9]{2}-[0-9]{2}\.tmp")
+_LAST_DAY = 2_932_896  # 9999-12-31, in days since 1970: what a date can be
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRun:
+    """One run of one process, as no other one is called.
+
+    Args:
+        name: host, process id, start and chance; fit for the name of a file.
+        host: the machine's name as it tells it.
+        pid: the process id.
+    """
+
+    name: str
+    host: str
+    pid: int
+
+
+def this_run(now: float) -> ProcessRun:
+    """Name this process anew.
+
+    Args:
+        now: wall-clock seconds since 1970 UTC.
+    """
+    host = socket.gethostname()
+    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", host).strip("-.")[:64] or "host"
+    started = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
+    return ProcessRun(f"{plain}-{os.getpid()}-{started}-{secrets.token_hex(4)}", host, os.getpid())
+
+
+def part_path(directory: Path, process: str, number: int) -> Path:
+    """The part of a number."""
+    return directory / OPEN / f"{process}-{number:06d}.part"
+
+
+def parse_part(path: Path) -> tuple[str, int] | None:
+    """The process and the number in a part's name; None for any other file."""
+    match = _PART.fullmatch(path.name)
+    return None if match is None else (match[1], int(match[2]))
+
+
+def aside_path(part: Path, date: str) -> Path:
+    """Where a part's segment of one day is written before it is put in place."""
+    return part.with_suffix(f".{date}.tmp")
+
+
+def part_of_aside(path: Path) -> Path | None:
+    """The part of a segment that is written aside; None for any other file."""
+    match = _ASIDE.fullmatch(path.name)
+    part = None if match is None else path.with_name(f"{match[1]}.part")
+    return part if part is not None and parse_part(part) is not None else None
+
+
+def date_of(day: int) -> str:
+    """Name a day, given as days since 1970; one that no calendar has becomes the nearest that it has."""
+    return datetime.fromtimestamp(min(max(day, 0), _LAST_DAY) * 86_400, UTC).strftime("%Y-%m-%d")
+
+
+def segment_path(directory: Path, date: str, process: str, number: int) -> Path:
+    """The segment that a part's rows of one day become: always the same one, whoever makes it, and however often."""
+    return directory / f"date={date}" / f"segment-{process}-{number:06d}.parquet"
+
+
+def sync_directory(path: Path) -> None:
+    """Have the names in a folder on the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

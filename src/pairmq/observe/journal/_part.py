@@ -1,0 +1,276 @@
+"""Parts: what was journalled and is not yet a segment, in files that a killed process leaves behind readable.
+
+A part is a row of frames, each with its length and a checksum. The first says whose it is; each further one is a batch
+of rows as an Arrow stream of its own, with the columns that it has. A frame is written by one call, so that a process
+that is killed leaves whole frames, and at most one torn one at the end, which the checksum finds.
+
+Whoever may write to a part, or make a segment of it, holds a lock on the file. The kernel lets go of it when the
+process ends, however it ends: a part that can be locked is a part whose owner is dead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import struct
+import weakref
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pairmq.observe.journal import _layout
+
+_FRAME = struct.Struct("<4sII")  # magic, length, checksum
+_MAGIC = b"PMQ1"
+_LONGEST = 1 << 30
+_LONGEST_HEAD = 1 << 16
+
+_held: weakref.WeakSet[Part] = weakref.WeakSet()
+
+
+class DamagedPart(Exception):
+    """A part's head can't be read, or tells of something else than the file's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a part says of itself.
+
+    Args:
+        process: the run of the process that wrote it, as in the file's name.
+        host: the machine's name.
+        number: the part's, as in the file's name.
+        schema_version: of the rows.
+        version: PairMQ's.
+        sample_healthy: the part of healthy sends that was kept.
+    """
+
+    process: str
+    host: str
+    number: int
+    schema_version: int
+    version: str
+    sample_healthy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A batch on its way into a part.
+
+    Args:
+        data: the frame's bytes.
+        first_seq: the number of its first row.
+        rows: how many.
+        size: bytes that the rows take in memory.
+    """
+
+    data: bytes
+    first_seq: int
+    rows: int
+    size: int
+
+
+class Part:
+    """An open part, locked.
+
+    Args:
+        path: its file.
+        descriptor: opened for reading and writing.
+    """
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self.rows = 0
+        self.size = 0
+        self._descriptor = descriptor
+        self._length = 0
+        _held.add(self)
+
+    @classmethod
+    def create(cls, directory: Path, head: Head) -> Part:
+        """Make a part, with its head in it.
+
+        Raises:
+            OSError: it can't be made.
+        """
+        path = _layout.part_path(directory, head.process, head.number)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            part = cls(path, descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                if not _is_named(descriptor, path):
+                    # Somebody who looked for what the dead left found it before it was locked, and empty: once more.
+                    part.close()
+                    continue
+                part._append(_framed(json.dumps(asdict(head)).encode()), sync=False)
+            except BaseException:
+                part.remove()
+                raise
+            return part
+
+    @classmethod
+    def adopt(cls, path: Path) -> Part | None:
+        """Open a part whose owner is dead; None while somebody holds it, or when it is gone."""
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        part = cls(path, descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Another one may have finished it between the two calls.
+            if _is_named(descriptor, path):
+                return part
+        except BlockingIOError:
+            pass
+        part.close()
+        return None
+
+    def append(self, frame: Frame, *, sync: bool) -> None:
+        """Hand a frame to the operating system.
+
+        Args:
+            frame: of one batch.
+            sync: wait until it is on the disk.
+
+        Raises:
+            OSError: it could not be written; it may be tried again, and no other one before.
+        """
+        self._append(frame.data, sync=sync)
+        self.rows += frame.rows
+        self.size += frame.size
+
+    def _append(self, data: bytes, *, sync: bool) -> None:
+        # At its place, not at the end: what a trial that failed had written of it is written over.
+        view, offset = memoryview(data), self._length
+        while view:
+            written = write(self._descriptor, view, offset)
+            view, offset = view[written:], offset + written
+        if sync:
+            os.fdatasync(self._descriptor)
+        self._length += len(data)
+
+    def head(self) -> Head:
+        """Read the head alone. Raises as `read`."""
+        payload = next(_payloads(os.pread(self._descriptor, _LONGEST_HEAD, 0)), None)
+        if payload is None:
+            raise DamagedPart("it has no head")
+        return _head(self.path, payload)
+
+    def read(self) -> Contents:
+        """Read what is there, up to the first frame that is torn.
+
+        Raises:
+            DamagedPart: the head can't be read.
+            OSError: the file can't be.
+        """
+        # By the descriptor: the rows are there even when somebody has deleted the file.
+        data = _read_all(self._descriptor)
+        payloads = list(_payloads(data))
+        if not payloads:
+            raise DamagedPart("it has no head")
+        length = sum(_FRAME.size + len(payload) for payload in payloads)
+        batches = []
+        for payload in payloads[1:]:
+            with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
+                batches += list(reader)
+        return Contents(_head(self.path, payloads[0]), batches, len(data) - length)
+
+    def remove(self) -> None:
+        """Delete the file, and let go of it."""
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()
+        self.close()
+
+    def close(self) -> None:
+        """Let go of it: what is there is left to whoever recovers it. Idempotent."""
+        descriptor, self._descriptor = self._descriptor, -1
+        _held.discard(self)
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What stands in a part.
+
+    Args:
+        head: its first frame.
+        batches: of rows, in their order.
+        torn: bytes at the end that are no whole frame.
+    """
+
+    head: Head
+    batches: list[pa.RecordBatch]
+    torn: int
+
+
+def write(descriptor: int, data: memoryview, offset: int) -> int:
+    """Write at a place of a file; the one call by which a batch leaves the process."""
+    return os.pwrite(descriptor, data, offset)
+
+
+def frame_of(batch: pa.RecordBatch, first_seq: int) -> Frame:
+    """Make the frame of a batch."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return Frame(_framed(sink.getvalue().to_pybytes()), first_seq, batch.num_rows, batch.nbytes)
+
+
+def forget_inherited() -> None:
+    """In a forked child: close the parent's parts, whose locks it would keep alive, and touch nothing of them."""
+    for part in list(_held):
+        part.close()
+
+
+def _is_named(descriptor: int, path: Path) -> bool:
+    """Whether an open file is still the one of its name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _framed(payload: bytes) -> bytes:
+    return _FRAME.pack(_MAGIC, len(payload), zlib.crc32(payload)) + payload
+
+
+def _payloads(data: bytes) -> Iterator[memoryview]:
+    offset, view = 0, memoryview(data)
+    while offset + _FRAME.size <= len(data):
+        magic, length, checksum = _FRAME.unpack_from(data, offset)
+        offset += _FRAME.size
+        payload = view[offset : offset + length]
+        if magic != _MAGIC or length > _LONGEST or len(payload) < length or zlib.crc32(payload) != checksum:
+            return
+        yield payload
+        offset += length
+
+
+def _head(path: Path, payload: memoryview) -> Head:
+    """Read a head. Nothing in it is taken for a name: that stands in the file's own name, and must be the same."""
+    try:
+        values: Any = json.loads(bytes(payload))
+        head = Head(**values)
+    except (ValueError, TypeError) as error:
+        raise DamagedPart(f"its head can't be read: {error}") from None
+    if (head.process, head.number) != _layout.parse_part(path):
+        raise DamagedPart("its head tells of another part")
+    return head
+
+
+def _read_all(descriptor: int) -> bytes:
+    blocks, offset = [], 0
+    while block := os.pread(descriptor, 1 << 20, offset):
+        blocks.append(block)
+        offset += len(block)
+    return b"".join(blocks)

@@ -1,0 +1,108 @@
+"""Turns events into frames of a part, and tells when a part is to become a segment; no threads, no clock of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pairmq._version import version
+from pairmq.model.records import SCHEMA_VERSION, Values
+from pairmq.observe.journal._columns import batch_of
+from pairmq.observe.journal._layout import ProcessRun
+from pairmq.observe.journal._options import JournalOptions
+from pairmq.observe.journal._part import Frame, Head, Part, frame_of
+from pairmq.observe.journal._sampling import Sampler
+
+
+class Writer:
+    """Writes the parts of one process.
+
+    Args:
+        directory: the journal's.
+        run: the process.
+        options: the journal's.
+        finished: takes each part that is complete.
+        now: seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        run: ProcessRun,
+        options: JournalOptions,
+        finished: Callable[[Part], None],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._directory = directory
+        self._run = run
+        self._options = options
+        self._finished = finished
+        self._now = now
+        self._sampler = Sampler(options.sample_healthy)
+        self._part: Part | None = None
+        self._number = 0
+        self._seq = 0
+        self._due_at: float | None = None
+
+    @property
+    def due_in(self) -> float | None:
+        """Seconds until the open part is to become a segment; None when none is open."""
+        return None if self._due_at is None else max(0.0, self._due_at - self._now())
+
+    def skip(self, count: int) -> None:
+        """Leave out the numbers of rows that were dropped: the gap shows their loss."""
+        self._seq += count
+
+    def frame(self, rows: list[Values]) -> Frame | None:
+        """Number rows and make their frame; None when sampling keeps none of them."""
+        kept = self._sampler.kept(rows)
+        if not kept:
+            return None
+        first = self._seq
+        # Counted before it is made: should it fail, the gap says so.
+        self._seq += len(kept)
+        return frame_of(batch_of(kept, first), first)
+
+    def write(self, frame: Frame) -> None:
+        """Hand a frame to the operating system, and finish the part when it is full.
+
+        Raises:
+            OSError: it could not be written. Try it again before any other.
+        """
+        if self._part is None:
+            self._part = Part.create(self._directory, self._head())
+            self._number += 1
+            self._due_at = self._now() + self._options.max_age
+        try:
+            self._part.append(frame, sync=self._options.fsync)
+        except OSError:
+            if not self._part.rows:
+                # It may be the file itself that can't be written to: try another one next.
+                self._part.remove()
+                self._part = self._due_at = None
+            raise
+        full = self._part.rows >= self._options.max_rows or self._part.size >= self._options.max_bytes
+        if full or self._due_at is None or self._now() >= self._due_at:
+            self.finish()
+
+    def finish_if_due(self) -> None:
+        """Finish a part that is old enough."""
+        if self._due_at is not None and self._now() >= self._due_at:
+            self.finish()
+
+    def finish(self) -> None:
+        """Finish the open part, if there is one."""
+        part, self._part, self._due_at = self._part, None, None
+        if part is not None:
+            self._finished(part)
+
+    def _head(self) -> Head:
+        return Head(
+            process=self._run.name,
+            host=self._run.host,
+            number=self._number,
+            schema_version=SCHEMA_VERSION,
+            version=version(),
+            sample_healthy=self._options.sample_healthy,
+        )

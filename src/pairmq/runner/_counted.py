@@ -1,0 +1,192 @@
+"""A transport whose operations are counted; nothing else about it differs.
+
+Its methods hand on the coroutines of the real ones instead of awaiting them, so that counting a send costs one call of
+a function, and no further coroutine stands between a send and its broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from pairmq.model import Delivery, Entity, Message, Source, TransportError
+from pairmq.runner._operations import Operations
+from pairmq.transport import (
+    Admin,
+    Capabilities,
+    QueueCounts,
+    QueueProperties,
+    Receiver,
+    Sender,
+    SessionReceiver,
+    Transport,
+)
+
+T = TypeVar("T")
+Call = Coroutine[Any, Any, T]
+
+
+class _Sender(Sender):
+    def __init__(self, inner: Sender, operations: Operations) -> None:
+        self._inner = inner
+        self._operations = operations
+
+    def send(self, message: Message) -> Call[None]:
+        self._operations.sends += 1
+        return self._inner.send(message)
+
+    def send_batch(self, messages: Sequence[Message]) -> Call[Sequence[TransportError | None]]:
+        self._operations.sends += 1
+        return self._inner.send_batch(messages)
+
+    def close(self) -> Call[None]:
+        return self._inner.close()
+
+
+class _Receiver(Receiver):
+    def __init__(self, inner: Receiver, operations: Operations) -> None:
+        self._inner = inner
+        self._operations = operations
+
+    def receive(self, max_messages: int, wait: float) -> Call[list[Delivery]]:
+        self._operations.receives += 1
+        return self._inner.receive(max_messages, wait)
+
+    def complete(self, delivery: Delivery) -> Call[None]:
+        self._operations.settlements += 1
+        return self._inner.complete(delivery)
+
+    def complete_batch(self, deliveries: Sequence[Delivery]) -> Call[Sequence[TransportError | None]]:
+        self._operations.settlements += 1
+        return self._inner.complete_batch(deliveries)
+
+    def abandon(self, delivery: Delivery) -> Call[None]:
+        self._operations.settlements += 1
+        return self._inner.abandon(delivery)
+
+    def dead_letter(self, delivery: Delivery, reason: str, description: str) -> Call[None]:
+        self._operations.settlements += 1
+        return self._inner.dead_letter(delivery, reason, description)
+
+    def renew_lock(self, delivery: Delivery) -> Call[Delivery]:
+        self._operations.settlements += 1
+        return self._inner.renew_lock(delivery)
+
+    def close(self) -> Call[None]:
+        return self._inner.close()
+
+
+class _Admin(Admin):
+    def __init__(self, inner: Admin, operations: Operations) -> None:
+        self._inner = inner
+        self._operations = operations
+
+    def check(self) -> Call[None]:
+        self._operations.admin += 1
+        return self._inner.check()
+
+    def exists(self, entity: Entity) -> Call[bool]:
+        self._operations.admin += 1
+        return self._inner.exists(entity)
+
+    def create(self, entity: Entity, properties: QueueProperties | None = None) -> Call[bool]:
+        self._operations.admin += 1
+        return self._inner.create(entity, properties)
+
+    def create_subscription(self, topic: Entity, name: str) -> Call[bool]:
+        self._operations.admin += 1
+        return self._inner.create_subscription(topic, name)
+
+    def properties(self, entity: Entity) -> Call[QueueProperties]:
+        self._operations.admin += 1
+        return self._inner.properties(entity)
+
+    def counts(self, source: Source) -> Call[QueueCounts]:
+        self._operations.admin += 1
+        return self._inner.counts(source)
+
+    def delete(self, entity: Entity) -> Call[bool]:
+        self._operations.admin += 1
+        return self._inner.delete(entity)
+
+    def list_entities(self, prefix: str = "") -> Call[list[Entity]]:
+        self._operations.admin += 1
+        return self._inner.list_entities(prefix)
+
+    def peek(self, source: Source, max_messages: int) -> Call[list[Delivery]]:
+        self._operations.admin += 1
+        return self._inner.peek(source, max_messages)
+
+    def purge(self, source: Source) -> Call[int]:
+        self._operations.admin += 1
+        return self._inner.purge(source)
+
+    def probe(self, entity: Entity) -> Call[None]:
+        self._operations.pings += 1
+        return self._inner.probe(entity)
+
+    def is_system_entity(self, entity: Entity) -> bool:
+        return self._inner.is_system_entity(entity)
+
+
+class CountedTransport(Transport):
+    """Stands before a transport and counts what is asked of it.
+
+    It is the same connection: both end together, and closing the one closes the other.
+
+    Args:
+        inner: the real one.
+        operations: takes the counts.
+    """
+
+    def __init__(self, inner: Transport, operations: Operations) -> None:
+        super().__init__(inner.endpoint)
+        self._inner = inner
+        self._operations = operations
+        self._admin = _Admin(inner.admin, operations)
+
+    @property
+    def ended(self) -> bool:
+        return self._inner.ended
+
+    @property
+    def fault_cause(self) -> BaseException | None:
+        return self._inner.fault_cause
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._inner.capabilities
+
+    @property
+    def admin(self) -> Admin:
+        return self._admin
+
+    def sender(self, entity: Entity) -> Sender:
+        return _Sender(self._inner.sender(entity), self._operations)
+
+    def receiver(self, source: Source) -> Receiver:
+        return _Receiver(self._inner.receiver(source), self._operations)
+
+    def accept_session(
+        self, source: Source, session_id: str | None = None, *, wait: float
+    ) -> Call[SessionReceiver | None]:
+        self._operations.receives += 1
+        return self._inner.accept_session(source, session_id, wait=wait)
+
+    def measure(self, message: Message) -> int:
+        return self._inner.measure(message)
+
+    def close(self) -> Call[None]:
+        return self._inner.close()
+
+    def fault(self, cause: BaseException) -> Call[None]:
+        return self._inner.fault(cause)
+
+    def on_end(self, listener: Callable[[Transport], None]) -> None:
+        self._inner.on_end(listener)
+
+    def remove_on_end(self, listener: Callable[[Transport], None]) -> None:
+        self._inner.remove_on_end(listener)
+
+    async def _close(self) -> None:
+        await self._inner.close()

@@ -1,0 +1,218 @@
+"""A slow disk slows, a failing one costs events that are counted, and neither stops whoever reports an event."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+
+import pytest
+from journal_events import EPOCH, rows, texts, until, warned
+
+from pairmq.model import ConfigurationError
+from pairmq.observe.journal import Journal, JournalOptions, segments, statistics
+from pairmq.observe.journal import _part as part_module
+
+
+class Disk:
+    """What stands between a journal and its disk; it can be stopped, and it can fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.problem: OSError | None = None
+        self.torn = False
+        self.calls = 0
+        self.works = threading.Event()
+        self.works.set()
+        self._write = part_module.write
+        monkeypatch.setattr(part_module, "write", self.write)
+
+    def write(self, descriptor: int, data: memoryview, offset: int) -> int:
+        self.calls += 1
+        self.works.wait(60)
+        if self.problem is not None:
+            if self.torn:
+                self._write(descriptor, data[:7], offset)
+            raise self.problem
+        return self._write(descriptor, data, offset)
+
+
+@pytest.fixture
+def disk(monkeypatch) -> Disk:
+    return Disk(monkeypatch)
+
+
+def fill(one: Journal, count: int, first: int = 0) -> None:
+    for number in range(first, first + count):
+        one.on_event(warned(str(number)))
+
+
+def full(one: Journal, disk: Disk) -> int:
+    """Stop the disk while a batch is being written, and fill the buffer; tells how many events went in."""
+    fill(one, 1)
+    assert one.flush(30)
+    disk.works.clear()
+    calls = disk.calls
+    fill(one, 1, 1)
+    until(lambda: disk.calls > calls and not one._buffer)
+    fill(one, one.options.max_buffered, 2)
+    return one.options.max_buffered + 2
+
+
+def test_a_full_buffer_lets_the_next_event_wait_for_room(journal, disk, tmp_path):
+    one = journal(max_buffered=10, stall_timeout=60.0)
+    count = full(one, disk)
+    waiting = threading.Thread(target=one.on_event, args=(warned(str(count)),))
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive(), "it did not wait"
+    disk.works.set()
+    waiting.join(30)
+    assert not waiting.is_alive(), "it waits although there is room"
+    assert one.close(30)
+    assert texts(tmp_path) == [str(number) for number in range(count + 1)]
+    assert one.dropped == 0
+
+
+def test_a_disk_that_hangs_holds_nobody_up_for_ever(journal, disk, tmp_path, caplog):
+    one = journal(max_buffered=10, stall_timeout=0.05)
+    count = full(one, disk)
+    fill(one, 500, count)  # with 50 ms for each it would take longer than the test may
+    assert one.dropped == 500
+    assert sum("hangs" in record.getMessage() for record in caplog.records) == 1
+    disk.works.set()
+    assert one.flush(30)
+    one.on_event(warned("again"))
+    assert one.close(30)
+    assert texts(tmp_path) == [*(str(number) for number in range(count)), "again"]
+
+
+def test_what_was_dropped_stands_in_the_journal(journal, disk, tmp_path):
+    one = journal(max_buffered=10, on_full="drop")
+    count = full(one, disk)
+    before = time.time()
+    fill(one, 7, count)
+    disk.works.set()
+    assert one.flush(30)
+    fill(one, 1)
+    assert one.close(30)
+    (dropped,) = rows(tmp_path, "EventsDropped")
+    assert dropped["count"] == 7
+    assert before - 1 <= dropped["since"] <= time.time() + 1
+    (closed,) = rows(tmp_path, "JournalClosed")
+    assert closed["dropped"] == 7
+
+
+def test_dropped_events_leave_a_gap_in_the_numbers(journal, disk, tmp_path):
+    one = journal(max_buffered=10, on_full="drop")
+    count = full(one, disk)
+    fill(one, 7, count)
+    disk.works.set()
+    assert one.close(30)
+    (span,) = statistics(tmp_path).processes
+    assert (span.missing, span.dropped) == (7, 7)
+
+
+def test_dropping_does_not_wait(journal, disk):
+    one = journal(max_buffered=10, on_full="drop", stall_timeout=60.0)
+    count = full(one, disk)
+    fill(one, 100, count)
+    assert one.dropped == 100
+    disk.works.set()
+
+
+@pytest.mark.parametrize("torn", [False, True])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO, errno.ENOENT])
+def test_a_disk_that_fails_is_told_once_and_tried_again(journal, disk, tmp_path, caplog, code, torn):
+    one = journal()
+    one.on_event(warned("before"))
+    assert one.flush(30)
+    disk.problem, disk.torn, tried = OSError(code, os.strerror(code)), torn, disk.calls
+    one.on_event(warned("meanwhile"))
+    until(lambda: disk.calls >= tried + 3)
+    disk.problem = None
+    until(lambda: one.flush(1))
+    one.on_event(warned("after"))
+    assert one.close(30)
+    assert texts(tmp_path) == ["before", "meanwhile", "after"]
+    assert one.dropped == 0
+    assert sum("can't be written" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_while_the_disk_fails_nobody_waits(journal, disk):
+    one = journal(max_buffered=10, stall_timeout=60.0)
+    disk.problem = OSError(errno.ENOSPC, "full")
+    one.on_event(warned())
+    until(lambda: disk.calls)
+    until(lambda: not one.flush(5))
+    fill(one, 1000)
+    assert one.dropped >= 980
+    disk.problem = None
+
+
+def test_a_close_gives_up_a_disk_that_fails(tmp_path, disk, caplog):
+    one = Journal(tmp_path, JournalOptions(flush_interval=0.01))
+    disk.problem = OSError(errno.ENOSPC, "full")
+    fill(one, 3)
+    assert one.close(30)
+    assert one.dropped >= 3
+    assert any("events unwritten" in record.getMessage() for record in caplog.records)
+
+
+def test_memory_is_bounded_whatever_comes(journal, disk):
+    one = journal(max_buffered=1000, on_full="drop")
+    full(one, disk)
+    fill(one, 20_000)
+    assert len(one._buffer) <= 1000
+    disk.works.set()
+
+
+# --------------------------------------------------------------------------- real trouble
+
+
+def test_a_directory_that_can_t_be_made_is_refused_at_once(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"journal directory .*file/journal: Not a directory"):
+        Journal(tmp_path / "file" / "journal")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
+def test_a_directory_that_can_t_be_written_to_is_refused_at_once(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(ConfigurationError, match="journal directory"):
+        Journal(tmp_path / "journal")
+
+
+def test_a_directory_that_is_deleted_costs_nothing(journal, tmp_path):
+    """What was written is in the open file, and becomes a segment in a directory made anew."""
+    one = journal()
+    one.on_event(warned("before"))
+    assert one.flush(30)
+    (part,) = (tmp_path / "_open").iterdir()
+    part.unlink()
+    (tmp_path / "_open").rmdir()
+    one.on_event(warned("after", EPOCH))
+    assert one.close(30)
+    assert texts(tmp_path) == ["before", "after"]
+
+
+def test_a_segment_that_can_t_be_written_is_made_later(journal, tmp_path, monkeypatch, caplog):
+    from pairmq.observe.journal import _segments as module
+
+    problems = [OSError(errno.ENOSPC, "full")]
+    write = module._write
+
+    def failing(*arguments):
+        if problems:
+            raise problems[0]
+        write(*arguments)
+
+    monkeypatch.setattr(module, "_write", failing)
+    one = journal(max_rows=1)
+    one.on_event(warned("first"))
+    until(lambda: any("stays as it is" in record.getMessage() for record in caplog.records))
+    assert segments(tmp_path) == []
+    problems.clear()
+    one.on_event(warned("second"))
+    assert one.close(30)
+    assert texts(tmp_path) == ["first", "second"]

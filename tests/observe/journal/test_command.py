@@ -1,0 +1,101 @@
+"""``pairmq journal``: what people and programs see of a journal."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+from journal_events import sent, warned
+
+from pairmq.cli._app import run
+from pairmq.observe.journal import Journal, JournalOptions, segments
+
+
+@pytest.fixture(autouse=True)
+def _same_logger() -> Iterator[None]:
+    """A command line sets the log up for itself; the tests after it must not notice."""
+    logger = logging.getLogger("pairmq")
+    before = logger.level, list(logger.handlers)
+    yield
+    logger.setLevel(before[0])
+    logger.handlers[:] = before[1]
+
+
+@pytest.fixture
+def directory(tmp_path):
+    one = Journal(tmp_path, JournalOptions(flush_interval=0.01))
+    for event in (sent(1), warned("look\x1b[31m here"), sent(2, entity=sent().entity)):
+        one.on_event(event)
+    assert one.close(30)
+    return tmp_path
+
+
+def test_show_prints_a_row_a_line(directory, capsys):
+    assert run(["journal", "show", str(directory)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    assert any(line.startswith("2023-11-14T22:13:21.000Z SendCompleted orders 0000") for line in lines)
+
+
+def test_show_lets_no_control_character_through(directory, capsys):
+    run(["journal", "show", str(directory), "--kind", "Warned"])
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_show_picks_kinds_and_entities(directory, capsys):
+    run(["journal", "show", str(directory), "--kind", "SendCompleted", "--entity", "orders", "--json"])
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["sequence"] for row in found] == [1, 2]
+    run(["journal", "show", str(directory), "--entity", "others"])
+    assert capsys.readouterr().out == ""
+
+
+def test_show_names_a_kind_that_is_none(directory, capsys):
+    assert run(["journal", "show", str(directory), "--kind", "Sent"]) == 2
+    assert "no kind of event is named Sent: known are SendCompleted," in capsys.readouterr().err
+
+
+def test_stat_counts(directory, capsys):
+    assert run(["journal", "stat", str(directory), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["kinds"] == {"JournalOpened": 1, "JournalClosed": 1, "SendCompleted": 2, "Warned": 1}
+    assert (found["rows"], found["whole"], found["open_parts"]) == (5, True, 0)
+    (span,) = found["processes"]
+    assert (span["missing"], span["ended"]) == (0, True)
+
+
+def test_stat_says_what_is_missing(directory, capsys):
+    (lost,) = [path for path in segments(directory) if path.parent.name == "date=2023-11-14"]
+    lost.unlink()
+    assert run(["journal", "stat", str(directory)]) == 1
+    assert " 3 " in capsys.readouterr().out
+
+
+def test_stat_of_an_empty_directory_says_so(tmp_path, capsys):
+    assert run(["journal", "stat", str(tmp_path)]) == 0
+    assert "no segments yet" in capsys.readouterr().out
+
+
+def test_recover_tells_what_it_did(directory, capsys):
+    assert run(["journal", "recover", str(directory)]) == 0
+    assert capsys.readouterr().out == "recovered 0 rows of 0 parts\n"
+
+
+def test_recover_tells_what_it_could_not_do(directory, capsys):
+    (directory / "_open" / "host-1-000000.part").write_bytes(b"something else")
+    assert run(["journal", "recover", str(directory)]) == 1
+    assert "it has no head" in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize("command", ["show", "stat", "recover"])
+def test_a_directory_that_is_not_there_is_refused(tmp_path, capsys, command):
+    assert run(["journal", command, str(tmp_path / "nothing")]) == 2
+    assert "there is no such directory" in capsys.readouterr().err
+
+
+def test_a_foreign_file_ends_it_clearly(directory, capsys):
+    (directory / "date=2023-11-14" / "segment-x-000001.parquet").write_text("not Parquet")
+    assert run(["journal", "show", str(directory)]) == 1
+    assert "is no segment" in capsys.readouterr().err.replace("\n", " ")
