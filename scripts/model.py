@@ -133,6 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="keep it in docs/explanation/correctness.json")
     options = parser.parse_args(arguments)
     if options.hazard is not None:
+        if options.json or options.write:
+            parser.error("--hazard tells a story: it goes with neither --json nor --write")
         return tell(options.hazard)
     worlds = {}
     for world in WORLDS:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from pairmq.testing.chaos import KILL, Settings, planned
+
 COMMAND = [sys.executable, "-m", "pairmq.testing.chaos"]
 
 
@@ -51,7 +53,8 @@ def test_ctrl_c_ends_the_faults_and_gives_the_verdict_so_far(tmp_path: Path) -> 
         (["--pair", "redis"], "PRIMARY,SECONDARY"),
         (["--pair", "pigeons,redis"], "no chaos broker 'pigeons'"),
         (["--pair", "redis,redis", "--faults", "flood"], "no faults flood"),
-        (["--pair", "redis,redis", "--minutes", "0"], "seconds is 0"),
+        (["--pair", "redis,redis", "--minutes", "0"], "--minutes is 0"),
+        (["--pair", "json:loads,redis"], "no chaos broker json:loads"),
         (["--plan", "nowhere.json"], "nowhere.json"),
     ],
 )
@@ -69,3 +72,12 @@ def test_a_directory_that_holds_another_run_is_left_alone(tmp_path: Path) -> Non
     run = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=50, check=False)
     assert run.returncode == 2
     assert "is not empty" in run.stderr
+
+
+@pytest.mark.real_server
+def test_a_plan_is_carried_out_once(tmp_path: Path) -> None:
+    plan = planned(("redis", "redis"), Settings(seed=7, seconds=1, clients=1), ((KILL,), (KILL,)))
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    arguments = ["--plan", "plan.json", "--json", "--quiet"]
+    run = subprocess.run([*COMMAND, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=55, check=False)
+    assert [report["seed"] for report in json.loads(run.stdout)] == [7], run.stderr

@@ -134,3 +134,15 @@ def test_options_and_single_options_are_not_mixed():
 def test_session_order_is_refused_until_it_is_built():
     with pytest.raises(ConfigurationError, match="ordering='session' is not available yet"):
         Pair.connect("memory://a", "memory://b", ordering="session")
+
+
+@pytest.mark.parametrize("journal", [EAST, 3])
+def test_a_journal_that_is_no_directory_is_refused_without_its_password(journal):
+    with pytest.raises(ConfigurationError, match=r"journal is a .*must be the path of a directory") as caught:
+        load_settings(primary=EAST, secondary=WEST, environ={}, journal=journal)
+    assert "geheim" not in str(caught.value)
+
+
+def test_a_pair_takes_no_url_for_its_journal():
+    with pytest.raises(ConfigurationError, match="journal is a URL"):
+        Pair.connect(EAST, WEST, options=PairOptions(), journal=EAST)

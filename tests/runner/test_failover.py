@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from pairmq import Message, MessageTooLarge, Route, Unauthorized
+from pairmq import ConfigurationError, Message, MessageTooLarge, Pair, Route, Unauthorized
 from pairmq.model import EntityState
-from pairmq.model.events import Cause, PingCompleted, StateChanged
+from pairmq.model.events import Cause, OperationsCounted, PingCompleted, SendCompleted, Side, StateChanged, Warned
+from pairmq.runner import Clock, Emitter
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time
 
 HEALTHY, FAILING, FAILED_OVER = EntityState.HEALTHY, EntityState.FAILING, EntityState.FAILED_OVER
@@ -295,3 +296,67 @@ async def test_events_can_be_iterated_until_the_pair_ends(world):
         await w.pair.close()
         await watcher
         assert seen == ["SendCompleted", "OperationsCounted", "OperationsCounted", "PairEnded"]
+
+
+@in_virtual_time
+async def test_operations_are_told_every_minute_to_whoever_has_begun_to_listen():
+    pair = Pair(SimulatedBroker("east").transport(), SimulatedBroker("west").transport())
+    async with pair:
+        await asyncio.sleep(90)
+        seen = []
+        pair.subscribe(seen.append)
+        await asyncio.sleep(120)
+        told = [(event.side, event.seconds) for event in seen if isinstance(event, OperationsCounted)]
+    # The first report is about all that went before, too.
+    assert told == [
+        (Side.PRIMARY, pytest.approx(120, abs=0.1)),
+        (Side.SECONDARY, pytest.approx(120, abs=0.1)),
+        (Side.PRIMARY, pytest.approx(60, abs=0.1)),
+        (Side.SECONDARY, pytest.approx(60, abs=0.1)),
+    ]
+
+
+class TakerOfValues:
+    """Takes sends as values; of each it makes another event, as one does that acts on what it sees."""
+
+    def __init__(self, emit=None):
+        self.seen = []
+        self.emit = emit
+
+    def on_event(self, event):
+        self.seen.append(type(event))
+
+    def on_values(self, values):
+        self.seen.append(values[0])
+        if self.emit is not None:
+            self.emit(Warned, subject="a send", text="was seen")
+
+
+def test_each_taker_of_values_gets_all_events_in_the_order_in_which_they_happened():
+    emit = Emitter("east>west", Clock())
+    takers = [TakerOfValues(emit), TakerOfValues()]
+    for taker in takers:
+        emit.add(taker.on_event, values=taker.on_values)
+    emit.send_completed((SendCompleted,))
+    assert [taker.seen for taker in takers] == [[SendCompleted, Warned]] * 2
+
+
+@in_virtual_time
+async def test_a_pair_that_can_not_open_lets_its_observers_write_out_what_they_hold():
+    class Observer:
+        closed = 0
+
+        def on_event(self, event):
+            pass
+
+        async def close(self):
+            self.closed += 1
+
+    observer = Observer()
+    pair = Pair(SimulatedBroker("east").transport(), SimulatedBroker("west").transport(), observers=[observer])
+    await pair.secondary.close()
+    with pytest.raises(ConfigurationError, match="is closed"):
+        await pair.open()
+    assert observer.closed == 1
+    await pair.close()
+    assert observer.closed == 1

@@ -125,6 +125,14 @@ class NeverFindsAtOnce(PlainReceiver):
 
 
 @caught_by(
+    "Receive.test_asking_once_returns_without_waiting",
+)
+class WaitsWhenAskedOnce(PlainReceiver):
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        return await super().receive(max_messages, max(wait, 0.7))
+
+
+@caught_by(
     "Send.test_sends_one_after_the_other_keep_their_order",
     "Topics.test_every_subscription_gets_every_message_in_order",
 )

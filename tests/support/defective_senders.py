@@ -202,6 +202,7 @@ class IsNeverCertain(PlainSender):
 
 @caught_by(
     "Cancellation.test_what_says_that_nothing_was_sent_never_arrives",
+    "Cancellation.test_sends_cut_off_at_any_moment_tell_no_lie",
 )
 class SaysNothingWasSent(PlainSender):
     async def send(self, message: Message) -> None:
@@ -235,6 +236,18 @@ class TriesAgain(PlainSender):
                 if error.kind is not FailureKind.UNAVAILABLE or self.transport.ended:
                     raise
             await asyncio.sleep(0.05)
+
+
+@caught_by(
+    "Faults.test_a_failed_send_does_not_outlast_the_outage",
+)
+class TriesAgainForAWhile(PlainSender):
+    async def send(self, message: Message) -> None:
+        for _ in range(20):
+            with contextlib.suppress(TransportError):
+                return await super().send(message)
+            await asyncio.sleep(0.05)
+        await super().send(message)
 
 
 @caught_by(

@@ -18,7 +18,7 @@ from pairmq.model import TransportError
 from pairmq.testing.conformance import suites
 from pairmq.testing.conformance._broker import Broker
 from pairmq.testing.conformance._capabilities import capabilities_of, capability
-from pairmq.testing.conformance.suites import _failover, _lifecycle
+from pairmq.testing.conformance.suites import _failover, _faults, _lifecycle, _receive
 from pairmq.transport import Capabilities
 from plain_transport import DEFECTS, Defect, DefectiveHarness
 
@@ -39,7 +39,9 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
         if module.startswith("pairmq.testing.conformance.") and hasattr(sys.modules[module], "PATIENCE"):
             monkeypatch.setattr(sys.modules[module], "PATIENCE", 1.5)
     monkeypatch.setattr(_failover, "_PATIENCE", 3.0)
+    monkeypatch.setattr(_faults, "_OUTAGE", 0.3)
     monkeypatch.setattr(_lifecycle, "SLACK", 0.5)
+    monkeypatch.setattr(_receive, "_ASKING_ONCE", 0.5)
 
 
 async def run(test: str, defect: Defect) -> None:

@@ -100,3 +100,17 @@ def test_a_harness_that_is_missing_is_named(tmp_path: Path) -> None:
     )
     done = run(tmp_path, "-k", "test_a_missing_entity_is_told")
     assert "fixture 'harness' not found" in done.stdout
+
+
+def test_a_harness_that_gives_no_url_is_told(tmp_path: Path) -> None:
+    project(tmp_path, *suites_but(), body="async def make(self): pass")
+    done = run(tmp_path, "test_conformance.py::TestTopics", "-x")
+    assert "Harness.make() returned None: it must be the broker's URL" in done.stdout
+
+
+def test_a_fixture_that_gives_no_harness_is_told(tmp_path: Path) -> None:
+    project(tmp_path, *suites_but())
+    module = tmp_path / "test_conformance.py"
+    module.write_text(module.read_text().replace("yield harness", "yield Harness"))
+    done = run(tmp_path, "test_conformance.py::TestTopics", "-x")
+    assert "the fixture 'harness' gives <class 'test_conformance.Harness'>: it must give a Harness" in done.stdout

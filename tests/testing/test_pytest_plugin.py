@@ -97,6 +97,7 @@ def test_the_marker_chooses_options_and_entities(run):
         ("options={'colour': 1}", "*unexpected keyword argument 'colour'*"),
         ("options={'failover_interval': -1}", "*failover_interval is -1*"),
         ("colour=1", "*unexpected keyword argument 'colour'*"),
+        ("entities='orders'", "*entities='orders': several are expected*"),
     ],
 )
 def test_a_wrong_marker_is_one_clear_error(run, mark: str, told: str):

@@ -318,6 +318,26 @@ def test_headers_of_some_values_or_of_long_ones_are_read(value: bytes) -> None:
     assert not is_laborious(content_header(value))
 
 
+@pytest.mark.parametrize("more", [1, 3])
+def test_flags_that_go_on_hide_no_values(more: int) -> None:
+    """The parser takes 16 bits of flags more for each set low bit, whatever the broker makes of that."""
+    whole = content_header(_WIDE[0])
+    words = struct.pack(">H", 0x2001) + struct.pack(">H", 1) * (more - 1) + b"\0\0"
+    assert is_laborious(whole[:12] + words + whole[14:])
+
+
+def test_flags_without_an_end_are_the_parsers_business() -> None:
+    assert not is_laborious(struct.pack(">HHQ", 60, 0, 0) + struct.pack(">H", 0x2001) * 20_000)
+
+
+def test_what_may_be_sent_can_be_read_when_the_broker_has_added_its_own_headers() -> None:
+    most = next(n for n in range(20_000, 0, -1) if not is_laborious(content_header(array(*[b"V"] * n)), sending=True))
+    death = array(table(*[entry(b"n" * 20, text(b"v" * 20))] * 12))
+    value = array(*[b"V"] * most)
+    added = struct.pack(">HHQH", 60, 0, 0, 0x2000) + sized(entry(b"a", value) + entry(b"x-death", death))
+    assert not is_laborious(added)
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=60), st.sampled_from(_WIDE), st.integers(0, 400))
 def test_a_header_that_can_not_be_parsed_is_the_parsers_business(noise: bytes, value: bytes, at: int) -> None:

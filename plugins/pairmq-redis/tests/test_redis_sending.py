@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from uuid import UUID
@@ -14,6 +14,9 @@ import pytest
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.transport import QueueProperties, Transport, is_nothing_sent, nothing_sent
 from pairmq_redis import _sender
+from pairmq_redis._context import Context
+from pairmq_redis._url import parse_redis_url
+from pairmq_redis._wire import Command, Reply
 
 Make = Callable[..., Message]
 FULL = Message(
@@ -265,3 +268,44 @@ async def test_a_batch_says_that_nothing_was_sent_only_when_nothing_was(
         async with asyncio.timeout(0.5):
             await sender.send_batch([message(str(n)) for n in range(2 * _sender.CHUNK_MESSAGES)])
     assert is_nothing_sent(caught.value) is (chunks_before == 0)
+
+
+class GatedWire:
+    """A connection that opens when it is told to, and never answers."""
+
+    def __init__(self) -> None:
+        self.opens = asyncio.Event()
+        self.written: list[Command] = []
+
+    async def open(self) -> None:
+        await self.opens.wait()
+
+    def write(self, commands: Sequence[Command]) -> None:
+        self.written += commands
+
+    async def read(self) -> Reply:
+        return await asyncio.Event().wait()
+
+    def abort(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_batch_that_is_cut_off_as_the_connection_opens_does_not_lie(turns: int, message: Make) -> None:
+    """The second chunk may get out while the first one's cancellation is on its way to the caller."""
+    wire = GatedWire()
+    context = Context(parse_redis_url("redis://127.0.0.1:1/0"), lambda: wire)
+    sender = _sender.RedisSender(context, Entity("orders"))
+    batch = [message(str(number)) for number in range(2 * _sender.CHUNK_MESSAGES)]
+    call = asyncio.create_task(sender.send_batch(batch))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not wire.written
+    wire.opens.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await call
+    assert not (wire.written and is_nothing_sent(caught.value))
+    await context.sending.close()

@@ -136,6 +136,8 @@ def recover(
 
 
 def _existing(directory: str) -> Path:
+    if "://" in directory:  # it may hold a password
+        raise BadUsage("DIR is a URL: give the path of a journal's directory")
     path = Path(directory)
     if not path.is_dir():
         raise BadUsage(f"{printable(directory)}: there is no such directory")

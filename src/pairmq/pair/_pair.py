@@ -25,7 +25,7 @@ from pairmq.pair import _active
 from pairmq.pair._events import EventStream
 from pairmq.pair._receiver import PairReceiver
 from pairmq.pair._sender import PairSender
-from pairmq.pair._settings import PREFIX, check_available, load_settings
+from pairmq.pair._settings import PREFIX, check_available, check_directory, load_settings
 from pairmq.plugins import Observer, Registry, ValuesObserver, registry
 from pairmq.runner import Clock, Emitter, Engine
 from pairmq.transport import Transport
@@ -120,6 +120,7 @@ class Pair:
             secondary = secondary or settings.secondary
             journal = journal or settings.journal
         transports = [side if isinstance(side, Transport) else plugins.transport(side) for side in (primary, secondary)]
+        check_available(options)  # before observers are made, which may open files
         watching = [*observers, *(record.factory() for record in plugins.observers() if record.automatic)]
         if journal is not None:
             watching.append(_journal_observer(journal))
@@ -152,7 +153,14 @@ class Pair:
         return self
 
     async def _open(self) -> None:
-        _active.claim(self._primary, self._secondary)
+        try:
+            _active.claim(self._primary, self._secondary)
+            self._engine = await self._started()
+        except BaseException:
+            await self._close_observers()  # nobody closes a pair that did not open
+            raise
+
+    async def _started(self) -> Engine:
         engine = None
         try:
             engine = Engine(self._primary, self._secondary, self._options, self._clock, self._emit)
@@ -164,7 +172,7 @@ class Pair:
             await self._primary.close()
             await self._secondary.close()
             raise
-        self._engine = engine
+        return engine
 
     async def close(self) -> None:
         """End the pair: sends in flight get ``close_grace``, then are unknown; both connections close (SPEC 9.1).
@@ -187,7 +195,11 @@ class Pair:
         _active.release(self._primary, self._secondary)
         for stream in self._streams:
             stream.end()
-        await asyncio.gather(*(_close_observer(observer) for observer in self._observers))
+        await self._close_observers()
+
+    async def _close_observers(self) -> None:
+        observers, self._observers = self._observers, ()
+        await asyncio.gather(*(_close_observer(observer) for observer in observers))
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self.open().__await__()
@@ -354,6 +366,8 @@ class Pair:
 
 
 def _journal_observer(journal: str | os.PathLike[str] | Journal) -> Observer:
+    if isinstance(journal, str):
+        check_directory(journal)
     try:
         # Not before it is asked for: it needs pyarrow, which takes longer to import than all of PairMQ.
         from pairmq.observe.journal import JournalObserver

@@ -88,12 +88,23 @@ def load_settings(
             )
         urls.append(url)
     directory = values.pop("journal", None)
-    if directory is not None and not isinstance(directory, str):
-        raise ConfigurationError(f"journal is a {type(directory).__name__}: it must be the path of a directory")
+    check_directory(directory)
     unknown = sorted(set(values) - set(OPTION_NAMES))
     if unknown:
         raise ConfigurationError(f"unknown option {', '.join(unknown)}: known are {', '.join(OPTION_NAMES)}")
     return Settings(urls[0], urls[1], PairOptions(**values), directory)
+
+
+def check_directory(journal: object) -> None:
+    """Refuse what can't be the journal's directory.
+
+    Raises:
+        ConfigurationError: it is no path, or is a URL: its password would be the name of a directory.
+    """
+    if isinstance(journal, str) and "://" in journal:
+        raise ConfigurationError("journal is a URL: it must be the path of a directory")
+    if journal is not None and not isinstance(journal, str):
+        raise ConfigurationError(f"journal is a {type(journal).__name__}: it must be the path of a directory")
 
 
 def check_available(options: PairOptions) -> None:

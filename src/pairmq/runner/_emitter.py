@@ -79,12 +79,18 @@ class Emitter:
     def send_completed(self, values: Values) -> None:
         """Hand out a `SendCompleted`, given by its values; only for those who want it the event itself is made."""
         if not self._handing_out and not self._send_sinks:
-            # The usual case with a journal, and every send's: nothing waits, and a taker of values causes no events.
-            for sink in self._values_sinks:
-                try:
-                    sink(values)
-                except Exception:
-                    self._report(sink)
+            # The usual case with a journal, and every send's: nothing waits, and nothing is put in line.
+            self._handing_out = True
+            try:
+                for sink in self._values_sinks:
+                    try:
+                        sink(values)
+                    except Exception:
+                        self._report(sink)
+            finally:
+                self._handing_out = False
+            if self._waiting:  # a taker has caused events
+                self._hand_out_all()
             return
         if self._values_sinks:
             self._waiting.append((self._values_sinks, values))

@@ -88,8 +88,7 @@ class Engine:
             version=version(),
             options=json.dumps(asdict(self.options)),
         )
-        if self._emit.active:
-            self._operations_task = asyncio.create_task(self._operations.run(), name="operations report")
+        self._operations_task = asyncio.create_task(self._operations.run(), name="operations report")
         if not self.options.enable_syphon:
             return
         self.syphon = Syphon(self._primary, self._secondary, self.backlog, self.options, self._clock, self._emit)

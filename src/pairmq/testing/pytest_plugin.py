@@ -102,8 +102,10 @@ async def memory_pair(
 
     Raises:
         ConfigurationError: an option is wrong.
-        TypeError: a name in the mapping is no option.
+        TypeError: a name in the mapping is no option, or ``entities`` is a single text.
     """
+    if isinstance(entities, str):  # its letters would become queues
+        raise TypeError(f"entities={entities!r}: several are expected, such as [{entities!r}]")
     chosen = options if isinstance(options, PairOptions) else replace(QUICK_OPTIONS, **(options or {}))
     async with Pair.connect(primary.url, secondary.url, options=chosen) as pair:
         for entity in entities:

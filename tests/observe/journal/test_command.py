@@ -10,7 +10,8 @@ import pytest
 from journal_events import sent, warned
 
 from pairmq.cli._app import run
-from pairmq.observe.journal import Journal, JournalOptions, segments
+from pairmq.model import ConfigurationError
+from pairmq.observe.journal import Journal, JournalObserver, JournalOptions, segments
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +88,23 @@ def test_recover_tells_what_it_could_not_do(directory, capsys):
     (directory / "_open" / "host-1-000000.part").write_bytes(b"something else")
     assert run(["journal", "recover", str(directory)]) == 1
     assert "it has no head" in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize("command", ["show", "stat", "recover"])
+def test_a_url_in_the_place_of_the_directory_is_not_repeated(capsys, command):
+    assert run(["journal", command, "redis://user:planted@host"]) == 2
+    err = capsys.readouterr().err
+    assert "is a URL" in err
+    assert "planted" not in err
+
+
+def test_no_directory_is_named_after_a_url(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for make in (Journal, JournalObserver):
+        with pytest.raises(ConfigurationError, match="is a URL") as caught:
+            make("redis://user:planted@host")
+        assert "planted" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("command", ["show", "stat", "recover"])

@@ -38,7 +38,7 @@ class SQLiteHarness(Harness):
       that nothing is answered.
     """
 
-    lock_duration = 0.5
+    lock_duration = 1.5  # SQLite keeps to any; a busy machine needs time to renew one
 
     def __init__(self) -> None:
         self._root = Path(tempfile.mkdtemp(prefix="pairmq-sqlite-"))

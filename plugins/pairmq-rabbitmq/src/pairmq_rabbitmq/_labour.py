@@ -13,7 +13,9 @@ MOST_LABOUR: Final = 1 << 28
 """Bytes that the parser may copy for one message, about: some tenths of a second."""
 
 _SMALL = 1 << 14  # bytes of a header that can't hold enough values to matter
+_BROKERS_OWN = (1024, 64)  # bytes and values of what the broker adds: x-delivery-count, x-death and the like
 _FLAGS = 12  # where the flags stand: behind class, weight and body size
+_MORE = 0x0001
 _HEADERS = 0x2000
 _TEXTS_BEFORE = (0x8000, 0x4000)  # content type and encoding stand before the headers
 
@@ -29,25 +31,32 @@ _SIZES = {
 }
 
 
-def is_laborious(header: bytes) -> bool:
+def is_laborious(header: bytes, *, sending: bool = False) -> bool:
     """Tell whether reading a content header would hold up everything else; one look at each value.
 
     Args:
         header: the payload of a content header frame; anyone may have written its properties. Of one that can't be
             parsed, what comes before the mistake counts, as the parser reads no further either.
+        sending: leave room for the headers that the broker adds to a message which it redelivers or dead-letters: one
+            that was accepted must not become too laborious on its way.
     """
-    if len(header) <= _SMALL:
+    bytes_more, values_more = _BROKERS_OWN if sending else (0, 0)
+    size = len(header) + bytes_more
+    if size <= _SMALL:
         return False
     try:
-        return _exceeds(header, MOST_LABOUR // len(header))
+        return _exceeds(header, MOST_LABOUR // size - values_more)
     except IndexError:
         return False
 
 
 def _exceeds(header: bytes, most: int) -> bool:
     """Whether the headers hold more values than that, on all levels together."""
-    flags = int.from_bytes(header[_FLAGS : _FLAGS + 2])
     at = _FLAGS + 2
+    flags = word = int.from_bytes(header[_FLAGS:at])
+    while word & _MORE:  # the parser reads on, though the broker, which knows 14 properties, does not
+        word = int.from_bytes(header[at : at + 2])
+        at += 2
     for flag in _TEXTS_BEFORE:
         if flags & flag:
             at += 1 + header[at]

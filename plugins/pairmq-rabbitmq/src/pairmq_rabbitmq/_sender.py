@@ -99,7 +99,7 @@ class RabbitSender(Sender):
         if len(parcel.header) > most:
             text = f"its properties have {len(parcel.header)} bytes, RabbitMQ takes at most {most}"
             raise _errors.refused(self._doing, text, FailureReason.TOO_LARGE)
-        if is_laborious(parcel.header):
+        if is_laborious(parcel.header, sending=True):
             text = "its application properties hold more values than a receiver can read in good time"
             raise _errors.refused(self._doing, text, FailureReason.TOO_LARGE)
         if len(message.body) > MAX_MESSAGE_BYTES:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, TransportError
-from pairmq.transport import Sender
+from pairmq.transport import Sender, is_nothing_sent
 from pairmq_redis import _codec, _errors, _scripts
 from pairmq_redis._context import Context
 from pairmq_redis._errors import NotSent
@@ -83,8 +83,9 @@ class RedisSender(Sender):
                 outcomes += await under_way[0]
                 under_way.popleft()
         except asyncio.CancelledError as cancellation:
-            if outcomes:
-                # Nothing of this chunk may have been sent, but the chunks before it were: a mark would be about all.
+            # Nothing of this chunk may have been sent, but the chunks before it were, or the one behind it gets out
+            # while this is on its way: a mark would be about all.
+            if outcomes or not await _were_unsent(list(under_way)[1:]):
                 raise asyncio.CancelledError(*cancellation.args) from None
             raise
         finally:
@@ -182,3 +183,16 @@ class RedisSender(Sender):
             FailureKind.REFUSED,
             FailureReason.TOO_LARGE,
         )
+
+
+async def _were_unsent(chunks: Iterable[asyncio.Task[list[TransportError | None]]]) -> bool:
+    """Cancel chunks, and tell whether all of them had written nothing."""
+    for chunk in chunks:
+        chunk.cancel()
+        try:
+            await chunk
+        except asyncio.CancelledError as cancellation:
+            if is_nothing_sent(cancellation):
+                continue
+        return False
+    return True

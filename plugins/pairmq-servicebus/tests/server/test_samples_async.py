@@ -57,9 +57,9 @@ LOCK = timedelta(seconds=1)
 SPECIAL: dict[str, dict[str, Any]] = {
     "": {},
     "short locks": {"lock_duration": LOCK},
-    "longer locks": {"lock_duration": timedelta(seconds=3)},
+    "longer locks": {"lock_duration": timedelta(seconds=8)},
     "sessions": {"requires_session": True, "lock_duration": LOCK},
-    "longer sessions": {"requires_session": True, "lock_duration": timedelta(seconds=3)},
+    "longer sessions": {"requires_session": True, "lock_duration": timedelta(seconds=8)},
     "deletes": {"receiver": {"receive_mode": ServiceBusReceiveMode.RECEIVE_AND_DELETE}},
     "buries": {
         "dead_lettering_on_message_expiration": True,
@@ -470,7 +470,7 @@ async def keep_locks(bench: Bench) -> None:
     async with AutoLockRenewer(max_lock_renewal_duration=30) as renewer:
         renewer.register(lane.receiver, messages[0])
         renewer.register(receiver, receiver.session)
-        await asyncio.sleep(3.2)
+        await asyncio.sleep(8.5)
         await lane.receiver.complete_message(messages[0])
         await receiver.complete_message(messages[1])
     assert await lane.receiver.peek_messages() == await receiver.peek_messages() == []

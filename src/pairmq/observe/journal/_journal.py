@@ -45,11 +45,11 @@ class Journal:
         options: how it behaves.
 
     Raises:
-        ConfigurationError: the directory can't be made or written to; says why.
+        ConfigurationError: the directory can't be made or written to; says why. A URL is no directory.
     """
 
     def __init__(self, directory: str | os.PathLike[str], options: JournalOptions | None = None) -> None:
-        self._directory = Path(directory).absolute()
+        self._directory = _layout.directory_of(directory)
         self._options = options or JournalOptions()
         try:
             (self._directory / _layout.OPEN).mkdir(parents=True, exist_ok=True)

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pairmq.model import ConfigurationError
+
 OPEN = "_open"
 """The folder of what is being written."""
 
@@ -51,6 +53,17 @@ def this_run(now: float) -> ProcessRun:
     plain = re.sub(r"[^A-Za-z0-9.-]+", "-", host).strip("-.")[:64] or "host"
     started = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
     return ProcessRun(f"{plain}-{os.getpid()}-{started}-{secrets.token_hex(4)}", host, os.getpid())
+
+
+def directory_of(path: str | os.PathLike[str]) -> Path:
+    """The journal's directory, absolute.
+
+    Raises:
+        ConfigurationError: it is a URL, whose password would become the name of a directory, and stand in errors.
+    """
+    if "://" in os.fspath(path):
+        raise ConfigurationError("the journal's directory is a URL: give the path of a directory")
+    return Path(path).absolute()
 
 
 def part_path(directory: Path, process: str, number: int) -> Path:

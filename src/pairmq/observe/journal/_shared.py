@@ -11,7 +11,7 @@ from pathlib import Path
 from pairmq.model import ConfigurationError
 from pairmq.model.events import Event
 from pairmq.model.records import Values
-from pairmq.observe.journal import _lives
+from pairmq.observe.journal import _layout, _lives
 from pairmq.observe.journal._journal import Journal
 from pairmq.observe.journal._options import JournalOptions
 
@@ -68,7 +68,7 @@ def shared_journal(directory: str | os.PathLike[str], options: JournalOptions | 
     Raises:
         ConfigurationError: as `Journal`, or the one that is there has other options.
     """
-    return _shared.take(Path(directory).absolute(), options)
+    return _shared.take(_layout.directory_of(directory), options)
 
 
 class JournalObserver:

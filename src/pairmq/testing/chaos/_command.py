@@ -32,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     reports: list[ChaosReport] = []
     status = 0
     try:
-        for pair in options.pair or DEFAULT_PAIRS:
+        # A plan names its own pair, and is carried out once.
+        for pair in ("",) if options.plan else options.pair or DEFAULT_PAIRS:
             reports.append(_run(options, pair, seed))
             if not options.json:
                 print(reports[-1].text(timeline=options.timeline), flush=True)
@@ -40,7 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 status = 130
                 break
     except KeyboardInterrupt:
+        print("chaos: interrupted: no verdict", file=sys.stderr)
         status = 130
+    except ConfigurationError as error:
+        print(f"chaos: {error}", file=sys.stderr)
+        status = 2
     except (PairMQError, RuntimeError, OSError) as error:
         print(f"chaos: {type(error).__name__}: {error}", file=sys.stderr)
         status = 2
@@ -50,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, pair: str, seed: int) -> ChaosReport:
+    if options.plan is None and not 60 * options.minutes >= 1:
+        raise ConfigurationError(f"--minutes is {options.minutes:g}: it must be a second (0.017) or more")
     with ExitStack() as stack:
         plan = None if options.plan is None else Plan.from_json(Path(options.plan).read_text("utf-8"))
         products = tuple(pair.split(",")) if plan is None else plan.products

@@ -183,7 +183,7 @@ def chaos_broker(name: str) -> ChaosBroker:
     if function:
         try:
             return cast("Callable[[], ChaosBroker]", getattr(importlib.import_module(module), function))()
-        except (ImportError, AttributeError) as error:
+        except (ImportError, AttributeError, TypeError) as error:
             raise ConfigurationError(f"no chaos broker {name}: {error}") from error
     known = _known()
     if name not in known:

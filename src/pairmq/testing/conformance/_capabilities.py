@@ -30,10 +30,13 @@ def capability(name: str, *, disclaimed: Arm) -> Callable[[F], F]:
     def decorate(test: F) -> F:
         @functools.wraps(test)
         async def both(self: object, broker: Broker) -> None:
-            if getattr(broker.capabilities, name):
-                await test(self, broker)
-            else:
-                await disclaimed(broker)
+            claimed = bool(getattr(broker.capabilities, name))
+            try:
+                await (test(self, broker) if claimed else disclaimed(broker))
+            except Exception as error:
+                # Which of the two arms it was can't be seen from the test's name.
+                error.add_note(f"the transport {'claims' if claimed else 'disclaims'} the capability {name!r}")
+                raise
 
         return cast(F, _marked(both, test, name))  # it is called as the test is
 

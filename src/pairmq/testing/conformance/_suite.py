@@ -40,11 +40,13 @@ class Suite:
     @pytest_asyncio.fixture(loop_scope="function")
     async def broker(self, harness: Harness) -> AsyncIterator[Broker]:
         """A broker that runs and holds nothing, and whatever the test opens there."""
+        _check_harness(harness)
         try:
             async with asyncio.timeout(_MAKING):
                 url = await harness.make()
         except TimeoutError:
             pytest.fail(f"{type(harness).__name__}.make() gave no broker within {_MAKING:g} s", pytrace=False)
+        _check_url(harness, url)
         broker = Broker(harness, url)
         try:
             yield broker
@@ -73,6 +75,16 @@ def _ending(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[Non
         await running
 
     return limited
+
+
+def _check_harness(harness: object) -> None:
+    if not isinstance(harness, Harness):
+        pytest.fail(f"the fixture 'harness' gives {harness!r}: it must give a Harness, made and entered", pytrace=False)
+
+
+def _check_url(harness: Harness, url: object) -> None:
+    if not isinstance(url, str):
+        pytest.fail(f"{type(harness).__name__}.make() returned {url!r}: it must be the broker's URL", pytrace=False)
 
 
 def _awaiting(coroutine: Any) -> Iterator[str]:

@@ -17,6 +17,13 @@ Hypothesis mixes your rules with the machine's own (brokers stop, hang and come 
 passes, the process is restarted or killed, operators interfere) and cuts a failure down to the few steps that it needs.
 """
 
+try:
+    import hypothesis as _hypothesis  # noqa: F401  # only to say clearly what is missing
+except ModuleNotFoundError:
+    raise ModuleNotFoundError(
+        "the state machine needs hypothesis: install it with: pip install 'pairmq[testing]'", name="hypothesis"
+    ) from None
+
 from pairmq.testing.machine._judge import BrokenPromise
 from pairmq.testing.machine._machine import TROUBLES, FailoverMachine
 

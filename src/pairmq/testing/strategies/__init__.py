@@ -11,6 +11,13 @@ durations and the first choice, a plan of faults to no fault. Needs hypothesis: 
 other module of the test kit but `pairmq.testing.machine` does.
 """
 
+try:
+    import hypothesis as _hypothesis  # noqa: F401  # only to say clearly what is missing
+except ModuleNotFoundError:
+    raise ModuleNotFoundError(
+        "the strategies need hypothesis: install it with: pip install 'pairmq[testing]'", name="hypothesis"
+    ) from None
+
 from pairmq.testing.strategies._entities import entities, entity_paths
 from pairmq.testing.strategies._faults import fault_plans, scenarios, simulator_settings
 from pairmq.testing.strategies._hostile import hostile_messages, hostile_properties

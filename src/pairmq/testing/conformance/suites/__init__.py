@@ -4,7 +4,13 @@ class TestSend(suites.Send): ...
 class TestReceive(suites.Receive): ...
 """
 
-import pytest
+try:
+    import pytest
+    import pytest_asyncio as _pytest_asyncio  # noqa: F401  # only to say clearly what is missing
+except ModuleNotFoundError:
+    raise ModuleNotFoundError(
+        "the suites need pytest and pytest-asyncio: install them with: pip install 'pairmq[testing]'"
+    ) from None
 
 # Before they are imported, so that a failed assertion shows its values.
 pytest.register_assert_rewrite(

@@ -14,6 +14,9 @@ from pairmq.testing.conformance._suite import Suite
 from pairmq.testing.conformance.suites._timing import cut_off
 from pairmq.transport import is_nothing_sent
 
+_MOMENTS = 40
+"""Sends that are cut off, each a little later than the one before: the last when it is all but done."""
+
 
 class Cancellation(Suite):
     """Time limits from above, against a broker that never answers."""
@@ -158,6 +161,27 @@ class Cancellation(Suite):
         found = await _up_to(broker, queue, "after")
         lies = [body for body, timeout in timeouts.items() if timeout and is_nothing_sent(timeout) and body in found]
         assert not lies, "marked as not sent, and there all the same"
+
+    async def test_sends_cut_off_at_any_moment_tell_no_lie(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        sender = broker.sender(queue)
+        await sender.send(message("before"))
+        began = asyncio.get_running_loop().time()
+        await sender.send(message("to see how long it takes"))
+        took = min(asyncio.get_running_loop().time() - began, 0.25)
+        marked = set()
+        for number in range(_MOMENTS):
+            sending = asyncio.ensure_future(sender.send(message(str(number))))
+            await asyncio.sleep(took * number / _MOMENTS)
+            sending.cancel()
+            try:
+                await sending
+            except asyncio.CancelledError as cancellation:
+                if is_nothing_sent(cancellation):
+                    marked.add(str(number))
+        await sender.send(message("after"))
+        found = await _up_to(broker, queue, "after")
+        assert not marked & set(found), "marked as not sent, and there all the same"
 
     async def test_a_send_cut_off_while_connecting_leaves_no_doubt(self, broker: Broker) -> None:
         queue = await broker.queue()

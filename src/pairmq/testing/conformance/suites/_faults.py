@@ -10,6 +10,9 @@ from pairmq.testing.conformance._broker import PATIENCE, Broker, bodies, message
 from pairmq.testing.conformance._capabilities import capability, must_fail
 from pairmq.testing.conformance._suite import Suite
 
+_OUTAGE = 5.0
+"""Seconds that a broker stays away from a call that should not wait for it; what fails at once ends the wait."""
+
 
 async def _a_broker_that_forgets_takes_work_again(broker: Broker) -> None:
     queue = await broker.queue()
@@ -57,6 +60,22 @@ class Faults(Suite):
         await _until_it_works(lambda: sender.send(message("after")))
         found = await _up_to(broker, "after", Source(queue))
         assert first.maybe_applied or "failed" not in found
+
+    async def test_a_failed_send_does_not_outlast_the_outage(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        sender = broker.sender(queue)
+        await sender.send(message("before"))
+        await broker.stop()
+        async with asyncio.timeout(PATIENCE):
+            await must_fail(lambda: sender.send(message("first")), FailureKind.UNAVAILABLE)
+        sending = asyncio.ensure_future(sender.send(message("second")))
+        await asyncio.wait((sending,), timeout=_OUTAGE)
+        answered = sending.done()
+        await broker.restore()
+        async with asyncio.timeout(PATIENCE):
+            error = await _failure(lambda: sending)
+        assert answered or error is not None, "it was tried again until the broker was back: switch retries off"
+        assert error is not None and error.kind is FailureKind.UNAVAILABLE, f"{error!r}"
 
     async def test_a_stopped_broker_fails_every_message_of_a_batch(self, broker: Broker) -> None:
         queue = await broker.queue()

@@ -10,9 +10,13 @@ from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Source
 from pairmq.testing.conformance._broker import LONG_LOCK, PATIENCE, Broker, bodies, message, receive_all, receive_one
 from pairmq.testing.conformance._capabilities import capability, must_fail
 from pairmq.testing.conformance._suite import Suite
+from pairmq.testing.conformance.suites._timing import Stopwatch
 
 _LONG_POLL = 300.0
 """Seconds; longer than a test may take, so that a poll which ends has ended for another reason than its time."""
+
+_ASKING_ONCE = 2.0
+"""Seconds that it may take to ask once over a link that is open; who waits all the same mostly waits for longer."""
 
 _CLOCKS = timedelta(seconds=5)
 """How far the broker's clock may be from ours."""
@@ -35,8 +39,12 @@ class Receive(Suite):
 
     async def test_asking_once_returns_without_waiting(self, broker: Broker) -> None:
         queue = await broker.queue()
+        receiver = broker.receiver(queue)
         async with asyncio.timeout(PATIENCE):
-            assert await broker.receiver(queue).receive(10, 0) == []
+            assert await receiver.receive(10, 0) == []
+            with Stopwatch() as watch:
+                assert await receiver.receive(10, 0) == []
+        assert watch.elapsed < _ASKING_ONCE, f"it waited for {watch.elapsed:.1f} s, and was asked to wait for 0"
 
     async def test_asking_once_finds_what_is_there(self, broker: Broker) -> None:
         queue = await broker.queue()

@@ -1,0 +1,35 @@
+"""What the test kit needs beyond PairMQ is asked for where it is used, and in words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
+
+
+@pytest.mark.parametrize(
+    ("module", "missing"),
+    [
+        ("pairmq.testing.strategies", "hypothesis"),
+        ("pairmq.testing.machine", "hypothesis"),
+        ("pairmq.testing.conformance.suites", "pytest"),
+        ("pairmq.testing.conformance.suites", "pytest_asyncio"),
+    ],
+)
+def test_what_is_missing_is_told_with_how_to_install_it(module: str, missing: str) -> None:
+    told = run(f"import sys; sys.modules[{missing!r}] = None; import {module}").stderr.splitlines()[-1]
+    assert told.startswith("ModuleNotFoundError: the ")
+    assert told.endswith("pip install 'pairmq[testing]'")
+
+
+def test_everything_else_does_with_pluggy_alone() -> None:
+    absent = ["hypothesis", "pytest", "pytest_asyncio", "_pytest", "rich", "typer", "pyarrow", "redis", "fakeredis"]
+    modules = ["chaos", "conformance", "design", "proxy", "pytest_plugin", "servers", "simulator"]
+    names = ["pairmq", "pairmq.testing", *(f"pairmq.testing.{module}" for module in modules)]
+    result = run(f"import sys; sys.modules.update(dict.fromkeys({absent})); import {', '.join(names)}")
+    assert result.returncode == 0, result.stderr
