@@ -8,12 +8,12 @@ PYPROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 
 ARGS ?=
 PYTEST_ARGS ?=
-WORKERS ?= 2
+WORKERS ?= 4
 UPGRADE ?=
 HOURS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo test soak simulate mutants bench-idle bench-send bench-failover bench-cost check docs format lock clean
+.PHONY: help setup system demo test soak simulate chaos mutants model bench-idle bench-send bench-failover bench-cost bench-journal bench-pipeline check docs format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,25 +30,35 @@ system: ## install the system packages the tests need (redis-server, rabbitmq-se
 demo: setup ## watch a failover happen (ARGS=... go to `pairmq demo`)
 	@$(BIN)/pairmq demo $(ARGS)
 
-# Most tests wait for servers and clients more than they compute: two at a time take little more than half as long.
+# Most tests wait for servers and clients more than they compute, so that four at a time serve two processors. Those of
+# the pipeline share one Spark session, which takes a while to start.
 test: setup system ## all checks, then all tests (PYTEST_ARGS=... go to pytest; WORKERS=0 for one at a time)
 	@$(MAKE) --no-print-directory check
 	@echo "test: pytest"
-	@$(BIN)/python -m pytest -q --numprocesses $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -q --numprocesses $(WORKERS) --dist worksteal --ignore tests/pipeline $(PYTEST_ARGS)
+	@echo "test: pytest tests/pipeline"
+	@$(BIN)/python -m pytest -q tests/pipeline
 	@echo "test: 300 simulated hours"
 	@$(BIN)/pairmq simulate --seeds 0..299
 
-soak: setup system ## the long tests: files of a million lines through outages (LINES=...)
+soak: setup system ## the long tests: files of a million lines through outages, a million sends with both brokers away (LINES=...)
 	@PAIRMQ_TEST_LINES="$(or $(LINES),1000000)" PAIRMQ_TEST_KILLS_LINES="$(or $(LINES),1000000)" \
-		$(BIN)/python -m pytest -q --timeout 3600 \
+		PAIRMQ_TEST_SENDS="$(or $(LINES),1000000)" \
+		$(BIN)/python -m pytest -q --timeout 3600 tests/hostile/test_bounded_memory.py \
 		tests/integration/test_file_through_an_outage.py tests/integration/test_file_through_kills.py
 
 # With HOURS what was simulated is kept in a file, so that the same command goes on where it was stopped.
 simulate: setup ## 300 simulated hours of failures, judged (HOURS=10000 can be resumed; ARGS=... go to `pairmq simulate`)
 	@$(BIN)/pairmq simulate $(or $(ARGS),$(if $(HOURS),--seeds 0..$(shell expr $(HOURS) - 1) --state simulated.jsonl,--seeds 0..299))
 
+chaos: setup system ## random faults on real servers, judged (ARGS=--pair rabbitmq,redis --minutes 5 --seed N)
+	@$(BIN)/python -m pairmq.testing.chaos $(ARGS)
+
 mutants: setup ## plant bugs, and see whether the simulation finds them (ARGS=--only NAME)
 	@$(BIN)/python scripts/mutants.py $(ARGS)
+
+model: setup ## search the model of the design: 21 hazards planted, then the real rules (ARGS="--hazard 7", --write)
+	@$(BIN)/python scripts/model.py $(ARGS)
 
 bench-idle: setup system ## processor time of an idle pair with a syphon (ARGS=--json)
 	@$(BIN)/python benchmarks/idle_cost.py $(ARGS)
@@ -61,6 +71,12 @@ bench-failover: setup system ## kill -9 of a RabbitMQ primary to the first send 
 
 bench-cost: setup ## operations of a pair on Service Bus, counted, beside the formula (ARGS=--json)
 	@$(BIN)/python benchmarks/counted_cost.py $(ARGS)
+
+bench-journal: setup system ## what a journal costs a healthy send (ARGS=--json)
+	@$(BIN)/python benchmarks/journal_cost.py $(ARGS)
+
+bench-pipeline: setup system ## all tables of a made journal by Spark, beside DuckDB (ARGS="--events 10000000 --json")
+	@$(BIN)/python benchmarks/pipeline_speed.py $(ARGS)
 
 docs: setup ## write the generated parts of the reference from the code
 	@$(BIN)/python scripts/generate_docs.py

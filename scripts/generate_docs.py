@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the generated parts of docs/reference from the code that they describe.
+"""Write the generated parts of docs from the code that they describe.
 
 Each generated part stands between two markers; what a person wrote around them is left alone.
 
@@ -12,19 +12,25 @@ from __future__ import annotations
 import argparse
 import difflib
 import inspect
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from pairmq.core import Backlog, Health, PairOptions, options, visible
 from pairmq.core._transitions import BACKLOG, HEALTH, MEANING, BacklogSymbol, Row, Symbol
-from pairmq.model import EntityState
-from pairmq.model.events import Cause
+from pairmq.model import EntityState, records
+from pairmq.model.events import Cause, Event
+from pairmq.testing.design import HAZARDS, WORLDS, Check, Hazard, Trouble, Verdict, World
+from pairmq.testing.design import MEANING as VERDICT_MEANING
 
-REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+FOUND = DOCS / "explanation" / "correctness.json"
+"""What the searches of scripts/model.py found: they take longer than writing may; a test compares the two."""
 
 AWAY = (Health.DOWN, Health.HELD)
 
@@ -177,6 +183,130 @@ def _grouped(number: int) -> str:
     return f"{number:,}".replace(",", " ")
 
 
+# ----------------------------------------------------------------------------------------------------------- the model
+
+
+def worlds() -> str:
+    """List the worlds of the model: what is in each, and how many states were searched."""
+    found = _found()["worlds"]
+    lines = [(world.name, world.about, _bounds(world), _grouped(found[world.name]["states"])) for world in WORLDS]
+    total = _grouped(sum(each["states"] for each in found.values()))
+    head = ("world", "what it is for", "bounds", "states")
+    return f"{table(head, lines)}\n\nTogether {total} states, every one of them clean."
+
+
+def _bounds(world: World) -> str:
+    counts = (
+        (len(world.senders), "message"),
+        (len(world.hosts), "process"),
+        (world.queues, "backlog queue"),
+        (world.faults, "fault"),
+        (world.crashes, "crash"),
+        (world.cancels, "cancellation"),
+        (world.closes, "close"),
+    )
+    said = [f"{count} {_plural(name, count)}" for count, name in counts if count]
+    troubles = (trouble for trouble in Trouble if world.trouble & trouble)
+    return f"{', '.join(said)} ({', '.join(str(trouble.name).lower().replace('_', ' ') for trouble in troubles)})"
+
+
+def _plural(name: str, count: int) -> str:
+    if count == 1:
+        return name
+    return f"{name}es" if name.endswith(("s", "sh")) else f"{name}s"
+
+
+def hazards() -> str:
+    """List the hazards in one table."""
+    found = _found()["hazards"]
+    lines = [
+        (
+            f"[{hazard.number}](#hazard-{hazard.number})",
+            hazard.name,
+            ", ".join(dict.fromkeys(check.verdict.value for check in hazard.checks)),
+            str(_length(found[str(hazard.number)][0])),
+            hazard.rule if hazard.built else f"{hazard.rule} **Not built.**",
+        )
+        for hazard in HAZARDS
+    ]
+    return table(("#", "hazard", "found as", "steps", "rule"), lines)
+
+
+def stories() -> str:
+    """Tell of each hazard: what one would do, what comes of it, the rule, and the tests that would notice."""
+    found = _found()["hazards"]
+    return "\n\n".join(_hazard(hazard, found[str(hazard.number)]) for hazard in HAZARDS)
+
+
+def _hazard(hazard: Hazard, found: list[dict[str, Any]]) -> str:
+    first = hazard.checks[0]
+    parts = [
+        f'<a id="hazard-{hazard.number}"></a>',
+        f"### {hazard.number}. {hazard.name}",
+        f'Naive: {hazard.naive.value}. In the world "{first.world.name}":',
+        _story(found[0]),
+        f"That is: **{first.verdict}** ({VERDICT_MEANING[first.verdict]}).{_others(hazard.checks[1:], found[1:])}",
+        f"Rule (SPEC {hazard.clauses}): {hazard.rule}",
+        f"In the code: {hazard.code}",
+        "Tests:\n\n" + "\n".join(f"- `{test}`" for test in hazard.tests),
+    ]
+    if hazard.mutants:
+        parts.append("Mutants: " + "; ".join(hazard.mutants) + ".")
+    return "\n\n".join(parts)
+
+
+def _story(found: dict[str, Any]) -> str:
+    lines = list(found["story"])
+    if found["then"]:
+        lines += ["... what can still happen:", *found["then"]]
+    if found["again"]:
+        lines += ["... and then, again and again:", *found["again"]]
+    return "\n".join(["```text", *lines, "```"])
+
+
+def _length(found: dict[str, Any]) -> int:
+    return len(found["story"]) + (len(found["again"]) if found["verdict"] == Verdict.LIVELOCK else 0)
+
+
+def _others(checks: Sequence[Check], found: Sequence[dict[str, Any]]) -> str:
+    said = [
+        f'**{check.verdict}** in the world "{check.world.name}", in {_length(each)} steps'
+        for check, each in zip(checks, found, strict=True)
+    ]
+    return f" It is also found as {', and as '.join(said)}." if said else ""
+
+
+def _found() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(FOUND.read_text(encoding="utf-8"))
+    return found
+
+
+# --------------------------------------------------------------------------------------------------------- the journal
+
+
+def columns() -> str:
+    """List the journal's columns."""
+    lines = [
+        (f"`{column.name}`", column.type, "" if column.nullable else "never null", column.meaning)
+        for column in records.COLUMNS
+    ]
+    return f"Version {records.SCHEMA_VERSION}.\n\n{table(('column', 'type', '', 'meaning'), lines)}"
+
+
+def kinds() -> str:
+    """List the kinds of rows with their columns."""
+    lines = [
+        (f"`{name}`", (inspect.getdoc(kind) or "").partition("\n")[0], ", ".join(f"`{one}`" for one in _own(kind)))
+        for name, kind in records.KINDS.items()
+    ]
+    return table(("kind", "what happened", "columns, beside those that all have"), lines)
+
+
+def _own(kind: type[Event]) -> list[str]:
+    common = {column.name for column in records.COLUMNS if not column.kinds} - {"message_key"}
+    return [field.column for field in records.FIELDS[kind] if field.column not in common]
+
+
 # ------------------------------------------------------------------------------------------------------------ markdown
 
 
@@ -208,22 +338,24 @@ def fill(page: str, parts: dict[str, Callable[[], str]]) -> str:
 
 
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
-    "state-machine.md": {
+    "reference/state-machine.md": {
         "diagram": diagram,
         "states": states,
         "symbols": symbols,
         "transitions": transitions,
         "backlog": backlog,
     },
-    "options.md": {"options": option_table},
+    "reference/options.md": {"options": option_table},
+    "reference/journal.md": {"columns": columns, "kinds": kinds},
+    "explanation/correctness.md": {"worlds": worlds, "hazards": hazards, "stories": stories},
 }
 
 
-def drift(reference: Path) -> dict[Path, tuple[str, str]]:
+def drift(docs: Path) -> dict[Path, tuple[str, str]]:
     """Find the pages that differ from the code: what stands there, and what should."""
     found = {}
     for name, parts in PAGES.items():
-        path = reference / name
+        path = docs / name
         present = path.read_text(encoding="utf-8")
         wanted = fill(present, parts)
         if wanted != present:
@@ -231,23 +363,24 @@ def drift(reference: Path) -> dict[Path, tuple[str, str]]:
     return found
 
 
-def main(arguments: Sequence[str] | None = None, reference: Path = REFERENCE) -> int:
+def main(arguments: Sequence[str] | None = None, docs: Path = DOCS) -> int:
     """Write the pages, or only compare them.
 
     Returns:
         The exit code: 1 when comparing found a difference.
     """
-    parser = argparse.ArgumentParser(description="Write the generated parts of docs/reference.")
+    parser = argparse.ArgumentParser(description="Write the generated parts of docs.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where docs and code differ")
     check = parser.parse_args(arguments).check
-    stale = drift(reference)
+    stale = drift(docs)
     for path, (present, wanted) in stale.items():
         if check:
-            names = f"docs/reference/{path.name}", f"docs/reference/{path.name} (from the code)"
+            name = f"docs/{path.relative_to(docs).as_posix()}"
+            names = name, f"{name} (from the code)"
             sys.stdout.writelines(difflib.unified_diff(present.splitlines(True), wanted.splitlines(True), *names))
         else:
             path.write_text(wanted, encoding="utf-8")
-            print(f"wrote docs/reference/{path.name}")
+            print(f"wrote docs/{path.relative_to(docs).as_posix()}")
     if check and stale:
         print("docs differ from the code: run scripts/generate_docs.py", file=sys.stderr)
     return 1 if check and stale else 0

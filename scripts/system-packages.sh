@@ -1,8 +1,14 @@
 #!/bin/sh
-# Make sure the system programs that the tests start are there: redis-server, rabbitmq-server, and openssl for
-# certificates. Debian's packages have the programs' names.
+# Make sure the system programs that the tests start are there: redis-server, rabbitmq-server, openssl for
+# certificates, and Java for Spark. Debian's packages have the programs' names, but for Java's.
 set -eu
 cd "$(dirname "$0")/.."
+
+java_works() {
+    # "17.0.15" and the like; Java 8 called itself "1.8".
+    version=$("${JAVA_HOME:+$JAVA_HOME/bin/}java" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1)
+    [ "${version:-0}" -ge 17 ]
+}
 
 missing() {
     for program in redis-server openssl; do
@@ -10,6 +16,7 @@ missing() {
     done
     # The tests run the server itself; its command of the same name is in sbin, which a user's PATH may lack.
     [ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] || command -v rabbitmqctl >/dev/null 2>&1 || printf ' rabbitmq-server'
+    java_works || printf ' openjdk-17-jre-headless'
 }
 
 wanted=$(missing)

@@ -49,5 +49,7 @@ def test_every_command_has_its_section(page: str) -> None:
         "plugins",
         "cost",
         "simulate",
+        "journal",
+        "pipeline",
     ]
     assert set(re.findall(r"(?m)^## (\w+)$", page)) == set(command.commands)

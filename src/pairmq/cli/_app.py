@@ -17,7 +17,9 @@ from pairmq.cli import (
     _demo,
     _doctor,
     _entity,
+    _journal,
     _ping,
+    _pipeline,
     _plugins,
     _receive,
     _send,
@@ -26,7 +28,7 @@ from pairmq.cli import (
     _syphon,
 )
 from pairmq.cli._common import examples
-from pairmq.cli._errors import BadUsage, CommandFailed, OutputClosed, file_problem
+from pairmq.cli._errors import BadUsage, CommandFailed, OutputClosed, file_problem, without_secrets
 from pairmq.cli._extensions import ExtensibleGroup
 from pairmq.cli._output import complain, open_closed_streams, say, silence_stdout, stdout_written
 from pairmq.model import ConfigurationError, PairMQError
@@ -95,6 +97,8 @@ for _command in (
     _plugins,
     _cost,
     _simulate,
+    _journal,
+    _pipeline,
 ):
     _command.add(app)
 
@@ -138,7 +142,7 @@ def _run(arguments: list[str] | None, application: typer.Typer, name: str) -> in
         status: object = get_command(application).main(args=arguments, prog_name=name, standalone_mode=False)
         return status if isinstance(status, int) else 0
     except (BadUsage, ConfigurationError) as error:
-        complain(str(error))
+        complain(without_secrets(str(error)))
         return 2
     except PairMQError as error:
         complain(str(error))
@@ -161,10 +165,10 @@ def _run(arguments: list[str] | None, application: typer.Typer, name: str) -> in
         if isinstance(error, _UsageFault):
             message = error.format_message()
             if message:  # none where the help was printed instead
-                complain(message)
+                complain(without_secrets(message))
             return error.exit_code
         if logging.getLogger("pairmq").isEnabledFor(logging.INFO):
             raise
-        text = f"{type(error).__name__}: {error}"
+        text = without_secrets(f"{type(error).__name__}: {error}")
         complain(f"unexpected {text} (run 'pairmq -v …' for the traceback)")
         return 1

@@ -33,8 +33,13 @@ def positive(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise typer.BadParameter(f"{text[:40]!r} is no number above 0")
+        raise typer.BadParameter(f"{shortened(text)} is no number above 0")
     return value
+
+
+def shortened(text: str) -> str:
+    """What somebody wrote, for an error; a URL in the wrong place may hold a password, and cut it would not look so."""
+    return "a URL" if "://" in text else repr(text[:40])
 
 
 def short_duration(seconds: float) -> str:

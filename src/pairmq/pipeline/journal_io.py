@@ -1,0 +1,248 @@
+"""Finds a journal's segments, sets bad ones aside, and gives the rows of the others, each once.
+
+Only footers are read here, so that a journal of any size is looked over in a moment: they say whether a file is whole,
+what its columns are, and which rows it has.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pairmq.model import ConfigurationError
+from pairmq.model.records import COLUMNS, SCHEMA_VERSION
+from pairmq.pipeline.schema import rows_schema, schema_problem
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_VERSION = b"pairmq.schema_version"
+_SUFFIX = ".parquet"
+_NAME = re.compile(r"segment-(.+)-[0-9]{6,12}\.parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One good file of the journal.
+
+    Args:
+        path: where it is.
+        rows: in it.
+        process: whose rows; None if they are of several, or the file does not tell.
+        first_seq: the lowest number of a row; None if the file does not tell.
+        last_seq: the highest.
+    """
+
+    path: Path
+    rows: int
+    process: str | None
+    first_seq: int | None
+    last_seq: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BadSegment:
+    """A file that is not read.
+
+    Args:
+        path: where it is.
+        problem: why not, in a sentence.
+    """
+
+    path: Path
+    problem: str
+
+    @property
+    def process(self) -> str | None:
+        """Whose rows its name says it has; None if it is not named as a segment."""
+        named = _NAME.fullmatch(self.path.name)
+        return None if named is None else named[1]
+
+    @property
+    def day(self) -> datetime | None:
+        """The day whose rows its folder says it has."""
+        _, _, text = self.path.parent.name.partition("date=")
+        try:
+            return datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC)
+        except ValueError:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a journal's directory holds.
+
+    Args:
+        segments: that are read, by path.
+        bad: that are not.
+    """
+
+    segments: tuple[Segment, ...]
+    bad: tuple[BadSegment, ...]
+
+    def without(self, bad: Iterable[BadSegment]) -> Contents:
+        """The same with more files set aside."""
+        more = {each.path: each for each in bad}
+        kept = tuple(segment for segment in self.segments if segment.path not in more)
+        return Contents(kept, (*self.bad, *more.values()))
+
+
+def look_over(journal: str | os.PathLike[str]) -> Contents:
+    """Find a journal's segments.
+
+    Every file below the directory whose name ends in ``.parquet`` counts; files and folders whose names begin with
+    ``_`` or ``.`` are somebody's work in progress.
+
+    Args:
+        journal: the directory.
+
+    Returns:
+        Good and bad segments. An empty directory is an empty journal.
+
+    Raises:
+        ConfigurationError: it is no directory, or can't be read.
+    """
+    root = Path(journal)
+    if not root.is_dir():
+        raise ConfigurationError(f"{root} is no directory: give the one that the journal was kept in")
+    segments: list[Segment] = []
+    bad: list[BadSegment] = []
+    for path in _files(root):
+        seen = _looked_at(path)
+        if isinstance(seen, BadSegment):
+            bad.append(seen)
+        elif seen.rows:
+            segments.append(seen)
+    return Contents(tuple(segments), tuple(bad))
+
+
+def read_rows(spark: SparkSession, contents: Contents) -> DataFrame:
+    """Give the rows of all good segments, each once.
+
+    Args:
+        spark: the session.
+        contents: of the journal.
+
+    Returns:
+        All columns of the journal. Rows with the same process and number are one row: a segment that somebody copied,
+        or that a recovery made again, doubles nothing.
+    """
+    schema = rows_schema()
+    names = [column.name for column in COLUMNS]
+    parts = []
+    apart, overlapping = _by_overlap(contents.segments)
+    if apart:
+        parts.append(spark.read.schema(schema).parquet(*map(spark_path, apart)).select(*names))
+    if overlapping:
+        doubled = spark.read.schema(schema).parquet(*map(spark_path, overlapping)).select(*names)
+        parts.append(doubled.dropDuplicates(["process", "seq"]))
+    if not parts:
+        return spark.createDataFrame([], schema)
+    return parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
+
+
+def spark_path(path: Path) -> str:
+    """Write a local path as Spark takes it, which would look elsewhere otherwise, and read ``[`` as a pattern."""
+    return "file://" + re.sub(r"([{}\[\]*?\\])", r"\\\1", str(path.resolve()))
+
+
+def damaged(contents: Contents) -> tuple[BadSegment, ...]:
+    """Read every segment to its end, and name those that can't be: slow, for when Spark has met one."""
+    found = []
+    for segment in contents.segments:
+        try:
+            with pq.ParquetFile(segment.path) as file:
+                for _ in file.iter_batches():
+                    pass
+        except (OSError, pa.ArrowException) as error:
+            found.append(BadSegment(segment.path, f"it is damaged inside: {_line(error)}"))
+    return tuple(found)
+
+
+def _files(root: Path) -> list[Path]:
+    found = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith(("_", ".")))
+        found += [
+            Path(folder, name) for name in sorted(files) if name.endswith(_SUFFIX) and not name.startswith(("_", "."))
+        ]
+    return found
+
+
+def _looked_at(path: Path) -> Segment | BadSegment:
+    try:
+        with pq.ParquetFile(path) as file:
+            footer, schema = file.metadata, file.schema_arrow
+    except (OSError, pa.ArrowException) as error:
+        return BadSegment(path, f"it is cut short or no Parquet file: {_line(error)}")
+    version = (footer.metadata or {}).get(_VERSION, b"")
+    if version.isdigit() and int(version) > SCHEMA_VERSION:
+        return BadSegment(
+            path, f"a later PairMQ wrote it (schema {int(version)}, this one reads up to {SCHEMA_VERSION})"
+        )
+    problem = schema_problem(schema)
+    if problem is not None:
+        return BadSegment(path, problem)
+    process, seq = _range(footer, "process"), _range(footer, "seq")
+    one = process[0] if process is not None and process[0] == process[1] else None
+    first, last = seq if seq is not None else (None, None)
+    return Segment(path, footer.num_rows, one, first, last)
+
+
+def _range(footer: pq.FileMetaData, name: str) -> tuple[Any, Any] | None:
+    """The least and the greatest value of a column, if every row group tells them."""
+    index = footer.schema.names.index(name) if name in footer.schema.names else -1
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    statistics = [group.column(index).statistics for group in groups if group.num_rows]
+    if index < 0 or not statistics or any(each is None or not each.has_min_max for each in statistics):
+        return None
+    return min(each.min for each in statistics), max(each.max for each in statistics)
+
+
+def _by_overlap(segments: Sequence[Segment]) -> tuple[list[Path], list[Path]]:
+    """The segments whose rows no other one can have, and the others: only these need to be compared row by row."""
+    by_process: dict[str | None, list[Segment]] = {}
+    for segment in segments:
+        by_process.setdefault(segment.process, []).append(segment)
+    apart: list[Path] = []
+    overlapping: list[Path] = []
+    unsure = None in by_process
+    for process, owned in by_process.items():
+        if unsure or process is None or any(each.first_seq is None for each in owned):
+            # Whose rows a file has is not known: it may be anyone's.
+            overlapping += [each.path for each in owned]
+            continue
+        groups = _chains(owned)
+        for group in groups:
+            alone = len(group) == 1 and group[0].rows <= _width(group[0])
+            (apart if alone else overlapping).extend(each.path for each in group)
+    return sorted(apart), sorted(overlapping)
+
+
+def _chains(segments: Iterable[Segment]) -> list[list[Segment]]:
+    """Put together what overlaps, one process's segments given."""
+    groups: list[list[Segment]] = []
+    reach = -1
+    for segment in sorted(segments, key=lambda each: (each.first_seq or 0, each.last_seq or 0)):
+        if groups and (segment.first_seq or 0) <= reach:
+            groups[-1].append(segment)
+        else:
+            groups.append([segment])
+        reach = max(reach, segment.last_seq or 0)
+    return groups
+
+
+def _width(segment: Segment) -> int:
+    return (segment.last_seq or 0) - (segment.first_seq or 0) + 1
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

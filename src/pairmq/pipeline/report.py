@@ -1,0 +1,90 @@
+"""What a run found, as one value and one JSON document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pairmq.model.records import SCHEMA_VERSION
+from pairmq.pipeline.journal_io import BadSegment
+
+_LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a run found; ``run.json`` holds the same.
+
+    Args:
+        version: PairMQ's.
+        spark: Spark's version.
+        patience: seconds, as it was asked for.
+        segments: how many were read.
+        rows: in them, each once.
+        bad: the files that were not read.
+        first_at: the journal's first instant, seconds since 1970 UTC; None if it is empty.
+        last_at: its last.
+        missing: rows that the numbers of the others show to be missing.
+        dropped: events that processes say they could not write.
+        processes: by how they ended.
+        verdicts: messages by their verdict.
+        faults: for each verdict that breaks a promise, the first few messages, as pair, entity and id.
+        tables: rows of each table.
+        seconds: how long it took.
+    """
+
+    version: str
+    spark: str
+    patience: float
+    segments: int
+    rows: int
+    bad: Sequence[BadSegment]
+    first_at: float | None
+    last_at: float | None
+    missing: int
+    dropped: int
+    processes: Mapping[str, int]
+    verdicts: Mapping[str, int]
+    faults: Mapping[str, Sequence[tuple[str, str | None, str]]]
+    tables: Mapping[str, int]
+    seconds: float
+
+    @property
+    def lost(self) -> int:
+        """Messages that were accepted and are lost."""
+        return self.verdicts.get(_LOST, 0)
+
+    @property
+    def verdict(self) -> str:
+        """``lost``; else ``faults``; else ``incomplete`` where the journal lacks something; else ``good``."""
+        if self.lost:
+            return "lost"
+        if self.faults:
+            return "faults"
+        return "incomplete" if self.bad or self.missing or self.dropped else "good"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document."""
+        return {
+            "verdict": self.verdict,
+            "versions": {"pairmq": self.version, "spark": self.spark, "schema": SCHEMA_VERSION},
+            "patience": self.patience,
+            "journal": {
+                "segments": self.segments,
+                "rows": self.rows,
+                "first_at": self.first_at,
+                "last_at": self.last_at,
+                "missing_rows": self.missing,
+                "dropped_events": self.dropped,
+                "processes": dict(self.processes),
+                "bad_segments": [{"path": str(each.path), "problem": each.problem} for each in self.bad],
+            },
+            "messages": dict(self.verdicts),
+            "faults": {
+                verdict: [{"pair": pair, "entity": entity, "message_id": message} for pair, entity, message in found]
+                for verdict, found in self.faults.items()
+            },
+            "tables": dict(self.tables),
+            "seconds": round(self.seconds, 3),
+        }

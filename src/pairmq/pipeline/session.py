@@ -1,0 +1,172 @@
+"""The Spark session that a run works in: a local one of its own, or the one that is there already."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pairmq.model import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OLDEST_JAVA = 17
+"""What Spark 4 needs."""
+
+_JAVA_PROBE_LIMIT = 30.0  # s: a virtual machine on a busy computer
+_LARGEST_MEMORY = 3072  # MiB of heap, so that all of the virtual machine stays below 4 GiB
+
+
+class PipelineUnavailable(ConfigurationError):
+    """The pipeline can't work on this computer: Spark or Java is missing. The text says what to install."""
+
+
+@contextmanager
+def session(given: SparkSession | None = None, *, cores: int | None = None) -> Iterator[SparkSession]:
+    """Give a session to work in.
+
+    In this order: the one given; one that is active in this process; the one that ``spark-submit`` or ``SPARK_REMOTE``
+    describes; else a local one, which is stopped at the end. Sessions that others made are left running, and their
+    settings are left alone but for the time zone of the session, which is restored.
+
+    Args:
+        given: the caller's own.
+        cores: of a local session; all that this process may use when left out.
+
+    Raises:
+        PipelineUnavailable: PySpark or Java is missing, or too old.
+    """
+    check_packages()
+    from pyspark.sql import SparkSession
+
+    theirs = given or SparkSession.getActiveSession()
+    if theirs is None and _is_described():
+        theirs = SparkSession.builder.getOrCreate()
+    if theirs is not None:
+        with _in_utc(theirs):
+            yield theirs
+        return
+    check_java()
+    mine = _local(cores or _usable_cores())
+    try:
+        yield mine
+    finally:
+        mine.stop()
+
+
+def local_settings(cores: int) -> dict[str, str]:
+    """Tell the settings of a local session.
+
+    Args:
+        cores: threads that compute.
+
+    Returns:
+        Names and values for ``SparkSession.builder.config``.
+    """
+    return {
+        "spark.app.name": "pairmq pipeline",
+        "spark.master": f"local[{cores}]",
+        "spark.driver.memory": f"{_heap()}m",
+        # Faster than G1 for batches on few cores; pauses disturb nobody here. What Spark generates for a wide table is
+        # longer than Java would compile by itself.
+        "spark.driver.extraJavaOptions": "-XX:+UseParallelGC -XX:-DontCompileHugeMethods",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        "spark.sql.session.timeZone": "UTC",
+        # More partitions than this bring empty tasks; adaptive execution joins small ones and splits skewed ones.
+        "spark.sql.shuffle.partitions": str(4 * cores),
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+    }
+
+
+def check_java(environment: Mapping[str, str] = os.environ) -> int:
+    """Find the Java that Spark would start.
+
+    Args:
+        environment: ``JAVA_HOME`` and ``PATH`` are looked at, in this order, as Spark does.
+
+    Returns:
+        Its major version.
+
+    Raises:
+        PipelineUnavailable: there is none, or it is older than `OLDEST_JAVA`.
+    """
+    how = f"install a Java {OLDEST_JAVA} runtime (Debian: apt-get install openjdk-17-jre-headless), or set JAVA_HOME"
+    home = environment.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java", path=environment.get("PATH"))
+    if java is None or shutil.which(java) is None:
+        where = f"JAVA_HOME is {home}, which has no bin/java" if home else "no java is on PATH"
+        raise PipelineUnavailable(f"Spark needs Java: {where}; {how}")
+    try:
+        told = subprocess.run(  # noqa: S603  # the program that Spark itself would start
+            [java, "-version"], capture_output=True, text=True, timeout=_JAVA_PROBE_LIMIT, check=False
+        ).stderr
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise PipelineUnavailable(f"Spark needs Java: {java} does not start ({error}); {how}") from None
+    version = re.search(r'version "(?:1\.)?([0-9]+)', told)
+    if version is None or int(version[1]) < OLDEST_JAVA:
+        found = "does not tell its version" if version is None else f"is version {version[1]}"
+        raise PipelineUnavailable(f"Spark needs Java {OLDEST_JAVA} or later: {java} {found}; {how}")
+    return int(version[1])
+
+
+def check_packages() -> None:
+    """Raise `PipelineUnavailable` where PySpark is missing or too old."""
+    try:
+        import pyarrow  # noqa: F401  # only whether it is there
+        import pyspark
+    except ImportError as error:
+        raise PipelineUnavailable(f"the pipeline needs PySpark: pip install 'pairmq[spark]' ({error})") from None
+    if int(pyspark.__version__.partition(".")[0]) < 4:
+        raise PipelineUnavailable(f"PySpark is {pyspark.__version__}: the pipeline needs 4.0 or later")
+
+
+def _is_described() -> bool:
+    """Whether somebody outside says what Spark is to be used."""
+    return bool(os.environ.get("SPARK_REMOTE") or os.environ.get("PYSPARK_GATEWAY_PORT"))
+
+
+def _local(cores: int) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    # Workers of an environment that is not activated would run another Python.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder
+    for name, value in local_settings(cores).items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+@contextmanager
+def _in_utc(spark: SparkSession) -> Iterator[None]:
+    """Hours and minutes are those of UTC, whatever zone the session is in."""
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    try:
+        yield
+    finally:
+        if before is not None:
+            spark.conf.set("spark.sql.session.timeZone", before)
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _heap() -> int:
+    """MiB of heap: half of the computer's memory, 1 GiB at least."""
+    try:
+        half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**21
+    except (AttributeError, OSError, ValueError):
+        half = _LARGEST_MEMORY
+    return max(1024, min(_LARGEST_MEMORY, half))

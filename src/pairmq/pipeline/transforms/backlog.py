@@ -1,0 +1,151 @@
+"""The table ``backlog``: how deep each backlog queue was, and how old its oldest message, minute by minute."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from pairmq.model.events import MessageDeadLettered, MessageMoved, SendOutcome
+from pairmq.pipeline.transforms._rows import MINUTE, ended_as, first_at, how_many, last_at, of_kind, start_of
+from pairmq.pipeline.transforms._table import Field, Table
+
+BACKLOG = Table(
+    "backlog",
+    "a minute in which a backlog queue held messages, or in which something came or went",
+    (
+        Field("pair", "text", "the pair's name"),
+        Field("queue", "text", "the backlog queue"),
+        Field("minute", "instant", "start of the minute"),
+        Field("diverted", "count", "messages that it accepted in this minute"),
+        Field("moved", "count", "messages that a syphon brought home and completed"),
+        Field("dead_lettered", "count", "messages that a syphon set aside"),
+        Field(
+            "unmatched", "count", "messages that left it in this minute for good, whose divert is not in the journal"
+        ),
+        Field(
+            "depth",
+            "count",
+            "messages in it at the minute's end: their divert is in the journal, their leaving not yet",
+        ),
+        Field(
+            "oldest_age", "number", "seconds since the minute in which the oldest of these came; null if there are none"
+        ),
+    ),
+)
+
+_QUEUE = ("pair", "queue")
+
+
+def backlog(rows: DataFrame) -> DataFrame:
+    """Follow every backlog queue minute by minute.
+
+    The depth is that of messages, not of events: what was diverted before the journal began would make a running sum of
+    events wrong for ever when it is moved, as would a second copy.
+
+    Args:
+        rows: the journal's, each once.
+
+    Returns:
+        The table `BACKLOG`.
+    """
+    came, left = ended_as(SendOutcome.BACKLOG), of_kind(MessageMoved) & F.col("completed")
+    aside = of_kind(MessageDeadLettered)
+    flows = rows.filter(came | left | aside).select(
+        "pair",
+        F.when(came, F.col("backlog_queue")).otherwise(F.col("queue")).alias("queue"),
+        "message_key",
+        # Messages without an id, of others' making, are told apart by nothing: each counts as one.
+        F.coalesce("message_id", F.concat_ws(":", "process", "seq")).alias("message_id"),
+        "kind",
+        "outcome",
+        "completed",
+        "at",
+    )
+    end = rows.agg(F.floor(F.max("at") / MINUTE).alias("end"))
+    counts = flows.groupBy(*_QUEUE, start_of(MINUTE).alias("minute")).agg(
+        how_many(came).alias("diverted"), how_many(left).alias("moved"), how_many(aside).alias("dead_lettered")
+    )
+    stays = flows.groupBy(*_QUEUE, "message_key", "message_id").agg(
+        first_at(came).alias("came_at"), last_at(~came).alias("left_at")
+    )
+    # A clock that is behind must not let a message leave before it came.
+    stays = stays.withColumn("left_at", F.when(F.col("left_at").isNotNull(), F.greatest("left_at", "came_at")))
+    depths = _filled(_depths(counts, stays), end)
+    oldest = _oldest(stays, end)
+    result = depths.join(oldest, [*_QUEUE, "minute"], "left")
+    age = F.when(F.col("depth") > 0, F.col("minute") + MINUTE - F.col("oldest"))
+    return BACKLOG.of(result.withColumn("oldest_age", age))
+
+
+def _minute(instant: str) -> Column:
+    return F.floor(F.col(instant) / MINUTE) * MINUTE
+
+
+def _depths(counts: DataFrame, stays: DataFrame) -> DataFrame:
+    """Minutes in which something came or went, with the depth at their end."""
+    known = stays.filter(F.col("came_at").isNotNull())
+    entries = known.groupBy(*_QUEUE, _minute("came_at").alias("minute")).agg(F.count("*").alias("change"))
+    exits = (
+        known.filter(F.col("left_at").isNotNull())
+        .groupBy(*_QUEUE, _minute("left_at").alias("minute"))
+        .agg((-F.count("*")).alias("change"))
+    )
+    strangers = (
+        stays.filter(F.col("came_at").isNull())
+        .groupBy(*_QUEUE, _minute("left_at").alias("minute"))
+        .agg(F.count("*").alias("unmatched"))
+    )
+    parts = counts
+    for part in (entries, exits, strangers):
+        parts = parts.unionByName(part, allowMissingColumns=True)
+    names = ("diverted", "moved", "dead_lettered", "unmatched", "change")
+    summed = parts.groupBy(*_QUEUE, "minute").agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in names))
+    so_far = Window.partitionBy(*_QUEUE).orderBy("minute").rowsBetween(Window.unboundedPreceding, 0)
+    return summed.withColumn("depth", F.sum("change").over(so_far))
+
+
+def _filled(depths: DataFrame, end: DataFrame) -> DataFrame:
+    """Add the minutes in which nothing happened while something was in the queue."""
+    following = F.lead("minute").over(Window.partitionBy(*_QUEUE).orderBy("minute"))
+    spans = depths.crossJoin(F.broadcast(end)).withColumn(
+        "last", F.coalesce(following - MINUTE, F.greatest(F.col("end") * MINUTE, F.col("minute")))
+    )
+    span = F.sequence(
+        F.col("minute"), F.when(F.col("depth") > 0, F.col("last")).otherwise(F.col("minute")), F.lit(MINUTE)
+    )
+    filled = spans.withColumn("each", F.explode(span)).withColumn("begins", F.col("each") == F.col("minute"))
+    return filled.select(
+        *_QUEUE,
+        F.col("each").alias("minute"),
+        *(
+            F.when(F.col("begins"), F.col(name)).otherwise(0).alias(name)
+            for name in ("diverted", "moved", "dead_lettered", "unmatched")
+        ),
+        "depth",
+    )
+
+
+def _oldest(stays: DataFrame, end: DataFrame) -> DataFrame:
+    """Tell for each minute in which the oldest message came that was still there at its end.
+
+    Messages are taken by the minute in which they came. One minute's messages are the oldest from the instant at which
+    all older ones have left until they have left themselves: these spans don't overlap, so that each minute has one.
+    """
+    cohorts = (
+        stays.filter(F.col("came_at").isNotNull())
+        .crossJoin(F.broadcast(end))
+        .withColumn("gone", F.coalesce("left_at", (F.col("end") + 1) * MINUTE + 1.0))
+        .groupBy(*_QUEUE, _minute("came_at").alias("came"))
+        .agg(F.max("gone").alias("gone"))
+    )
+    older = Window.partitionBy(*_QUEUE).orderBy("came").rowsBetween(Window.unboundedPreceding, -1)
+    cohorts = cohorts.withColumn("older_gone", F.max("gone").over(older))
+    # The first minute at whose end all older ones have left, and the last at whose end one of these is there.
+    first = F.greatest(F.col("came"), F.ceil(F.col("older_gone") / MINUTE) * MINUTE - MINUTE)
+    last = F.ceil(F.col("gone") / MINUTE) * MINUTE - 2 * MINUTE
+    spans = cohorts.withColumn("first", first).withColumn("last", last).filter(F.col("first") <= F.col("last"))
+    return spans.select(
+        *_QUEUE,
+        F.explode(F.sequence(F.col("first"), F.col("last"), F.lit(MINUTE))).alias("minute"),
+        F.col("came").alias("oldest"),
+    )

@@ -1,0 +1,31 @@
+"""One Spark session for all tests of the pipeline, and journals that are written by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from pairmq.pipeline.session import local_settings
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory):
+    from pyspark.sql import SparkSession
+
+    folder = tmp_path_factory.mktemp("spark")
+    builder = SparkSession.builder
+    settings = local_settings(2) | {
+        "spark.sql.shuffle.partitions": "1",
+        "spark.driver.memory": "1g",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.local.dir": str(folder / "local"),
+        # Data this small gains nothing from either, and each costs time in every query.
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.default.parallelism": "1",
+    }
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    yield session
+    session.stop()

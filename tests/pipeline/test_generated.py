@@ -1,0 +1,188 @@
+"""A made journal whose truth is known: every fault is found and nothing else, and another engine agrees."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections import Counter
+from datetime import UTC
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from pairmq.pipeline import run
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 60.0
+EACH = 3
+
+
+def _module(path: Path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+duck = _module(Path(__file__).with_name("duck.py"))
+generator = _module(ROOT / "benchmarks" / "journal_generator.py")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A journal of four hours with three outages, five kinds of files, and a few messages of every fault."""
+    folder = tmp_path_factory.mktemp("made")
+    plan = generator.Plan(
+        events=24_000,
+        hours=6.0,
+        outages=3,
+        outage_seconds=300.0,
+        senders=2,
+        entities=2,
+        queues=2,
+        faults=dict.fromkeys(generator.FAULTS, EACH),
+        gap=True,
+        torn=2,
+        copied=2,
+        at_once=4_000,
+    )
+    generator.generate(folder, plan)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(spark, made):
+    return run(made / "journal", made / "tables", spark=spark, patience=PATIENCE)
+
+
+def table(made, name):
+    return pq.read_table(made / "tables" / name).to_pylist()
+
+
+def asked(made, query):
+    """Rows of a query of the other engine, over the segments that are whole."""
+    import duckdb
+
+    whole = [str(p) for p in sorted((made / "journal").rglob("*.parquet")) if "-90000" not in p.name]
+    result = duckdb.sql(query.format(rows=duck.ROWS.format(journal=whole), late=duck.LATE, patience=PATIENCE))
+    return [dict(zip(result.columns, row, strict=True)) for row in result.fetchall()]
+
+
+def by(rows, *keys):
+    return {tuple(seconds(row[key]) for key in keys): row for row in rows}
+
+
+def seconds(value):
+    return value.replace(tzinfo=UTC).timestamp() if hasattr(value, "timestamp") else value
+
+
+def test_every_message_has_the_verdict_that_it_should_have(report, made):
+    truth = {row["message_id"]: row["verdict"] for row in pq.read_table(made / "truth").to_pylist()}
+    found = {row["message_id"]: row["verdict"] for row in table(made, "reconciliation")}
+    wrong = Counter(
+        (truth.get(message), verdict) for message, verdict in found.items() if truth.get(message) != verdict
+    )
+    assert wrong == {}
+    assert found.keys() == truth.keys()
+
+
+def test_every_planted_fault_is_counted_and_named(report):
+    assert report.lost == 2 * EACH
+    for verdict in ("duplicated, unexplained", "out of order", "phantom"):
+        assert report.verdicts[verdict] == EACH
+        assert len(report.faults[verdict]) == EACH
+
+
+def test_torn_segments_are_named_and_copied_rows_count_once(report, made):
+    assert sorted(bad.path.name[-14:] for bad in report.bad) == ["900000.parquet", "900001.parquet"]
+    assert report.rows == json.loads((made / "plan.json").read_text())["rows"]
+
+
+def test_missing_rows_are_told(report):
+    assert report.missing == 10
+
+
+def test_the_run_file_says_what_the_report_says(report, made):
+    assert json.loads((made / "tables" / "run.json").read_text()) == json.loads(json.dumps(report.to_dict()))
+    assert report.verdict == "lost"
+
+
+def test_nothing_but_tables_is_left(report, made):
+    from pairmq.pipeline.transforms import TABLES
+
+    found = {path.name for path in (made / "tables").iterdir() if not path.name.startswith("_lock")}
+    assert found == {table.name for table in TABLES} | {"run.json"}
+
+
+def test_every_outage_is_the_one_that_was_made(report, made):
+    truth = by(pq.read_table(made / "episodes.parquet").to_pylist(), "process", "entity", "started_at")
+    found = {}
+    for row in table(made, "episodes"):
+        found[row["process"], row["entity"], round(seconds(row["started_at"]), 3)] = row
+    assert {(p, e, round(s, 3)) for p, e, s in truth} == found.keys()
+    for (process, entity, start), wanted in truth.items():
+        row = found[process, entity, round(start, 3)]
+        for name in ("failed_over_at", "up_at", "ended_at"):
+            assert seconds(row[name]) == pytest.approx(wanted[name], abs=1e-5)
+        assert row["diverted"] == wanted["diverted"]
+
+
+def test_the_verdicts_agree_with_those_of_another_engine(report, made):
+    theirs = {(row["entity"], row["message_id"]): row["verdict"] for row in asked(made, duck.VERDICTS)}
+    ours = {(row["entity"], row["message_id"]): row["verdict"] for row in table(made, "reconciliation")}
+    assert ours == theirs
+
+
+def test_the_outages_agree_with_those_of_another_engine(report, made):
+    theirs = by(asked(made, duck.EPISODES), "process", "entity", "number")
+    ours = by(table(made, "episodes"), "process", "entity", "number")
+    assert ours.keys() == theirs.keys()
+    for key, row in ours.items():
+        assert row["diverted"] == theirs[key]["diverted"]
+        for name in ("started_at", "failed_over_at", "up_at", "ended_at"):
+            assert seconds(row[name]) == pytest.approx(theirs[key][name], abs=1e-5)
+
+
+def test_availability_agrees_with_that_of_another_engine(report, made):
+    theirs = by(asked(made, duck.AVAILABILITY), "entity", "hour")
+    ours = by(table(made, "availability"), "entity", "hour")
+    assert ours.keys() == theirs.keys()
+    for key, row in ours.items():
+        for name in ("attempted", "accepted_primary", "accepted_backlog", "refused", "unknown"):
+            assert row[name] == theirs[key][name]
+        assert row["latency_p50"] == pytest.approx(theirs[key]["p50"], rel=0.021)
+        assert row["latency_p99"] == pytest.approx(theirs[key]["p99"], rel=0.021)
+        assert row["latency_max"] == theirs[key]["most"]
+
+
+def test_the_backlog_agrees_with_that_of_another_engine(report, made):
+    theirs = by(asked(made, duck.BACKLOG), "queue", "minute")
+    ours = by([row for row in table(made, "backlog") if row["depth"] > 0], "queue", "minute")
+    assert {key: (row["depth"], row["oldest_age"]) for key, row in ours.items()} == {
+        key: (row["depth"], row["oldest_age"]) for key, row in theirs.items()
+    }
+
+
+def test_the_syphons_work_agrees_with_that_of_another_engine(report, made):
+    theirs = by(asked(made, duck.SYPHON), "entity", "hour")
+    ours = by(table(made, "syphon"), "entity", "hour")
+    assert ours.keys() == theirs.keys()
+    for key, row in ours.items():
+        assert (row["moved"], row["dead_lettered"]) == (theirs[key]["moved"], theirs[key]["dead_lettered"])
+        assert row["lag_max"] == theirs[key]["most"]
+        assert row["lag_p95"] == pytest.approx(theirs[key]["p95"], rel=0.021)
+
+
+def test_the_cost_agrees_with_that_of_another_engine(report, made):
+    theirs = {key: row["operations"] for key, row in by(asked(made, duck.COST), "side", "day").items()}
+    ours = {key: row["operations"] for key, row in by(table(made, "cost"), "side", "day").items()}
+    # Days on which nothing was asked of a side have a row all the same.
+    assert {key: count for key, count in ours.items() if count} == theirs
+
+
+def test_the_rotation_agrees_with_that_of_another_engine(report, made):
+    theirs = sorted((row["process"], row["queue"], row["out_of_use"]) for row in asked(made, duck.ROTATION))
+    ours = sorted((row["process"], row["queue"], row["out_of_use"]) for row in table(made, "rotation"))
+    assert ours == [(process, queue, pytest.approx(time, abs=1e-5)) for process, queue, time in theirs]

@@ -1,0 +1,126 @@
+"""Which files of a directory are segments, and why the others are not."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from journal_by_hand import Journal, segment_table
+
+from pairmq.model import ConfigurationError
+from pairmq.model.records import SCHEMA_VERSION
+from pairmq.pipeline.journal_io import damaged, look_over, read_rows
+
+
+def journal(process: str = "p", rows: int = 3) -> Journal:
+    told = Journal(process).opened()
+    for number in range(rows - 1):
+        told.sent(number + 1.0, f"m{number}")
+    return told
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A journal with one good segment."""
+    day = tmp_path / "date=2026-02-02"
+    day.mkdir()
+    pq.write_table(segment_table(journal()), day / "good.parquet")
+    return day
+
+
+def problem(folder, name="bad.parquet"):
+    contents = look_over(folder.parent)
+    assert [segment.path.name for segment in contents.segments] == ["good.parquet"]
+    (bad,) = contents.bad
+    assert bad.path.name == name
+    return bad.problem
+
+
+def test_a_segment_tells_whose_rows_it_has(folder):
+    (segment,) = look_over(folder.parent).segments
+    assert (segment.process, segment.first_seq, segment.last_seq, segment.rows) == ("p", 0, 2, 3)
+
+
+def test_a_truncated_segment_is_set_aside(folder):
+    whole = (folder / "good.parquet").read_bytes()
+    (folder / "bad.parquet").write_bytes(whole[: len(whole) // 2])
+    assert "cut short" in problem(folder)
+
+
+def test_an_empty_file_is_set_aside(folder):
+    (folder / "bad.parquet").touch()
+    assert "cut short" in problem(folder)
+
+
+def test_foreign_parquet_is_set_aside(folder):
+    pq.write_table(pa.table({"price": [1.0], "at": [2.0]}), folder / "bad.parquet")
+    assert problem(folder) == "it is no segment of a journal: it has no column kind"
+
+
+def test_a_column_of_another_type_is_set_aside(folder):
+    table = segment_table(journal())
+    index = table.schema.get_field_index("seq")
+    pq.write_table(table.set_column(index, "seq", table["seq"].cast(pa.string())), folder / "bad.parquet")
+    assert problem(folder) == "its column seq is string, not int64"
+
+
+def test_a_segment_of_a_later_version_is_set_aside(folder):
+    table = segment_table(journal())
+    later = table.replace_schema_metadata({"pairmq.schema_version": str(SCHEMA_VERSION + 1)})
+    pq.write_table(later, folder / "bad.parquet")
+    assert problem(folder).startswith("a later PairMQ wrote it")
+
+
+def test_a_segment_of_an_earlier_version_lacks_columns_and_is_read(folder):
+    table = segment_table(journal("q")).drop_columns(["time_to_live", "received_at"])
+    pq.write_table(table, folder / "early.parquet")
+    contents = look_over(folder.parent)
+    assert (len(contents.segments), contents.bad) == (2, ())
+
+
+@pytest.mark.parametrize("name", ["_open/part.parquet", ".hidden.parquet", "_tmp.parquet", "notes.txt"])
+def test_work_in_progress_and_other_files_are_no_ones_business(folder, name):
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("no Parquet")
+    contents = look_over(folder.parent)
+    assert (len(contents.segments), contents.bad) == (1, ())
+
+
+def test_an_empty_directory_is_an_empty_journal(tmp_path):
+    assert look_over(tmp_path).segments == ()
+
+
+def test_a_missing_directory_is_an_error_that_names_it(tmp_path):
+    with pytest.raises(ConfigurationError, match="nowhere is no directory"):
+        look_over(tmp_path / "nowhere")
+
+
+def test_a_segment_with_sound_ends_and_damaged_pages_is_found_by_reading_it(folder):
+    whole = bytearray((folder / "good.parquet").read_bytes())
+    whole[100:400] = bytes(300)
+    (folder / "bad.parquet").write_bytes(whole)
+    contents = look_over(folder.parent)
+    assert contents.bad == ()
+    (bad,) = damaged(contents)
+    assert bad.path.name == "bad.parquet"
+    assert bad.problem.startswith("it is damaged inside")
+
+
+def test_rows_that_two_segments_have_are_read_once_in_whatever_order(spark, folder):
+    whole = segment_table(journal("q", rows=5))
+    pq.write_table(whole.slice(3), folder / "a-later.parquet")
+    pq.write_table(whole.slice(0, 4), folder / "b-earlier.parquet")
+    pq.write_table(segment_table(journal()), folder / "copy of good.parquet")
+    rows = read_rows(spark, look_over(folder.parent)).select("process", "seq").collect()
+    assert sorted((row.process, row.seq) for row in rows) == [
+        *(("p", n) for n in range(3)),
+        *(("q", n) for n in range(5)),
+    ]
+
+
+def test_a_path_with_signs_that_are_patterns_elsewhere_is_read(spark, tmp_path):
+    odd = tmp_path / "a [1] {x} journal"
+    odd.mkdir()
+    pq.write_table(segment_table(journal()), odd / "good.parquet")
+    assert read_rows(spark, look_over(odd)).count() == 3

@@ -1,0 +1,62 @@
+"""Where Spark comes from, and what is said where it is missing."""
+
+from __future__ import annotations
+
+import builtins
+import stat
+
+import pytest
+
+from pairmq.pipeline import PipelineUnavailable
+from pairmq.pipeline.session import check_java, check_packages, session
+
+
+def java(folder, version):
+    """A program that says what a Java of that version says."""
+    program = folder / "bin" / "java"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return {"JAVA_HOME": str(folder)}
+
+
+def test_java_is_found_where_java_home_says(tmp_path):
+    assert check_java(java(tmp_path, "21.0.2")) == 21
+
+
+@pytest.mark.parametrize(("version", "told"), [("11.0.2", "version 11"), ("1.8.0_400", "version 8"), ("x", "does not")])
+def test_a_java_that_is_too_old_is_named_with_what_to_install(tmp_path, version, told):
+    with pytest.raises(PipelineUnavailable, match=rf"Java 17 or later.*{told}.*install a Java 17"):
+        check_java(java(tmp_path, version))
+
+
+def test_a_missing_java_is_told_with_what_to_install(tmp_path):
+    with pytest.raises(PipelineUnavailable, match="no java is on PATH; install a Java 17"):
+        check_java({"PATH": str(tmp_path)})
+    with pytest.raises(PipelineUnavailable, match="which has no bin/java"):
+        check_java({"JAVA_HOME": str(tmp_path)})
+
+
+def test_a_missing_pyspark_is_told_with_the_extra_that_brings_it(monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *arguments, **options):
+        if name.partition(".")[0] == "pyspark":
+            raise ImportError("No module named 'pyspark'")
+        return real(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(PipelineUnavailable, match=r"pip install 'pairmq\[spark\]'"):
+        check_packages()
+
+
+def test_a_session_that_is_given_is_left_running_with_its_own_time_zone(spark):
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        with session(spark) as mine:
+            assert mine is spark
+            assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+        assert spark.conf.get("spark.sql.session.timeZone") == "America/New_York"
+        assert spark.range(3).count() == 3
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
