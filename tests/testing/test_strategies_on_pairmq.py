@@ -130,7 +130,8 @@ def test_a_drawn_scenario_goes_through_json_unchanged(scenario: Scenario):
 @given(st.lists(pst.hostile_messages(ttl=False, scheduled=False), min_size=1, max_size=3))
 def test_what_others_put_on_a_backlog_queue_is_set_aside_and_the_syphon_goes_on(messages: list[Message]):
     dead, home = run_virtual(syphoned(messages))
-    assert [message for message, _ in dead] == messages
+    # In no certain order: a syphon goes on with what is good first.
+    assert sorted(repr(message) for message, _ in dead) == sorted(map(repr, messages))
     assert home == [b"behind them"]
 
 

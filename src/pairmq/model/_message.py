@@ -124,15 +124,12 @@ class Message:
             checked = _checked_properties(self.application_properties)
             object.__setattr__(self, "application_properties", checked or _NO_PROPERTIES)
 
-    def __getstate__(self) -> tuple[Any, ...]:
-        # The read-only view of "no properties" can't be pickled: it travels as a plain dict.
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Not __getstate__, which the first releases of Python 3.11 replace in a frozen class with slots. The read-only
+        # view of "no properties" can't be pickled: it travels as a plain dict.
         values = [getattr(self, name) for name in self.__slots__]
         values[-1] = dict(self.application_properties)
-        return tuple(values)
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        for name, value in zip(self.__slots__, state, strict=True):
-            object.__setattr__(self, name, value)
+        return _restored, (type(self), tuple(values))
 
     def __hash__(self) -> int:
         return hash((self.message_id, self.body))
@@ -153,6 +150,14 @@ class Message:
 
 
 _FIELDS_BUT_ID = tuple(name for name in Message.__slots__ if name != "message_id")
+
+
+def _restored(kind: type[Message], values: tuple[Any, ...]) -> Message:
+    """Make a message of what was pickled; its fields were checked when it was made."""
+    message = kind.__new__(kind)
+    for name, value in zip(kind.__slots__, values, strict=True):
+        object.__setattr__(message, name, value)
+    return message
 
 
 def _check_text(name: str, value: object) -> None:

@@ -46,7 +46,11 @@ def is_nothing_sent(timeout: BaseException) -> bool:
     Args:
         timeout: what `asyncio.timeout` raised, or the cancellation itself.
     """
-    return getattr(timeout.__cause__, _NOTHING_SENT, False) or getattr(timeout, _NOTHING_SENT, False)
+    cancellation = timeout.__cause__
+    if isinstance(timeout, TimeoutError) and cancellation is None:
+        # The first releases of Python 3.11 don't name the cancellation as the time-out's cause.
+        cancellation = timeout.__context__
+    return getattr(cancellation, _NOTHING_SENT, False) or getattr(timeout, _NOTHING_SENT, False)
 
 
 class Sender(ABC):

@@ -111,6 +111,9 @@ class Judge:
         told = any(send.maybe_duplicate or send.outcome is SendOutcome.UNKNOWN for send in sends) or any(
             move.maybe_duplicate or move.redelivered or not move.completed for move in self._ledger.moved[key]
         )
+        # A syphon that was closed in doubt tells nothing of its attempt. If the message expired after all, its
+        # dead-letter tells whoever finds the copies.
+        told = told or (self._rightly_set_aside(key) and not any(copy.confirmed for copy in self._home[key]))
         # Who sends one message twice has asked for two copies.
         if not told and len([send for send in sends if send.outcome is not SendOutcome.REFUSED]) < 2:
             return f"is stored {copies} times, and no receipt or event says that it may be"
