@@ -563,7 +563,7 @@ async def test_a_rabbitmq_secondary_may_fail_while_its_primary_works(
     """Nobody notices; who has to divert then is told in time, and the queues come back by themselves."""
     primary, secondary = redis_first
     # Patient sends: what a busy machine does to those of 0.4 s would count as a failure of the primary.
-    async with traffic(primary.url, secondary.url, hands, (4.0,), attempt_timeout=2.0) as under:
+    async with traffic(primary.url, secondary.url, hands, (4.0,)) as under:
         await hands(known_on_disk, secondary)
         try:
             await under.hit(secondary.kill if how == "kill -9" else secondary.pause)
