@@ -12,7 +12,7 @@ from pairmq.model.events import Cause, SendCompleted, StateChanged
 from pairmq.runner._attempt import TimeLimits
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time
 from pairmq.testing import _simulated as simulated
-from pairmq.transport import nothing_sent
+from pairmq.transport import is_nothing_sent, nothing_sent
 
 
 @in_virtual_time
@@ -257,3 +257,12 @@ async def test_a_time_out_leaves_no_doubt_where_the_transport_has_none(sure: boo
     with pytest.raises(TransportError) as caught:
         await TimeLimits().run(send(), asyncio.get_running_loop().time() + 0.01)
     assert (caught.value.reason, caught.value.maybe_applied) == (FailureReason.TIMEOUT, not sure)
+
+
+def test_a_time_out_that_names_no_cause_is_told_by_what_it_came_of():
+    """The first releases of Python 3.11 raise it so; a cancellation that came of another one says nothing."""
+    cancellation = asyncio.CancelledError()
+    nothing_sent(cancellation)
+    for raised, told in ((TimeoutError(), True), (asyncio.CancelledError(), False)):
+        raised.__context__ = cancellation
+        assert is_nothing_sent(raised) is told
