@@ -99,7 +99,11 @@ class JournalObserver:
 
     async def close(self) -> None:
         """Write what is there, for 1.5 s at most; what is not done then goes on beside the program."""
-        await asyncio.to_thread(self._close)
+        try:
+            await asyncio.to_thread(self._close)
+        except RuntimeError:
+            # The interpreter is ending and starts no more threads. Nothing else runs then that could be held up.
+            self._close()
 
     def _close(self) -> None:
         asked, self._asked = self._asked, False

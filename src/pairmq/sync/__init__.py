@@ -1,0 +1,16 @@
+"""The pair for programs without asyncio: the same names, blocking, for threads, Django and Celery workers.
+
+    with Pair.connect("amqp://…", "redis://…") as pair:
+        receipt = pair.sender("orders").send(Message(b"42"))
+
+All pairs of a process run on one event loop in a thread in the background. What the asynchronous pair promises holds
+here too: deadlines, outcomes, and that nothing else is disturbed by a call that is interrupted. A child that is forked
+while a pair is open gets connections of its own at its first call.
+"""
+
+from pairmq.sync._admin import Admin, Side
+from pairmq.sync._pair import Pair
+from pairmq.sync._receiver import PairDelivery, PairReceiver
+from pairmq.sync._sender import PairSender
+
+__all__ = ["Admin", "Pair", "PairDelivery", "PairReceiver", "PairSender", "Side"]

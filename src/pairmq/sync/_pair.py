@@ -1,0 +1,277 @@
+"""The pair for programs without asyncio."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from pairmq import pair as asynchronous
+from pairmq.core import PairOptions
+from pairmq.model import ConfigurationError, Entity, EntityState, PairClosed
+from pairmq.model.events import Event
+from pairmq.plugins import Observer, Registry, registry
+from pairmq.sync._admin import Side
+from pairmq.sync._loop import PerProcess, run
+from pairmq.sync._receiver import PairReceiver
+from pairmq.sync._sender import PairSender
+from pairmq.transport import Transport
+
+if TYPE_CHECKING:
+    from pairmq.observe.journal import Journal
+
+T = TypeVar("T")
+
+
+class Pair:
+    """Two brokers that stand in for each other, as `pairmq.Pair`, for code that blocks.
+
+    Make one with `Pair.connect` and use it as a context manager, or `open` and `close` it yourself; one that is still
+    open when the process ends is closed then. Any number of threads may share it, with its senders and receivers.
+
+    A forked child that inherits an open pair opens one of its own, with the same settings, at its first call; what the
+    parent has in flight stays the parent's.
+    """
+
+    def __init__(self, make: Callable[[], asynchronous.Pair], *, renewable: bool = True) -> None:
+        self._make = make
+        self._renewable = renewable
+        self._inner = PerProcess(make())
+        self._opened = False
+        self._closed = False
+
+    @classmethod
+    def connect(
+        cls,
+        primary: str | Transport | None = None,
+        secondary: str | Transport | None = None,
+        *,
+        options: PairOptions | None = None,
+        config: str | os.PathLike[str] | None = None,
+        observers: Iterable[Observer] = (),
+        journal: str | os.PathLike[str] | Journal | None = None,
+        plugins: Registry = registry,
+        **overrides: Any,
+    ) -> Pair:
+        """Make a pair; it opens at ``with`` or `open`.
+
+        Args:
+            primary: the primary's URL, or a transport of your own; else from the settings.
+            secondary: likewise. A pair with transports of your own can't be used after a fork.
+            options: all options at once; or leave it out and name single ones in ``overrides``.
+            config: a TOML file with a ``[pair]`` table, under the ``PAIRMQ_*`` variables, under what is given here.
+            observers: see every event, in the thread of the event loop: they must not call anything that blocks.
+            journal: a directory that takes every event, or a journal that others use too. Needs ``pairmq[journal]``.
+            plugins: where transports are looked up.
+            overrides: options by name, as in `PairOptions`.
+
+        Raises:
+            ConfigurationError: a setting, a URL or a plugin is wrong, or is missing; says what to do.
+        """
+        watching = tuple(observers)
+
+        def make() -> asynchronous.Pair:
+            return asynchronous.Pair.connect(
+                primary,
+                secondary,
+                options=options,
+                config=config,
+                observers=watching,
+                journal=journal,
+                plugins=plugins,
+                **overrides,
+            )
+
+        return cls(make, renewable=not any(isinstance(side, Transport) for side in (primary, secondary)))
+
+    # Life.
+
+    def open(self) -> Self:
+        """Make the backlog queues, and start the syphon where it is enabled (SPEC 5.1). Idempotent.
+
+        Raises:
+            ConfigurationError: this pair contradicts another one of the process (SPEC 9.3).
+            TransportError: the secondary refuses to let the backlog queues be made.
+            PairClosed, PairFaulted: it was closed, or has faulted: a pair is opened once.
+        """
+        run(self._open())
+        return self
+
+    async def _open(self) -> None:
+        if self._closed:
+            raise PairClosed("the pair is closed: make a new one")
+        if not self._opened:
+            self._opened = True
+            # Registered after the journal's own handler, so that it runs before: the end of the pair is journalled too.
+            atexit.register(self.close)
+        await self._attached()
+
+    def close(self) -> None:
+        """End the pair in this process: sends in flight get ``close_grace``, then are unknown (SPEC 9.1).
+
+        Idempotent; never raises and never hangs. Interrupted, the closing goes on.
+        """
+        self._closed = True
+        atexit.unregister(self.close)
+        if self._inner.is_here:
+            run(self._inner.value.close())
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Messages.
+
+    def sender(self, path: str, *, kind: str = "queue") -> PairSender:
+        """Make a sender to an entity; no IO.
+
+        Args:
+            path: the queue's or topic's path on the primary.
+            kind: ``"queue"`` or ``"topic"``.
+
+        Raises:
+            ConfigurationError: the path is none, or the primary's transport has no such entities.
+            PairClosed, PairFaulted: the pair has ended or is not open.
+        """
+        return PairSender(self._attached, path, kind)
+
+    def receiver(
+        self, path: str, *, subscription: str | None = None, dead_letter: bool = False, prefetch: int = 1
+    ) -> PairReceiver:
+        """Make a receiver of the primary; no IO.
+
+        Args:
+            path: the queue's or topic's path.
+            subscription: the subscription to read, which makes ``path`` a topic.
+            dead_letter: read its dead-letter queue.
+            prefetch: messages that an iteration locks at once; what it holds must be settled within the lock.
+
+        Raises:
+            ConfigurationError: a name is none, or the primary's transport has no such source.
+            PairClosed, PairFaulted: the pair has ended or is not open.
+        """
+        return PairReceiver(self._attached, path, subscription=subscription, dead_letter=dead_letter, prefetch=prefetch)
+
+    # What can be seen and said.
+
+    def state(self, path: str, *, kind: str = "queue") -> EntityState:
+        """The state of an entity as this process knows it; one that it never used is healthy (SPEC 4)."""
+        return self._asked(lambda pair: pair.state(path, kind=kind))
+
+    def states(self) -> Mapping[Entity, EntityState]:
+        """The states of all entities that this process has used."""
+        return self._asked(lambda pair: dict(pair.states()))
+
+    def events(self) -> Iterator[Event]:
+        """Iterate over what happens from this call on, until the pair ends.
+
+        A reader that is slower than the events misses the oldest, and is told so by a `Warned` event.
+        """
+        return self._iterate(PerProcess(self._asked(lambda pair: pair.events())))
+
+    def _iterate(self, events: PerProcess[Any]) -> Iterator[Event]:
+        try:
+            while events.is_here and (event := run(_next(events.value))) is not None:
+                yield event
+        finally:
+            if events.is_here:
+                run(events.value.aclose())
+
+    def subscribe(self, sink: Callable[[Event], None]) -> Callable[[], None]:
+        """Give ``sink`` every event from now on, in the thread of the event loop; returns what ends that.
+
+        Args:
+            sink: must be quick, as sends wait for it; what it raises is reported once and ignored. A forked child's
+                events do not reach it.
+        """
+        end = self._asked(lambda pair: pair.subscribe(sink))
+
+        async def ended() -> None:
+            end()
+
+        return lambda: run(ended())
+
+    def mark_healthy(self, path: str, *, kind: str = "queue") -> None:
+        """Send to the primary again, on an operator's word (SPEC 4.7); ends a `hold` too."""
+        self._asked(lambda pair: pair.mark_healthy(path, kind=kind))
+
+    def force_failover(self, path: str, *, kind: str = "queue") -> None:
+        """Divert from now on; pings begin after one ``ping_primary_interval`` and may end it (SPEC 4.7)."""
+        self._asked(lambda pair: pair.force_failover(path, kind=kind))
+
+    def hold(self, path: str, *, kind: str = "queue") -> None:
+        """Divert until `mark_healthy` or `force_failover`, without pings (SPEC 4.7)."""
+        self._asked(lambda pair: pair.hold(path, kind=kind))
+
+    @property
+    def options(self) -> PairOptions:
+        """How it behaves."""
+        return self._inner.value.options
+
+    @property
+    def name(self) -> str:
+        """``primary>secondary``, as events carry it."""
+        return self._inner.value.name
+
+    @property
+    def primary(self) -> Side:
+        """The primary, whose ``admin`` makes queues."""
+        return Side(self._attached, lambda pair: pair.primary, self._inner.value.primary.endpoint)
+
+    @property
+    def secondary(self) -> Side:
+        """The secondary."""
+        return Side(self._attached, lambda pair: pair.secondary, self._inner.value.secondary.endpoint)
+
+    @property
+    def backlog_queues(self) -> tuple[Entity, ...]:
+        """The backlog queues on the secondary, in order of their index."""
+        return self._asked(lambda pair: pair.backlog_queues)
+
+    @property
+    def moved(self) -> int:
+        """Messages that this process's syphon has brought home; 0 without one."""
+        return self._asked(lambda pair: pair.moved)
+
+    @property
+    def in_flight(self) -> int:
+        """Sends in flight now, of all threads."""
+        return self._asked(lambda pair: pair.in_flight)
+
+    def __repr__(self) -> str:
+        return repr(self._inner.value)
+
+    def _asked(self, question: Callable[[asynchronous.Pair], T]) -> T:
+        async def ask() -> T:
+            return question(await self._attached())
+
+        return run(ask())
+
+    async def _attached(self) -> asynchronous.Pair:
+        """This process's own pair, open."""
+        if not self._opened:
+            raise ConfigurationError("the pair is not open: use 'with Pair.connect(...) as pair' or call open()")
+        if self._closed and not self._inner.is_here:
+            raise PairClosed("the pair is closed: make a new one")
+        inner = self._inner.get(self._renewed)
+        if not self._closed:
+            await inner.open()
+        return inner
+
+    def _renewed(self) -> asynchronous.Pair:
+        if not self._renewable:
+            raise ConfigurationError(
+                "the pair was made with transports of its own before this process was forked: make it after the fork, "
+                "or give URLs"
+            )
+        return self._make()
+
+
+async def _next(events: AsyncIterator[Event]) -> Event | None:
+    return await anext(events, None)

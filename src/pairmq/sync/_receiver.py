@@ -1,0 +1,168 @@
+"""What blocking applications receive with: always from the primary, under peek-lock."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+from pairmq import pair as asynchronous
+from pairmq.model import Delivery, LockLost, Message, PairMQError, Source
+from pairmq.model.events import Event
+from pairmq.sync._loop import PerProcess, run
+
+
+class PairDelivery:
+    """A received message, locked for this receiver until it is settled by one of the methods below.
+
+    It belongs to the process that received it: a forked child that tries to settle it gets `LockLost`.
+    """
+
+    __slots__ = ("_inner",)
+
+    def __init__(self, inner: asynchronous.PairDelivery) -> None:
+        self._inner = PerProcess(inner)
+
+    @property
+    def message(self) -> Message:
+        """What was sent."""
+        return self._inner.value.message
+
+    @property
+    def delivery(self) -> Delivery:
+        """The delivery with its count, position and lock."""
+        return self._inner.value.delivery
+
+    @property
+    def body(self) -> bytes:
+        """The message's body."""
+        return self._inner.value.body
+
+    def complete(self) -> None:
+        """Remove the message from the broker for good.
+
+        Raises:
+            LockLost: the lock had ended, or it is another process's; the message is delivered again.
+            TransportError: the broker could not be reached; it may be delivered again.
+        """
+        self._settle(self._inner.value.complete)
+
+    def abandon(self) -> None:
+        """Give the message back at once, to be delivered again. Raises as `complete`."""
+        self._settle(self._inner.value.abandon)
+
+    def dead_letter(self, reason: str, description: str = "") -> None:
+        """Set the message aside in the entity's dead-letter queue, with a reason. Raises as `complete`."""
+        self._settle(lambda: self._inner.value.dead_letter(reason, description))
+
+    def renew_lock(self) -> None:
+        """Make the lock last its whole duration from now. Raises as `complete`."""
+        self._settle(self._inner.value.renew_lock)
+
+    def _settle(self, operation: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if not self._inner.is_here:
+            raise LockLost(f"message {self.message.message_id} was delivered to the process that forked this one")
+        run(operation())
+
+    def __repr__(self) -> str:
+        return repr(self._inner.value)
+
+
+class PairReceiver:
+    """Reads one source of the primary. Made by `Pair.receiver`; leave it to give back what is not settled.
+
+    Iterating survives outages: while the primary is away it waits and tries again. `receive` raises instead. Several
+    threads may read by one receiver.
+    """
+
+    def __init__(self, attached: Callable[[], Awaitable[asynchronous.Pair]], path: str, **arguments: Any) -> None:
+        self._attached = attached
+        self._path = path
+        self._arguments = arguments
+        self._closed = False
+        self._sinks: tuple[Callable[[Event], None], ...] = ()
+
+        async def made() -> asynchronous.PairReceiver:
+            return (await attached()).receiver(path, **arguments)
+
+        self._inner = PerProcess(run(made()))
+
+    @property
+    def source(self) -> Source:
+        """What it reads."""
+        return self._inner.value.source
+
+    def report_to(self, sink: Callable[[Event], None]) -> None:
+        """Give ``sink`` a `MessageDelivered` for each settlement; once only, and not where the pair does so already.
+
+        Args:
+            sink: called in the thread of the event loop; must be quick; what it raises is raised where the delivery is
+                settled.
+        """
+        self._sinks = (*self._sinks, sink)
+        run(self._own())
+
+    def receive(self, max_messages: int = 1, wait: float = 60.0) -> list[PairDelivery]:
+        """Receive up to ``max_messages``, waiting for the first at most ``wait`` seconds.
+
+        Args:
+            max_messages: at least 1.
+            wait: seconds; 0 asks once.
+
+        Returns:
+            Deliveries in the broker's order; empty when none came in time.
+
+        Raises:
+            TransportError: the primary can't be read now.
+            PairClosed, PairFaulted: the pair or this receiver has ended.
+            ValueError: ``max_messages`` below 1 or ``wait`` below 0.
+
+        Interrupted, it loses nothing: what it had fetched is delivered again.
+        """
+        return [PairDelivery(each) for each in run(self._receive(max_messages, wait), unwanted=_given_back)]
+
+    async def _receive(self, max_messages: int, wait: float) -> list[asynchronous.PairDelivery]:
+        return await (await self._own()).receive(max_messages, wait)
+
+    def __iter__(self) -> Iterator[PairDelivery]:
+        return self
+
+    def __next__(self) -> PairDelivery:
+        return PairDelivery(run(self._next(), unwanted=_given_back)[0])
+
+    async def _next(self) -> list[asynchronous.PairDelivery]:
+        return [await anext(await self._own())]
+
+    def close(self) -> None:
+        """Give back what is not settled; idempotent, never raises."""
+        self._closed = True
+        if self._inner.is_here:
+            run(self._inner.value.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._inner.value)
+
+    async def _own(self) -> asynchronous.PairReceiver:
+        """This process's own receiver."""
+        pair = await self._attached()
+        inner = self._inner.get(lambda: pair.receiver(self._path, **self._arguments))
+        for sink in self._sinks:
+            inner.report_to(sink)
+        if self._closed:
+            await inner.close()  # a parent has closed it before it forked
+        return inner
+
+
+async def _given_back(deliveries: list[asynchronous.PairDelivery]) -> None:
+    for delivery in deliveries:
+        with suppress(PairMQError):
+            await delivery.abandon()

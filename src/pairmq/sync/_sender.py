@@ -1,0 +1,232 @@
+"""What blocking applications send with."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any, Self
+
+from pairmq import pair as asynchronous
+from pairmq.model import Entity, Message, Receipt, SendError
+from pairmq.sync._loop import PerProcess, run, soon
+
+
+class PairSender:
+    """Sends to one entity of the primary, or to a backlog queue of the secondary while the entity is failed over.
+
+    Cheap to make and safe to share between threads. Made by `Pair.sender`.
+    """
+
+    def __init__(self, attached: Callable[[], Awaitable[asynchronous.Pair]], path: str, kind: str) -> None:
+        self._attached = attached
+        self._path = path
+        self._kind = kind
+        self._closed = False
+
+        async def made() -> asynchronous.PairSender:
+            return (await attached()).sender(path, kind=kind)
+
+        self._inner = PerProcess(run(made()))
+
+    @property
+    def entity(self) -> Entity:
+        """Where it sends to."""
+        return self._inner.value.entity
+
+    @property
+    def id(self) -> str:
+        """Its name in the envelopes of what it diverts; another one in a forked child."""
+        return self._inner.value.id
+
+    def send(self, message: Message, *, timeout: float | None = None) -> Receipt:
+        """Send one message and return once a broker has confirmed it (SPEC 3).
+
+        Args:
+            message: what to send; given an id if it has none.
+            timeout: seconds for everything, the pair's ``send_timeout`` when left out.
+
+        Returns:
+            Where it went, and whether a second copy may exist.
+
+        Raises:
+            SendRefused: accepted nowhere; the subclasses say why.
+            SendUnknown: it may have been accepted, or not: send it again under the same id if a second copy is
+                harmless.
+            PairClosed: the pair or this sender is closed.
+            PairFaulted: the pair lost a broker for good.
+
+        An exception that a signal's handler raises, such as Ctrl-C's, cancels the send; its outcome is unknown, and
+        nothing else of the pair is disturbed (SPEC 3.7).
+        """
+        return run(self._send(message, timeout))
+
+    async def _send(self, message: Message, timeout: float | None) -> Receipt:
+        return await (await self._own()).send(message, timeout=timeout)
+
+    def send_batch(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Receipt | SendError]:
+        """Send many messages in few operations (SPEC 3.5).
+
+        Args:
+            messages: sent in order, in chunks of at most 500 messages or 1 MiB.
+            timeout: seconds for each chunk, the pair's ``send_timeout`` when left out.
+
+        Returns:
+            One entry a message, in order: its receipt, or the error that `send` would have raised for it.
+
+        Raises:
+            PairClosed, PairFaulted: as `send`, if that is so from the start.
+            TypeError: one of them is no message; none was sent.
+
+        Interrupted, it leaves the outcome of the messages of the present chunk unknown; later ones were not sent.
+        """
+        # Read here: what the caller gives may block, and belongs to the caller's thread.
+        return run(self._send_batch(list(messages), timeout))
+
+    async def _send_batch(self, messages: list[Message], timeout: float | None) -> list[Receipt | SendError]:
+        return await (await self._own()).send_batch(messages, timeout=timeout)
+
+    def send_stream(
+        self, source: Iterable[Message], *, window: int = 1000, timeout: float | None = None
+    ) -> Iterator[Receipt | SendError]:
+        """Send messages as they come, many in flight at once.
+
+        Args:
+            source: read in the caller's thread, and only as fast as messages are confirmed. While it keeps the caller
+                waiting, results wait too; the messages that were read are sent meanwhile.
+            window: messages read and not yet yielded, at most; at least 1.
+            timeout: seconds for each message, the pair's ``send_timeout`` when left out.
+
+        Yields:
+            One entry a message, in the order of the source: its receipt, or the error that `send` would have raised.
+
+        Raises:
+            PairClosed, PairFaulted: as `send`; when the pair ends on the way, after the results of what was read.
+            ValueError: the window is below 1.
+
+        What the source raises is raised after the results of what was read. Leaving the loop early gives up the
+        messages in flight; their outcome is unknown.
+        """
+        if window < 1:
+            raise ValueError(f"window is {window}: it must be at least 1")
+        return self._streamed(source, window, timeout)
+
+    def _streamed(self, source: Iterable[Message], window: int, timeout: float | None) -> Iterator[Receipt | SendError]:
+        stream = run(_Stream.begin(self._own, window, timeout))
+        in_window = 0
+        failure: Exception | None = None
+        try:
+            messages = iter(source)
+            while failure is None:
+                while in_window == window or not stream.results.empty():
+                    result = stream.next()
+                    in_window -= 1
+                    yield result
+                try:
+                    message = next(messages)
+                except StopIteration:
+                    break
+                except Exception as error:
+                    failure = error
+                else:
+                    stream.give(message)
+                    in_window += 1
+            stream.give(None)
+            while in_window:
+                result = stream.next()
+                in_window -= 1
+                yield result
+        finally:
+            run(stream.end())
+        if failure is not None:
+            raise failure
+
+    def close(self) -> None:
+        """Take no more sends; those in flight go on, and the last of them closes the link. Idempotent, never raises."""
+        self._closed = True
+        if self._inner.is_here:
+            run(self._inner.value.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._inner.value)
+
+    async def _own(self) -> asynchronous.PairSender:
+        """This process's own sender."""
+        pair = await self._attached()
+        inner = self._inner.get(lambda: pair.sender(self._path, kind=self._kind))
+        if self._closed:
+            await inner.close()  # a parent has closed it before it forked
+        return inner
+
+
+class _End:
+    """The last thing among a stream's results."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
+class _Stream:
+    """A `send_stream` on the loop: messages come from the caller's thread one by one, and results go back to it."""
+
+    def __init__(self) -> None:
+        self.results: queue.SimpleQueue[Receipt | SendError | _End] = queue.SimpleQueue()
+        self._messages: asyncio.Queue[Message | None] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def begin(
+        cls, own: Callable[[], Awaitable[asynchronous.PairSender]], window: int, timeout: float | None
+    ) -> _Stream:
+        stream = cls()
+        sender = await own()
+        stream._task = asyncio.create_task(stream._work(sender, window, timeout), name="pairmq send_stream")
+        return stream
+
+    def give(self, message: Message | None) -> None:
+        """Send one more; None is the end."""
+        soon(self._messages.put_nowait, message)
+
+    def next(self) -> Receipt | SendError:
+        """The next result; raises what ended the stream."""
+        result = self.results.get()
+        if isinstance(result, _End):
+            self.results.put(result)
+            if result.error is not None:
+                raise result.error
+            raise RuntimeError("a stream ended before its last result")
+        return result
+
+    async def end(self) -> None:
+        """Give up what is in flight."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+
+    async def _work(self, sender: asynchronous.PairSender, window: int, timeout: float | None) -> None:
+        try:
+            results: Any = sender.send_stream(self._source(), window=window, timeout=timeout)
+            async with aclosing(results):
+                async for result in results:
+                    self.results.put(result)
+        except Exception as error:
+            self.results.put(_End(error))
+        except asyncio.CancelledError:
+            self.results.put(_End(None))
+            raise
+        else:
+            self.results.put(_End(None))
+
+    async def _source(self) -> AsyncIterator[Message]:
+        while (message := await self._messages.get()) is not None:
+            yield message

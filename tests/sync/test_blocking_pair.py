@@ -1,0 +1,292 @@
+"""`pairmq.sync` keeps what the asynchronous pair promises, from threads."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from pairmq import ConfigurationError, Entity, EntityState, Message, PairClosed, Receipt, Route, SendUnknown
+from pairmq.model import Source
+from pairmq.model.events import MessageDelivered, SendCompleted, StateChanged
+from pairmq.sync import Pair
+
+ORDERS = Entity("orders")
+
+
+class Enough(Exception):
+    """What a signal's handler raises here, as Celery's soft time limit does."""
+
+
+def interrupted_in(seconds, action):
+    """Call something, with `Enough` raised in the middle of it."""
+
+    def handle(number, frame):
+        raise Enough
+
+    previous = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        with pytest.raises(Enough):
+            action()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def test_a_message_goes_to_the_primary_and_is_received_once(pair):
+    with pair.sender("orders") as sender, pair.receiver("orders") as receiver:
+        assert sender.send(Message(b"42")).route is Route.PRIMARY
+        (delivery,) = receiver.receive(wait=10)
+        assert delivery.body == b"42"
+        delivery.complete()
+    assert pair.primary.admin.counts(Source(ORDERS)).pending == 0
+
+
+def test_sends_are_diverted_and_come_home_while_the_primary_is_away(servers, pair):
+    sender = pair.sender("orders")
+    sender.send(Message(b"before"))
+    servers[0].kill()
+    receipt = sender.send(Message(b"during"), timeout=20)
+    assert receipt.route is Route.BACKLOG
+    assert pair.state("orders") is not EntityState.HEALTHY
+    assert pair.states()[ORDERS] is pair.state("orders")
+    held = [pair.secondary.admin.counts(Source(queue)).pending for queue in pair.backlog_queues]
+    assert sum(held) == 1
+
+
+def test_many_threads_share_a_sender(pair):
+    sender = pair.sender("orders")
+    with ThreadPoolExecutor(20) as threads:
+        receipts = list(threads.map(lambda number: sender.send(Message(str(number).encode())), range(400)))
+    assert all(receipt.route is Route.PRIMARY for receipt in receipts)
+    assert pair.primary.admin.counts(Source(ORDERS)).pending == 400
+
+
+def test_many_threads_share_a_receiver(pair):
+    pair.sender("orders").send_batch(Message(str(number).encode()) for number in range(100))
+    receiver = pair.receiver("orders", prefetch=5)
+    seen = []
+
+    def work(_):
+        while deliveries := receiver.receive(5, wait=0.5):
+            for delivery in deliveries:
+                delivery.complete()
+                seen.append(delivery.body)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
+    assert sorted(seen, key=int) == [str(number).encode() for number in range(100)]
+
+
+def test_a_send_that_a_signal_interrupts_is_over_when_the_caller_goes_on(servers, pair):
+    pair.hold("orders")
+    sender = pair.sender("orders")
+    servers[1].pause()
+    try:
+        interrupted_in(0.3, lambda: sender.send(Message(b"held up"), timeout=30))
+        assert pair.in_flight == 0
+    finally:
+        servers[1].resume()
+    pair.mark_healthy("orders")
+    assert sender.send(Message(b"after"), timeout=20).route is Route.PRIMARY
+
+
+def test_a_receive_that_a_signal_interrupts_loses_nothing(pair):
+    receiver = pair.receiver("orders")
+    interrupted_in(0.3, lambda: receiver.receive(wait=30))
+    pair.sender("orders").send(Message(b"later"))
+    assert receiver.receive(wait=10)[0].body == b"later"
+
+
+def test_what_was_received_as_the_caller_was_interrupted_is_given_back(pair, monkeypatch):
+    pair.sender("orders").send(Message(b"once"))
+    receiver = pair.receiver("orders")
+    real, interrupted = threading.Event.wait, []
+
+    def interrupted_at_the_end(event, timeout=None):
+        done = real(event, timeout)
+        if not interrupted and threading.current_thread() is threading.main_thread():
+            interrupted.append(True)
+            raise Enough
+        return done
+
+    monkeypatch.setattr(threading.Event, "wait", interrupted_at_the_end)
+    with pytest.raises(Enough):
+        receiver.receive(wait=10)
+    monkeypatch.undo()
+    assert interrupted
+    (delivery,) = receiver.receive(wait=10)  # long before its lock would end
+    assert delivery.body == b"once"
+
+
+def test_a_send_ends_at_its_deadline(servers):
+    east, west = servers
+    with Pair.connect(east.url, west.url) as pair:
+        pair.primary.admin.create(ORDERS)
+        sender = pair.sender("orders")
+        sender.send(Message(b"warm"))
+        east.pause()
+        west.pause()
+        try:
+            with pytest.raises(SendUnknown):
+                sender.send(Message(b"too late"), timeout=0.5)
+        finally:
+            east.resume()
+            west.resume()
+
+
+def test_a_stream_gives_results_in_the_order_of_its_source(pair):
+    messages = [Message(b"x", message_id=str(number)) for number in range(2500)]
+    results = list(pair.sender("orders").send_stream(iter(messages), window=100))
+    assert [result.message_id for result in results] == [message.message_id for message in messages]
+    assert all(isinstance(result, Receipt) for result in results)
+
+
+def test_a_stream_reads_its_source_in_the_callers_thread_and_within_its_window(pair):
+    threads, unanswered, most = set(), 0, 0
+
+    def source():
+        nonlocal unanswered, most
+        for number in range(300):
+            threads.add(threading.current_thread())
+            unanswered += 1
+            most = max(most, unanswered)
+            yield Message(str(number).encode())
+
+    for _ in pair.sender("orders").send_stream(source(), window=7):
+        unanswered -= 1
+    assert threads == {threading.current_thread()}
+    assert most <= 8  # one more has been read when the window is full
+
+
+def test_a_slow_source_does_not_hold_up_what_was_read(pair):
+    sent = threading.Event()
+    pair.subscribe(lambda event: sent.set() if isinstance(event, SendCompleted) else None)
+
+    def source():
+        yield Message(b"first")
+        assert sent.wait(20)  # only if the first one is sent although the second one has not come
+        yield Message(b"second")
+
+    assert len(list(pair.sender("orders").send_stream(source()))) == 2
+
+
+def test_what_a_source_raises_comes_after_the_results_of_what_was_read(pair):
+    def source():
+        yield Message(b"1")
+        yield Message(b"2")
+        raise OSError("the file ends here")
+
+    stream = pair.sender("orders").send_stream(source())
+    assert [isinstance(next(stream), Receipt) for _ in range(2)] == [True, True]
+    with pytest.raises(OSError, match="ends here"):
+        next(stream)
+
+
+def test_a_stream_that_is_left_early_leaves_nothing_in_flight(pair):
+    stream = pair.sender("orders").send_stream(Message(b"x") for _ in iter(int, 1))
+    next(stream)
+    stream.close()
+    assert pair.in_flight == 0
+
+
+def test_a_window_below_one_is_refused_before_anything_is_read(pair):
+    with pytest.raises(ValueError, match="at least 1"):
+        pair.sender("orders").send_stream(iter(()), window=0)
+
+
+def test_events_are_iterated_until_the_pair_ends(pair):
+    seen = []
+    begun = threading.Event()
+
+    def watch(events):
+        begun.set()
+        seen.extend(events)
+
+    watcher = threading.Thread(target=watch, args=(pair.events(),))
+    watcher.start()
+    assert begun.wait(20)
+    pair.sender("orders").send(Message(b"seen"))
+    pair.hold("orders")
+    pair.close()
+    watcher.join(20)
+    assert not watcher.is_alive()
+    kinds = [type(event) for event in seen]
+    assert SendCompleted in kinds
+    assert StateChanged in kinds
+
+
+def test_a_receivers_settlements_are_reported(pair):
+    told = []
+    receiver = pair.receiver("orders")
+    receiver.report_to(told.append)
+    pair.sender("orders").send(Message(b"1"))
+    receiver.receive(wait=10)[0].complete()
+    assert [type(event) for event in told] == [MessageDelivered]
+
+
+def test_a_call_from_the_loops_own_thread_is_refused_instead_of_hanging(pair):
+    sender = pair.sender("orders")
+    refused = []
+
+    def sink(event):
+        if isinstance(event, SendCompleted) and not refused:
+            try:
+                sender.send(Message(b"from within"))
+            except RuntimeError as error:
+                refused.append(str(error))
+
+    pair.subscribe(sink)
+    sender.send(Message(b"outer"))
+    assert "own thread" in refused[0]
+
+
+def test_the_callers_context_goes_with_its_call(pair):
+    span = contextvars.ContextVar("span", default="none")
+    seen = []
+    pair.subscribe(lambda event: seen.append(span.get()) if isinstance(event, SendCompleted) else None)
+    span.set("checkout")
+    pair.sender("orders").send(Message(b"1"))
+    assert seen == ["checkout"]
+
+
+def test_a_closed_pair_takes_nothing_more(pair):
+    sender = pair.sender("orders")
+    pair.close()
+    pair.close()
+    with pytest.raises(PairClosed):
+        sender.send(Message(b"late"))
+    with pytest.raises(PairClosed):
+        pair.open()
+
+
+def test_a_pair_that_is_not_open_says_how_to_open_it(servers):
+    pair = Pair.connect(servers[0].url, servers[1].url)
+    with pytest.raises(ConfigurationError, match="call open"):
+        pair.sender("orders")
+
+
+def test_wrong_settings_are_told_at_once():
+    with pytest.raises(ConfigurationError):
+        Pair.connect("nonsense://x", "redis://y")
+
+
+def test_closing_ends_a_receive_of_another_thread(pair):
+    receiver = pair.receiver("orders")
+    ended = threading.Event()
+
+    def read():
+        with contextlib.suppress(Exception):  # how it ends is the broker's affair; that it ends is ours
+            receiver.receive(wait=60)
+        ended.set()
+
+    threading.Thread(target=read, daemon=True).start()
+    time.sleep(0.2)  # most likely it waits now; if it does not, the test is only weaker
+    pair.close()
+    assert ended.wait(20)

@@ -1,0 +1,146 @@
+"""Forked children open pairs of their own, and a process that ends without closing its pair ends it in good order."""
+
+from __future__ import annotations
+
+from pairmq.observe.journal import read_rows
+
+# Every child settles by itself; the parent's pair must not notice that there are any.
+FORKS = """
+import os, sys, warnings
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # what this test is about
+from pairmq import Entity, LockLost, Message
+from pairmq.model import Source
+from pairmq.sync import Pair
+
+pair = Pair.connect(*sys.argv[1:3]).open()
+pair.primary.admin.create(Entity("orders"))
+sender, receiver = pair.sender("orders"), pair.receiver("orders")
+sender.send(Message(b"parent's"))
+(delivery,) = receiver.receive(wait=10)
+children = []
+for number in range(4):
+    if (child := os.fork()) == 0:
+        status = 1
+        try:
+            for each in range(50):
+                sender.send(Message(f"{number} {each}".encode()))
+            try:
+                delivery.complete()
+            except LockLost:
+                status = 0
+            pair.close()
+        finally:
+            sys.stdout.flush()
+            (os._exit if number % 2 else sys.exit)(status)
+    children.append(child)
+for each in range(50):
+    sender.send(Message(f"parent {each}".encode()))
+statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+for each in range(50, 100):  # the children have gone, with whatever they have closed
+    sender.send(Message(f"parent {each}".encode()))
+delivery.complete()
+print(statuses, pair.primary.admin.counts(Source(Entity("orders"))).pending)
+pair.close()
+"""
+
+
+def test_forked_children_send_by_an_inherited_pair(program):
+    assert program(FORKS).stdout == "[0, 0, 0, 0] 300\n"
+
+
+GRANDCHILD = """
+import multiprocessing, sys, warnings
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+from pairmq import Entity, Message
+from pairmq.model import Source
+from pairmq.sync import Pair
+
+pair = Pair.connect(*sys.argv[1:3])
+
+def send(number):
+    pair.sender("orders").send(Message(str(number).encode()))
+    return number
+
+def send_by_a_child(number):
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        return pool.map(send, [number, number + 1])
+
+if __name__ == "__main__":
+    pair.open()
+    pair.primary.admin.create(Entity("orders"))
+    child = multiprocessing.get_context("fork").Process(target=send_by_a_child, args=(10,))
+    child.start()
+    child.join()
+    send(1)
+    print(child.exitcode, pair.primary.admin.counts(Source(Entity("orders"))).pending)
+"""
+
+
+def test_children_of_children_do_so_too(program):
+    assert program(GRANDCHILD).stdout == "0 3\n"
+
+
+CLOSED_BEFORE = """
+import os, sys, warnings
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+from pairmq import Entity, Message, PairClosed
+from pairmq.sync import Pair
+
+pair = Pair.connect(*sys.argv[1:3]).open()
+pair.primary.admin.create(Entity("orders"))
+sender = pair.sender("orders")
+pair.close()
+if (child := os.fork()) == 0:
+    try:
+        sender.send(Message(b"x"))
+    except PairClosed:
+        os._exit(0)
+    os._exit(1)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_pair_that_was_closed_before_the_fork_is_closed_in_the_child(program):
+    program(CLOSED_BEFORE)
+
+
+LEFT_OPEN = """
+import sys
+from pairmq import Entity, Message
+from pairmq.sync import Pair
+
+pair = Pair.connect(*sys.argv[1:3], journal=sys.argv[3]).open()
+pair.primary.admin.create(Entity("orders"))
+pair.sender("orders").send(Message(b"1"))
+print("sent")
+"""
+
+
+def test_a_pair_that_nobody_closes_is_closed_as_the_process_ends(program, tmp_path):
+    ended = program(LEFT_OPEN, str(tmp_path / "journal"))
+    assert (ended.stdout, ended.stderr) == ("sent\n", "")
+    kinds = [row["kind"] for row in read_rows(tmp_path / "journal")]
+    assert kinds[-1] == "JournalClosed"
+    assert kinds.index("SendCompleted") < kinds.index("PairEnded")
+
+
+CTRL_C = """
+import signal, sys, threading, time, os
+from pairmq import Entity, Message
+from pairmq.sync import Pair
+
+with Pair.connect(*sys.argv[1:3]) as pair:
+    pair.primary.admin.create(Entity("orders"))
+    receiver = pair.receiver("orders")
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        receiver.receive(wait=60)
+    except KeyboardInterrupt:
+        print("interrupted")
+    pair.sender("orders").send(Message(b"1"))
+    print(receiver.receive(wait=10)[0].body)
+"""
+
+
+def test_ctrl_c_interrupts_a_call_and_leaves_the_pair_usable(program):
+    assert program(CTRL_C).stdout == "interrupted\nb'1'\n"
