@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from outage_traffic import Heartbeat
+from heartbeat import Heartbeat
 from pairmq import Entity, EntityState, Message, Pair, PairOptions, Receipt, Route, SendError
 from pairmq.model import Source
 from pairmq.testing import memory_broker

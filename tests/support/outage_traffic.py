@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from heartbeat import Heartbeat
 from pairmq import (
     Entity,
     EntityState,
@@ -60,34 +61,6 @@ DOWN = EntityState.FAILED_OVER
 
 
 # --------------------------------------------------------------------------- time
-
-
-class Heartbeat:
-    """How late the event loop was, and when.
-
-    The tests share two cores with two or three servers, and a loop that gets no processor for 0.3 s ends nothing in
-    time. A task that asks to be woken every 10 ms sees exactly that, and nothing else: what it lost is no delay of
-    PairMQ's, and what a send loses beyond it is.
-    """
-
-    def __init__(self) -> None:
-        self._beats: list[tuple[float, float]] = []
-        self._task = asyncio.create_task(self._beat(), name="heartbeat")
-
-    async def _beat(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            due = loop.time() + 0.01
-            await asyncio.sleep(0.01)
-            self._beats.append((due, loop.time()))
-
-    def lag(self, since: float, until: float) -> float:
-        """The longest that the loop kept anybody waiting between two instants."""
-        return max((woken - due for due, woken in self._beats if woken >= since and due <= until), default=0.0)
-
-    async def stop(self) -> None:
-        self._task.cancel()
-        await asyncio.wait((self._task,))
 
 
 async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:

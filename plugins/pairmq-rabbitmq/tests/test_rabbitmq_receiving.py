@@ -16,6 +16,7 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from heartbeat import Heartbeat
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq_rabbitmq import _delivery_channel
 from pairmq_rabbitmq._context import Context
@@ -180,7 +181,8 @@ async def lost(receiver: RabbitReceiver, delivery: Delivery) -> None:
 
 
 async def cancelled(call: Coroutine[Any, Any, object], after: float) -> float:
-    """Cancel a call and tell how long it took to return."""
+    """Cancel a call and tell how long it took to return, but for what the machine kept the loop waiting."""
+    heart = Heartbeat()
     task = asyncio.ensure_future(call)
     await asyncio.sleep(after)
     assert not task.done(), task
@@ -188,7 +190,9 @@ async def cancelled(call: Coroutine[Any, Any, object], after: float) -> float:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    return time.monotonic() - before
+    ended = time.monotonic()
+    await heart.stop()
+    return ended - before - heart.lag(before, ended)
 
 
 async def hang(server: RabbitServer) -> None:

@@ -18,6 +18,7 @@ from pamqp.base import Frame
 from pamqp.header import ContentHeader
 from pika.adapters.blocking_connection import BlockingChannel
 
+from heartbeat import Heartbeat
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.plugins import registry
 from pairmq.testing import TcpProxy
@@ -88,11 +89,14 @@ def outcome(error: TransportError | None) -> Outcome | None:
 
 
 async def given_up(call: object, seconds: float = 0.3) -> float:
-    """Stop waiting for a call after a while; tells how much later it gave control back."""
+    """Stop waiting for a call after a while; tells how much later than the machine made it, it gave control back."""
+    heart = Heartbeat()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(seconds) as limit:
             await call  # type: ignore[misc]
-    return asyncio.get_running_loop().time() - (limit.when() or 0.0)
+    due, ended = limit.when() or 0.0, asyncio.get_running_loop().time()
+    await heart.stop()
+    return ended - due - heart.lag(due, ended)
 
 
 # ----------------------------------------------------------------------- what is confirmed
