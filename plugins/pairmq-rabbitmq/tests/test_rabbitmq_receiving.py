@@ -955,6 +955,24 @@ async def test_a_first_call_to_a_hung_server_can_be_cancelled(server: RabbitServ
     assert bodies(await receiver.receive(1, 5)) == ["a"]
 
 
+async def test_a_connection_that_breaks_while_a_channel_is_being_opened_is_told_as_what_it_is(
+    server: RabbitServer, contexts: MakeContext
+) -> None:
+    context = contexts()
+    await RabbitReceiver(context, SOURCE).receive(1, 0)
+    session = context.consuming.current
+    assert session is not None
+    await hang(server)
+    try:
+        waiting = asyncio.create_task(RabbitReceiver(context, SOURCE).receive(1, 30))
+        await asyncio.sleep(0.1)
+        session.end(ConnectionResetError(104, "Connection reset by peer"))
+        error = await error_of(asyncio.wait_for(waiting, 20))
+        assert (error.kind, error.reason) == (UNAVAILABLE, FailureReason.CONNECTION)
+    finally:
+        server.resume()
+
+
 async def test_a_half_open_connection_ends_a_wait_by_its_heartbeat(server: RabbitServer, contexts: MakeContext) -> None:
     receiver = RabbitReceiver(contexts(heartbeat=1), SOURCE)
     waiting = asyncio.create_task(receiver.receive(1, 60))

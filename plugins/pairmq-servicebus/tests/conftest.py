@@ -18,6 +18,8 @@ from urllib.parse import quote
 
 import pytest
 
+import ctrl_c  # noqa: F401  # by being imported
+
 VARIABLE = "PAIRMQ_TEST_SERVICEBUS"
 
 LEFT_BY_THE_CLIENT = (

@@ -26,6 +26,7 @@ from pamqp.body import ContentBody
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
+from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._held import Share
 from pairmq_rabbitmq._session import Session
 from pairmq_rabbitmq._settling import Calls, Job, Locked, Settling, State
@@ -73,7 +74,12 @@ class Opening:
         self.task.add_done_callback(self._give_back)
 
     async def _open(self) -> Channel:
-        return await self._calls(self.session.open_channel(confirms=False))
+        try:
+            return await self._calls(self.session.open_channel(confirms=False))
+        except Unsent:
+            raise
+        except Exception as error:  # the connection ended first, and says why
+            raise Unsent(error) from error
 
     def _give_back(self, task: asyncio.Task[Channel]) -> None:
         if not task.cancelled() and task.exception() is None:
