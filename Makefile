@@ -13,7 +13,7 @@ UPGRADE ?=
 HOURS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo test soak simulate chaos mutants model bench-idle bench-send bench-failover bench-cost bench-journal bench-pipeline check docs format lock clean
+.PHONY: help setup system demo test soak simulate chaos mutants model bench-idle bench-send bench-failover bench-cost bench-journal bench-pipeline bench-drain check docs format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,7 +24,7 @@ $(STAMP): requirements/dev.txt $(PYPROJECTS) scripts/setup.sh
 	@PYTHON="$(PYTHON)" scripts/setup.sh "$(VENV)"
 	@touch $@
 
-system: ## install the system packages the tests need (redis-server, rabbitmq-server, openssl)
+system: ## install the system packages the tests need (redis-server, rabbitmq-server, openssl, java, chromium)
 	@scripts/system-packages.sh
 
 demo: setup ## watch a failover happen (ARGS=... go to `pairmq demo`)
@@ -45,9 +45,10 @@ test: setup system ## all checks, then all tests (PYTEST_ARGS=... go to pytest; 
 
 soak: setup system ## the long tests: files of a million lines through outages, a million sends with both brokers away (LINES=...)
 	@PAIRMQ_TEST_LINES="$(or $(LINES),1000000)" PAIRMQ_TEST_KILLS_LINES="$(or $(LINES),1000000)" \
-		PAIRMQ_TEST_SENDS="$(or $(LINES),1000000)" \
+		PAIRMQ_TEST_SENDS="$(or $(LINES),1000000)" PAIRMQ_TEST_FOLLOW_KILLS=all \
 		$(BIN)/python -m pytest -q --timeout 3600 tests/hostile/test_bounded_memory.py \
-		tests/integration/test_file_through_an_outage.py tests/integration/test_file_through_kills.py
+		tests/integration/test_file_through_an_outage.py tests/integration/test_file_through_kills.py \
+		tests/pipeline/test_follow_kills.py
 
 # With HOURS what was simulated is kept in a file, so that the same command goes on where it was stopped.
 simulate: setup ## 300 simulated hours of failures, judged (HOURS=10000 can be resumed; ARGS=... go to `pairmq simulate`)
@@ -79,6 +80,9 @@ bench-journal: setup system ## what a journal costs a healthy send (ARGS=--json)
 
 bench-pipeline: setup system ## all tables of a made journal by Spark, beside DuckDB (ARGS="--events 10000000 --json")
 	@$(BIN)/python benchmarks/pipeline_speed.py $(ARGS)
+
+bench-drain: setup system ## `pairmq pipeline drain` beside `pairmq syphon` on the same backlog (ARGS="--messages 100000")
+	@$(BIN)/python benchmarks/drain_speed.py $(ARGS)
 
 docs: setup ## write the generated parts of the reference from the code
 	@$(BIN)/python scripts/generate_docs.py

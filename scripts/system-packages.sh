@@ -1,6 +1,7 @@
 #!/bin/sh
 # Make sure the system programs that the tests start are there: redis-server, rabbitmq-server, openssl for
-# certificates, and Java for Spark. Debian's packages have the programs' names, but for Java's.
+# certificates, Java for Spark, and a browser that looks at the report. Debian's packages have the programs' names, but
+# for Java's.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -16,6 +17,9 @@ missing() {
     done
     # The tests run the server itself; its command of the same name is in sbin, which a user's PATH may lack.
     [ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] || command -v rabbitmqctl >/dev/null 2>&1 || printf ' rabbitmq-server'
+    # Any browser of that family will do; only Debian's can be installed from here.
+    command -v chromium >/dev/null 2>&1 || command -v chromium-browser >/dev/null 2>&1 ||
+        command -v google-chrome >/dev/null 2>&1 || printf ' chromium'
     java_works || printf ' openjdk-17-jre-headless'
 }
 

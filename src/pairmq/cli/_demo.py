@@ -9,6 +9,7 @@ import typer
 
 from pairmq.cli._common import entity_of, examples, transport_of
 from pairmq.cli._demo_plan import Plan, Texts
+from pairmq.cli._demo_report import DemoReport
 from pairmq.cli._demo_run import DemoRun, Outage
 from pairmq.cli._demo_servers import OwnServers, products_of
 from pairmq.cli._errors import BadUsage
@@ -26,6 +27,7 @@ _EPILOG = examples(
     "pairmq demo --json",
     "pairmq demo --real rabbitmq",
     "pairmq demo --real rabbitmq,redis",
+    "pairmq demo --pipeline --open",
     "pairmq demo --primary redis://127.0.0.1:6379/0 --secondary redis://127.0.0.1:6380/0",
 )
 
@@ -79,6 +81,10 @@ def demo(
     journal: Annotated[
         str | None, typer.Option("--journal", metavar="DIR", help="Journal every event in this directory.")
     ] = None,
+    pipeline: Annotated[
+        bool, typer.Option("--pipeline", metavar="", help="Afterwards, make a report of it with Spark.")
+    ] = False,
+    open: Annotated[bool, typer.Option("--open", metavar="", help="Show the report in a browser.")] = False,
     json: Annotated[
         bool, typer.Option("--json", metavar="", help="Write the verdict as JSON on stdout, and nothing else.")
     ] = False,
@@ -87,12 +93,15 @@ def demo(
 
     The brokers are made in this process unless others are named; those are not taken away: do that yourself meanwhile.
     With --real they are servers that the demo starts on this machine, kills with SIGKILL, and removes at the end.
-    Exit status: 0 when every message was accepted and delivered, 1 when not, 130 after Ctrl-C.
+    With --pipeline the journal of it all is made into a report by Spark, which needs Java. Exit status: 0 when every
+    message was accepted and delivered, 1 when not, 130 after Ctrl-C.
     """
     if messages is not None and input is not None:
         raise BadUsage("--messages and --input exclude each other: a file has as many messages as lines")
     if real is not None and (primary is not None or secondary is not None):
         raise BadUsage("--real and --primary, --secondary exclude each other: it starts both brokers by itself")
+    if open and not pipeline:
+        raise BadUsage("--open is for the report of --pipeline")
     products = None if real is None else products_of(real)
     urls = (primary or _MEMORY[0], secondary or _MEMORY[1])
     own = real is not None or all(url.partition("://")[0].lower() == "memory" for url in urls)
@@ -103,7 +112,8 @@ def demo(
     if len(set(names)) < len(names):
         raise BadUsage("--entity names a queue twice")
     entities = tuple(entity_of(name) for name in names)
-    with Texts(input, messages or 2000) as texts, kept_journal(journal) as kept:
+    report = DemoReport(journal, aside=json, open=open) if pipeline else None
+    with Texts(input, messages or 2000) as texts, kept_journal(report.journal if report else journal) as kept:
 
         def made(
             urls: tuple[str, str],
@@ -152,10 +162,13 @@ def demo(
                 return await made(urls, servers.primary, restart=restart, products=servers.products).run(stop)
 
         if products is not None:
-            return run_async(on_own_servers, graceful=True)
-        for url in urls:
-            transport_of(url)  # a bad one fails here, before anything is drawn
-        return run_async(made(urls, _control(urls[0])).run, graceful=True)
+            status = run_async(on_own_servers, graceful=True)
+        else:
+            for url in urls:
+                transport_of(url)  # a bad one fails here, before anything is drawn
+            status = run_async(made(urls, _control(urls[0])).run, graceful=True)
+    # The journal is closed by now, and whole.
+    return status if report is None else report.make(status)
 
 
 def _control(url: str) -> BrokerControl | None:

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from pairmq.cli._common import RECEIVING, PairArguments, examples, source_of, transport_of, with_pair
+from pairmq.cli._common import RECEIVING, PairArguments, examples, pair_name, source_of, transport_of, with_pair
 from pairmq.cli._errors import BadUsage
 from pairmq.cli._journal_kept import kept_journal
+from pairmq.cli._output import warn
 from pairmq.cli._receive_job import Output, ReceiveJob
 from pairmq.cli._signals import run_async
 from pairmq.cli._values import duration
@@ -68,6 +69,9 @@ def receive(
     source = source_of(entity, subscription, dead_letter)
     settings = pair.primary_settings()
     transport = transport_of(settings.primary)
+    pair_called = "" if settings.journal is None else pair_name(settings)
+    if settings.journal is not None and not pair_called and not peek:
+        warn("no secondary is named, so that the journal can't tell whose messages these are: give --secondary")
     with (
         Output(output, json=json, separator=b"\0" if null else b"\n") as file,
         kept_journal(settings.journal) as journal,
@@ -82,5 +86,6 @@ def receive(
             unique=unique,
             time_limit=settings.options.attempt_timeout,
             journal=journal,
+            pair=pair_called,
         )
         return run_async(job.peek if peek else job.run, graceful=True)

@@ -108,6 +108,7 @@ class ReceiveJob:
         unique: drop messages whose id was seen before.
         time_limit: seconds of one operation at the broker.
         journal: takes what is settled; None for none.
+        pair: its name in the journal.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class ReceiveJob:
         unique: bool,
         time_limit: float,
         journal: Journal | None = None,
+        pair: str = "",
     ) -> None:
         self._transport = transport
         self._source = source
@@ -132,6 +134,7 @@ class ReceiveJob:
         self._seen: dict[str, None] | None = {} if unique else None
         self._limit = time_limit
         self._journal = journal
+        self._pair = pair
         self._taken = 0
         self._written = 0
         self._repeated = 0
@@ -145,7 +148,8 @@ class ReceiveJob:
             await self._check(stop)
             receiver = self._transport.receiver(self._source)
             if self._journal is not None:
-                receiver = journal_package().journal_deliveries(receiver, self._journal, source=self._source)
+                journalled = journal_package().journal_deliveries
+                receiver = journalled(receiver, self._journal, source=self._source, pair=self._pair)
             try:
                 with Progress("received", "messages") as progress:
                     await self._receive_all(receiver, stop, progress)

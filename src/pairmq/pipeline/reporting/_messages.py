@@ -1,0 +1,233 @@
+"""Reads the table of all messages once, whatever its size, into counts by slot, by entity and by phase."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from pairmq.pipeline.reporting._depth import Depth
+from pairmq.pipeline.reporting._grid import MINUTE
+from pairmq.pipeline.reporting._latency import Histogram, latency_of
+from pairmq.pipeline.reporting._tables import NEVER, Directory, micros, numbers
+from pairmq.pipeline.reporting._values import (
+    Counts,
+    Fault,
+    Grid,
+    Key,
+    Latency,
+    Messages,
+    Numbers,
+    Outages,
+    Series,
+    Span,
+)
+from pairmq.pipeline.reporting._verdicts import FAULTS
+
+MOST_FAULTS = 100
+"""Messages of each fault that are named."""
+
+PHASES = ("before", "outage", "draining", "after")
+"""Of an entity: healthy and never out so far, out, draining its backlog, healthy again."""
+
+_INSTANTS = ("first_sent_at", "accepted_at", "diverted_at", "moved_at", "set_aside_at")
+_COUNTS = ("accepted_primary", "accepted_backlog", "refused", "unknown")
+_TEXTS = ("pair", "entity", "verdict", "backlog_queue", "sent_by")
+
+
+def messages(tables: Directory, outages: Outages, overview: Grid | None, close_up: Grid | None) -> Messages:
+    """Count the messages.
+
+    Args:
+        tables: where they are.
+        outages: tells the phases.
+        overview: all of the time; None for an empty journal.
+        close_up: a part of it.
+    """
+    called = ("called_at",) if "called_at" in tables.columns("reconciliation") else ()
+    scan = _Scan(outages, [grid for grid in (overview, close_up) if grid is not None])
+    wanted = ("message_id", *_TEXTS, *_INSTANTS, *_COUNTS, *called)
+    for batch in tables.batches("reconciliation", wanted, repeated=_TEXTS):
+        scan.take(batch)
+    series = [each.series(tables) for each in scan.grids]
+    by_entity: dict[Key, dict[str, int]] = defaultdict(dict)
+    verdicts: Counter[str] = Counter()
+    for (key, verdict), count in scan.verdicts.items():
+        by_entity[key][verdict] = count
+        verdicts[verdict] += count
+    return Messages(
+        verdicts=dict(verdicts),
+        by_entity=dict(by_entity),
+        faults={name: scan.faults[name] for name in FAULTS if name in scan.faults},
+        latencies=scan.latencies(),
+        overview=series[0] if overview is not None else None,
+        close_up=series[-1] if close_up is not None else None,
+    )
+
+
+class _Scan:
+    """What was seen so far."""
+
+    def __init__(self, outages: Outages, grids: Sequence[Grid]) -> None:
+        self._outages = outages
+        self.grids = [_GridScan(grid) for grid in grids]
+        self.verdicts: Counter[tuple[Key, str]] = Counter()
+        self.faults: dict[str, Sequence[Fault]] = {}
+        self._phases = Histogram(len(PHASES))
+        self._stays = Histogram(1)
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        at = {name: micros(batch.column(name)) for name in _INSTANTS}
+        count = {name: numbers(batch.column(name)) for name in _COUNTS}
+        latency = np.full(batch.num_rows, np.nan)
+        if "called_at" in batch.schema.names:
+            called = micros(batch.column("called_at"))
+            known = (called != NEVER) & (at["accepted_at"] != NEVER)
+            latency[known] = np.maximum(at["accepted_at"][known] - called[known], 0) / 1e6
+        for grid in self.grids:
+            grid.take(at, count, latency)
+        owners, keys = _keys(batch)
+        self._count_verdicts(batch, owners, keys)
+        ended = at["accepted_at"] / 1e6
+        self._phases.add(self._phase_of(owners, keys, ended - latency, ended), latency)
+        stayed = (at["diverted_at"] != NEVER) & (at["moved_at"] != NEVER)
+        stays = np.maximum(at["moved_at"][stayed] - at["diverted_at"][stayed], 0) / 1e6
+        self._stays.add(np.zeros(len(stays), np.int64), stays)
+        self._name_faults(batch)
+
+    def latencies(self) -> dict[str, Latency]:
+        """How long sends took, by phase, and how long messages were in the backlog."""
+        found = {name: latency_of(self._phases, row) for row, name in enumerate(PHASES)}
+        found["backlog"] = latency_of(self._stays, 0)
+        return {name: latency for name, latency in found.items() if latency is not None}
+
+    def _count_verdicts(self, batch: pa.RecordBatch, owners: Counts, keys: Sequence[Key]) -> None:
+        names, verdict = _dictionary(batch.column("verdict"))
+        each, counts = np.unique(owners * len(names) + verdict, return_counts=True)
+        for code, number in zip(each.tolist(), counts.tolist(), strict=True):
+            self.verdicts[keys[code // len(names)], names[code % len(names)] or ""] += number
+
+    def _phase_of(self, owners: Counts, keys: Sequence[Key], called: Numbers, ended: Numbers) -> Counts:
+        """In what phase each send was made: one that was under way when its entity was out belongs to the outage."""
+        phases = np.zeros(len(owners), np.int64)
+        for number, key in enumerate(keys):
+            spans = self._outages.spans.get(key)
+            if spans is None or not spans.out:
+                continue
+            chosen = np.flatnonzero(owners == number)
+            began, over = called[chosen], ended[chosen]
+            phase = np.where(over < spans.out[0].began, 0, 3)
+            phase[_overlaps(spans.draining, began, over)] = 2
+            phase[_overlaps(spans.out, began, over)] = 1
+            phases[chosen] = phase
+        return phases
+
+    def _name_faults(self, batch: pa.RecordBatch) -> None:
+        names = ("first_sent_at", "message_id", "pair", "entity", "backlog_queue", "sent_by", "verdict")
+        verdict = batch.column("verdict")
+        for name in FAULTS:
+            chosen = batch.select(names).filter(pc.fill_null(pc.equal(verdict.cast(pa.string()), name), False))
+            if not chosen.num_rows:
+                continue
+            plain = pa.table({each: chosen.column(each) for each in names})
+            plain = plain.sort_by([("first_sent_at", "ascending")]).slice(0, MOST_FAULTS)
+            instants = micros(plain.column("first_sent_at").combine_chunks()).tolist()
+            found = [
+                Fault(
+                    Key(row["pair"], row["entity"]),
+                    row["message_id"],
+                    None if at == NEVER else at / 1e6,
+                    row["backlog_queue"],
+                    row["sent_by"],
+                )
+                for row, at in zip(plain.drop_columns(["first_sent_at"]).to_pylist(), instants, strict=True)
+            ]
+            known = [*self.faults.get(name, ()), *found]
+            self.faults[name] = sorted(known, key=_oldest_first)[:MOST_FAULTS]
+
+
+class _GridScan:
+    """What was seen of the messages within one grid."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._counts: dict[str, Counts] = defaultdict(lambda: np.zeros(grid.slots, np.int64))
+        self._latency = Histogram(grid.slots)
+        self._depth = Depth(grid)
+
+    def take(self, at: Mapping[str, Counts], count: Mapping[str, Numbers], latency: Numbers) -> None:
+        receipt, diverted = at["accepted_at"], at["diverted_at"]
+        home = (count["accepted_primary"] > 0) & (diverted == NEVER)
+        ended, nothing = at["first_sent_at"], receipt == NEVER
+        self._add("primary", receipt[home])
+        self._add("backlog", diverted)
+        self._add("moved", at["moved_at"])
+        self._add("refused", ended[nothing & (count["refused"] > 0)])
+        self._add("unknown", ended[nothing & (count["refused"] == 0) & (count["unknown"] > 0)])
+        slots, inside = self._slots(receipt)
+        self._latency.add(slots, latency[inside])
+        left = np.where(at["moved_at"] != NEVER, at["moved_at"], at["set_aside_at"])
+        self._depth.add(diverted, np.where(diverted == NEVER, NEVER, left))
+
+    def series(self, tables: Directory) -> Series:
+        quantiles = self._latency.quantiles((0.5, 0.99))
+        if self._grid.width >= MINUTE:
+            # Peaks within a slot are seen minute by minute.
+            self._depth.take_minutes(tables)
+        return Series(
+            grid=self._grid,
+            **{name: self._counts[name] for name in ("primary", "backlog", "refused", "unknown", "moved")},
+            depth=self._depth.most(),
+            p50=quantiles[0],
+            p99=quantiles[1],
+            longest=self._latency.longest(),
+        )
+
+    def _add(self, name: str, at: Counts) -> None:
+        slots, _ = self._slots(at)
+        self._counts[name] += np.bincount(slots, minlength=self._grid.slots)
+
+    def _slots(self, at: Counts) -> tuple[Counts, NDArray[np.bool_]]:
+        """The slots of the instants that are within the grid, and which are."""
+        began, ended = round(self._grid.began * 1e6), round(self._grid.ended * 1e6)
+        inside = (at >= began) & (at < ended)
+        return (at[inside] - began) // round(self._grid.width * 1e6), inside
+
+
+def _keys(batch: pa.RecordBatch) -> tuple[Counts, list[Key]]:
+    """Number the entities of a batch, and tell which they are."""
+    pairs, pair = _dictionary(batch.column("pair"))
+    entities, entity = _dictionary(batch.column("entity"))
+    each, owners = np.unique(pair * len(entities) + entity, return_inverse=True)
+    keys = [Key(pairs[code // len(entities)] or "", entities[code % len(entities)]) for code in each.tolist()]
+    return owners.astype(np.int64), keys
+
+
+def _dictionary(column: pa.Array) -> tuple[list[str | None], Counts]:
+    """The different texts of a column, and for each row the number of its own; null is one of them."""
+    if not pa.types.is_dictionary(column.type):
+        column = column.dictionary_encode()
+    texts = column.dictionary.to_pylist()
+    indices = pc.fill_null(column.indices.cast(pa.int64()), len(texts))
+    return [*texts, None], indices.to_numpy(zero_copy_only=False)
+
+
+def _overlaps(spans: Sequence[Span], began: Numbers, ended: Numbers) -> NDArray[np.bool_]:
+    """Which times meet one of the spans, which are in order and don't overlap."""
+    if not spans:
+        return np.zeros(len(began), np.bool_)
+    starts = np.array([span.began for span in spans])
+    ends = np.array([span.ended for span in spans])
+    # The first span that has not ended when it begins is the only one that it may meet first.
+    candidate = np.searchsorted(ends, began, side="left")
+    met = candidate < len(spans)
+    found: NDArray[np.bool_] = met & (starts[np.minimum(candidate, len(spans) - 1)] <= ended)
+    return found
+
+
+def _oldest_first(fault: Fault) -> tuple[bool, float, str]:
+    return fault.first_sent_at is None, fault.first_sent_at or 0.0, fault.message_id

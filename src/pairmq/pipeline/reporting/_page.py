@@ -1,0 +1,281 @@
+"""Fills the template: figures as texts, plots as SVG, and a policy that lets nothing run or load."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import jinja2
+import numpy as np
+from markupsafe import Markup
+
+from pairmq.pipeline.reporting._answers import Answers, most_out, phases
+from pairmq.pipeline.reporting._bars import bar, reach, scale_of
+from pairmq.pipeline.reporting._course import MOST_ROWS, course, name_of
+from pairmq.pipeline.reporting._states import drawn_wider
+from pairmq.pipeline.reporting._values import Fault, Key, Sends, Series, Spans, Told
+from pairmq.pipeline.reporting._verdicts import VERDICTS, meaning_of
+from pairmq.pipeline.reporting._words import (
+    clock,
+    date,
+    duration,
+    grouped,
+    moment,
+    percent,
+    period,
+    plural,
+    visible,
+)
+
+MOST_ENTITIES = 20
+"""Entities in the table of availability."""
+
+FIRST_FAULTS = 10
+"""Messages of each fault at the head."""
+
+_ZOOM_BELOW = 0.1  # where the primary took more than the rest of this everywhere, only what it did not take is drawn
+_TABLE_ROWS = 30  # of the table that says what a plot says
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of a table: its cells, and the plot in it."""
+
+    cells: Sequence[str]
+    plot: Markup | None = None
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Messages of one fault."""
+
+    verdict: str
+    meaning: str
+    count: int
+    first: Sequence[Fault]
+    more: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """The plot of what happened, with the table that says the same."""
+
+    title: str
+    drawing: Markup
+    note: str
+    rows: Sequence[Sequence[str]]
+
+
+def page(told: Told, found: Answers, directory: Path) -> str:
+    """Make the page.
+
+    Args:
+        told: what the tables tell.
+        found: the answers to it.
+        directory: of the tables, to be named.
+
+    Returns:
+        One HTML document that loads nothing and runs nothing.
+    """
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=jinja2.FunctionLoader(lambda name: files(__package__).joinpath(name).read_text("utf-8")),
+    )
+    environment.filters |= {"visible": visible, "duration": duration, "grouped": grouped, "moment": moment}
+    style = files(__package__).joinpath("page.css").read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    entities = most_out(told)
+    several = len({key.pair for key in entities}) > 1
+    sending = [key for key in entities if key in told.availability.entities]
+    short = _full_bar([told.availability.entities[key] for key in sending[:MOST_ENTITIES]])
+    first, last = told.programs.first_at, told.programs.last_at
+    return environment.get_template(
+        "page.html.j2"
+    ).render(
+        policy=f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
+        style=Markup(style),  # noqa: S704  # our own file
+        told=told,
+        found=found,
+        pairs=sorted({visible(key.pair, 60) for key in entities}),
+        period=period(first, last) if first is not None and last is not None else "",
+        lasted=duration(last - first) if first is not None and last is not None else "",
+        faults=_faults(told),
+        first_faults=FIRST_FAULTS,
+        plots=_plots(told, entities, several),
+        left_out=max(0, len(entities) - MOST_ROWS),
+        latency=_latency(told),
+        availability=[_available(told, key, several, short) for key in sending[:MOST_ENTITIES]],
+        full_bar=percent(short) if short < 1 else "",
+        availability_left_out=max(0, len(sending) - MOST_ENTITIES),
+        worst_hour=_worst_hour(told),
+        verdicts=_verdicts(told),
+        outages=told.outages.worst,
+        name=lambda key: name_of(key, several),
+        cost=_cost(told),
+        directory=visible(str(directory), 300),
+    )
+
+
+def _faults(told: Told) -> Sequence[Faults]:
+    return [
+        Faults(
+            verdict,
+            meaning_of(verdict).text,
+            told.messages.verdicts[verdict],
+            first,
+            told.messages.verdicts[verdict] - len(first),
+        )
+        for verdict, first in told.messages.faults.items()
+    ]
+
+
+def _plots(told: Told, entities: Sequence[Key], several: bool) -> Sequence[Plot]:
+    names = {key: name_of(key, several) for key in entities}
+    plots = []
+    for title, series in (("", told.messages.overview), ("The longest outage", told.messages.close_up)):
+        if series is None:
+            continue
+        grid = series.grid
+        rows = [key for key in entities if not title or _is_out(told.outages.spans.get(key), grid.began, grid.ended)]
+        drawing = course(series, told.outages.spans, rows[:MOST_ROWS], names)
+        note = f"Each step is {duration(grid.width)}; times are in UTC."
+        if len(rows) > MOST_ROWS:
+            note += f" The {MOST_ROWS} entities that were out longest are drawn, of {grouped(len(rows))}."
+        if drawn_wider(told.outages.spans, rows[:MOST_ROWS], grid):
+            note += " Outages too short for their place are drawn wider than they were."
+        if told.programs.sampled:
+            note += " Healthy sends are those that were journalled; not all were."
+        plots.append(Plot(title and f"{title}, {date(grid.began)}", drawing, note, _series_rows(series)))
+    return plots
+
+
+def _is_out(spans: Spans | None, began: float, ended: float) -> bool:
+    return spans is not None and any(span.began < ended and span.ended > began for span in spans.out)
+
+
+def _series_rows(series: Series) -> Sequence[Sequence[str]]:
+    """What a plot says as a table of not too many rows: slots are put together."""
+    grid = series.grid
+    together = -(-grid.slots // _TABLE_ROWS)
+    rows = []
+    for first in range(0, grid.slots, together):
+        part = slice(first, first + together)
+        counts = [int(each[part].sum()) for each in (series.primary, series.backlog)]
+        bad = int(series.refused[part].sum() + series.unknown[part].sum())
+        began = grid.began + first * grid.width
+        longest = series.longest[part]
+        known = longest[~np.isnan(longest)]
+        told = clock(began, grid.width * together)
+        rows.append(
+            (
+                told if grid.ended - grid.began < 86_400 else f"{date(began)} {told}",
+                *map(grouped, (*counts, bad, int(series.moved[part].sum()), int(series.depth[part].max()))),
+                duration(float(known.max())) if len(known) else "–",
+            )
+        )
+    return rows
+
+
+def _latency(told: Told) -> Sequence[Row]:
+    found = phases(told)
+    if not found:
+        return ()
+    scale = scale_of([latency for *_, latency in found])
+    return [
+        Row(
+            (
+                name,
+                grouped(each.sends),
+                duration(each.p50),
+                duration(each.p95),
+                duration(each.p99),
+                duration(each.longest),
+            ),
+            reach(each, scale, class_),
+        )
+        for class_, name, each in found
+    ]
+
+
+def _full_bar(sends: Sequence[Sends]) -> float:
+    """What share of the sends a bar as wide as its place stands for: 1, where less would not be seen otherwise."""
+    most = max((1 - (each.primary_availability or 0.0) for each in sends if each.attempted), default=0.0)
+    return 1.0 if most == 0 or most > _ZOOM_BELOW else most
+
+
+def _available(told: Told, key: Key, several: bool, full: float) -> Row:
+    sends = told.availability.entities[key]
+    spans = told.outages.spans.get(key)
+    return Row(
+        (
+            name_of(key, several),
+            percent(sends.availability),
+            percent(sends.primary_availability),
+            grouped(sends.attempted),
+            grouped(sends.backlog),
+            grouped(sends.refused + sends.unknown),
+            duration(spans.seconds_out) if spans and spans.seconds_out else "–",
+        ),
+        bar(_outcomes(sends)[full < 1 :], sends.attempted * full),
+    )
+
+
+def _outcomes(sends: Sends) -> Sequence[tuple[str, float]]:
+    return (
+        ("primary", sends.primary),
+        ("backlog", sends.backlog),
+        ("unknown", sends.unknown),
+        ("refused", sends.refused),
+    )
+
+
+def _worst_hour(told: Told) -> str:
+    """The hour in which the primary alone would have taken least, where there are hours to choose from."""
+    hours = {at: each for at, each in told.availability.hours.items() if each.attempted}
+    if len(hours) < 2 or not told.outages.count:
+        return ""
+    at, worst = min(hours.items(), key=lambda item: (item[1].primary_availability or 0.0, item[0]))
+    return (
+        f"The worst hour began on {moment(at)} UTC: the primary alone would have taken "
+        f"{percent(worst.primary_availability)} of {plural(worst.attempted, 'send')}; "
+        f"{percent(worst.availability)} were accepted."
+    )
+
+
+def _verdicts(told: Told) -> Sequence[tuple[str, Row]]:
+    order = {name: number for number, name in enumerate(VERDICTS)}
+    counts = told.messages.verdicts
+    most = max(counts.values(), default=0)
+    rows = []
+    for verdict in sorted(counts, key=lambda each: (order.get(each, len(order)), each)):
+        meaning = meaning_of(verdict)
+        plot = bar([(f"tone-{meaning.tone}", counts[verdict])], most)
+        rows.append((meaning.tone, Row((visible(verdict), grouped(counts[verdict])), plot, meaning.text)))
+    return rows
+
+
+def _cost(told: Told) -> Sequence[Row]:
+    sides = told.cost.sides
+    most = max((side.total for side in sides.values()), default=0)
+    return [
+        Row(
+            (
+                visible(name, 40),
+                grouped(side.total),
+                grouped(side.sends),
+                grouped(side.receives),
+                grouped(side.pings),
+                f"{side.price:,.4f}" if told.cost.priced else "",
+            ),
+            bar([("primary", side.sends), ("moved", side.receives), ("failing", side.pings)], most),
+        )
+        for name, side in sorted(sides.items())
+    ]

@@ -1,0 +1,109 @@
+"""Makes the report of a directory of tables: reads, answers, writes the page and the document."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pairmq.model import ConfigurationError
+from pairmq.pipeline.reporting._answers import answers
+from pairmq.pipeline.reporting._grid import closer, grid_of
+from pairmq.pipeline.reporting._messages import messages
+from pairmq.pipeline.reporting._page import page
+from pairmq.pipeline.reporting._read import availability, cost, order, outages, programs
+from pairmq.pipeline.reporting._summary import summary
+from pairmq.pipeline.reporting._tables import Directory
+from pairmq.pipeline.reporting._values import Span, Told
+
+PAGE, DOCUMENT = "report.html", "report.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A report that was written.
+
+    Args:
+        page: the HTML file.
+        document: the JSON file.
+        content: what is in the latter.
+    """
+
+    page: Path
+    document: Path
+    content: Mapping[str, Any]
+
+    @property
+    def lost(self) -> int:
+        """Messages that were accepted and are lost."""
+        return int(self.content["messages"]["by_verdict"].get("lost", 0))
+
+
+def report(tables: str | os.PathLike[str], to: str | os.PathLike[str] | None = None) -> Written:
+    """Write the report of what a run found.
+
+    Args:
+        tables: the directory that the run wrote.
+        to: the page's file; ``report.html`` beside the tables when left out. The document stands beside it, and is
+            called the same but for ``.json`` at the end.
+
+    Returns:
+        Where they are, and what the document says.
+
+    Raises:
+        ConfigurationError: no run has written there, a table is missing or damaged, or the files can't be written.
+
+    It needs no Spark. Each file is put in its place whole.
+    """
+    directory = Path(tables)
+    place = directory / PAGE if to is None else Path(to)
+    beside = place.with_suffix(".json")
+    if beside == place or place.is_dir():
+        raise ConfigurationError(f"can't write the report to {place}: name a file that ends with .html")
+    told = read(directory)
+    found = answers(told)
+    document = summary(told, found)
+    _put(place, page(told, found, directory))
+    _put(beside, json.dumps(document, indent=1, allow_nan=False) + "\n")
+    return Written(place, beside, document)
+
+
+def read(directory: Path) -> Told:
+    """Read what the tables tell.
+
+    Raises:
+        ConfigurationError: no run has written there, or a table is missing or damaged.
+    """
+    tables = Directory(directory)
+    wrote = programs(tables)
+    first, last = wrote.first_at, wrote.last_at
+    out = outages(tables, wrote)
+    overview = None if first is None or last is None else grid_of(Span(first, last))
+    drained = [span for each in out.spans.values() for span in each.draining]
+    close_up = None if overview is None else closer(overview, out.union, drained)
+    return Told(
+        run=tables.run,
+        programs=wrote,
+        outages=out,
+        availability=availability(tables),
+        cost=cost(tables),
+        order=order(tables),
+        messages=messages(tables, out, overview, close_up),
+    )
+
+
+def _put(place: Path, text: str) -> None:
+    """Put a text in its place at one stroke."""
+    new = place.with_name(f".{place.name}-{secrets.token_hex(4)}")
+    try:
+        try:
+            new.write_text(text, "utf-8")
+            new.replace(place)
+        finally:
+            new.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"can't write the report to {place}: {error.strerror or error}") from None

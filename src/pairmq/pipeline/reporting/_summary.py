@@ -1,0 +1,156 @@
+"""The report as a JSON document: the same answers and plots, for programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pairmq.pipeline.reporting._answers import Answers, most_out
+from pairmq.pipeline.reporting._values import Key, Numbers, Operations, Outage, Sends, Series, Told
+from pairmq.pipeline.reporting._words import iso, visible
+
+SCHEMA = 1
+"""Raised when a name is taken away, or means something else."""
+
+MOST_ENTITIES = 1000
+"""Entities that are told one by one, those that were out longest first."""
+
+_LONGEST = 1000  # characters of an id
+
+
+def summary(told: Told, found: Answers) -> dict[str, Any]:
+    """Make the document; the reference of the pipeline says what it holds."""
+    entities = most_out(told)
+    first, last = told.programs.first_at, told.programs.last_at
+    return {
+        "schema": SCHEMA,
+        "verdict": found.verdict,
+        "headline": found.headline,
+        "sentence": found.sentence,
+        "period": {
+            "from": iso(first),
+            "to": iso(last),
+            "seconds": None if first is None or last is None else round(last - first, 3),
+        },
+        "versions": told.run.get("versions", {}),
+        "messages": {"count": told.messages.count, "by_verdict": dict(told.messages.verdicts)},
+        "faults": {
+            verdict: {
+                "count": told.messages.verdicts[verdict],
+                "messages": [
+                    {
+                        **_named(fault.key),
+                        "message_id": _text(fault.message_id),
+                        "first_sent_at": iso(fault.first_sent_at),
+                        "backlog_queue": _text(fault.backlog_queue),
+                        "sent_by": _text(fault.sent_by),
+                    }
+                    for fault in faults
+                ],
+            }
+            for verdict, faults in told.messages.faults.items()
+        },
+        "order": {"delivered": told.order.delivered, "overtaken_by_design": told.order.overtaken},
+        "availability": _sends(told.availability.total),
+        "outages": {
+            "count": told.outages.count,
+            "open": told.outages.still_open,
+            "seconds": _rounded(sum(span.seconds for span in told.outages.union)),
+            "longest": [_outage(each) for each in told.outages.worst],
+        },
+        "entities": [_entity(told, key) for key in entities[:MOST_ENTITIES]],
+        "entities_left_out": max(0, len(entities) - MOST_ENTITIES),
+        "latency": {
+            phase: {
+                "sends": each.sends,
+                **{name: _rounded(getattr(each, name)) for name in ("p50", "p95", "p99", "longest")},
+            }
+            for phase, each in told.messages.latencies.items()
+        },
+        "cost": {
+            "source": told.cost.source,
+            "priced": told.cost.priced,
+            "sides": {name: _operations(side) for name, side in told.cost.sides.items()},
+        },
+        "unknowns": [
+            {"kind": each.kind, "count": each.count, "text": each.text, "names": list(each.names)}
+            for each in found.caveats
+        ],
+        "series": {"overview": _series(told.messages.overview), "close_up": _series(told.messages.close_up)},
+    }
+
+
+def _named(key: Key) -> dict[str, str | None]:
+    return {"pair": _text(key.pair), "entity": _text(key.entity)}
+
+
+def _text(text: str | None) -> str | None:
+    """A text as it is; one that is longer than any sensible id is cut."""
+    return text if text is None or len(text) <= _LONGEST else visible(text, _LONGEST)
+
+
+def _sends(sends: Sends) -> dict[str, float | None]:
+    return {
+        "attempted": _rounded(sends.attempted),
+        "accepted_primary": _rounded(sends.primary),
+        "accepted_backlog": _rounded(sends.backlog),
+        "refused": _rounded(sends.refused),
+        "unknown": _rounded(sends.unknown),
+        "availability": sends.availability,
+        "primary_availability": sends.primary_availability,
+    }
+
+
+def _entity(told: Told, key: Key) -> dict[str, Any]:
+    spans = told.outages.spans.get(key)
+    return {
+        **_named(key),
+        "seconds_out": _rounded(spans.seconds_out) if spans else 0.0,
+        "messages": dict(told.messages.by_entity.get(key, {})),
+        **_sends(told.availability.entities.get(key, Sends())),
+    }
+
+
+def _outage(outage: Outage) -> dict[str, Any]:
+    times = ("started_at", "failed_over_at", "up_at", "ended_at")
+    durations = ("time_to_divert", "downtime", "time_to_recover", "drain_time")
+    texts = ("process", "open_because", "cause", "failure_kind")
+    return {
+        **_named(outage.key),
+        **{name: iso(getattr(outage, name)) for name in times},
+        **{name: _rounded(getattr(outage, name)) for name in durations},
+        **{name: _text(getattr(outage, name)) for name in texts},
+        **{name: getattr(outage, name) for name in ("diverted", "refused", "unknown", "peak_backlog")},
+    }
+
+
+def _operations(side: Operations) -> dict[str, Any]:
+    return {
+        "sends": side.sends,
+        "receives": side.receives,
+        "pings": side.pings,
+        "operations": side.total,
+        "price": str(side.price),
+    }
+
+
+def _series(series: Series | None) -> Mapping[str, Any] | None:
+    if series is None:
+        return None
+    counts = ("primary", "backlog", "refused", "unknown", "moved", "depth")
+    return {
+        "from": iso(series.grid.began),
+        "slot_seconds": series.grid.width,
+        **{name: getattr(series, name).tolist() for name in counts},
+        **{name: _numbers(getattr(series, name)) for name in ("p50", "p99", "longest")},
+    }
+
+
+def _numbers(values: Numbers) -> Sequence[float | None]:
+    return [_rounded(each) for each in values.tolist()]
+
+
+def _rounded(value: float | None) -> float | None:
+    """To the microsecond; JSON knows nothing that is not a number."""
+    return None if value is None or not math.isfinite(value) else round(value, 6)

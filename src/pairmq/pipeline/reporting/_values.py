@@ -1,0 +1,347 @@
+"""What a report is made of: plain values, small whatever the size of the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Counts: TypeAlias = NDArray[np.int64]
+Numbers: TypeAlias = NDArray[np.float64]
+
+
+class Key(NamedTuple):
+    """An entity of a pair; the entity is None where nobody could read it."""
+
+    pair: str
+    entity: str | None
+
+
+class Span(NamedTuple):
+    """A time, in seconds since 1970 UTC."""
+
+    began: float
+    ended: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.ended - self.began
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """One row of the table ``episodes``; see the reference for what the columns mean.
+
+    Args:
+        until: its end; if it is open, how far it is known.
+    """
+
+    process: str
+    key: Key
+    started_at: float
+    failed_over_at: float | None
+    up_at: float | None
+    ended_at: float | None
+    until: float
+    open_because: str | None
+    cause: str | None
+    failure_kind: str | None
+    time_to_divert: float | None
+    downtime: float | None
+    time_to_recover: float | None
+    drain_time: float | None
+    diverted: int
+    refused: int
+    unknown: int
+    peak_backlog: int
+
+    @property
+    def out(self) -> float:
+        """Seconds until the primary took messages of it again, or until the journal ended."""
+        return (self.until if self.up_at is None else self.up_at) - self.started_at
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """In what state one entity was, of all processes together: the times in which any of them saw it so.
+
+    Args:
+        failing: it failed, and failover was not engaged.
+        failed_over: sends were diverted.
+        draining: it took messages again, and the backlog was not empty.
+        out: failing or failed over.
+    """
+
+    failing: Sequence[Span] = ()
+    failed_over: Sequence[Span] = ()
+    draining: Sequence[Span] = ()
+    out: Sequence[Span] = ()
+
+    @property
+    def seconds_out(self) -> float:
+        """How long it was out."""
+        return sum(span.seconds for span in self.out)
+
+
+@dataclass(frozen=True, slots=True)
+class Outages:
+    """The table ``episodes``.
+
+    Args:
+        count: rows in it.
+        still_open: of these, not ended where the journal ends.
+        worst: the longest, of which each is told.
+        spans: by entity.
+        union: when any entity was out.
+        peak: the most messages of one entity in the backlog.
+    """
+
+    count: int
+    still_open: int
+    worst: Sequence[Outage]
+    spans: Mapping[Key, Spans]
+    union: Sequence[Span]
+    peak: int
+
+
+@dataclass(slots=True)
+class Sends:
+    """Sends by how they ended, of an entity or of all; fractions where only a part was journalled."""
+
+    attempted: float = 0.0
+    primary: float = 0.0
+    backlog: float = 0.0
+    refused: float = 0.0
+    unknown: float = 0.0
+
+    def add(self, other: Sends) -> None:
+        """Count others too."""
+        for name in ("attempted", "primary", "backlog", "refused", "unknown"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    @property
+    def availability(self) -> float | None:
+        """The part that was accepted; None without sends."""
+        return min(1.0, (self.primary + self.backlog) / self.attempted) if self.attempted else None
+
+    @property
+    def primary_availability(self) -> float | None:
+        """What it would have been without the backlog."""
+        return min(1.0, self.primary / self.attempted) if self.attempted else None
+
+
+@dataclass(frozen=True, slots=True)
+class Availability:
+    """The table ``availability``.
+
+    Args:
+        total: of all entities.
+        entities: of each.
+        hours: of each hour that has sends, by its start.
+    """
+
+    total: Sends
+    entities: Mapping[Key, Sends]
+    hours: Mapping[float, Sends]
+
+
+@dataclass(slots=True)
+class Operations:
+    """What was asked of one side."""
+
+    sends: int = 0
+    receives: int = 0
+    pings: int = 0
+    price: Decimal = Decimal()
+
+    @property
+    def total(self) -> int:
+        """What brokers charge for."""
+        return self.sends + self.receives + self.pings
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The table ``cost``.
+
+    Args:
+        sides: by ``primary`` and ``secondary``.
+        days: operations of both sides by the start of the day.
+        source: ``counted``, ``estimated`` or ``mixed``; None without operations.
+        priced: whether there was a price list.
+    """
+
+    sides: Mapping[str, Operations]
+    days: Mapping[float, Mapping[str, int]]
+    source: str | None
+    priced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The table ``order``.
+
+    Args:
+        delivered: messages that were accepted and delivered.
+        overtaken: of these, overtaken by newer ones as ``ordering="none"`` has it.
+    """
+
+    delivered: int
+    overtaken: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A time cut in slots of one width."""
+
+    began: float
+    width: float
+    slots: int
+
+    @property
+    def ended(self) -> float:
+        """Where the last slot ends."""
+        return self.began + self.width * self.slots
+
+    def share(self, at: float) -> float:
+        """Where an instant is, from 0 to 1; those outside are at the ends."""
+        return min(1.0, max(0.0, (at - self.began) / (self.width * self.slots)))
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """What happened in each slot of a grid.
+
+    Args:
+        grid: the slots.
+        primary: messages accepted by the primary, by the instant of their receipt.
+        backlog: by a backlog queue.
+        refused: refused.
+        unknown: with an unknown outcome.
+        moved: brought home by a syphon.
+        depth: most messages in the backlog.
+        p50: seconds from call to receipt of half of those accepted; not a number in a slot without any.
+        p99: of 99 %.
+        longest: the longest.
+    """
+
+    grid: Grid
+    primary: Counts
+    backlog: Counts
+    refused: Counts
+    unknown: Counts
+    moved: Counts
+    depth: Counts
+    p50: Numbers
+    p99: Numbers
+    longest: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """How long accepted sends took in one phase; seconds, 2 % too high at most but for the longest."""
+
+    sends: int
+    p50: float
+    p95: float
+    p99: float
+    longest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A message with a verdict that breaks a promise."""
+
+    key: Key
+    message_id: str
+    first_sent_at: float | None
+    backlog_queue: str | None
+    sent_by: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """The table ``reconciliation``.
+
+    Args:
+        verdicts: messages of each.
+        by_entity: the same of each entity.
+        faults: the first ones of each verdict that is a fault, oldest first.
+        latencies: by phase; where the tables do not tell when sends were called there are none of sends. ``backlog`` is
+            the time from divert to home.
+        overview: all of the time.
+        close_up: the longest outage; None where the overview shows it well enough.
+    """
+
+    verdicts: Mapping[str, int]
+    by_entity: Mapping[Key, Mapping[str, int]]
+    faults: Mapping[str, Sequence[Fault]]
+    latencies: Mapping[str, Latency]
+    overview: Series | None
+    close_up: Series | None
+
+    @property
+    def count(self) -> int:
+        """All of them."""
+        return sum(self.verdicts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One row of the table ``processes``, of one whose journal is not whole."""
+
+    process: str
+    missing: int
+    dropped: int
+    ended: str
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """The table ``processes``.
+
+    Args:
+        count: rows in it.
+        rows: of the journal.
+        missing: rows that are not in it.
+        dropped: events that were never written.
+        ended: programs by how they ended.
+        sampled: those that keep only a part of the healthy sends.
+        incomplete: the first few whose journals are not whole, or that were killed.
+        first_at: the first row of any; None without rows.
+        last_at: the last one.
+        lasts: the last one of each program.
+    """
+
+    count: int
+    rows: int
+    missing: int
+    dropped: int
+    ended: Mapping[str, int]
+    sampled: int
+    incomplete: Sequence[Program]
+    first_at: float | None
+    last_at: float | None
+    lasts: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """All that the tables of one directory tell.
+
+    Args:
+        run: the document ``run.json``.
+    """
+
+    run: Mapping[str, Any]
+    programs: Programs
+    outages: Outages
+    availability: Availability
+    cost: Cost
+    order: Order
+    messages: Messages
