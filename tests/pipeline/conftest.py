@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import pytest
 
 from pairmq.pipeline.session import local_settings
@@ -11,9 +14,12 @@ from pairmq.pipeline.session import local_settings
 def spark(tmp_path_factory):
     from pyspark.sql import SparkSession
 
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # or workers would run another Python
     folder = tmp_path_factory.mktemp("spark")
     builder = SparkSession.builder
     settings = local_settings(2) | {
+        # The second number: a task whose worker died is tried again, as on a cluster.
+        "spark.master": "local[2,4]",
         "spark.sql.shuffle.partitions": "1",
         "spark.driver.memory": "1g",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),

@@ -42,6 +42,7 @@ m AS (
     count(*) FILTER (kind = 'MessageMoved') AS moved,
     count(*) FILTER (kind = 'MessageMoved' AND redelivered) + count(*) FILTER (kind = 'MessageMoved' AND NOT completed)
       AS shaky_moves,
+    count(*) FILTER (kind = 'MessageMoved' AND maybe_duplicate) AS marked_moves,
     count(*) FILTER (kind = 'MessageDeadLettered') AS aside,
     any_value(reason) FILTER (kind = 'MessageDeadLettered') AS reason,
     count(*) FILTER (kind = 'MessageDelivered' AND NOT dead_letter) AS seen,
@@ -52,6 +53,8 @@ m AS (
     min(ts) FILTER (outcome IN ('accepted-primary', 'accepted-backlog')) AS receipt,
     min(ts - elapsed) FILTER (outcome IN ('accepted-primary', 'accepted-backlog')) AS call,
     max(ts) FILTER (outcome = 'accepted-primary' OR kind = 'MessageMoved') AS home,
+    min(ts) FILTER (kind = 'MessageDelivered' AND NOT dead_letter) AS first_settled,
+    max(ts) FILTER (kind = 'MessageDelivered' AND NOT dead_letter) AS last_settled,
     min(CAST(sequence_number AS HUGEINT)) FILTER (kind = 'MessageDelivered') AS place,
     max(time_to_live) AS lives, any_value(sender) AS sender, any_value(backlog_queue) AS queue
   FROM j WHERE message_id <> '' AND kind IN
@@ -64,18 +67,28 @@ gaps AS (
     SELECT ts, seq, lead(ts) OVER w AS next_at, lead(seq) OVER w AS next_seq FROM j
     WINDOW w AS (PARTITION BY process ORDER BY seq)) WHERE next_seq > seq + 1),
 late AS ({late}),
+minutes AS (
+  SELECT pair, entity, home // 60 AS arrived, min(first_settled) AS first_settled, max(last_settled) AS last_settled
+  FROM m WHERE home IS NOT NULL GROUP BY ALL),
+known AS (
+  SELECT pair, entity, arrived, (coalesce(
+    min(first_settled) OVER (PARTITION BY pair, entity ORDER BY arrived
+      RANGE BETWEEN {patience} // 60 + 2 FOLLOWING AND UNBOUNDED FOLLOWING),
+    max(last_settled) OVER (PARTITION BY pair, entity)) + {patience}) // 60 AS settled_by
+  FROM minutes),
 facts AS (
   SELECT m.*, s.first, s.last, l.message_id IS NOT NULL AS late,
     EXISTS (FROM drains d WHERE d.pair = m.pair AND d.entity = m.entity AND d.since > m.diverted_at + 1) AS emptied,
-    EXISTS (FROM gaps g WHERE m.home // 60 BETWEEN (g.began - {patience}) // 60 AND (g.ended + 1) // 60) AS blind,
+    EXISTS (FROM gaps g WHERE g.began // 60 <= k.settled_by AND (g.ended + 1) // 60 >= k.arrived) AS blind,
     (SELECT max(ts) FROM j) AS finish
-  FROM m LEFT JOIN seen s USING (pair, entity) LEFT JOIN late l USING (pair, entity, message_id))
-SELECT entity, message_id, CASE
+  FROM m LEFT JOIN seen s USING (pair, entity) LEFT JOIN late l USING (pair, entity, message_id)
+    LEFT JOIN known k ON k.pair = m.pair AND k.entity = m.entity AND k.arrived = m.home // 60)
+SELECT * EXCLUDE (first, last, finish, emptied), CASE
   WHEN at_primary + in_backlog + unsure = 0 AND refused > 0 THEN if(seen + buried + moved > 0, 'phantom', 'refused')
   WHEN at_primary + in_backlog = 0 AND unsure + failed > 0 THEN if(seen + buried > 0, 'unknown, delivered', 'unknown')
   WHEN at_primary + in_backlog = 0 THEN if(aside + buried > 0 AND done = 0, 'dead-lettered', 'not journalled')
-  WHEN done > 1 THEN if(done - 1 > greatest(at_primary + in_backlog - 1, 0) + unsure + greatest(doubtful, marked)
-    + shaky_moves + shaky_deliveries, 'duplicated, unexplained', 'duplicated, explained')
+  WHEN done > 1 THEN if(marked_moves = 0 AND done - 1 > greatest(at_primary + in_backlog - 1, 0) + unsure
+    + greatest(doubtful, marked) + shaky_moves + shaky_deliveries, 'duplicated, unexplained', 'duplicated, explained')
   WHEN late AND seen > 0 THEN 'out of order'
   WHEN done = 1 THEN 'delivered'
   WHEN buried > 0 THEN 'dead-lettered'
@@ -164,4 +177,36 @@ WITH j AS ({rows}),
 r AS (SELECT process, queue, ts, in_use, lead(ts) OVER (PARTITION BY process, queue ORDER BY seq) AS back
       FROM j WHERE kind = 'RotationChanged')
 SELECT process, queue, ts AS left_at, back - ts AS out_of_use FROM r WHERE NOT in_use
+"""
+
+ORDER = """
+WITH j AS ({rows}),
+s AS (SELECT pair, entity, message_id, any_value(sender) AS sender FROM j WHERE outcome LIKE 'accepted-%' GROUP BY ALL),
+d AS (SELECT DISTINCT pair, entity, message_id FROM j WHERE kind = 'MessageDelivered' AND NOT dead_letter)
+SELECT pair, entity, 'sender:' || sender AS order_key, count(*) AS delivered
+FROM s JOIN d USING (pair, entity, message_id) GROUP BY ALL
+"""
+"""What was late is told by the verdicts."""
+
+OBSERVATION = """
+WITH j AS ({rows}),
+m AS (
+  SELECT pair, entity, message_id, max(ts) FILTER (outcome = 'accepted-primary' OR kind = 'MessageMoved') AS home,
+    bool_or(kind = 'MessageDelivered') AS seen
+  FROM j WHERE message_id <> '' GROUP BY ALL),
+d AS (SELECT pair, entity, max(ts - lasted) AS drained_from FROM j WHERE cause = 'backlog drained' GROUP BY ALL)
+SELECT pair, entity, count(*) AS messages, min(home) FILTER (seen) AS observed_from,
+  max(home) FILTER (seen) AS observed_until, any_value(drained_from) AS drained_from
+FROM m LEFT JOIN d USING (pair, entity) GROUP BY ALL
+"""
+
+PROCESSES = """
+WITH j AS ({rows}),
+p AS (
+  SELECT process, count(*) AS rows, max(seq) - min(seq) + 1 - count(*) AS missing, min(ts) AS first_at,
+    max(ts) AS last_at, any_value(host) AS host, any_value(pid) AS pid, sum("count") AS dropped,
+    bool_or(kind = 'JournalClosed') AS closed
+  FROM j GROUP BY ALL)
+SELECT *, CASE WHEN closed THEN 'closed' WHEN (SELECT max(last_at) FROM p) - last_at > {patience} THEN 'killed'
+  ELSE 'open' END AS ended FROM p
 """

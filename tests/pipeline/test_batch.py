@@ -5,14 +5,15 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
-from journal_by_hand import Journal, segment_table
 
+from journal_by_hand import Journal, segment_table
 from pairmq.cli._app import run as main
 from pairmq.model import ConfigurationError
-from pairmq.pipeline import batch, run
+from pairmq.pipeline import _making, run
 from pairmq.pipeline._swap import put_in_place
 from pairmq.pipeline.transforms import TABLES
 
@@ -81,11 +82,11 @@ def test_a_run_that_fails_leaves_the_tables_as_they_were(spark, tmp_path, monkey
     old.parent.mkdir(parents=True)
     old.write_text("of an earlier run")
 
-    def failing(*_, **__):
+    def failing(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(batch.transforms, "episodes", failing)
-    monkeypatch.setattr(batch.transforms, "reconciliation", lambda *_, **__: spark.range(1))
+    steps = [replace(step, make=failing) if step.name == "episodes" else step for step in _making.STEPS]
+    monkeypatch.setattr(_making, "STEPS", steps)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "journal", tmp_path / "tables", spark=spark)
     assert old.read_text() == "of an earlier run"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from journal_by_hand import Journal, segment_table
 
+from journal_by_hand import Journal, segment_table
 from pairmq.model import ConfigurationError
 from pairmq.model.records import SCHEMA_VERSION
 from pairmq.pipeline.journal_io import damaged, look_over, read_rows

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from journal_by_hand import DRAINING, FAILED_OVER, HEALTHY, START, TOPIC, Journal, rows_of
 
+from facts_by_hand import tables_of
+from journal_by_hand import DRAINING, FAILED_OVER, HEALTHY, START, TOPIC, Journal, rows_of
 from pairmq.model.events import Cause
-from pairmq.pipeline.transforms import Verdict, evidence, holes, reconciliation
+from pairmq.pipeline.transforms import Settings, Verdict
 from pairmq.pipeline.transforms.verdicts import RULES
 
 PATIENCE = 60.0
@@ -63,9 +64,8 @@ def judged(spark):
         each.write(scene)
         journals += scene.journals
     found: dict[str, dict[str, object]] = {}
-    rows = rows_of(spark, *journals).cache()
-    gathered, spans = evidence(rows).cache(), holes(rows, patience=PATIENCE).cache()
-    for row in reconciliation(gathered, spans, rows, patience=PATIENCE).collect():
+    made = tables_of(rows_of(spark, *journals).cache(), Settings(patience=PATIENCE))
+    for row in made["reconciliation"].collect():
         name = {"orders": "", "news": "news_", None: "nowhere_"}[row.entity] + row.message_id
         found.setdefault(row.pair, {})[name] = row
     return found
@@ -158,6 +158,28 @@ def _(scene):
 @case("later messages overtook it by less", m=Verdict.IN_FLIGHT, **ALL_BUT_M)
 def _(scene):
     consumed(scene, gap=PATIENCE - 1)
+
+
+@case("it is scheduled, and due too late to be missed", m=Verdict.IN_FLIGHT, **ALL_BUT_M)
+def _(scene):
+    sender, consumer = scene.process("sender"), scene.process("consumer")
+    sender.sent(1, "first").sent(10, "m", scheduled_enqueue_at=scene.start + 100).sent(120, "last").closed(1000)
+    consumer.delivered(2, "first").delivered(121, "last").closed(1000)
+
+
+@case("it was scheduled, and due long ago", m=Verdict.LOST, **ALL_BUT_M)
+def _(scene):
+    sender, consumer = scene.process("sender"), scene.process("consumer")
+    sender.sent(1, "first").sent(10, "m", scheduled_enqueue_at=scene.start + 20).sent(120, "last").closed(1000)
+    consumer.delivered(2, "first").delivered(121, "last").closed(1000)
+
+
+@case("it was diverted, and brought home before it was due", m=Verdict.IN_FLIGHT, **ALL_BUT_M)
+def _(scene):
+    sender, consumer = scene.process("sender"), scene.process("consumer")
+    sender.sent(1, "first").sent(10, "m", "backlog", scheduled_enqueue_at=scene.start + 100).moved(12, "m")
+    sender.sent(120, "last").closed(1000)
+    consumer.delivered(2, "first").delivered(121, "last").closed(1000)
 
 
 @case("no delivery is journalled", a=Verdict.NOT_OBSERVED, b=Verdict.NOT_OBSERVED)
@@ -401,6 +423,12 @@ def _(scene):
 def _(scene):
     told = scene.process("sender").sent(1.0, "a", elapsed=0.5).sent(1.2, "b", elapsed=0.5)
     told.delivered(2, "b").delivered(3, "a").closed(9)
+
+
+@case("whoever schedules a message asks for others to overtake it", a=IN_ORDER, b=IN_ORDER)
+def _(scene):
+    told = scene.process("sender").sent(1, "a", scheduled_enqueue_at=scene.start + 5).sent(2, "b")
+    told.delivered(3, "b").delivered(6, "a").closed(9)
 
 
 @case("two senders", a=IN_ORDER, b=IN_ORDER)

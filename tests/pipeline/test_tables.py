@@ -5,6 +5,8 @@ from __future__ import annotations
 from decimal import Decimal
 
 import pytest
+
+from facts_by_hand import tables_of
 from journal_by_hand import (
     BACKLOG,
     DRAINING,
@@ -15,10 +17,9 @@ from journal_by_hand import (
     rows_of,
     second,
 )
-
 from pairmq.model import Price
 from pairmq.model.events import Cause, Side
-from pairmq.pipeline import transforms as t
+from pairmq.pipeline.transforms import TABLES, Settings
 
 PATIENCE = 300.0
 HOUR = 3600.0
@@ -58,14 +59,18 @@ def sampling() -> Journal:
     return told.set_aside(HOUR + 30, None).set_aside(HOUR + 31, "y")
 
 
-@pytest.fixture(scope="module")
-def rows(spark):
-    return rows_of(spark, host(), killed(), sampling()).cache()
+PRICES = {"primary": Price(Decimal("0.80"), Decimal(30)), "secondary": Price(Decimal(100_000))}
 
 
 @pytest.fixture(scope="module")
-def episodes(rows):
-    return {(row.process, row.number): row for row in t.episodes(rows, patience=PATIENCE).collect()}
+def made(spark):
+    rows = rows_of(spark, host(), killed(), sampling()).cache()
+    return tables_of(rows, Settings(patience=PATIENCE, **PRICES))
+
+
+@pytest.fixture(scope="module")
+def episodes(made):
+    return {(row.process, row.number): row for row in made["episodes"].collect()}
 
 
 def test_an_outage_is_told_from_the_first_failure_to_the_drained_backlog(episodes):
@@ -103,8 +108,8 @@ def test_an_open_outage_says_why_it_is_open(episodes):
 
 
 @pytest.fixture(scope="module")
-def availability(rows):
-    return {second(row.hour): row for row in t.availability(rows).collect()}
+def availability(made):
+    return {second(row.hour): row for row in made["availability"].collect()}
 
 
 def test_every_send_of_an_hour_is_counted_by_its_end(availability):
@@ -129,13 +134,15 @@ def test_a_sampled_send_counts_for_those_that_were_not_kept(availability):
 
 def test_what_never_leaves_stays_in_the_depth(spark):
     told = Journal().opened().sent(10, "a", "backlog").sent(20, "b", "backlog").moved(70, "a").closed(200)
-    depths = [(row.depth, row.oldest_age) for row in t.backlog(rows_of(spark, told)).orderBy("minute").collect()]
+    depths = [
+        (row.depth, row.oldest_age) for row in tables_of(rows_of(spark, told))["backlog"].orderBy("minute").collect()
+    ]
     assert depths == [(2, 60), (1, 120), (1, 180), (1, 240)]
 
 
 @pytest.fixture(scope="module")
-def backlog(rows):
-    return {int(second(row.minute) // 60): row for row in t.backlog(rows).collect()}
+def backlog(made):
+    return {int(second(row.minute) // 60): row for row in made["backlog"].collect()}
 
 
 def test_the_depth_is_told_for_every_minute_in_which_there_is_one(backlog):
@@ -161,8 +168,8 @@ def test_the_oldest_age_is_that_of_the_oldest_that_is_left(backlog):
     assert (ages[1], ages[2], ages[4], ages[5], ages[59], ages[60]) == (60, 120, 240, 300, 3540, None)
 
 
-def test_the_syphons_work_is_told_by_hour(rows):
-    found = {second(row.hour): row for row in t.syphon(rows).collect()}
+def test_the_syphons_work_is_told_by_hour(made):
+    found = {second(row.hour): row for row in made["syphon"].collect()}
     row = found[0]
     assert (row.moved, row.redelivered, row.unfinished, row.dead_lettered) == (2, 1, 0, 0)
     assert row.lag_p50 == pytest.approx(190, rel=0.02)
@@ -170,16 +177,15 @@ def test_the_syphons_work_is_told_by_hour(rows):
     assert (found[HOUR].moved, found[HOUR].dead_lettered, found[HOUR].lag_p50) == (0, 2, None)
 
 
-def test_each_time_that_a_queue_is_out_of_use_is_told(rows):
-    found = {row.process: row for row in t.rotation(rows).collect()}
+def test_each_time_that_a_queue_is_out_of_use_is_told(made):
+    found = {row.process: row for row in made["rotation"].collect()}
     row = found["host"]
     assert (row.queue, second(row.left_at), second(row.returned_at), row.out_of_use) == (BACKLOG, 140, 200, 60)
     assert (found["killed"].returned_at, found["killed"].out_of_use, found["killed"].in_use) == (None, 0, 9)
 
 
-def test_counted_operations_are_preferred_and_guesses_are_called_so(rows):
-    prices = {"primary": Price(Decimal("0.80"), Decimal(30)), "secondary": Price(Decimal(100_000))}
-    found = {row.side: row for row in t.cost(rows, **prices).collect()}
+def test_counted_operations_are_preferred_and_guesses_are_called_so(made):
+    found = {row.side: row for row in made["cost"].collect()}
     row = found["primary"]
     # host counted 7 + 1 + 2; killed: one send; sampling: two sends that stand for eight.
     assert (row.sends, row.receives, row.pings, row.operations, row.source) == (7 + 1 + 8, 1, 2, 19, "mixed")
@@ -193,7 +199,8 @@ def test_counted_operations_are_preferred_and_guesses_are_called_so(rows):
 def test_processes_tell_how_they_ended_and_what_is_missing(spark):
     first = Journal("closed").opened(0).skip(2).sent(1, "a").closed(1000, dropped=0)
     second_ = Journal("killed").opened(5).dropped(9, 4, since=6)
-    found = {row.process: row for row in t.processes(rows_of(spark, first, second_), patience=60.0).collect()}
+    told = tables_of(rows_of(spark, first, second_), Settings(patience=60.0))
+    found = {row.process: row for row in told["processes"].collect()}
     assert (found["closed"].ended, found["closed"].rows, found["closed"].missing) == ("closed", 3, 2)
     assert (found["killed"].ended, found["killed"].dropped, found["killed"].host) == ("killed", 4, "here")
 
@@ -202,28 +209,18 @@ def test_order_is_counted_by_session_else_by_sender(spark):
     told = Journal().opened()
     told.sent(1, "a", session_id="x").sent(2, "b", session_id="x").sent(3, "c").sent(4, "d", "backlog").sent(9, "e")
     told.delivered(10, "b").delivered(11, "a").delivered(12, "c").delivered(13, "e").moved(14, "d").delivered(15, "d")
-    rows = rows_of(spark, told.closed(20)).cache()
-    gathered, spans = t.evidence(rows).cache(), t.holes(rows, patience=60.0).cache()
-    judged = t.reconciliation(gathered, spans, rows, patience=60.0).cache()
-    found = {row.order_key: row for row in t.order(judged, rows).collect()}
+    made = tables_of(rows_of(spark, told.closed(20)).cache(), Settings(patience=60.0))
+    found = {row.order_key: row for row in made["order"].collect()}
     row = found["session:x"]
     assert (row.delivered, row.overtaken, row.out_of_order, row.first_out_of_order) == (2, 0, 1, "a")
     assert second(row.first_out_of_order_at) == 1
     row = found["sender:s1"]
     assert (row.delivered, row.overtaken, row.out_of_order, row.first_out_of_order) == (3, 1, 0, None)
-    observed = {row.entity: row for row in t.observation(judged, rows).collect()}["orders"]
+    observed = {row.entity: row for row in made["observation"].collect()}["orders"]
     assert (observed.messages, second(observed.observed_from), second(observed.observed_until)) == (5, 1, 14)
 
 
-def test_every_table_has_exactly_its_columns(rows, spark):
-    made = {
-        t.EPISODES: t.episodes(rows, patience=1.0),
-        t.AVAILABILITY: t.availability(rows),
-        t.BACKLOG: t.backlog(rows),
-        t.SYPHON: t.syphon(rows),
-        t.ROTATION: t.rotation(rows),
-        t.COST: t.cost(rows),
-        t.PROCESSES: t.processes(rows, patience=1.0),
-    }
-    for table, frame in made.items():
-        assert [(f.name, f.dataType) for f in frame.schema] == [(f.name, f.dataType) for f in table.schema], table.name
+def test_every_table_has_exactly_its_columns(made):
+    for table in TABLES:
+        found = [(field.name, field.dataType) for field in made[table.name].schema]
+        assert found == [(field.name, field.dataType) for field in table.schema], table.name

@@ -11,7 +11,6 @@ import sys
 import time
 
 from journal_events import warned
-
 from pairmq.observe.journal import Journal, JournalOptions
 
 

@@ -112,6 +112,8 @@ class SendCompleted(Event):
         session_id: the message's session, None if it has none.
         time_to_live: seconds that the message may live, None for no limit.
         state: the entity's state when the send ended, as this process saw it.
+        scheduled_enqueue_at: the instant before which no consumer sees the message, seconds since 1970 UTC; None if it
+            is seen at once.
     """
 
     entity: Entity
@@ -128,6 +130,7 @@ class SendCompleted(Event):
     session_id: str | None = None
     time_to_live: float | None = None
     state: EntityState | None = None
+    scheduled_enqueue_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +214,8 @@ class MessageMoved(Event):
         entity: the destination.
         message_id: its id.
         waited: seconds from divert to delivery.
-        maybe_duplicate: the sender marked that the primary may hold a copy.
+        maybe_duplicate: the primary may hold a copy already: the sender marked it so, or the syphon could not tell of a
+            write of its own.
         redelivered: the message had been delivered to a syphon before, so that this may be a second copy.
         completed: it is gone from the backlog; if not, the syphon will bring a second copy.
     """

@@ -12,7 +12,7 @@ from pairmq.pipeline.session import check_packages
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pairmq.pipeline.batch import Progress
+    from pairmq.pipeline._making import Progress
     from pairmq.pipeline.report import Report
 
 

@@ -113,9 +113,21 @@ def look_over(journal: str | os.PathLike[str]) -> Contents:
     root = Path(journal)
     if not root.is_dir():
         raise ConfigurationError(f"{root} is no directory: give the one that the journal was kept in")
+    return look_at(segment_files(root))
+
+
+def look_at(paths: Iterable[Path]) -> Contents:
+    """Tell good segments from bad ones.
+
+    Args:
+        paths: of the files.
+
+    Returns:
+        Both, in the order given; a file without rows is in neither.
+    """
     segments: list[Segment] = []
     bad: list[BadSegment] = []
-    for path in _files(root):
+    for path in paths:
         seen = _looked_at(path)
         if isinstance(seen, BadSegment):
             bad.append(seen)
@@ -124,12 +136,14 @@ def look_over(journal: str | os.PathLike[str]) -> Contents:
     return Contents(tuple(segments), tuple(bad))
 
 
-def read_rows(spark: SparkSession, contents: Contents) -> DataFrame:
+def read_rows(spark: SparkSession, contents: Contents, compared: Path | None = None) -> DataFrame:
     """Give the rows of all good segments, each once.
 
     Args:
         spark: the session.
         contents: of the journal.
+        compared: a folder for the rows that have to be compared with each other to find the same ones, which are few.
+            They are written there at once; when left out, they are compared again by every reader of what is returned.
 
     Returns:
         All columns of the journal. Rows with the same process and number are one row: a segment that somebody copied,
@@ -143,7 +157,11 @@ def read_rows(spark: SparkSession, contents: Contents) -> DataFrame:
         parts.append(spark.read.schema(schema).parquet(*map(spark_path, apart)).select(*names))
     if overlapping:
         doubled = spark.read.schema(schema).parquet(*map(spark_path, overlapping)).select(*names)
-        parts.append(doubled.dropDuplicates(["process", "seq"]))
+        single = doubled.dropDuplicates(["process", "seq"])
+        if compared is not None:
+            single.write.mode("overwrite").parquet(spark_path(compared))
+            single = spark.read.schema(schema).parquet(spark_path(compared)).select(*names)
+        parts.append(single)
     if not parts:
         return spark.createDataFrame([], schema)
     return parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
@@ -167,7 +185,8 @@ def damaged(contents: Contents) -> tuple[BadSegment, ...]:
     return tuple(found)
 
 
-def _files(root: Path) -> list[Path]:
+def segment_files(root: Path) -> list[Path]:
+    """Find the files below a directory that are segments by their names, and nobody's work in progress."""
     found = []
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith(("_", ".")))

@@ -21,6 +21,8 @@ OLDEST_JAVA = 17
 """What Spark 4 needs."""
 
 _JAVA_PROBE_LIMIT = 30.0  # s: a virtual machine on a busy computer
+# A file of its own, because Spark says on the terminal which default it takes, and which level it sets.
+_LOGGING = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').resolve().as_uri()}"
 _LARGEST_MEMORY = 3072  # MiB of heap, so that all of the virtual machine stays below 4 GiB
 
 
@@ -29,7 +31,9 @@ class PipelineUnavailable(ConfigurationError):
 
 
 @contextmanager
-def session(given: SparkSession | None = None, *, cores: int | None = None) -> Iterator[SparkSession]:
+def session(
+    given: SparkSession | None = None, *, cores: int | None = None, settings: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
     """Give a session to work in.
 
     In this order: the one given; one that is active in this process; the one that ``spark-submit`` or ``SPARK_REMOTE``
@@ -39,6 +43,7 @@ def session(given: SparkSession | None = None, *, cores: int | None = None) -> I
     Args:
         given: the caller's own.
         cores: of a local session; all that this process may use when left out.
+        settings: of a local session, besides and above `local_settings`.
 
     Raises:
         PipelineUnavailable: PySpark or Java is missing, or too old.
@@ -54,7 +59,7 @@ def session(given: SparkSession | None = None, *, cores: int | None = None) -> I
             yield theirs
         return
     check_java()
-    mine = _local(cores or _usable_cores())
+    mine = _local({**local_settings(cores or usable_cores()), **(settings or {})})
     try:
         yield mine
     finally:
@@ -76,12 +81,11 @@ def local_settings(cores: int) -> dict[str, str]:
         "spark.driver.memory": f"{_heap()}m",
         # Faster than G1 for batches on few cores; pauses disturb nobody here. What Spark generates for a wide table is
         # longer than Java would compile by itself.
-        "spark.driver.extraJavaOptions": "-XX:+UseParallelGC -XX:-DontCompileHugeMethods",
+        "spark.driver.extraJavaOptions": f"-XX:+UseParallelGC -XX:-DontCompileHugeMethods {_LOGGING}",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
         "spark.sql.session.timeZone": "UTC",
         # More partitions than this bring empty tasks; adaptive execution joins small ones and splits skewed ones.
         "spark.sql.shuffle.partitions": str(4 * cores),
@@ -136,13 +140,13 @@ def _is_described() -> bool:
     return bool(os.environ.get("SPARK_REMOTE") or os.environ.get("PYSPARK_GATEWAY_PORT"))
 
 
-def _local(cores: int) -> SparkSession:
+def _local(settings: Mapping[str, str]) -> SparkSession:
     from pyspark.sql import SparkSession
 
     # Workers of an environment that is not activated would run another Python.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder
-    for name, value in local_settings(cores).items():
+    for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
@@ -159,7 +163,8 @@ def _in_utc(spark: SparkSession) -> Iterator[None]:
             spark.conf.set("spark.sql.session.timeZone", before)
 
 
-def _usable_cores() -> int:
+def usable_cores() -> int:
+    """Tell how many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -156,6 +156,7 @@ class Endings:
         entity, seen = runner.entity, runner.seen
         for job in jobs:
             message, result = job.message, job.result
+            due = message.scheduled_enqueue_at
             # A healthy send pays for every line here: nothing is asked twice, and no event is made of the values.
             if type(result) is Receipt:
                 queue, elapsed, error = result.backlog_queue, result.elapsed, None
@@ -182,6 +183,7 @@ class Endings:
                     message.session_id,
                     message.time_to_live,
                     seen,
+                    None if due is None else due.timestamp(),
                 )
             )
 

@@ -8,8 +8,8 @@ import threading
 import time
 
 import pytest
-from journal_events import EPOCH, rows, texts, until, warned
 
+from journal_events import EPOCH, rows, texts, until, warned
 from pairmq.model import ConfigurationError
 from pairmq.observe.journal import Journal, JournalOptions, segments, statistics
 from pairmq.observe.journal import _part as part_module

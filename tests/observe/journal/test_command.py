@@ -7,8 +7,8 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from journal_events import sent, warned
 
+from journal_events import sent, warned
 from pairmq.cli._app import run
 from pairmq.model import ConfigurationError
 from pairmq.observe.journal import Journal, JournalObserver, JournalOptions, segments

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from journal_events import rows, texts, until, warned
 
+from journal_events import rows, texts, until, warned
 from pairmq.observe.journal import Journal, JournalOptions, recover, segments
 from pairmq.observe.journal import _part as part_module
 

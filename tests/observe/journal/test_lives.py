@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from journal_events import OWN, rows, texts, until, warned
 
+from journal_events import OWN, rows, texts, until, warned
 from pairmq.model import ConfigurationError
 from pairmq.observe.journal import (
     Journal,

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from journal_events import rows
 
+from journal_events import rows
 from pairmq import ConfigurationError, Entity, Message, Pair, PairOptions, Receipt, Route, SendError
 from pairmq.model import EntityState, LockLost, Source, TransportError
 from pairmq.model.events import SendCompleted

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from journal_events import rows
 
+from journal_events import rows
 from pairmq import (
     Entity,
     LockLost,

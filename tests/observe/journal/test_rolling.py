@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from journal_events import EPOCH, rows, sent, texts, until, warned
 
+from journal_events import EPOCH, rows, sent, texts, until, warned
 from pairmq.model.records import SCHEMA_VERSION, values_of
 from pairmq.observe.journal import JournalOptions, metadata, segments
 from pairmq.observe.journal._layout import ProcessRun

@@ -9,8 +9,8 @@ import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from journal_events import EPOCH, OWN, rows, sent, texts, warned
 
+from journal_events import EPOCH, OWN, rows, sent, texts, warned
 from pairmq.model import Entity, EntityKind, EntityState, events, records
 from pairmq.model.events import Cause, SendOutcome, Settlement, Side
 from pairmq.observe.journal import read_rows, recover, segments

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from journal_events import EPOCH, rows, sent, warned
 
+from journal_events import EPOCH, rows, sent, warned
 from pairmq.model import Entity, EntityState
 from pairmq.model.events import Cause, SendOutcome, StateChanged
 from pairmq.model.records import message_key, values_of

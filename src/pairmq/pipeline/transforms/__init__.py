@@ -1,16 +1,17 @@
-"""The tables, one module each: pure functions from the journal's rows to a table with a fixed schema."""
+"""From the journal's rows to facts, and from facts to tables: pure functions, one module each, with fixed schemas."""
 
 from pairmq.pipeline.transforms._table import Field, Table
-from pairmq.pipeline.transforms.availability import AVAILABILITY, availability
-from pairmq.pipeline.transforms.backlog import BACKLOG, backlog
-from pairmq.pipeline.transforms.cost import COST, cost
-from pairmq.pipeline.transforms.episodes import EPISODES, episodes
-from pairmq.pipeline.transforms.evidence import evidence
-from pairmq.pipeline.transforms.order import ORDER, order
-from pairmq.pipeline.transforms.processes import PROCESSES, holes, processes
-from pairmq.pipeline.transforms.reconciliation import OBSERVATION, RECONCILIATION, observation, reconciliation
-from pairmq.pipeline.transforms.rotation import ROTATION, rotation
-from pairmq.pipeline.transforms.syphon import SYPHON, syphon
+from pairmq.pipeline.transforms.availability import AVAILABILITY
+from pairmq.pipeline.transforms.backlog import BACKLOG
+from pairmq.pipeline.transforms.cost import COST
+from pairmq.pipeline.transforms.episodes import EPISODES
+from pairmq.pipeline.transforms.facts import FACTS, Fact
+from pairmq.pipeline.transforms.order import ORDER
+from pairmq.pipeline.transforms.processes import PROCESSES
+from pairmq.pipeline.transforms.reconciliation import OBSERVATION, RECONCILIATION
+from pairmq.pipeline.transforms.rotation import ROTATION
+from pairmq.pipeline.transforms.steps import STEPS, Settings, Step, Unread
+from pairmq.pipeline.transforms.syphon import SYPHON
 from pairmq.pipeline.transforms.verdicts import FAULTS, RULES, Rule, Verdict
 
 TABLES: tuple[Table, ...] = (
@@ -32,6 +33,7 @@ __all__ = [
     "BACKLOG",
     "COST",
     "EPISODES",
+    "FACTS",
     "FAULTS",
     "OBSERVATION",
     "ORDER",
@@ -39,22 +41,15 @@ __all__ = [
     "RECONCILIATION",
     "ROTATION",
     "RULES",
+    "STEPS",
     "SYPHON",
     "TABLES",
+    "Fact",
     "Field",
     "Rule",
+    "Settings",
+    "Step",
     "Table",
+    "Unread",
     "Verdict",
-    "availability",
-    "backlog",
-    "cost",
-    "episodes",
-    "evidence",
-    "holes",
-    "observation",
-    "order",
-    "processes",
-    "reconciliation",
-    "rotation",
-    "syphon",
 ]

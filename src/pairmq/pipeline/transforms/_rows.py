@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from pairmq.model.events import Event, JournalOpened, SendCompleted, SendOutcome
+from pairmq.model.events import Event, SendCompleted, SendOutcome
 
 HOUR, MINUTE, DAY = 3600, 60, 86_400
 """Seconds."""
+
+SLACK = 1.0
+"""Seconds by which the clocks of two machines may differ."""
 
 
 def of_kind(*kinds: type[Event]) -> Column:
@@ -41,17 +44,6 @@ def start_of(seconds: int) -> Column:
     return F.floor(F.col("at") / seconds) * seconds
 
 
-def may_be_sampled() -> Column:
-    """Whether a send's row stands for others too, where its process keeps only a part of the healthy ones."""
-    return (
-        ended_as(SendOutcome.PRIMARY)
-        & (F.col("state") == "healthy")
-        & (F.col("attempts") == 1)
-        & ~F.col("maybe_duplicate")
-    )
-
-
-def sample_rates(rows: DataFrame) -> DataFrame:
-    """Give the part of healthy sends that each process keeps: one row for each that keeps less than all of them."""
-    opened = rows.filter(of_kind(JournalOpened) & (F.col("sample_healthy") < 1) & (F.col("sample_healthy") > 0))
-    return opened.groupBy("process").agg(F.min("sample_healthy").alias("rate"))
+def place() -> Column:
+    """A number for the entity of a pair that a row is about."""
+    return F.xxhash64("pair", "entity")

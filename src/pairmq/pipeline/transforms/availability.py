@@ -5,10 +5,10 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pairmq.model.events import SendCompleted, SendOutcome
-from pairmq.pipeline.transforms._quantiles import bucket_of, merged
-from pairmq.pipeline.transforms._rows import HOUR, may_be_sampled, of_kind, sample_rates, start_of
+from pairmq.model.events import SendOutcome
+from pairmq.pipeline.transforms._quantiles import merged
 from pairmq.pipeline.transforms._table import Field, Table
+from pairmq.pipeline.transforms.traffic import DELIVERED, sample_rates, weight
 
 AVAILABILITY = Table(
     "availability",
@@ -45,32 +45,19 @@ _OUTCOMES = {
 }
 
 
-def availability(rows: DataFrame) -> DataFrame:
+def availability(traffic: DataFrame, notes: DataFrame) -> DataFrame:
     """Count sends by entity and hour.
 
     Args:
-        rows: the journal's, each once.
+        traffic: of `TRAFFIC`.
+        notes: of `NOTES`.
 
     Returns:
         The table `AVAILABILITY`.
     """
-    accepted = F.col("outcome").isin(SendOutcome.PRIMARY.value, SendOutcome.BACKLOG.value)
-    sends = rows.filter(of_kind(SendCompleted)).select(
-        "pair",
-        "entity",
-        start_of(HOUR).alias("hour"),
-        "outcome",
-        "process",
-        may_be_sampled().alias("sampled"),
-        F.when(accepted, F.col("elapsed")).alias("latency"),
-    )
-    # Processes and outcomes are few: the rates, and all that follows, meet a small table.
-    counted = sends.groupBy(*_KEYS, "outcome", "process", "sampled", bucket_of(F.col("latency")).alias("bucket")).agg(
-        F.count("*").alias("rows"), F.max("latency").alias("most")
-    )
-    counted = counted.join(F.broadcast(sample_rates(rows)), "process", "left")
-    weight = F.col("rows") / F.when(F.col("sampled"), F.coalesce("rate", F.lit(1.0))).otherwise(1.0)
-    counted = counted.withColumn("weight", weight)
+    sends = traffic.filter(F.col("outcome") != DELIVERED)
+    counted = sends.join(F.broadcast(sample_rates(notes)), "process", "left")
+    counted = counted.withColumn("weight", F.col("rows") * weight())
     histogram = counted.groupBy(*_KEYS, "bucket").agg(
         F.sum("weight").alias("weight"),
         F.max("most").alias("most"),

@@ -36,21 +36,22 @@ BACKLOG = Table(
 _QUEUE = ("pair", "queue")
 
 
-def backlog(rows: DataFrame) -> DataFrame:
+def backlog(notes: DataFrame, minutes: DataFrame) -> DataFrame:
     """Follow every backlog queue minute by minute.
 
     The depth is that of messages, not of events: what was diverted before the journal began would make a running sum of
     events wrong for ever when it is moved, as would a second copy.
 
     Args:
-        rows: the journal's, each once.
+        notes: of `NOTES`.
+        minutes: of `MINUTES`.
 
     Returns:
         The table `BACKLOG`.
     """
     came, left = ended_as(SendOutcome.BACKLOG), of_kind(MessageMoved) & F.col("completed")
     aside = of_kind(MessageDeadLettered)
-    flows = rows.filter(came | left | aside).select(
+    flows = notes.filter(came | left | aside).select(
         "pair",
         F.when(came, F.col("backlog_queue")).otherwise(F.col("queue")).alias("queue"),
         "message_key",
@@ -61,7 +62,7 @@ def backlog(rows: DataFrame) -> DataFrame:
         "completed",
         "at",
     )
-    end = rows.agg(F.floor(F.max("at") / MINUTE).alias("end"))
+    end = minutes.agg(F.floor(F.max("last_at") / MINUTE).alias("end"))
     counts = flows.groupBy(*_QUEUE, start_of(MINUTE).alias("minute")).agg(
         how_many(came).alias("diverted"), how_many(left).alias("moved"), how_many(aside).alias("dead_lettered")
     )

@@ -12,16 +12,16 @@ from pairmq.model import DAYS_A_MONTH, Price
 from pairmq.model.events import (
     AttemptFailed,
     MessageDeadLettered,
-    MessageDelivered,
     MessageMoved,
     OperationsCounted,
     PingCompleted,
-    SendCompleted,
     SendOutcome,
     Side,
 )
-from pairmq.pipeline.transforms._rows import DAY, ended_as, may_be_sampled, of_kind, sample_rates, start_of
+from pairmq.pipeline.transforms._fact import COUNT, TEXT, Measure, digest
+from pairmq.pipeline.transforms._rows import DAY, of_kind, start_of
 from pairmq.pipeline.transforms._table import Field, Table
+from pairmq.pipeline.transforms.traffic import DELIVERED, sample_rates, weight
 
 COST = Table(
     "cost",
@@ -57,14 +57,41 @@ COST = Table(
 )
 
 _COUNTS = ("sends", "receives", "pings", "settlements", "admin")
+_COLUMNS = tuple(f"{side.value}_{name}" for side in Side for name in _COUNTS)
+_KEY = ("process", "pair", "day")
 _MONEY = Decimal("0.000000000001")  # a millionth of the smallest price of a million that anyone will write
 
 
-def cost(rows: DataFrame, *, primary: Price | None = None, secondary: Price | None = None) -> DataFrame:
+def _count(side: Side, name: str) -> Measure:
+    return Measure(COUNT, "sum", lambda: F.when(F.col("side") == side.value, F.col(name)))
+
+
+OPERATIONS = digest(
+    "operations",
+    lambda rows: rows.filter(of_kind(OperationsCounted)).withColumn("day", start_of(DAY)),
+    {"process": TEXT, "pair": TEXT, "day": COUNT},
+    {
+        "reports": Measure(COUNT, "sum", lambda: F.lit(1)),
+        **{f"{side.value}_{name}": _count(side, name) for side in Side for name in _COUNTS},
+    },
+)
+"""What processes counted themselves, by day."""
+
+
+def cost(
+    operations: DataFrame,
+    traffic: DataFrame,
+    notes: DataFrame,
+    *,
+    primary: Price | None = None,
+    secondary: Price | None = None,
+) -> DataFrame:
     """Count operations, and price them.
 
     Args:
-        rows: the journal's, each once.
+        operations: of `OPERATIONS`.
+        traffic: of `TRAFFIC`.
+        notes: of `NOTES`.
         primary: its prices; free when left out.
         secondary: likewise.
 
@@ -72,7 +99,7 @@ def cost(rows: DataFrame, *, primary: Price | None = None, secondary: Price | No
         The table `COST`.
     """
     prices = {Side.PRIMARY: primary or Price(), Side.SECONDARY: secondary or Price()}
-    by_process = _by_process(rows)
+    by_process = _by_process(operations, traffic, notes)
     # A process either counts, in all of its life, or does not.
     counts = F.max("reports").over(Window.partitionBy("process", "pair")) > 0
     by_process = by_process.withColumn("counts", counts)
@@ -102,46 +129,60 @@ def _by_side(values: Mapping[Side, Decimal], type_: str) -> Column:
     return F.when(F.col("side") == Side.PRIMARY.value, first).otherwise(second)
 
 
-def _by_process(rows: DataFrame) -> DataFrame:
+def _by_process(operations: DataFrame, traffic: DataFrame, notes: DataFrame) -> DataFrame:
     """What each process counted, and what its rows let one guess, for both sides, by pair and day."""
-    counted = of_kind(OperationsCounted)
-    weight = F.when(may_be_sampled(), 1 / F.coalesce("rate", F.lit(1.0))).otherwise(1.0)
-    failed, moved, delivered = of_kind(AttemptFailed), of_kind(MessageMoved), of_kind(MessageDelivered)
-    aside, pinged = of_kind(MessageDeadLettered), of_kind(PingCompleted)
     # A moved message is received and settled at the secondary and sent to the primary.
-    guesses: dict[tuple[Side, str], Column] = {
-        (Side.PRIMARY, "sends"): F.when(ended_as(SendOutcome.PRIMARY), weight).when(
-            moved | (failed & F.col("queue").isNull()), 1.0
+    home, diverted = F.col("outcome") == SendOutcome.PRIMARY.value, F.col("outcome") == SendOutcome.BACKLOG.value
+    delivered = F.col("outcome") == DELIVERED
+    seen = traffic.join(F.broadcast(sample_rates(notes)), "process", "left").select(
+        *_KEY[:2],
+        (F.floor(F.col("hour") / DAY) * DAY).alias("day"),
+        *_guesses(
+            {
+                (Side.PRIMARY, "sends"): F.when(home, F.col("rows") * weight()),
+                (Side.PRIMARY, "receives"): F.when(delivered, F.col("rows")),
+                (Side.PRIMARY, "settlements"): F.when(delivered, F.col("rows")),
+                (Side.SECONDARY, "sends"): F.when(diverted, F.col("rows")),
+            }
         ),
-        (Side.PRIMARY, "receives"): F.when(delivered, 1.0),
-        (Side.PRIMARY, "pings"): F.when(pinged, 1.0),
-        (Side.PRIMARY, "settlements"): F.when(delivered, 1.0),
-        (Side.SECONDARY, "sends"): F.when(ended_as(SendOutcome.BACKLOG) | (failed & F.col("queue").isNotNull()), 1.0),
-        (Side.SECONDARY, "receives"): F.when(moved | aside, 1.0),
-        (Side.SECONDARY, "settlements"): F.when(moved | aside, 1.0),
-    }
-    told = of_kind(SendCompleted, AttemptFailed, MessageMoved, MessageDelivered, MessageDeadLettered, PingCompleted)
-    joined = rows.filter(counted | told).join(F.broadcast(sample_rates(rows)), "process", "left")
-    names = [(side, name) for side in Side for name in _COUNTS]
-    return joined.groupBy("process", "pair", start_of(DAY).alias("day")).agg(
-        F.sum(F.when(counted, 1).otherwise(0)).alias("reports"),
-        *(
-            _sum(F.when(counted & (F.col("side") == side.value), F.col(name))).alias(f"{side.value}_{name}")
-            for side, name in names
+    )
+    failed, pinged = of_kind(AttemptFailed), of_kind(PingCompleted)
+    moved, aside = of_kind(MessageMoved), of_kind(MessageDeadLettered)
+    told = notes.filter(failed | pinged | moved | aside).select(
+        *_KEY[:2],
+        start_of(DAY).alias("day"),
+        *_guesses(
+            {
+                (Side.PRIMARY, "sends"): F.when(moved | (failed & F.col("queue").isNull()), 1),
+                (Side.PRIMARY, "pings"): F.when(pinged, 1),
+                (Side.SECONDARY, "sends"): F.when(failed & F.col("queue").isNotNull(), 1),
+                (Side.SECONDARY, "receives"): F.when(moved | aside, 1),
+                (Side.SECONDARY, "settlements"): F.when(moved | aside, 1),
+            }
         ),
-        *(_sum(guesses.get((side, name), F.lit(0.0))).alias(f"guessed_{side.value}_{name}") for side, name in names),
+    )
+    parts = operations.unionByName(seen, allowMissingColumns=True).unionByName(told, allowMissingColumns=True)
+    return parts.groupBy(*_KEY).agg(
+        F.coalesce(F.sum("reports"), F.lit(0)).alias("reports"),
+        *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in _COLUMNS),
+        *(F.round(F.coalesce(F.sum(name), F.lit(0))).alias(name) for name in map(_guess, _COLUMNS)),
     )
 
 
-def _sum(value: Column) -> Column:
-    return F.round(F.coalesce(F.sum(value), F.lit(0)))
+def _guesses(values: Mapping[tuple[Side, str], Column]) -> list[Column]:
+    known = {f"{side.value}_{name}": value for (side, name), value in values.items()}
+    return [known.get(name, F.lit(None)).cast("double").alias(_guess(name)) for name in _COLUMNS]
+
+
+def _guess(column: str) -> str:
+    return f"guessed_{column}"
 
 
 def _side(side: Side) -> Column:
     """One side's counts, from whichever source holds for the process."""
     counts = (
         F.when(F.col("counts"), F.col(f"{side.value}_{name}"))
-        .otherwise(F.col(f"guessed_{side.value}_{name}"))
+        .otherwise(F.col(_guess(f"{side.value}_{name}")))
         .cast("long")
         .alias(name)
         for name in _COUNTS

@@ -18,7 +18,6 @@ from pairmq.model.events import (
 )
 from pairmq.pipeline.transforms._rows import HOUR, ended_as, first_at, how_many, of_kind
 from pairmq.pipeline.transforms._table import Field, Table
-from pairmq.pipeline.transforms.processes import processes
 
 EPISODES = Table(
     "episodes",
@@ -64,18 +63,18 @@ _UP = (EntityState.HEALTHY.value, EntityState.DRAINING.value)
 _KEY = ("process", "pair", "entity")
 
 
-def episodes(rows: DataFrame, *, patience: float) -> DataFrame:
+def episodes(notes: DataFrame, processes: DataFrame) -> DataFrame:
     """Find every outage.
 
     Args:
-        rows: the journal's, each once.
-        patience: seconds that the journal must go on after a process's last row for it to count as killed.
+        notes: of `NOTES`.
+        processes: the table ``processes``, which tells who was killed.
 
     Returns:
         The table `EPISODES`.
     """
-    found = _found(rows)
-    found = found.join(F.broadcast(_ends(rows, patience)), ["process", "pair"], "left")
+    found = _found(notes)
+    found = found.join(F.broadcast(_ends(notes, processes)), ["process", "pair"], "left")
     killed = F.col("process_ended") == "killed"
     why = (
         F.when(F.col("ended_at").isNotNull(), F.lit(None))
@@ -87,7 +86,7 @@ def episodes(rows: DataFrame, *, patience: float) -> DataFrame:
     found = found.withColumn("open_because", why)
     until = F.coalesce("ended_at", "next_started_at", "pair_ended_at", "last_at")
     found = found.withColumn("until", F.greatest(until, F.col("started_at")))
-    found = _with_peaks(found, rows)
+    found = _with_peaks(found, notes)
     return EPISODES.of(
         found.withColumn("detection", F.col("failed_over_at") - F.col("started_at"))
         .withColumn("time_to_divert", F.col("diverted_at") - F.col("started_at"))
@@ -97,14 +96,14 @@ def episodes(rows: DataFrame, *, patience: float) -> DataFrame:
     )
 
 
-def _found(rows: DataFrame) -> DataFrame:
+def _found(notes: DataFrame) -> DataFrame:
     """Number the outages of each entity and process by the rows that start one, and gather each.
 
-    Only rows of some interest are sorted: all but the sends that the primary accepted, which are nearly all rows.
+    Sends that the primary accepted, marked ones too, are no part of it: they need not be sorted.
     """
     changed, sent = of_kind(StateChanged), of_kind(SendCompleted)
     unusual = sent & (F.col("outcome") != SendOutcome.PRIMARY.value)
-    some = rows.filter(changed | unusual | of_kind(AttemptFailed, PingCompleted)).select(
+    some = notes.filter(changed | unusual | of_kind(AttemptFailed, PingCompleted)).select(
         *_KEY,
         "entity_kind",
         "kind",
@@ -144,13 +143,11 @@ def _found(rows: DataFrame) -> DataFrame:
     return gathered.withColumn("next_started_at", F.lead("started_at").over(following))
 
 
-def _ends(rows: DataFrame, patience: float) -> DataFrame:
+def _ends(notes: DataFrame, processes: DataFrame) -> DataFrame:
     """How each process ended, and when it closed each of its pairs."""
-    told = processes(rows, patience=patience).select(
-        "process", F.col("ended").alias("process_ended"), _seconds("last_at").alias("last_at")
-    )
-    closed = rows.filter(of_kind(PairEnded)).groupBy("process", "pair").agg(F.max("at").alias("pair_ended_at"))
-    pairs = rows.filter(of_kind(StateChanged)).select("process", "pair").distinct()
+    told = processes.select("process", F.col("ended").alias("process_ended"), _seconds("last_at").alias("last_at"))
+    closed = notes.filter(of_kind(PairEnded)).groupBy("process", "pair").agg(F.max("at").alias("pair_ended_at"))
+    pairs = notes.filter(of_kind(StateChanged)).select("process", "pair").distinct()
     return pairs.join(F.broadcast(told), "process", "left").join(F.broadcast(closed), ["process", "pair"], "left")
 
 
@@ -158,7 +155,7 @@ def _seconds(name: str) -> Column:
     return F.unix_micros(F.col(name)) / 1_000_000
 
 
-def _with_peaks(found: DataFrame, rows: DataFrame) -> DataFrame:
+def _with_peaks(found: DataFrame, notes: DataFrame) -> DataFrame:
     """Add the greatest backlog of each outage.
 
     The depth is summed up by seconds, so that it is small, and met with the outages hour by hour, so that a long
@@ -167,7 +164,7 @@ def _with_peaks(found: DataFrame, rows: DataFrame) -> DataFrame:
     gone = of_kind(MessageMoved) & F.col("completed") | of_kind(MessageDeadLettered)
     change = F.when(ended_as(SendOutcome.BACKLOG), 1).otherwise(-1)
     seconds = (
-        rows.filter(ended_as(SendOutcome.BACKLOG) | gone)
+        notes.filter(ended_as(SendOutcome.BACKLOG) | gone)
         .groupBy("pair", "entity", F.floor("at").alias("second"))
         .agg(F.sum(change).alias("change"))
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pairmq.pipeline.transforms._late import DESIGNED, FAULT
+from pairmq.pipeline.transforms._rows import place
 from pairmq.pipeline.transforms._table import Field, Table
-from pairmq.pipeline.transforms.evidence import key_of
+from pairmq.pipeline.transforms.late import DESIGNED, FAULT
+from pairmq.pipeline.transforms.messages import key_of
 
 ORDER = Table(
     "order",
@@ -25,29 +26,53 @@ ORDER = Table(
 )
 
 
-def order(reconciled: DataFrame, rows: DataFrame) -> DataFrame:
+_LANE = ("place", "session", "sender")
+
+
+def order(reconciled: DataFrame, counted: DataFrame, places: DataFrame, names: DataFrame) -> DataFrame:
     """Count by session and sender what was late.
 
     Args:
         reconciled: the table ``reconciliation``.
-        rows: the journal's, each once.
+        counted: of `lanes`.
+        places: of `places`.
+        names: of `NAMES`.
 
     Returns:
         The table `ORDER`.
     """
-    names = rows.filter(F.col("session_id").isNotNull()).select(key_of("session_id").alias("session_key"), "session_id")
-    known = reconciled.filter((F.col("deliveries") > 0) & F.col("accepted_at").isNotNull())
     fault = F.col("late") == FAULT
     accepted = F.unix_micros("accepted_at") / 1_000_000
-    known = known.filter(F.col("session_key").isNotNull() | F.col("sender").isNotNull())
-    # The texts of sessions, which may be many, are only put to their keys once these are few.
-    sender = F.when(F.col("session_key").isNull(), F.col("sender"))
-    counted = known.groupBy("pair", "entity", "session_key", sender.alias("sender")).agg(
-        F.count("*").alias("delivered"),
+    sender = F.when(F.col("session_key").isNull(), key_of("sender"))
+    # Few are late: the rest of the table is not looked at.
+    late = reconciled.filter(F.col("late").isNotNull()).select(
+        place().alias("place"),
+        F.col("session_key").alias("session"),
+        sender.alias("sender"),
+        "message_id",
+        "late",
+        accepted.alias("accepted_at"),
+    )
+    late = late.groupBy(*_LANE).agg(
         F.count_if(F.col("late") == DESIGNED).alias("overtaken"),
         F.count_if(fault).alias("out_of_order"),
         F.min_by("message_id", F.when(fault, F.col("accepted_at"))).alias("first_out_of_order"),
-        F.min(F.when(fault, accepted)).alias("first_out_of_order_at"),
+        F.min(F.when(fault, F.col("accepted_at"))).alias("first_out_of_order_at"),
     )
-    owner = F.coalesce(F.concat(F.lit("session:"), "session_id"), F.concat(F.lit("sender:"), "sender"))
-    return ORDER.of(counted.join(names.distinct(), "session_key", "left").withColumn("order_key", owner))
+    known = counted.filter((F.col("delivered") > 0) & (F.col("session").isNotNull() | F.col("sender").isNotNull()))
+    same = [F.col(f"k.{name}").eqNullSafe(F.col(f"l.{name}")) for name in _LANE]
+    joined = (
+        known.alias("k")
+        .join(late.alias("l"), same, "left")
+        .select(
+            *(f"k.{name}" for name in (*_LANE, "delivered")),
+            *(F.coalesce(name, F.lit(0)).alias(name) for name in ("overtaken", "out_of_order")),
+            "first_out_of_order",
+            "first_out_of_order_at",
+        )
+    )
+    owner = F.when(F.col("session").isNull(), F.concat(F.lit("sender:"), "name"))
+    owner = owner.otherwise(F.concat(F.lit("session:"), "name"))
+    keyed = joined.withColumn("key", F.coalesce("session", "sender")).join(names, "key", "left")
+    told = keyed.join(F.broadcast(places.select("place", "pair", "entity")), "place")
+    return ORDER.of(told.withColumn("order_key", owner))

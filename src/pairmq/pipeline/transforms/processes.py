@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from pairmq.model.events import EventsDropped, JournalClosed, JournalOpened
-from pairmq.pipeline.transforms._rows import MINUTE, first_at, how_many, of_kind, start_of
+from pairmq.pipeline.transforms._fact import COUNT, NUMBER, TEXT, Measure, digest
+from pairmq.pipeline.transforms._rows import MINUTE, how_many, of_kind, start_of
 from pairmq.pipeline.transforms._table import Field, Table
 
-DEATH = 60.0
-"""Seconds after its last row within which a process that was killed may have done something that nobody wrote down."""
+MINUTES = digest(
+    "minutes",
+    lambda rows: rows.select("process", start_of(MINUTE).alias("minute"), "seq", "at"),
+    {"process": TEXT, "minute": COUNT},
+    {
+        "rows": Measure(COUNT, "sum", lambda: F.lit(1)),
+        "first_seq": Measure(COUNT, "min", lambda: F.col("seq")),
+        "last_seq": Measure(COUNT, "max", lambda: F.col("seq")),
+        "first_at": Measure(NUMBER, "min", lambda: F.col("at")),
+        "last_at": Measure(NUMBER, "max", lambda: F.col("at")),
+    },
+)
+"""Rows of each process and minute: small, whatever the journal's size, and enough to find every gap."""
 
 PROCESSES = Table(
     "processes",
@@ -35,88 +47,43 @@ PROCESSES = Table(
 )
 
 
-def processes(rows: DataFrame, *, patience: float) -> DataFrame:
+def processes(minutes: DataFrame, notes: DataFrame, *, patience: float) -> DataFrame:
     """Tell of every process.
 
     Args:
-        rows: the journal's, each once.
+        minutes: of `MINUTES`.
+        notes: of `NOTES`.
         patience: seconds that the journal must go on after a process's last row for it to count as killed.
 
     Returns:
         The table `PROCESSES`.
     """
-    return PROCESSES.of(_processes(_by_minute(rows), patience))
+    return PROCESSES.of(told_of(minutes, notes, patience))
 
 
-def holes(rows: DataFrame, *, patience: float) -> DataFrame:
-    """Tell in which minutes something may have happened that the journal does not tell.
-
-    Rows are missing; events were dropped; a process was killed, with what it had not written yet; or one may be
-    running, and has not written its latest rows.
-
-    Args:
-        rows: the journal's, each once.
-        patience: as for `processes`.
-
-    Returns:
-        ``began`` and ``ended`` of each hole, seconds since 1970 UTC.
-    """
-    minutes = _by_minute(rows)
-    told = _processes(minutes, patience)
-    ends = told.filter(F.col("ended") != "closed").select(
-        F.col("last_at").alias("began"),
-        F.when(F.col("ended") == "killed", F.col("last_at") + DEATH).otherwise(F.col("journal_end")).alias("ended"),
-    )
-    following = Window.partitionBy("process").orderBy("first_seq")
-    broken = (
-        minutes.join(F.broadcast(told.filter("missing > 0").select("process")), "process", "left_semi")
-        .withColumn("next_seq", F.lead("first_seq").over(following))
-        .withColumn("next_at", F.lead("first_at").over(following))
-    )
-    within = F.col("last_seq") - F.col("first_seq") + 1 > F.col("rows")
-    after = F.col("next_seq") > F.col("last_seq") + 1
-    gaps = broken.filter(within | after).select(
-        F.when(within, F.col("first_at")).otherwise(F.col("last_at")).alias("began"),
-        F.when(after, F.col("next_at")).otherwise(F.col("last_at")).alias("ended"),
-    )
-    dropped = rows.filter(of_kind(EventsDropped)).select(F.col("since").alias("began"), F.col("at").alias("ended"))
-    spans = ends.unionByName(gaps).unionByName(dropped)
-    return spans.withColumn("ended", F.greatest("began", "ended"))
-
-
-def _by_minute(rows: DataFrame) -> DataFrame:
-    """Rows of each process and minute: small, whatever the journal's size, and enough to find every gap."""
-    opened, closed = of_kind(JournalOpened), of_kind(JournalClosed)
-    return rows.groupBy("process", start_of(MINUTE).alias("minute")).agg(
-        F.count("*").alias("rows"),
-        F.min("seq").alias("first_seq"),
-        F.max("seq").alias("last_seq"),
-        F.min("at").alias("first_at"),
-        F.max("at").alias("last_at"),
-        F.max(F.when(opened, F.col("host"))).alias("host"),
-        F.max(F.when(opened, F.col("pid"))).alias("pid"),
-        F.max(F.when(opened, F.col("version"))).alias("version"),
-        F.min(F.when(opened, F.col("sample_healthy"))).alias("sample_healthy"),
-        F.sum(F.when(of_kind(EventsDropped), F.col("count"))).alias("dropped"),
-        first_at(closed).alias("closed_at"),
-        how_many(closed).alias("closed"),
-    )
-
-
-def _processes(minutes: DataFrame, patience: float) -> DataFrame:
-    told = minutes.groupBy("process").agg(
+def told_of(minutes: DataFrame, notes: DataFrame, patience: float) -> DataFrame:
+    """The columns of the table ``processes``, instants as seconds, and ``journal_end``."""
+    counted = minutes.groupBy("process").agg(
         F.sum("rows").alias("rows"),
         (F.max("last_seq") - F.min("first_seq") + 1 - F.sum("rows")).alias("missing"),
         F.min("first_at").alias("first_at"),
         F.max("last_at").alias("last_at"),
-        F.max("host").alias("host"),
-        F.max("pid").alias("pid"),
-        F.max("version").alias("version"),
-        F.min("sample_healthy").alias("sample_healthy"),
-        F.coalesce(F.sum("dropped"), F.lit(0)).alias("dropped"),
-        F.sum("closed").alias("closed"),
     )
-    told = told.withColumn("journal_end", F.max("last_at").over(Window.partitionBy()))
+    opened, closed = of_kind(JournalOpened), of_kind(JournalClosed)
+    said = (
+        notes.filter(of_kind(JournalOpened, JournalClosed, EventsDropped))
+        .groupBy("process")
+        .agg(
+            F.max(F.when(opened, F.col("host"))).alias("host"),
+            F.max(F.when(opened, F.col("pid"))).alias("pid"),
+            F.max(F.when(opened, F.col("version"))).alias("version"),
+            F.min(F.when(opened, F.col("sample_healthy"))).alias("sample_healthy"),
+            F.sum(F.when(of_kind(EventsDropped), F.col("count"))).alias("dropped"),
+            how_many(closed).alias("closed"),
+        )
+    )
+    told = counted.join(said, "process", "left").withColumn("dropped", F.coalesce("dropped", F.lit(0)))
+    told = told.crossJoin(F.broadcast(minutes.agg(F.max("last_at").alias("journal_end"))))
     gone = F.col("journal_end") - F.col("last_at") > patience
     ended = F.when(F.col("closed") > 0, "closed").when(gone, "killed").otherwise("open")
     return told.withColumn("ended", ended)

@@ -5,15 +5,12 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from pairmq.model.events import BacklogQueueChecked, Cause, PairOpened, StateChanged
-from pairmq.pipeline.transforms._late import late_messages
-from pairmq.pipeline.transforms._rows import MINUTE, of_kind
+from pairmq.pipeline.transforms._rows import MINUTE, SLACK
 from pairmq.pipeline.transforms._table import Field, Table
-from pairmq.pipeline.transforms.evidence import MESSAGE, key_of, words
+from pairmq.pipeline.transforms.late import ARRIVAL
+from pairmq.pipeline.transforms.messages import MESSAGE, arrived_at, key_of
+from pairmq.pipeline.transforms.troubles import COUNTS
 from pairmq.pipeline.transforms.verdicts import move_may_be_missing, reasons, verdict
-
-SLACK = 1.0
-"""Seconds by which the clocks of two machines may differ."""
 
 RECONCILIATION = Table(
     "reconciliation",
@@ -51,12 +48,18 @@ RECONCILIATION = Table(
         Field("dead_lettered", "count", "times that a consumer dead-lettered it, or read it from a dead-letter queue"),
         Field("surplus", "count", "completions after the first; of a topic, in the same subscription"),
         Field("reasons", "count", "second copies that the journal explains"),
+        Field("called_at", "instant", "the first call of a send that was accepted"),
         Field("first_sent_at", "instant", "its first send ended"),
         Field("accepted_at", "instant", "its first receipt"),
         Field("diverted_at", "instant", "its first receipt of a backlog queue"),
         Field("moved_at", "instant", "a syphon first brought it home"),
         Field("set_aside_at", "instant", "a syphon first dead-lettered it"),
-        Field("home_at", "instant", "it last arrived at the primary: accepted there, or brought home"),
+        Field(
+            "home_at",
+            "instant",
+            "it last arrived at the primary: accepted there, or brought home; of a scheduled one, no earlier than it "
+            "was due",
+        ),
         Field("delivered_at", "instant", "a consumer first settled it"),
         Field("last_delivered_at", "instant", "a consumer last settled it"),
         Field("sent_by", "text", "the process that sent it"),
@@ -83,113 +86,98 @@ OBSERVATION = Table(
 )
 
 
-def reconciliation(gathered: DataFrame, spans: DataFrame, rows: DataFrame, *, patience: float) -> DataFrame:
+def reconciliation(
+    messages: DataFrame,
+    copies: DataFrame,
+    names: DataFrame,
+    minutes: DataFrame,
+    *,
+    places: DataFrame,
+    troubles: DataFrame,
+    strays: DataFrame,
+    late: DataFrame,
+    blind: DataFrame,
+    patience: float,
+) -> DataFrame:
     """Judge every message.
 
+    All but the messages are small in a journal of ordinary days, so that Spark sends them to where the messages are.
+
     Args:
-        gathered: of `evidence`; read several times, so that it pays to have it written down.
-        spans: of `holes`, likewise.
-        rows: the journal's, each once.
+        messages: of `MESSAGES`.
+        copies: of `COPIES`.
+        names: of `NAMES`.
+        minutes: of `MINUTES`.
+        places: of `places`.
+        troubles: of `troubles`.
+        strays: of `strays`.
+        late: of `late`.
+        blind: of `blind_minutes`.
         patience: seconds by which a message may be overtaken by others of its queue before it counts as lost.
 
     Returns:
         The table `RECONCILIATION`.
     """
+    gathered = (
+        messages.withColumn("home_at", arrived_at())
+        .join(F.broadcast(places), "place")
+        .join(troubles, [*MESSAGE], "left")
+        .join(_surplus(copies), [*MESSAGE], "left")
+        .join(late, [*ARRIVAL], "left")
+    )
+    never = {name: F.coalesce(name, F.lit(0)) for name in COUNTS}
+    in_queue = F.greatest(F.col("completed") - F.col("by_subscription") - 1, F.lit(0))
+    gathered = gathered.withColumns({**never, "surplus": F.coalesce("surplus", F.lit(0)) + in_queue})
+    sends = F.col("accepted_primary") + F.col("accepted_backlog") + F.col("refused") + F.col("unknown")
     judged = (
-        gathered.join(late_messages(gathered, _strict_pairs(rows)), [*MESSAGE], "left")
+        _with_strays(gathered.withColumn("sends", sends), strays)
         .withColumn("patience", F.lit(patience))
         .withColumn("slack", F.lit(SLACK))
-        .withColumn("last_known", F.floor(F.col("home_at") / MINUTE))
-        .join(F.broadcast(_blind_minutes(spans, patience)), "last_known", "left")
-        .crossJoin(F.broadcast(rows.agg(F.max("at").alias("journal_end"))))
-        .join(F.broadcast(_sight(gathered)), ["pair", "entity"], "left")
-        .join(F.broadcast(_emptied(rows, spans)), ["pair", "entity"], "left")
-        .join(F.broadcast(_remade(rows, spans)), ["pair", "backlog_queue"], "left")
+        .withColumn("minute", F.floor(F.col("home_at") / MINUTE))
+        .join(blind.withColumn("blind", F.lit(True)), ["place", "minute"], "left")
         .withColumn("hole", _hole())
         .withColumn("reasons", reasons())
         .withColumn("verdict", verdict())
-        .withColumn("session_key", F.col("session_id"))
+        .withColumn("session_key", F.col("session"))
     )
-    dictionary = words(rows)
-    for name in ("sender", "backlog_queue", "reason", "sent_by", "moved_by", "delivered_by"):
-        texts = F.broadcast(dictionary.select(F.col("key").alias(name), F.col("word").alias(f"{name}_word")))
-        judged = judged.join(texts, name, "left").withColumn(name, F.col(f"{name}_word"))
+    processes = minutes.select(F.col("process").alias("name")).distinct().select(key_of("name").alias("key"), "name")
+    for column, dictionary in (("sender", names), ("sent_by", processes), ("delivered_by", processes)):
+        texts = dictionary.select(F.col("key").alias(column), F.col("name").alias(f"{column}_name"))
+        judged = judged.join(texts, column, "left").withColumn(column, F.col(f"{column}_name"))
     return RECONCILIATION.of(judged)
 
 
-def observation(reconciled: DataFrame, rows: DataFrame) -> DataFrame:
+def observation(places: DataFrame) -> DataFrame:
     """Tell how much of each entity the journal can tell.
 
     Args:
-        reconciled: the table ``reconciliation``.
-        rows: the journal's, each once.
+        places: of `places`.
 
     Returns:
         The table `OBSERVATION`.
     """
-    seconds = (F.unix_micros("home_at") / 1_000_000).alias("home_at")
-    messages = reconciled.select("pair", "entity", "deliveries", seconds)
-    drains = _drains(rows).groupBy("pair", "entity").agg(F.max("drained_from").alias("drained_from"))
-    return OBSERVATION.of(_sight(messages).join(F.broadcast(drains), ["pair", "entity"], "left"))
+    return OBSERVATION.of(places)
 
 
-def _sight(messages: DataFrame) -> DataFrame:
-    """Between which arrivals the deliveries of an entity are journalled."""
-    arrived = F.when(F.col("deliveries") > 0, F.col("home_at"))
-    return messages.groupBy("pair", "entity").agg(
-        F.count("*").alias("messages"), F.min(arrived).alias("observed_from"), F.max(arrived).alias("observed_until")
-    )
+def _surplus(copies: DataFrame) -> DataFrame:
+    """Second completions in the same subscription."""
+    second = copies.filter(F.col("completed") > 1)
+    return second.groupBy(*MESSAGE).agg(F.sum(F.col("completed") - 1).alias("surplus"))
 
 
-def _drains(rows: DataFrame) -> DataFrame:
-    """Before when whatever was diverted has left the backlog, by entity."""
-    drained = of_kind(StateChanged) & (F.col("cause") == Cause.DRAINED.value)
-    # All queues were seen empty while the entity was draining: nothing from before that was left in them.
-    return (
-        rows.filter(drained)
-        .select(
-            "pair", "entity", (F.col("at") - F.col("lasted")).alias("drained_from"), F.col("at").alias("drained_at")
-        )
-        .distinct()
+def _with_strays(gathered: DataFrame, strays: DataFrame) -> DataFrame:
+    """Enter what was set aside with a destination that nobody could read."""
+    known = gathered.join(F.broadcast(strays), ["pair", "message_key", "message_id"], "left")
+    owned = F.col("entity").isNotNull() & F.col("strays").isNotNull()
+    return known.withColumns(
+        {
+            "set_aside": F.col("set_aside") + F.when(owned, F.col("strays")).otherwise(0),
+            "reason": F.when(owned, F.coalesce("reason", "stray_reason")).otherwise(F.col("reason")),
+            "set_aside_at": F.when(owned, F.least("set_aside_at", "stray_at")).otherwise(F.col("set_aside_at")),
+        }
     )
 
 
 def _hole() -> Column:
     """Whether the row that would tell what became of a message may have been in a hole of the journal."""
     return F.when(F.col("home_at").isNull(), move_may_be_missing()).otherwise(F.coalesce("blind", F.lit(False)))
-
-
-def _emptied(rows: DataFrame, spans: DataFrame) -> DataFrame:
-    """When all backlog queues were seen empty: what was diverted before ``since`` had left them.
-
-    Returns:
-        ``pair``, ``entity`` and ``emptied``, an array of ``since`` and ``hole``, see `_with_hole_before`.
-    """
-    found = _with_hole_before(_drains(rows), "drained_at", spans)
-    each = F.struct(F.col("drained_from").alias("since"), "hole")
-    return found.groupBy("pair", "entity").agg(F.collect_list(each).alias("emptied"))
-
-
-def _remade(rows: DataFrame, spans: DataFrame) -> DataFrame:
-    """When each backlog queue was last made; what was in it before is gone."""
-    made = rows.filter(of_kind(BacklogQueueChecked) & F.col("created"))
-    queues = made.groupBy("pair", key_of("queue").alias("backlog_queue")).agg(F.max("at").alias("remade_at"))
-    return _with_hole_before(queues, "remade_at", spans).withColumnRenamed("hole", "remade_hole")
-
-
-def _with_hole_before(facts: DataFrame, instant: str, spans: DataFrame) -> DataFrame:
-    """Add ``hole``, the end of the last hole that began before an instant: an earlier message's row may be in it."""
-    earlier = facts.join(F.broadcast(spans), F.col("began") <= F.col(instant) + SLACK, "left")
-    return earlier.groupBy(*facts.columns).agg(F.max("ended").alias("hole"))
-
-
-def _strict_pairs(rows: DataFrame) -> DataFrame:
-    """The pairs that promise order."""
-    ordering = F.get_json_object("options", "$.ordering")
-    return rows.filter(of_kind(PairOpened) & (ordering == "session")).select("pair").distinct()
-
-
-def _blind_minutes(spans: DataFrame, patience: float) -> DataFrame:
-    """The minutes of which it holds: a message that arrived then may have been moved or delivered in a hole."""
-    minutes = F.sequence(F.floor((F.col("began") - patience) / MINUTE), F.floor((F.col("ended") + SLACK) / MINUTE))
-    return spans.select(F.explode(minutes).alias("last_known")).distinct().withColumn("blind", F.lit(True))

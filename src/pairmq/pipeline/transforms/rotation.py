@@ -25,16 +25,17 @@ ROTATION = Table(
 )
 
 
-def rotation(rows: DataFrame) -> DataFrame:
+def rotation(notes: DataFrame, minutes: DataFrame) -> DataFrame:
     """Find every time that a backlog queue was out of use.
 
     Args:
-        rows: the journal's, each once.
+        notes: of `NOTES`.
+        minutes: of `MINUTES`.
 
     Returns:
         The table `ROTATION`.
     """
-    changes = rows.filter(of_kind(RotationChanged)).select(
+    changes = notes.filter(of_kind(RotationChanged)).select(
         "process", "pair", "queue", "seq", "at", F.col("in_use").alias("used"), "left", "error"
     )
     by_seq = Window.partitionBy("process", "pair", "queue").orderBy("seq")
@@ -43,7 +44,7 @@ def rotation(rows: DataFrame) -> DataFrame:
     changes = changes.withColumn("returned_at", returned).withColumn("before", F.lag("used").over(by_seq))
     # A queue that is said twice to be out of use left once.
     left = changes.filter(~F.col("used") & (F.col("before").isNull() | F.col("before")))
-    ends = rows.groupBy("process").agg(F.max("at").alias("last_at"))
+    ends = minutes.groupBy("process").agg(F.max("last_at").alias("last_at"))
     left = left.join(F.broadcast(ends), "process")
     return ROTATION.of(
         left.withColumn("left_at", F.col("at"))

@@ -33,17 +33,17 @@ _KEYS = ("pair", "entity", "hour")
 _COUNTS = ("moved", "unfinished", "redelivered", "maybe_duplicate", "dead_lettered")
 
 
-def syphon(rows: DataFrame) -> DataFrame:
+def syphon(notes: DataFrame) -> DataFrame:
     """Count what syphons did by entity and hour.
 
     Args:
-        rows: the journal's, each once.
+        notes: of `NOTES`.
 
     Returns:
         The table `SYPHON`.
     """
     moved = of_kind(MessageMoved)
-    work = rows.filter(of_kind(MessageMoved, MessageDeadLettered)).withColumn("hour", start_of(HOUR))
+    work = notes.filter(of_kind(MessageMoved, MessageDeadLettered)).withColumn("hour", start_of(HOUR))
     waited = F.when(moved, F.col("waited"))
     histogram = work.groupBy(*_KEYS, bucket_of(waited).alias("bucket")).agg(
         how_many(moved).cast("double").alias("weight"),

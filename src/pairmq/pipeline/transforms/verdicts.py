@@ -80,7 +80,7 @@ def _home() -> Column:
 
 def _within_sight() -> Column:
     """Whether a delivery would be in the journal: it is a queue's, and none before it was delivered unseen."""
-    return ~_any("of_topic") & F.coalesce(_c("home_at") >= _c("observed_from"), F.lit(False))
+    return ~_c("of_topic") & F.coalesce(_c("home_at") >= _c("observed_from"), F.lit(False))
 
 
 def _overdue() -> Column:
@@ -171,7 +171,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         Verdict.EXPIRED,
         "diverted, never moved, and set aside by the syphon because its time to live had run out",
-        lambda: ~_home() & _any("set_aside") & (_c("reason") == F.xxhash64(F.lit("TTLExpiredException"))),
+        lambda: ~_home() & _any("set_aside") & (_c("reason") == "TTLExpiredException"),
     ),
     Rule(
         Verdict.DEAD_LETTERED,
@@ -219,12 +219,14 @@ def reasons() -> Column:
     """How many second copies of a message the journal explains.
 
     Each further send of the same id that was accepted, each send or attempt in doubt, each message that a syphon got
-    again or could not complete, and each delivery that the broker repeated or whose completion it did not confirm.
+    again or could not complete, and each delivery that the broker repeated or whose completion it did not confirm. A
+    syphon says that a write of its own was in doubt, but not how many were: all copies are explained then.
     """
     again = F.greatest(_c("accepted_primary") + _c("accepted_backlog") - 1, F.lit(0))
     in_doubt = _c("unknown") + F.greatest(_c("doubts"), _c("marked"))
     by_syphon = _c("moves_again") + _c("moves_unfinished")
-    return again + in_doubt + by_syphon + _c("redelivered") + _c("unconfirmed")
+    counted = again + in_doubt + by_syphon + _c("redelivered") + _c("unconfirmed")
+    return F.greatest(counted, F.when(_any("moves_marked"), _c("surplus")))
 
 
 def verdict() -> Column:

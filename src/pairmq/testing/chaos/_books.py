@@ -139,6 +139,10 @@ class _Books:
         if life is not None:  # else it was killed before it could write a line
             life.killed, life.ended_at = True, self._at
 
+    def _line_altered(self, who: str, line: dict[str, Any]) -> None:
+        text = f"{who} got {line['number']} from {line['path']} as another message than was sent: {line['message']}"
+        self._history.crashes.append((self._at, text))
+
     def _line_crash(self, who: str, line: dict[str, Any]) -> None:
         self._history.crashes.append((self._at, f"{who}: {line['text']}"))
 
@@ -312,7 +316,7 @@ def may_have_stored(attempt: Attempt, number: int) -> bool:
 
 def _scenario(plan: Plan) -> Scenario:
     syphon = plan.clients[0]
-    processes = tuple(ProcessPlan(name, syphon=name == syphon) for name in plan.clients)
+    processes = tuple(ProcessPlan(name, syphon=name == syphon) for name in (*plan.clients, *plan.consumers))
     senders = tuple(SenderPlan(f"{name}-{path}", name, path) for name in plan.clients for path in ENTITIES)
     setup = Setup(processes, senders, ENTITIES, plan.options)
     return Scenario(plan.settings.seed, plan.settings.seconds, "liveness", setup)

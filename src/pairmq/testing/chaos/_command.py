@@ -74,6 +74,7 @@ def _run(options: argparse.Namespace, pair: str, seed: int) -> ChaosReport:
                 longest=options.longest,
                 clients=options.clients,
                 rate=options.rate,
+                consumers=options.consumers,
             )
             slower = max(broker.attempt_timeout for broker in brokers)
             plan = planned((products[0], products[1]), settings, (brokers[0].faults, brokers[1].faults), slower)
@@ -85,15 +86,27 @@ def _run(options: argparse.Namespace, pair: str, seed: int) -> ChaosReport:
             if not options.quiet:
                 print(f"  {line}", file=sys.stderr, flush=True)
 
-        report = carry_out(plan, brokers, directory, say)
+        report = carry_out(plan, brokers, directory, say, journal=_journal(options, plan))
         (directory / "report.json").write_text(json.dumps(report.to_dict(), indent=1), "utf-8")
         return report
+
+
+def _journal(options: argparse.Namespace, plan: Plan) -> Path | None:
+    if options.journal is None:
+        return None
+    journal = Path(options.journal, _name(plan)).absolute()
+    journal.mkdir(parents=True, exist_ok=True)
+    return journal
+
+
+def _name(plan: Plan) -> str:
+    return f"{'-'.join(plan.products)}-{plan.settings.seed}".replace(":", "-")
 
 
 def _directory(options: argparse.Namespace, plan: Plan, stack: ExitStack) -> Path:
     if options.keep is None:
         return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pairmq-chaos-")))
-    directory = Path(options.keep) / f"{'-'.join(plan.products)}-{plan.settings.seed}".replace(":", "-")
+    directory = Path(options.keep, _name(plan))
     directory.mkdir(parents=True, exist_ok=True)
     if any(directory.iterdir()):
         raise FileExistsError(f"{directory} is not empty: the ledgers of two runs can't be told apart")
@@ -115,8 +128,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--longest", type=float, default=10.0, help="the longest fault in seconds (10)")
     parser.add_argument("--clients", type=int, default=3, help="processes (3)")
     parser.add_argument("--rate", type=float, default=20.0, help="sends a second of each process (20)")
+    parser.add_argument("--consumers", type=int, default=0, help="processes that read the primary meanwhile (0)")
     parser.add_argument("--plan", metavar="FILE", help="carry out this plan instead")
     parser.add_argument("--keep", metavar="DIRECTORY", help="keep plan, ledgers and report there")
+    parser.add_argument("--journal", metavar="DIRECTORY", help="keep a journal of all processes in a folder there")
     parser.add_argument("--timeline", action="store_true", help="show what was done and when, also when all was well")
     parser.add_argument("--json", action="store_true", help="print the reports as JSON")
     parser.add_argument("--quiet", action="store_true", help="don't tell what happens as it happens")

@@ -6,13 +6,15 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import TypeVar
 
 from pairmq.core import MAYBE_DUPLICATE
 from pairmq.model import Delivery, Entity, Message, Source, TransportError
 from pairmq.testing.chaos._ledger import Ledger
-from pairmq.testing.chaos._messages import number_of
+from pairmq.testing.chaos._messages import made, number_of
 from pairmq.testing.simulator._history import CONFIRMED, Told
+from pairmq.testing.simulator._scenario import PRIMARY
 from pairmq.transport import Admin, Capabilities, Receiver, Sender, SessionReceiver, Transport, is_nothing_sent
 
 T = TypeVar("T")
@@ -33,7 +35,8 @@ class RecordingTransport(Transport):
     """
 
     def __init__(self, inner: Transport, side: str, ledger: Ledger) -> None:
-        super().__init__(inner.endpoint)
+        # Each client reaches its brokers by ways of its own, which would make the pair of each another one by its name.
+        super().__init__(replace(inner.endpoint, name=side))
         self._inner = inner
         self.side = side
         self.ledger = ledger
@@ -142,6 +145,8 @@ class _Receiver(Receiver):
                 path=self._path,
                 messages=[(each.sequence_number, number_of(each.message), each.delivery_count) for each in found],
             )
+            if self._link.side == PRIMARY:
+                self._look_at(found)
         return found
 
     async def complete(self, delivery: Delivery) -> None:
@@ -169,6 +174,13 @@ class _Receiver(Receiver):
 
     async def close(self) -> None:
         await self._inner.close()
+
+    def _look_at(self, found: Sequence[Delivery]) -> None:
+        """Write down what came home as another message than the one of its number; such a line accuses."""
+        for each in found:
+            number = number_of(each.message)
+            if number is None or each.message != made(number):
+                self._link.ledger.write("altered", number=number, path=self._path, message=repr(each.message)[:500])
 
     def _settles(self, how: str, deliveries: Sequence[Delivery], reason: str = "") -> None:
         self._link.ledger.write(

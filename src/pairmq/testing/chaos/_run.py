@@ -10,17 +10,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
-from pairmq.model import TransportError
+from pairmq.model import Source, TransportError
 from pairmq.testing.chaos._books import RUN, Found, history_of
 from pairmq.testing.chaos._clients import OPENED, ClientProcess
-from pairmq.testing.chaos._contents import backlog_queues, make_queues, pending, read_out
+from pairmq.testing.chaos._consumed import with_consumed
+from pairmq.testing.chaos._contents import Contents, backlog_queues, make_queues, pending, read_out
 from pairmq.testing.chaos._judge import judged
 from pairmq.testing.chaos._ledger import Ledger
 from pairmq.testing.chaos._messages import number_of
 from pairmq.testing.chaos.broker import ChaosBroker
 from pairmq.testing.chaos.network import NETWORK_FAULTS, Network
-from pairmq.testing.chaos.plan import CLIENT_KILL, ENTITIES, SIDES, Plan, Strike
+from pairmq.testing.chaos.plan import CLIENT_KILL, ENTITIES, PAIR, SIDES, Plan, Strike
 from pairmq.testing.chaos.report import ChaosReport, report_of
+from pairmq.transport import Receiver
 
 _NETWORK = frozenset(kind.name for kind in NETWORK_FAULTS)
 _START = 60.0  # s that the clients may take to open their pairs
@@ -32,6 +34,8 @@ def carry_out(
     brokers: tuple[ChaosBroker, ChaosBroker],
     directory: Path,
     say: Callable[[str], None] = lambda _: None,
+    *,
+    journal: Path | None = None,
 ) -> ChaosReport:
     """Carry out a plan on real servers, and judge what came of it.
 
@@ -43,6 +47,8 @@ def carry_out(
         brokers: the primary and the secondary; started here, and closed at the end.
         directory: for the ledgers; empty.
         say: takes a line for each thing that happens.
+        journal: a directory in which every process keeps a journal, and so does the read-out in the end; none when left
+            out. Needs ``pairmq[journal]``.
 
     Returns:
         What was found; a broken promise is a violation in the report, never an exception.
@@ -52,7 +58,7 @@ def carry_out(
         TransportError: a broker that is sound could not be read in the end.
     """
     with ExitStack() as stack:
-        run = _Run(plan, brokers, directory, say, stack)
+        run = _Run(plan, brokers, directory, say, stack, journal)
         found = run.run()
     history = history_of(plan, directory, found)
     return report_of(plan, history, judged(history, found), interrupted=run.interrupted)
@@ -66,6 +72,7 @@ class _Run:
         directory: Path,
         say: Callable[[str], None],
         stack: ExitStack,
+        journal: Path | None,
     ) -> None:
         self._plan = plan
         self._brokers = dict(zip(SIDES, brokers, strict=True))
@@ -79,6 +86,7 @@ class _Run:
         self._began = 0.0
         self.interrupted = False
         self._directory = directory
+        self._journal = journal
         self._network: Network | None = None
         self._clients: dict[str, ClientProcess] = {}
 
@@ -92,7 +100,7 @@ class _Run:
         urls = [brokers[side].url for side in SIDES]
         asyncio.run(make_queues(self._plan, urls[0], urls[1]))
         addresses = {side: broker.address for side, broker in brokers.items()}
-        self._network = self._stack.enter_context(Network(addresses, self._plan.clients))
+        self._network = self._stack.enter_context(Network(addresses, (*self._plan.clients, *self._plan.consumers)))
         self._make_clients()
         self._ledger.write("begin")
         for client in self._clients.values():
@@ -118,7 +126,7 @@ class _Run:
     def _make_clients(self) -> None:
         plan, network = self._plan, self._network
         assert network is not None
-        for place, name in enumerate(plan.clients):
+        for place, name in enumerate((*plan.clients, *plan.consumers)):
             spec = {
                 "name": name,
                 "place": place,
@@ -130,6 +138,8 @@ class _Run:
                 "timeouts": list(plan.timeouts),
                 "seed": plan.settings.seed,
                 "patience": plan.settings.patience,
+                "consumes": name in plan.consumers,
+                "journal": "" if self._journal is None else str(self._journal),
             }
             client = self._clients[name] = ClientProcess(spec, self._directory, self._ledger)
             self._stack.callback(client.close)
@@ -214,9 +224,10 @@ class _Run:
 
     def _asked(self, word: str, until: float) -> list[str]:
         problems: list[str] = []
-        for client in self._clients.values():
+        senders = [self._clients[name] for name in self._plan.clients]
+        for client in senders:
             client.ask(word)
-        for client in self._clients.values():
+        for client in senders:
             answer = client.answer(word, until)
             if answer is None:
                 problems.append(f"{client.name} did not answer {word!r}")
@@ -252,16 +263,35 @@ class _Run:
     def _read(self, undrained: Sequence[str]) -> Found:
         primary, secondary = (self._brokers[side] for side in SIDES)
         counts = {path: self._hands["primary"].submit(primary.count, path).result() for path in ENTITIES}
-        found = asyncio.run(read_out(self._plan, primary.url, secondary.url, undrained))
+        found = asyncio.run(self._read_out(primary.url, secondary.url))
         differing = tuple(
-            f"{path} held {counts[path]} messages by the server's own count, and {len(messages)} could be read"
-            for path, messages in found.home.items()
-            if counts[path] != len(messages)
+            f"{path} held {counts[path]} messages by the server's own count, and {len(deliveries)} could be read"
+            for path, deliveries in found.home.items()
+            if counts[path] != len(deliveries)
         )
-        for path, messages in found.home.items():
+        home = with_consumed(self._directory, found.home)
+        for path, messages in home.items():
             self._ledger.write("home", path=path, messages=[number_of(message) for message in messages])
         self._ledger.write("left", backlog=found.backlog, dead=found.dead)
-        return Found(found.home, found.backlog, found.dead, (*found.undrained, *differing))
+        return Found(home, found.backlog, found.dead, (*undrained, *differing))
+
+    async def _read_out(self, primary: str, secondary: str) -> Contents:
+        if self._journal is None:
+            return await read_out(self._plan, primary, secondary)
+        from pairmq.observe.journal import journal_deliveries, recover
+        from pairmq.testing.chaos._journal import NotedJournal
+
+        journal = NotedJournal(self._journal, self._ledger)
+
+        def journalled(receiver: Receiver, source: Source) -> Receiver:
+            return journal_deliveries(receiver, journal, source=source, pair=PAIR)
+
+        try:
+            return await read_out(self._plan, primary, secondary, journalled)
+        finally:
+            await asyncio.to_thread(journal.finish)
+            # What the killed left becomes segments, so that the journal can be read as it stands.
+            await asyncio.to_thread(recover, self._journal)
 
 
 def _fields(strike: Strike) -> dict[str, object]:

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pairmq.core import PairOptions
 from pairmq.model import (
@@ -33,13 +33,17 @@ from pairmq.model import (
 )
 from pairmq.model.events import Event
 from pairmq.pair import Pair, PairSender
-from pairmq.plugins import registry
+from pairmq.plugins import Observer, registry
 from pairmq.testing.chaos._clients import OPENED
+from pairmq.testing.chaos._consuming import keep_consuming
 from pairmq.testing.chaos._events import event_to_json
 from pairmq.testing.chaos._ledger import Ledger
 from pairmq.testing.chaos._messages import CANARY, first_number, made
 from pairmq.testing.chaos._recording import SENDING, RecordingTransport
 from pairmq.testing.simulator._history import Result
+
+if TYPE_CHECKING:
+    from pairmq.testing.chaos._journal import NotedJournal
 
 _BEAT = 0.01  # s between two looks at how late the event loop is
 _WORTH_TELLING = 0.01  # s of lag
@@ -52,7 +56,8 @@ class Client:
 
     Args:
         spec: what the run says: ``name``, ``place``, ``life``, ``syphon``, ``primary``, ``secondary``, ``options``,
-            ``entities``, ``rate``, ``timeouts``, ``seed``, ``ledger``.
+            ``entities``, ``rate``, ``timeouts``, ``seed``, ``ledger``; ``consumes`` instead of sending; ``journal``,
+            a directory or nothing.
     """
 
     def __init__(self, spec: dict[str, Any]) -> None:
@@ -65,6 +70,15 @@ class Client:
         self._words: asyncio.Queue[str] = asyncio.Queue()
         self._stopping = asyncio.Event()
         self._flying: set[asyncio.Task[None]] = set()
+        self._journal = self._made_journal()
+
+    def _made_journal(self) -> NotedJournal | None:
+        if not self._spec["journal"]:
+            return None
+        # Not before it is asked for: it needs pyarrow, which takes a while to import.
+        from pairmq.testing.chaos._journal import NotedJournal
+
+        return NotedJournal(Path(self._spec["journal"]), self._ledger)
 
     async def run(self) -> None:
         """Live."""
@@ -77,14 +91,16 @@ class Client:
         beat = loop.create_task(self._beat())
         pair = await self._opened()
         if pair is None:
-            self._ledger.write("ended")
+            await self._end()
             return
         self._ledger.write("opened")
         _answer(OPENED)
         traffic: list[asyncio.Task[None]] = []
         senders = [(f"{spec['name']}-{path}", pair.sender(path)) for path in spec["entities"]]
-        for name, sender in senders:
-            traffic.append(loop.create_task(self._keep_sending(name, sender)))
+        if spec["consumes"]:
+            traffic += [loop.create_task(keep_consuming(pair, path, self._chance)) for path in spec["entities"]]
+        else:
+            traffic += [loop.create_task(self._keep_sending(name, sender)) for name, sender in senders]
         while (word := await self._words.get()) != "close":
             for task in traffic:
                 task.cancel()
@@ -102,6 +118,11 @@ class Client:
         while self._flying:
             await asyncio.wait(tuple(self._flying))
         await asyncio.gather(*traffic, beat, return_exceptions=True)
+        await self._end()
+
+    async def _end(self) -> None:
+        if self._journal is not None:
+            await asyncio.to_thread(self._journal.finish)
         self._ledger.write("ended")
 
     def _stop(self) -> None:
@@ -115,8 +136,9 @@ class Client:
                 RecordingTransport(registry.transport(self._spec[side]), side, self._ledger)
                 for side in ("primary", "secondary")
             ]
-            pair = Pair(sides[0], sides[1], self._options)
-            pair.subscribe(self._note)
+            pair = Pair(sides[0], sides[1], self._options, observers=self._observers())
+            if self._journal is None:
+                pair.subscribe(self._note)
             try:
                 return await pair.open()
             except TransportError:
@@ -124,6 +146,13 @@ class Client:
                 await pair.close()
                 await asyncio.sleep(_RETRY_OPEN)
         return None
+
+    def _observers(self) -> tuple[Observer, ...]:
+        if self._journal is None:
+            return ()
+        from pairmq.observe.journal import JournalObserver
+
+        return (JournalObserver(self._journal),)
 
     def _note(self, event: Event) -> None:
         self._ledger.write("event", event=event_to_json(event))

@@ -21,6 +21,9 @@ SIDES: Final = ("primary", "secondary")
 ENTITIES: Final = ("orders", "invoices")
 """The queues of the primary that are sent to."""
 
+PAIR: Final = ">".join(SIDES)
+"""The pair's name in events and journals: the same for all clients, although each has addresses of its own."""
+
 BACKLOG: Final = "chaos/x-servicebus-transfer/{index}"
 """Names of the backlog queues: all clients share them, although each reaches the primary by a way of its own."""
 
@@ -44,6 +47,7 @@ class Settings:
         rate: sends a second of each process.
         lock_duration: seconds of a lock in the backlog queues: what a killed syphon held comes back after as long.
         patience: seconds until everything must be drained when all is healed.
+        consumers: processes that read the primary meanwhile; they are killed and restarted as the clients are.
 
     Raises:
         ConfigurationError: a value out of its range.
@@ -58,6 +62,7 @@ class Settings:
     rate: float = 20.0
     lock_duration: float = 5.0
     patience: float = 120.0
+    consumers: int = 0
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -68,6 +73,7 @@ class Settings:
             ("rate", 0.1, 1000.0),
             ("lock_duration", 1.0, 300.0),
             ("patience", 1.0, 1e5),
+            ("consumers", 0, 4),
         ):
             if not low <= getattr(self, name) <= high:
                 raise ConfigurationError(f"{name} is {getattr(self, name)!r}: it must be from {low:g} to {high:g}")
@@ -119,6 +125,11 @@ class Plan:
         """The processes' names: the first one hosts the syphon."""
         return client_names(self.settings)
 
+    @property
+    def consumers(self) -> tuple[str, ...]:
+        """The names of the processes that read the primary."""
+        return consumer_names(self.settings)
+
     def of(self, side: str) -> tuple[Strike, ...]:
         """What is done to one side, or, for the empty text, to clients."""
         return tuple(strike for strike in self.strikes if strike.side == side)
@@ -155,6 +166,11 @@ def client_names(settings: Settings) -> tuple[str, ...]:
     return tuple(f"client-{'abcdefgh'[index]}" for index in range(settings.clients))
 
 
+def consumer_names(settings: Settings) -> tuple[str, ...]:
+    """The names of the processes that read the primary."""
+    return tuple(f"consumer-{'abcd'[index]}" for index in range(settings.consumers))
+
+
 def planned(
     products: tuple[str, str],
     settings: Settings,
@@ -173,7 +189,7 @@ def planned(
         ConfigurationError: a fault that was asked for is none that these brokers know.
     """
     _check_names(settings, faults)
-    names = client_names(settings)
+    names = (*client_names(settings), *consumer_names(settings))
     strikes: list[Strike] = []
     for side, own in zip(SIDES, faults, strict=True):
         chance = Random(f"{settings.seed} {side}")

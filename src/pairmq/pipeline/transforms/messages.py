@@ -1,0 +1,161 @@
+"""The facts ``messages`` and ``copies``: what the ordinary rows about each message tell, and nothing that is rare.
+
+Nearly every message is sent once, accepted by the primary, and completed once. This digest has just the columns that
+such a message needs, because it is the only one that grows with the journal; what else may happen to a message is told
+by `notes`.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from pairmq.model.events import (
+    AttemptFailed,
+    MessageDeadLettered,
+    MessageDelivered,
+    MessageMoved,
+    SendCompleted,
+    SendOutcome,
+    Settlement,
+)
+from pairmq.pipeline.transforms._fact import COUNT, NUMBER, TEXT, Measure, digest
+from pairmq.pipeline.transforms._rows import ended_as, of_kind, place
+
+MESSAGE = ("place", "message_key", "message_id")
+"""What makes a message: one id may be sent to several entities, and is a message of its own in each."""
+
+_SENT, _HOME, _DIVERTED, _MOVED, _READ, _FIRST, _COMPLETED, _SUBSCRIBED, _PLACED = (1 << bit for bit in range(9))
+
+
+def about_messages() -> Column:
+    """Whether a row is about a message that has an id."""
+    known = of_kind(SendCompleted, AttemptFailed, MessageMoved, MessageDeadLettered, MessageDelivered)
+    return known & F.col("message_id").isNotNull() & (F.col("message_id") != "")
+
+
+def delivered() -> Column:
+    """Whether a row is a delivery from the queue itself."""
+    return of_kind(MessageDelivered) & ~F.col("dead_letter")
+
+
+def completed() -> Column:
+    """Whether a row is a delivery that its consumer completed."""
+    return delivered() & (F.col("settlement") == Settlement.COMPLETED.value)
+
+
+def _slim(rows: DataFrame) -> DataFrame:
+    """What of each row counts, in few numbers: these rows are all sent to where their message is put together."""
+    sent, moved, read = of_kind(SendCompleted), of_kind(MessageMoved), delivered()
+    home, diverted = ended_as(SendOutcome.PRIMARY), ended_as(SendOutcome.BACKLOG)
+    first, placed = read & (F.col("delivery_count") == 1), _broker_position().isNotNull()
+    flags = {
+        _SENT: sent,
+        _HOME: home,
+        _DIVERTED: diverted,
+        _MOVED: moved,
+        _READ: read,
+        _FIRST: first,
+        _COMPLETED: completed(),
+        _SUBSCRIBED: completed() & F.col("subscription").isNotNull(),
+        _PLACED: read & placed,
+    }
+    each = [F.when(condition, F.lit(bit)).otherwise(F.lit(0)) for bit, condition in flags.items()]
+    bits = each[0]
+    for column in each[1:]:
+        bits = bits + column
+    return rows.filter(about_messages()).select(
+        place().alias("place"),
+        "message_key",
+        "message_id",
+        bits.alias("bits"),
+        "at",
+        F.when(home | diverted, F.col("at") - F.col("elapsed")).alias("called_at"),
+        # Where the broker tells no position, only the first of all deliveries tells where a message stood.
+        F.when(first | (read & placed), _position()).alias("position"),
+        F.when(sent, F.col("time_to_live")).alias("time_to_live"),
+        F.when(home | diverted, F.col("scheduled_enqueue_at")).alias("due_at"),
+        F.when(sent, key_of("sender")).alias("sender"),
+        F.when(sent, key_of("session_id")).alias("session"),
+        key_of("process").alias("process"),
+    )
+
+
+def _is(*flags: int) -> Column:
+    return F.col("bits").bitwiseAND(sum(flags)) != 0
+
+
+def _count(flag: int) -> Measure:
+    return Measure(COUNT, "sum", lambda: F.when(_is(flag), 1).otherwise(0))
+
+
+MESSAGES = digest(
+    "messages",
+    _slim,
+    {"place": COUNT, "message_key": COUNT, "message_id": TEXT},
+    {
+        "accepted_primary": _count(_HOME),
+        "deliveries": _count(_READ),
+        "completed": _count(_COMPLETED),
+        "by_subscription": _count(_SUBSCRIBED),
+        "placed": _count(_PLACED),
+        "first_sent_at": Measure(NUMBER, "min", lambda: F.when(_is(_SENT), F.col("at"))),
+        "accepted_at": Measure(NUMBER, "min", lambda: F.when(_is(_HOME, _DIVERTED), F.col("at"))),
+        "called_at": Measure(NUMBER, "min", lambda: F.col("called_at")),
+        "home_at": Measure(NUMBER, "max", lambda: F.when(_is(_HOME, _MOVED), F.col("at"))),
+        "delivered_at": Measure(NUMBER, "min", lambda: F.when(_is(_READ), F.col("at"))),
+        "last_delivered_at": Measure(NUMBER, "max", lambda: F.when(_is(_READ), F.col("at"))),
+        "position": Measure(COUNT, "min", lambda: F.col("position")),
+        "time_to_live": Measure(NUMBER, "max", lambda: F.col("time_to_live")),
+        "due_at": Measure(NUMBER, "max", lambda: F.col("due_at")),
+        "sender": Measure(COUNT, "min", lambda: F.col("sender")),
+        "session": Measure(COUNT, "min", lambda: F.col("session")),
+        "sent_by": Measure(COUNT, "min", lambda: F.when(_is(_SENT), F.col("process"))),
+        "delivered_by": Measure(COUNT, "min", lambda: F.when(_is(_READ), F.col("process"))),
+        # Two that differ: nobody knows whose instant is the position's.
+        "got_first_by": Measure(COUNT, "min", lambda: F.when(_is(_FIRST), F.col("process"))),
+        "got_first_by_other": Measure(COUNT, "max", lambda: F.when(_is(_FIRST), F.col("process"))),
+    },
+    spread_by="message_key",
+)
+"""One row for each message that has an id; texts that repeat are their keys, see `key_of`.
+
+A group's texts would have to be sorted, which takes several times as long as adding up numbers.
+"""
+
+COPIES = digest(
+    "copies",
+    lambda rows: rows.filter(about_messages() & completed() & F.col("subscription").isNotNull()).select(
+        place().alias("place"), "message_key", "message_id", key_of("subscription").alias("subscription")
+    ),
+    {"place": COUNT, "message_key": COUNT, "message_id": TEXT, "subscription": COUNT},
+    {"completed": Measure(COUNT, "sum", lambda: F.lit(1))},
+    spread_by="message_key",
+)
+"""Completions of each message in each subscription, which gets a copy of its own: only a second one is too many."""
+
+
+def arrived_at() -> Column:
+    """When a message of `MESSAGES` last arrived where consumers see it; null if it never did.
+
+    A scheduled one is there before, but nobody sees it.
+    """
+    return F.when(F.col("home_at").isNotNull(), F.greatest("home_at", "due_at"))
+
+
+def key_of(column: str) -> Column:
+    """A number for a text that repeats; null for null."""
+    return F.when(F.col(column).isNotNull(), F.xxhash64(column))
+
+
+def _broker_position() -> Column:
+    """The broker's own position of a delivery in its queue, written as ``17`` or as ``1700000000000-3``."""
+    text = F.col("sequence_number")
+    major, minor = F.split_part(text, F.lit("-"), F.lit(1)), F.split_part(text, F.lit("-"), F.lit(2))
+    pair = F.try_add(F.try_multiply(major.try_cast("long"), F.lit(1 << 20)), minor.try_cast("long"))
+    return F.when(text.contains("-"), pair).otherwise(text.try_cast("long"))
+
+
+def _position() -> Column:
+    """The same; where the broker tells none, the instant at which the consumer got it, in microseconds."""
+    return F.coalesce(_broker_position(), (F.coalesce("received_at", "at") * 1_000_000).cast("long"))

@@ -1,0 +1,43 @@
+"""The journal of a chaos run's process, every event of which stands in the process's ledger first.
+
+The ledger is a file without a buffer, so that it has what a SIGKILL takes from the journal: whoever compares the two
+knows what was cut off, row by row.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from pairmq.model.records import Values, event_from
+from pairmq.observe.journal import Journal, JournalOptions
+from pairmq.testing.chaos._events import event_to_json
+from pairmq.testing.chaos._ledger import Ledger
+
+_MAX_AGE = 2.0  # s: a short run has several segments of each process, too
+_CLOSING = 30.0  # s
+
+
+class NotedJournal(Journal):
+    """Writes each event down before the journal takes it.
+
+    Args:
+        directory: the journal's.
+        ledger: the process's; the journal's name of the process is written there at once.
+    """
+
+    def __init__(self, directory: Path, ledger: Ledger) -> None:
+        super().__init__(directory, JournalOptions(max_age=_MAX_AGE))
+        self._ledger = ledger
+        ledger.write("journal", process=self.process)
+
+    def on_values(self, values: Values) -> None:
+        """Take an event. Every event comes this way, those of `on_event` too, and raises as that does."""
+        self._ledger.write("event", event=event_to_json(event_from(values)))
+        super().on_values(values)
+
+    def finish(self) -> None:
+        """Close it, and write down between which instants that was: its last row is the journal's own."""
+        self._ledger.write("journal-closing", wall=time.time())
+        ended = self.close(_CLOSING)
+        self._ledger.write("journal-closed", wall=time.time(), ended=ended)

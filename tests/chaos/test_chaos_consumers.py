@@ -1,0 +1,114 @@
+"""What consumers took out of the primary during a run counts as what it held: neither lost, nor doubled."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pairmq.model import Delivery
+from pairmq.observe.journal import statistics
+from pairmq.testing.chaos import KILL, Settings, planned
+from pairmq.testing.chaos._command import main
+from pairmq.testing.chaos._consumed import with_consumed
+from pairmq.testing.chaos._messages import made, number_of
+
+
+class Pen:
+    """Writes the ledger of a consumer by hand."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._at = 0.0
+
+    def line(self, kind: str, **fields: Any) -> None:
+        self._at += 1
+        with (self.directory / "consumer-a-1.jsonl").open("a") as ledger:
+            ledger.write(json.dumps({"t": self._at, "k": kind, "broker": "primary", "path": "orders", **fields}) + "\n")
+
+    def got(self, number: int, place: str = "", count: int = 1) -> None:
+        self.line("got", messages=[(place, number, count)])
+
+    def completed(self, number: int, place: str = "", error: str | None = None) -> None:
+        self.line("settle", how="complete", messages=[(place, number)])
+        entity = {"path": "orders", "kind": "queue"}
+        event = {"type": "MessageDelivered", "settlement": "completed", "entity": entity, "error": error}
+        self.line("event", event={**event, "message_id": f"id-{number}"})
+
+    def held(self, *left: tuple[int, str]) -> list[int | None]:
+        """The numbers of all that the queue has ever held, some of it being left in it."""
+        deliveries = [Delivery(made(number), None, 1, place) for number, place in left]
+        return [number_of(message) for message in with_consumed(self.directory, {"orders": deliveries})["orders"]]
+
+
+@pytest.fixture
+def pen(tmp_path: Path) -> Pen:
+    return Pen(tmp_path)
+
+
+def test_what_was_completed_stands_at_its_place(pen: Pen) -> None:
+    for number, place in ((1, "17-0"), (3, "20-0")):
+        pen.got(number, place)
+        pen.completed(number, place)
+    assert pen.held((2, "18-0")) == [1, 2, 3]
+
+
+def test_what_was_given_back_is_counted_where_it_is_left(pen: Pen) -> None:
+    pen.got(1, "17-0")
+    pen.completed(1, "17-0", error="the connection is gone")
+    assert pen.held((1, "17-0")) == [1]
+
+
+def test_two_copies_at_two_places_are_two(pen: Pen) -> None:
+    for place in ("17-0", "18-0"):
+        pen.got(1, place)
+        pen.completed(1, place)
+    assert pen.held() == [1, 1]
+
+
+def test_what_nobody_wanted_gone_and_is_not_there_is_lost(pen: Pen) -> None:
+    """A consumer was killed with it in its hand, and it never came back."""
+    pen.got(1, "17-0")
+    assert pen.held() == []
+
+
+def test_without_places_as_many_copies_are_gone_as_were_confirmed(pen: Pen) -> None:
+    for _ in range(2):
+        pen.got(1)
+        pen.completed(1)
+    assert pen.held((1, "")) == [1, 1, 1]
+
+
+def test_without_places_a_completion_in_doubt_is_one_unless_the_message_is_left(pen: Pen) -> None:
+    for number in (1, 2):
+        pen.got(number)
+        pen.completed(number, error="cancelled")
+    assert pen.held((2, "")) == [1, 2]
+
+
+def test_consumers_are_struck_as_clients_are() -> None:
+    plan = planned(("redis", "redis"), Settings(seed=3, seconds=600, consumers=2), ((KILL,), (KILL,)))
+    assert {strike.client for strike in plan.of("")} == {*plan.clients, *plan.consumers}
+    assert plan.consumers == ("consumer-a", "consumer-b")
+
+
+def test_a_plan_without_consumers_is_the_one_that_it_always_was() -> None:
+    """A seed that somebody has written down must still find what it found."""
+    plan = planned(("redis", "redis"), Settings(seed=3, seconds=60), ((KILL,), (KILL,)))
+    assert {strike.client for strike in plan.of("")} <= set(plan.clients)
+
+
+@pytest.mark.real_server
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_command_has_everybody_keep_a_journal(tmp_path: Path) -> None:
+    journals, ledgers = tmp_path / "journals", tmp_path / "ledgers"
+    size = ["--minutes=0.05", "--every=1", "--clients=1", "--consumers=1", "--seed=7", "--faults=reset,pause"]
+    assert main(["--pair=redis,redis", *size, f"--journal={journals}", f"--keep={ledgers}", "--quiet"]) == 0
+    found = statistics(journals / "redis-redis-7")
+    assert found.kinds["SendCompleted"] > 0
+    assert found.kinds["MessageDelivered"] > 0
+    assert all(span.ended and not span.missing for span in found.processes)
+    assert len(found.processes) >= 2

@@ -1,0 +1,93 @@
+"""Facts of parts are the facts of the whole: however the rows are cut, the tables are the same."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.testing import assertDataFrameEqual
+
+from facts_by_hand import tables_of, tables_of_parts
+from journal_by_hand import DRAINING, FAILED_OVER, HEALTHY, QUEUE, TOPIC, Journal, rows_of
+from pairmq.model.events import Cause, Side
+from pairmq.pipeline.journal_io import look_over, read_rows
+from pairmq.pipeline.transforms import FACTS, STEPS, TABLES, Settings
+
+GENERATOR = Path(__file__).parents[2] / "benchmarks" / "journal_generator.py"
+SETTINGS = Settings(patience=60.0)
+
+
+def by_hand() -> list[Journal]:
+    """A bit of everything: an outage, sessions, a topic, copies, strays, missing rows, dropped events, a sampler."""
+    host = Journal("host").opened().pair_opened(0.5).checked(0.6, created=True)
+    host.sent(1, "a", session_id="x").sent(2, "b", session_id="x").sent(3, "c", "refused").sent(4, "d", "unknown")
+    host.sent(5, "t", entity=TOPIC).failed(6, "e", applied=True).sent(7, "e", maybe_duplicate=True).skip(2)
+    host.changed(100, HEALTHY, FAILED_OVER, Cause.FORCED).sent(101, "f", "backlog").sent(102, "g", "backlog")
+    host.pinged(110, ok=True).changed(111, FAILED_OVER, DRAINING, Cause.PING_RECOVERED).moved(112, "f", waited=11.0)
+    host.set_aside(113, "g", entity=None).rotated(114, in_use=False, left=1).rotated(115, in_use=True, left=2)
+    host.changed(120, DRAINING, HEALTHY, Cause.DRAINED, lasted=9.0).sent(121, "late", scheduled_enqueue_at=0.0)
+    host.counted(130, Side.PRIMARY, sends=7).pair_ended(131).dropped(132, 3, since=131.5).closed(140)
+    reader = Journal("reader").opened().delivered(8, "b").delivered(9, "a").delivered(10, "e").delivered(11, "e")
+    for name in ("audit", "audit", "billing"):
+        reader.delivered(12, "t", entity=TOPIC, subscription=name)
+    reader.delivered(13, "d", "abandoned").delivered(14, "d", delivery_count=2).delivered(113, "f").closed(140)
+    sampler = Journal("sampler").opened(1, sample=0.25).sent(20, "s", entity=QUEUE).sent(3700, "s2")
+    return [host, reader, sampler]
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory):
+    """A made journal with every fault."""
+    spec = importlib.util.spec_from_file_location("journal_generator", GENERATOR)
+    generator = sys.modules["journal_generator"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generator)
+    folder = tmp_path_factory.mktemp("parts")
+    plan = generator.Plan(
+        events=6_000, hours=6.0, outages=3, outage_seconds=300.0, senders=2, entities=2, queues=2,
+        faults=dict.fromkeys(generator.FAULTS, 2), gap=True,
+    )  # fmt: skip
+    generator.generate(folder, plan)
+    return folder / "journal"
+
+
+@pytest.fixture(scope="module", params=["by hand", "generated"])
+def both(request, spark):
+    """All tables, from the facts of all rows and from those of parts."""
+    if request.param == "by hand":
+        rows = rows_of(spark, *by_hand()).cache()
+    else:
+        rows = read_rows(spark, look_over(request.getfixturevalue("generated"))).cache()
+    return tables_of(rows, SETTINGS), tables_of_parts(rows, 3, SETTINGS)
+
+
+@pytest.mark.parametrize("name", [table.name for table in TABLES])
+def test_a_table_of_merged_facts_is_that_of_all_rows(both, name):
+    whole, parts = (made[name] for made in both)
+    assertDataFrameEqual(parts, whole)
+
+
+def test_facts_that_are_merged_already_stay_as_they_are(both):
+    _, parts = both
+    for fact in FACTS:
+        assertDataFrameEqual(fact.merged(parts[fact.name]), parts[fact.name])
+
+
+def test_facts_and_steps_have_the_schemas_that_they_tell(both):
+    whole, _ = both
+    for each in (*FACTS, *STEPS):
+        found = [(field.name, field.dataType) for field in whole[each.name].schema]
+        assert found == [(field.name, field.dataType) for field in each.schema], each.name
+
+
+def test_every_step_finds_what_it_needs_before_it():
+    known = {fact.name for fact in FACTS}
+    for step in STEPS:
+        assert set(step.needs) <= known, step.name
+        assert step.name not in known
+        known.add(step.name)
+
+
+def test_every_table_is_made_by_a_step():
+    assert {step.name for step in STEPS if step.is_table} == {table.name for table in TABLES}

@@ -1,0 +1,58 @@
+"""All tables of some rows, in memory: what a run writes down is kept in Spark's cache here."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from pairmq.pipeline.transforms import FACTS, STEPS, Settings
+
+
+class Made(Mapping[str, Any]):
+    """Facts and tables by name, each made when it is asked for.
+
+    Args:
+        facts: by name.
+        settings: what the tables depend on beside the facts.
+    """
+
+    def __init__(self, facts: Mapping[str, Any], settings: Settings) -> None:
+        self._frames = dict(facts)
+        self._settings = settings
+        self._steps = {step.name: step for step in STEPS}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._frames:
+            step = self._steps[name]
+            needed = {need: self[need] for need in step.needs}
+            self._frames[name] = step.make(needed, self._settings).cache()
+        return self._frames[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*self._frames, *(name for name in self._steps if name not in self._frames)))
+
+    def __len__(self) -> int:
+        return len(set(self._frames) | set(self._steps))
+
+
+def tables_of(rows: Any, settings: Settings | None = None) -> Made:
+    """The facts and tables of some rows."""
+    return Made({fact.name: fact.of(rows).cache() for fact in FACTS}, settings or Settings())
+
+
+def tables_of_parts(rows: Any, parts: int, settings: Settings | None = None) -> Made:
+    """The same of facts that were made of parts: each row is in any one of them, whatever it is about."""
+    from pyspark.sql import functions as F
+
+    part = F.pmod(F.xxhash64("process", "seq", F.lit("any")), F.lit(parts))
+    cut = [rows.filter(part == number) for number in range(parts)]
+    facts = {}
+    for fact in FACTS:
+        partial = [fact.of(each) for each in cut]
+        # The first two are merged before the others come, as one who follows a journal does.
+        merged = fact.merged(functools.reduce(DataFrame.unionByName, partial[:2]))
+        facts[fact.name] = fact.merged(functools.reduce(DataFrame.unionByName, partial[2:], merged)).cache()
+    return Made(facts, settings or Settings())
