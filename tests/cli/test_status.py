@@ -1,4 +1,6 @@
+import importlib.util
 import json
+import re
 import signal
 
 import pytest
@@ -163,3 +165,28 @@ def test_the_doctor_fails_an_ordering_that_is_not_there_yet(cli, brokers, monkey
     ended = cli("doctor", *brokers)
     assert ended.status == 1
     assert "FAIL  settings: ordering='session' is not available yet" in ended.out
+
+
+def test_the_doctor_says_whether_spark_could_run_the_pipeline(cli, brokers, tmp_path, monkeypatch) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"21.0.2\"' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert re.search(r"^ok    pipeline: PySpark 4\.\S+ on Java 21$", cli("doctor", *brokers).out, re.MULTILINE)
+
+
+def test_the_doctor_only_warns_of_a_java_that_spark_can_not_use(cli, brokers, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    cli("send", "-e", "q", "--create", *brokers, stdin=b"")
+    ended = cli("doctor", *brokers)
+    assert ended.status == 0
+    assert "warn  pipeline: Spark needs Java: JAVA_HOME is" in ended.out
+
+
+def test_the_doctor_is_content_without_pyspark(cli, brokers, monkeypatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "pyspark" else found(name, *more)
+    )
+    assert "ok    pipeline: PySpark is not installed" in cli("doctor", *brokers).out

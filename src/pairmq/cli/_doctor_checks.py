@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
+import importlib.metadata
+import importlib.util
 import platform
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, fields
@@ -16,6 +19,8 @@ from pairmq.cli._values import grouped, plural, short_duration
 from pairmq.core import Diversion, PairOptions, divert
 from pairmq.model import ConfigurationError, Entity, FailureReason, Message, TransportError
 from pairmq.pair import Settings, check_available
+from pairmq.pipeline import PipelineUnavailable
+from pairmq.pipeline.session import check_java, check_packages
 from pairmq.plugins import registry
 from pairmq.runner import BACKLOG_PROPERTIES
 from pairmq.transport import Transport
@@ -59,6 +64,8 @@ async def all_checks(pair: PairArguments) -> AsyncIterator[Finding]:
     yield _python()
     for finding in _plugins():
         yield finding
+    # Java takes a moment to tell its version.
+    yield await asyncio.to_thread(_pipeline)
     try:
         settings = pair.settings()
         transports = (transport_of(settings.primary), transport_of(settings.secondary))
@@ -102,6 +109,19 @@ def _plugins() -> Iterator[Finding]:
         yield Finding(Grade.FAIL, "plugins", conflict)
     if not registry.plugins:
         yield Finding(Grade.FAIL, "plugins", "none installed", "pip install 'pairmq-redis[memory]', or another one")
+
+
+def _pipeline() -> Finding:
+    """Whether Spark could make tables of a journal here; who keeps none, or makes them elsewhere, needs no Spark."""
+    if importlib.util.find_spec("pyspark") is None:
+        return Finding(Grade.OK, "pipeline", "PySpark is not installed: tables of a journal can't be made here")
+    try:
+        check_packages()
+        java = check_java()
+    except PipelineUnavailable as error:
+        advice = "`pairmq pipeline` can't work until then; nothing else needs it"
+        return Finding(Grade.WARN, "pipeline", str(error), advice)
+    return Finding(Grade.OK, "pipeline", f"PySpark {importlib.metadata.version('pyspark')} on Java {java}")
 
 
 def _settings(settings: Settings, primary: Transport, secondary: Transport) -> Iterator[Finding]:
