@@ -25,7 +25,7 @@ from pairmq.pair import _active
 from pairmq.pair._events import EventStream
 from pairmq.pair._receiver import PairReceiver
 from pairmq.pair._sender import PairSender
-from pairmq.pair._settings import PREFIX, check_available, check_directory, load_settings
+from pairmq.pair._settings import PREFIX, check_available, check_directory, check_syphon_queues, load_settings
 from pairmq.plugins import Observer, Registry, ValuesObserver, registry
 from pairmq.runner import Clock, Emitter, Engine
 from pairmq.transport import Transport
@@ -51,9 +51,12 @@ class Pair:
         *,
         observers: Iterable[Observer] = (),
         clock: Clock | None = None,
+        syphon_queues: Iterable[int] | None = None,
     ) -> None:
         self._options = options or PairOptions()
         check_available(self._options)
+        self._syphon_queues = None if syphon_queues is None else frozenset(syphon_queues)
+        check_syphon_queues(self._syphon_queues, self._options)
         self._primary = primary
         self._secondary = secondary
         self._clock = clock or Clock()
@@ -82,6 +85,7 @@ class Pair:
         journal: str | os.PathLike[str] | Journal | None = None,
         plugins: Registry = registry,
         clock: Clock | None = None,
+        syphon_queues: Iterable[int] | None = None,
         **overrides: Any,
     ) -> Pair:
         """Make a pair; it opens at ``async with`` or ``await``.
@@ -98,6 +102,8 @@ class Pair:
                 or of ``PAIRMQ_JOURNAL``, else none. Needs ``pairmq[journal]``.
             plugins: where transports are looked up.
             clock: time and chance, for simulations.
+            syphon_queues: indexes of the only backlog queues that this process's syphon empties, where several share
+                the work; only these are checked, and made if missing. All when left out.
             overrides: options by name, as in `PairOptions`.
 
         Raises:
@@ -120,11 +126,13 @@ class Pair:
             secondary = secondary or settings.secondary
             journal = journal or settings.journal
         transports = [side if isinstance(side, Transport) else plugins.transport(side) for side in (primary, secondary)]
+        pumped = None if syphon_queues is None else frozenset(syphon_queues)
         check_available(options)  # before observers are made, which may open files
+        check_syphon_queues(pumped, options)
         watching = [*observers, *(record.factory() for record in plugins.observers() if record.automatic)]
         if journal is not None:
             watching.append(_journal_observer(journal))
-        return cls(transports[0], transports[1], options, observers=watching, clock=clock)
+        return cls(transports[0], transports[1], options, observers=watching, clock=clock, syphon_queues=pumped)
 
     # Life.
 
@@ -163,7 +171,7 @@ class Pair:
     async def _started(self) -> Engine:
         engine = None
         try:
-            engine = Engine(self._primary, self._secondary, self._options, self._clock, self._emit)
+            engine = Engine(self._primary, self._secondary, self._options, self._clock, self._emit, self._syphon_queues)
             await engine.start()
         except BaseException:
             _active.release(self._primary, self._secondary)

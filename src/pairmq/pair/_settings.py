@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -116,6 +116,26 @@ def check_available(options: PairOptions) -> None:
     if options.ordering != "none":
         raise ConfigurationError(
             "ordering='session' is not available yet: use ordering='none', and one sender per session meanwhile"
+        )
+
+
+def check_syphon_queues(queues: Collection[int] | None, options: PairOptions) -> None:
+    """Refuse a choice of backlog queues that a syphon can't have.
+
+    Args:
+        queues: their indexes; None for all.
+        options: the pair's.
+
+    Raises:
+        ConfigurationError: there is no syphon, no queue, or none of such an index.
+    """
+    if queues is None:
+        return
+    if not options.enable_syphon:
+        raise ConfigurationError("syphon_queues is given, but enable_syphon is not on")
+    if not queues or any(type(index) is not int or not 0 <= index < options.backlog_queue_count for index in queues):
+        raise ConfigurationError(
+            f"syphon_queues must hold some of the indexes 0 to {options.backlog_queue_count - 1} of the backlog queues"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 from typing import TypeVar
 
 from pairmq.core import PairOptions, Rotation
@@ -66,24 +66,28 @@ class BacklogQueues:
         self._retries: asyncio.Task[None] | None = None
         self._failed = asyncio.Event()
 
-    async def prepare(self) -> None:
+    async def prepare(self, only: Collection[int] | None = None) -> None:
         """Check every queue and make the missing ones (SPEC 5.1).
 
         A queue that can't be reached is out of use and tried again later, so that a process can start while the
         secondary is away: the primary may be perfectly well.
 
+        Args:
+            only: indexes of the queues to look at; the others count as being there until a send finds out.
+
         Raises:
             TransportError: the secondary refuses this user or the names; waiting would not mend that.
         """
         turns = asyncio.Semaphore(_AT_ONCE)
-        tasks = [asyncio.create_task(self._prepare_one(index, turns)) for index in range(len(self.entities))]
+        indexes = [index for index in range(len(self.entities)) if only is None or index in only]
+        tasks = [asyncio.create_task(self._prepare_one(index, turns)) for index in indexes]
         # One limit for all: a secondary that hangs must not hold up the start of every process for minutes.
         _, late = await _settled(tasks, self._options.attempt_timeout)
         refusals = [task.exception() for task in tasks if task not in late]
         for refusal in refusals:
             if refusal is not None:
                 raise refusal
-        for index, task in enumerate(tasks):
+        for index, task in zip(indexes, tasks, strict=True):
             if task in late:
                 text = "the secondary did not answer in time"
                 self.take_out(index, TransportError(text, FailureKind.UNAVAILABLE, FailureReason.TIMEOUT))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
@@ -49,10 +49,17 @@ class Engine:
         options: the pair's.
         clock: time and chance.
         emit: takes events.
+        syphon_queues: indexes of the backlog queues that are prepared and that the syphon empties; all when left out.
     """
 
     def __init__(
-        self, primary: Transport, secondary: Transport, options: PairOptions, clock: Clock, emit: Emitter
+        self,
+        primary: Transport,
+        secondary: Transport,
+        options: PairOptions,
+        clock: Clock,
+        emit: Emitter,
+        syphon_queues: Collection[int] | None = None,
     ) -> None:
         self.options = options
         sides = {side: Operations() for side in Side}
@@ -68,6 +75,7 @@ class Engine:
         self.backlog = BacklogQueues(secondary, primary.endpoint.name, options, clock, emit, self._limits)
         self._sends = SendProcedure(secondary, self.backlog, options, clock, emit, self._limits)
         self.syphon: Syphon | None = None
+        self._syphon_queues = syphon_queues
         self._drain: DrainWatch | None = None
         self._drain_task: asyncio.Task[None] | None = None
         self._partners: Partners | None = None
@@ -80,7 +88,7 @@ class Engine:
         Raises:
             TransportError: the secondary refuses to let the backlog queues be made.
         """
-        await self.backlog.prepare()
+        await self.backlog.prepare(self._syphon_queues)
         self._emit(
             PairOpened,
             primary=self._primary.endpoint.url,
@@ -91,7 +99,15 @@ class Engine:
         self._operations_task = asyncio.create_task(self._operations.run(), name="operations report")
         if not self.options.enable_syphon:
             return
-        self.syphon = Syphon(self._primary, self._secondary, self.backlog, self.options, self._clock, self._emit)
+        self.syphon = Syphon(
+            self._primary,
+            self._secondary,
+            self.backlog,
+            self.options,
+            self._clock,
+            self._emit,
+            self._syphon_queues,
+        )
         self.syphon.start()
         self._drain = DrainWatch(
             self._secondary,

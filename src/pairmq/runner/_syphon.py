@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from functools import partial
 
 from pairmq.core import PairOptions
@@ -27,6 +28,7 @@ class Syphon:
         options: the pair's.
         clock: time and chance.
         emit: takes events.
+        queues: indexes of the queues to empty; all when left out.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Syphon:
         options: PairOptions,
         clock: Clock,
         emit: Emitter,
+        queues: Collection[int] | None = None,
     ) -> None:
         self._primary = primary
         self._options = options
@@ -62,6 +65,7 @@ class Syphon:
                 emit,
             )
             for index, queue in enumerate(backlog.entities)
+            if queues is None or index in queues
         )
 
     @property

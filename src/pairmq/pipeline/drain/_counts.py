@@ -1,0 +1,72 @@
+"""What the backlog queues hold, as their broker counts it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pairmq.model import Entity, FailureReason, Source, TransportError
+from pairmq.transport import QueueCounts, Transport
+
+_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """What one queue holds.
+
+    Args:
+        counts: None when it could not be asked; all zero when it does not exist.
+        error: why it could not be asked.
+        exists: False when the broker knows no such queue.
+    """
+
+    counts: QueueCounts | None
+    error: str | None = None
+    exists: bool = True
+
+    @property
+    def pending(self) -> int | None:
+        """Messages still to be moved; None when not known."""
+        return None if self.counts is None else self.counts.pending
+
+    @property
+    def dead_letter(self) -> int | None:
+        """Messages set aside; None when not known."""
+        return None if self.counts is None else self.counts.dead_letter
+
+
+def total(numbers: Sequence[int | None]) -> int | None:
+    """Add up; None when a summand is not known."""
+    known = [number for number in numbers if number is not None]
+    return sum(known) if len(known) == len(numbers) else None
+
+
+async def count(transport: Transport, queues: Sequence[Entity], time_limit: float) -> tuple[Depth, ...]:
+    """Count every queue; what fails is told in the result.
+
+    Args:
+        transport: the secondary.
+        queues: which.
+        time_limit: seconds for each.
+
+    Returns:
+        One entry each, in the same order.
+    """
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(queue: Entity) -> Depth:
+        async with turns:
+            try:
+                async with asyncio.timeout(time_limit):
+                    return Depth(await transport.admin.counts(Source(queue)))
+            except TimeoutError:
+                return Depth(None, f"{transport.endpoint}: no answer within {time_limit:g} s")
+            except TransportError as error:
+                if error.reason is FailureReason.NOT_FOUND:
+                    return Depth(QueueCounts(), exists=False)
+                text = str(error)
+                return Depth(None, text if transport.endpoint.url in text else f"{transport.endpoint}: {text}")
+
+    return tuple(await asyncio.gather(*(one(queue) for queue in queues)))

@@ -1,0 +1,99 @@
+"""A private directory that the driver shares with workers on the same machine.
+
+It holds what must not go through Spark, the URLs that were given to the driver alone; the driver's word to stop; and
+who began to work, so that those who died are known. Only this user can read it, and it ends with the drain.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_SETTINGS, _STOP, _ATTEMPTS = "settings", "stop", "attempts"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One task's attempt at a queue.
+
+    Args:
+        index: of the queue.
+        journal: the name under which it journals; empty where it does not.
+    """
+
+    index: int
+    journal: str
+
+
+class Handover:
+    """The driver's side; a context manager.
+
+    Args:
+        urls: the primary's and the secondary's, if the workers must be told; None if they know.
+    """
+
+    def __init__(self, urls: tuple[str, str] | None) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="pairmq-drain-"))  # made with mode 0700
+        (self.directory / _ATTEMPTS).mkdir()
+        if urls is not None:
+            path = self.directory / _SETTINGS
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                json.dump(urls, file)
+
+    def stop(self) -> None:
+        """Ask all tasks to end; those that begin later end at once, and need no URLs."""
+        (self.directory / _STOP).touch()
+        (self.directory / _SETTINGS).unlink(missing_ok=True)
+
+    def begun(self) -> list[Attempt]:
+        """Every attempt that began, also those of workers that died."""
+        return [
+            Attempt(int(path.name.partition("-")[0]), path.read_text())
+            for path in sorted((self.directory / _ATTEMPTS).iterdir())
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class Worker:
+    """A worker's side.
+
+    Args:
+        directory: the driver's, None where it is out of reach.
+    """
+
+    def __init__(self, directory: str | None) -> None:
+        self._directory = None if directory is None else Path(directory)
+
+    def urls(self) -> tuple[str, str]:
+        """Read the URLs that the driver left.
+
+        Raises:
+            OSError: there are none, or no longer.
+        """
+        assert self._directory is not None  # noqa: S101  # a driver that is out of reach hands nothing over
+        primary, secondary = json.loads((self._directory / _SETTINGS).read_text())
+        return str(primary), str(secondary)
+
+    def stopped(self) -> bool:
+        """Whether the driver asks for the end, or has gone with all it had."""
+        return self._directory is not None and (
+            (self._directory / _STOP).exists() or not (self._directory / _ATTEMPTS).exists()
+        )
+
+    def begin(self, index: int, attempt: int, journal: str) -> None:
+        """Say that an attempt at a queue begins, and under which name it journals."""
+        if self._directory is not None:
+            (self._directory / _ATTEMPTS / f"{index}-{attempt}").write_text(journal)

@@ -1,0 +1,105 @@
+"""What a drain did, for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pairmq.pipeline.drain._job import Ending
+
+
+@dataclass(frozen=True, slots=True)
+class QueueReport:
+    """One backlog queue.
+
+    Args:
+        queue: its path.
+        before: messages in it at the start; None when it could not be asked.
+        left: messages in it at the end; likewise.
+        ending: how the work on it ended; None when there was nothing to do.
+        attempts: tasks that worked on it one after the other; more than one where a worker died.
+        problem: what went wrong last, None for nothing.
+    """
+
+    queue: str
+    before: int | None
+    left: int | None
+    ending: Ending | None = None
+    attempts: int = 0
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a drain did.
+
+    Args:
+        queues: one entry each, by their index.
+        before: messages in the backlog at the start; None when not known.
+        left: messages in it at the end; likewise. Others may have put some there, or taken some out.
+        moved: messages that came home; None when not known.
+        gone: what left the queues and was not set aside, by the secondary's counts; None when not known.
+        counted_from: ``"journal"``: exactly what the tasks wrote down, short of the last moment of a worker that was
+            killed; ``"brokers"``: the same as ``gone``, by whoever it was moved.
+        moved_again: of these, those that may have a second copy in the primary; None without a journal.
+        dead_lettered: messages set aside meanwhile; None when not known.
+        workers_lost: attempts that died.
+        shut: destinations that took no messages, each with the reason.
+        problem: why the drain as a whole failed; None when it did not.
+        stopped: a person or the system asked for the end.
+        seconds: from the first count to the last.
+    """
+
+    queues: tuple[QueueReport, ...]
+    before: int | None
+    left: int | None
+    moved: int | None
+    gone: int | None
+    counted_from: str
+    moved_again: int | None
+    dead_lettered: int | None
+    workers_lost: int
+    shut: Mapping[str, str] = field(default_factory=dict)
+    problem: str | None = None
+    stopped: bool = False
+    seconds: float = 0.0
+
+    @property
+    def emptied(self) -> bool:
+        """Whether every queue was asked at the end and holds nothing to be moved."""
+        return self.left == 0
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing is left to do: emptied, and nothing set aside."""
+        return self.emptied and not self.dead_lettered and self.problem is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "emptied": self.emptied,
+            "before": self.before,
+            "left": self.left,
+            "moved": self.moved,
+            "gone": self.gone,
+            "counted_from": self.counted_from,
+            "moved_again": self.moved_again,
+            "dead_lettered": self.dead_lettered,
+            "workers_lost": self.workers_lost,
+            "shut": dict(self.shut),
+            "problem": self.problem,
+            "stopped": self.stopped,
+            "seconds": round(self.seconds, 3),
+            "queues": [
+                {
+                    "queue": queue.queue,
+                    "before": queue.before,
+                    "left": queue.left,
+                    "ending": queue.ending,
+                    "attempts": queue.attempts,
+                    "problem": queue.problem,
+                }
+                for queue in self.queues
+            ],
+        }

@@ -1,0 +1,179 @@
+"""One task: runs the syphon on one backlog queue until it is empty, in a worker of Spark.
+
+The work is the pair's own syphon and nothing else: it sends, has that confirmed and completes, under renewed locks. So
+a task may be killed at any point, and may run beside another copy of itself or beside any other syphon: the broker's
+locks decide who has a message, and one that was sent and not yet completed comes home a second time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from pairmq.model import ConfigurationError, Entity, PairMQError, Source, TransportError
+from pairmq.model.events import DestinationChanged, Event, MessageDeadLettered, PairEnded, SyphonFailed
+from pairmq.pair import Pair, load_settings
+from pairmq.pipeline.drain._handover import Worker
+from pairmq.pipeline.drain._job import Ending, Job, Outcome
+from pairmq.plugins import registry
+
+if TYPE_CHECKING:
+    from pairmq.observe.journal import Journal
+
+_LOOK = 0.25  # s between two looks at the queue
+_JOURNAL_CLOSE = 10.0  # s
+
+
+class Task:
+    """What Spark calls, with the number of a partition; gives the outcome as text.
+
+    Args:
+        job: what to do; holds no secret, as Spark pickles it.
+        indexes: of the queues, by the number of their partition.
+    """
+
+    __name__ = "drain_queue"  # what Spark's plans show
+
+    def __init__(self, job: Job, indexes: tuple[int, ...]) -> None:
+        self._job = job
+        self._indexes = indexes
+
+    def __call__(self, partition: int) -> str:
+        """Empty one queue."""
+        from pyspark import TaskContext
+
+        logging.getLogger("pairmq").setLevel(self._job.log_level)
+        context = TaskContext.get()
+        attempt = 0 if context is None else context.attemptNumber()
+        return asyncio.run(drain_queue(self._job, self._indexes[partition], attempt)).to_json()
+
+
+async def drain_queue(job: Job, index: int, attempt: int = 0) -> Outcome:
+    """Bring the messages of one backlog queue home until none is left, or until the job says to end.
+
+    Args:
+        job: what to do.
+        index: of the queue.
+        attempt: 0 for the first of this task.
+
+    Returns:
+        How it ended. A broker that is away is an outcome and no exception: another attempt would not find it sooner,
+        and a task that fails for good would end all others.
+    """
+    worker = Worker(job.handover)
+    if worker.stopped():
+        return Outcome(index, Ending.STOPPED, attempt)
+    try:
+        primary, secondary = _urls(job, worker)
+        async with _kept(job.journal) as journal:
+            worker.begin(index, attempt, "" if journal is None else journal.process)
+            pair = Pair.connect(primary, secondary, options=job.options, journal=journal, syphon_queues=(index,))
+            watch = _Watch(pair, job, worker)
+            pair.subscribe(watch.on_event)
+            async with pair:
+                ending = await watch.until_end(pair.backlog_queues[index])
+            return Outcome(index, ending, attempt, watch.shut, watch.problem)
+    except ConfigurationError as error:
+        return Outcome(index, Ending.MISCONFIGURED, attempt, problem=str(error))
+    except PairMQError as error:
+        return Outcome(index, Ending.FAILED, attempt, problem=str(error))
+    except OSError as error:
+        if worker.stopped():
+            return Outcome(index, Ending.STOPPED, attempt)
+        return Outcome(index, Ending.FAILED, attempt, problem=error.strerror or type(error).__name__)
+
+
+class _Watch:
+    """Looks at a pair at work, and finds out when it is to end."""
+
+    def __init__(self, pair: Pair, job: Job, worker: Worker) -> None:
+        self.shut: dict[str, str] = {}
+        self.problem: str | None = None
+        self._pair = pair
+        self._job = job
+        self._worker = worker
+        self._dead_lettered = 0
+        self._faulted = False
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, MessageDeadLettered):
+            self._dead_lettered += 1
+        elif isinstance(event, DestinationChanged):
+            if event.open:
+                self.shut.pop(str(event.entity), None)
+            else:
+                self.shut[str(event.entity)] = event.error or ""
+        elif isinstance(event, SyphonFailed):
+            self.problem = event.error
+        elif isinstance(event, PairEnded) and event.fault is not None:
+            self._faulted = True
+            self.problem = event.fault
+
+    async def until_end(self, queue: Entity) -> Ending:
+        """Wait until the queue is empty, or until there is a reason to leave it."""
+        seen_empty = 0
+        progress: tuple[int | None, int, int] | None = None
+        progress_at = time.monotonic()
+        while not self._faulted:
+            pending = await self._pending(queue)
+            # A broker that does not count what is locked may have a message on its way to this very process.
+            seen_empty = seen_empty + 1 if pending == 0 else 0
+            if seen_empty == 2:
+                self.problem = None
+                return Ending.DRAINED
+            if self._worker.stopped():
+                return Ending.STOPPED
+            if self._job.ends_at is not None and time.time() >= self._job.ends_at:
+                return Ending.OUT_OF_TIME
+            now, seen = time.monotonic(), (pending, self._pair.moved, self._dead_lettered)
+            if seen != progress:
+                progress, progress_at = seen, now
+            elif now - progress_at >= self._job.patience:
+                return Ending.STALLED
+            await asyncio.sleep(_LOOK)
+        return Ending.FAILED
+
+    async def _pending(self, queue: Entity) -> int | None:
+        try:
+            async with asyncio.timeout(self._job.options.attempt_timeout):
+                return (await self._pair.secondary.admin.counts(Source(queue))).pending
+        except (TransportError, TimeoutError) as error:
+            self.problem = str(error) or "the secondary does not answer"
+            return None  # a queue that can't be reached is not empty
+
+
+def _urls(job: Job, worker: Worker) -> tuple[str, str]:
+    """Find the brokers' URLs on this machine, and make sure that they are those of the driver's brokers."""
+    if job.handed_over:
+        urls = worker.urls()
+    else:
+        settings = load_settings(config=job.config)
+        urls = settings.primary, settings.secondary
+    for side, url, wanted in zip(("primary", "secondary"), urls, (job.primary, job.secondary), strict=True):
+        found = registry.transport(url).endpoint.url
+        if found != wanted:
+            raise ConfigurationError(
+                f"the {side} is {found} for a worker and {wanted} for the driver: give both the same settings"
+            )
+    return urls
+
+
+@asynccontextmanager
+async def _kept(directory: str | None) -> AsyncIterator[Journal | None]:
+    """The task's journal, one of its own, so that each attempt can be told from the others."""
+    if directory is None:
+        yield None
+        return
+    try:
+        from pairmq.observe.journal import Journal
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(str(error)) from error
+    journal = Journal(directory)
+    try:
+        yield journal
+    finally:
+        await asyncio.to_thread(journal.close, _JOURNAL_CLOSE)

@@ -1,0 +1,177 @@
+"""The pieces of a drain that need no broker and no Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import stat
+from dataclasses import replace
+
+import pytest
+
+from pairmq import ConfigurationError, PairOptions
+from pairmq.pipeline.drain import Drain, Ending, make_plan
+from pairmq.pipeline.drain._handover import Handover, Worker
+from pairmq.pipeline.drain._job import Job, Outcome
+from pairmq.pipeline.drain._spark import check_session, most_at_once, run_job
+from pairmq.pipeline.drain._task import Task, drain_queue
+from pairmq.pipeline.session import local_settings
+
+EAST, WEST = "redis://:p4ss-east@10.0.0.1:6379/0", "redis://:p4ss-west@10.0.0.2:6379/0"
+
+
+class Session:
+    """As much of a Spark session as is asked for its settings."""
+
+    def __init__(self, **settings: str) -> None:
+        self.conf = {"spark." + name.replace("_", "."): value for name, value in settings.items()}
+
+
+@pytest.fixture
+def job(tmp_path) -> Job:
+    return Job(
+        options=PairOptions(enable_syphon=True),
+        primary="memory://p",
+        secondary="memory://s",
+        config=None,
+        handover=str(tmp_path),
+        handed_over=True,
+        journal=None,
+        patience=1.0,
+        ends_at=None,
+        log_level=logging.CRITICAL,
+    )
+
+
+# Settings.
+
+
+def test_speculation_is_refused_and_says_what_to_set():
+    with pytest.raises(ConfigurationError, match=r"spark\.speculation is on .* set it to false"):
+        check_session(Session(master="local[2]", speculation="true"), handed_over=False)
+
+
+@pytest.mark.parametrize("master", ["spark://host:7077", "yarn", "local-cluster[2,1,1024]", "k8s://https://host"])
+def test_urls_of_the_driver_alone_are_refused_where_workers_are_elsewhere(master):
+    with pytest.raises(ConfigurationError, match="PAIRMQ_PRIMARY"):
+        check_session(Session(master=master), handed_over=True)
+    check_session(Session(master=master), handed_over=False)
+
+
+def test_urls_on_the_command_line_of_spark_submit_are_refused_as_it_is_logged(monkeypatch):
+    check_session(Session(master="local[2]"), handed_over=True)
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    with pytest.raises(ConfigurationError, match="event log"):
+        check_session(Session(master="local[2]"), handed_over=True)
+
+
+@pytest.mark.parametrize(
+    ("master", "tasks", "at_once"),
+    [
+        ("local[2,4]", 8, 2),
+        ("local[2, 4]", 8, 2),
+        ("local[16]", 8, 8),
+        ("local", 8, 1),
+        ("local[*]", 8, 8),
+        ("yarn", 8, 8),
+    ],
+)
+def test_the_rate_is_divided_by_as_many_tasks_as_may_run(master, tasks, at_once):
+    assert most_at_once(Session(master=master), tasks) == at_once
+
+
+def test_a_slow_rate_is_not_taken_for_a_standstill():
+    plan = make_plan(primary=EAST, secondary=WEST, options={"syphon_max_rate": 0.01}, patience=10)
+    job = Drain(plan)._job(2, None)
+    assert (job.options.syphon_max_rate, job.patience) == (0.005, 600.0)
+
+
+def test_a_pair_of_one_broker_is_refused():
+    with pytest.raises(ConfigurationError, match="same broker"):
+        make_plan(primary=EAST, secondary=EAST)
+
+
+def test_no_patience_is_refused():
+    with pytest.raises(ConfigurationError, match="patience"):
+        make_plan(primary=EAST, secondary=WEST, patience=0)
+
+
+# Secrets.
+
+
+def test_what_spark_pickles_holds_no_password():
+    plan = make_plan(primary=EAST, secondary=WEST)
+    job = Drain(plan)._job(1, None)
+    assert b"10.0.0.1" in pickle.dumps(Task(job, (0,)))
+    assert b"p4ss" not in pickle.dumps(Task(job, (0,)))
+    assert "p4ss" not in f"{plan!r} {job!r}"
+
+
+def test_what_is_handed_over_is_for_this_user_only_and_ends_with_the_drain():
+    with Handover((EAST, WEST)) as handover:
+        assert stat.S_IMODE(handover.directory.stat().st_mode) == 0o700
+        assert stat.S_IMODE((handover.directory / "settings").stat().st_mode) == 0o600
+        assert Worker(str(handover.directory)).urls() == (EAST, WEST)
+    assert not handover.directory.exists()
+
+
+def test_a_stop_takes_the_urls_away_at_once():
+    with Handover((EAST, WEST)) as handover:
+        worker = Worker(str(handover.directory))
+        assert not worker.stopped()
+        handover.stop()
+        assert worker.stopped()
+        with pytest.raises(FileNotFoundError):
+            worker.urls()
+
+
+def test_urls_that_workers_find_by_themselves_are_not_written_down():
+    with Handover(None) as handover:
+        assert not (handover.directory / "settings").exists()
+
+
+# Tasks.
+
+
+def test_a_worker_whose_driver_has_gone_ends():
+    with Handover(None) as handover:
+        worker = Worker(str(handover.directory))
+    assert worker.stopped()
+
+
+def test_attempts_are_known_even_if_they_never_end():
+    with Handover(None) as handover:
+        worker = Worker(str(handover.directory))
+        worker.begin(3, 0, "first")
+        worker.begin(3, 1, "second")
+        assert [(attempt.index, attempt.journal) for attempt in handover.begun()] == [(3, "first"), (3, "second")]
+
+
+def test_an_outcome_comes_back_as_it_was():
+    outcome = Outcome(3, Ending.STALLED, 2, {"orders": "away"}, "no answer")
+    assert Outcome.from_json(outcome.to_json()) == outcome
+
+
+def test_a_task_that_begins_after_the_stop_does_nothing(job):
+    with Handover(None) as handover:
+        handover.stop()
+        outcome = asyncio.run(drain_queue(replace(job, handover=str(handover.directory)), 0))
+    assert outcome.ending is Ending.STOPPED
+
+
+def test_a_worker_without_settings_says_so_instead_of_failing_again_and_again(job, monkeypatch):
+    monkeypatch.delenv("PAIRMQ_PRIMARY", raising=False)
+    monkeypatch.delenv("PAIRMQ_CONFIG", raising=False)
+    outcome = asyncio.run(drain_queue(replace(job, handover=None, handed_over=False), 0))
+    assert outcome.ending is Ending.MISCONFIGURED
+    assert "no primary broker" in (outcome.problem or "")
+
+
+def test_our_own_session_starts_dead_workers_again_and_never_two_for_one_queue():
+    from pairmq.pipeline.drain import session_settings
+
+    settings = local_settings(2) | session_settings(8)
+    assert settings["spark.master"] == "local[8,4]"
+    assert settings["spark.speculation"] == "false"
+    assert callable(run_job)
