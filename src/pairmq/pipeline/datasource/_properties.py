@@ -1,0 +1,94 @@
+"""Application properties as JSON text: every type that a message may hold comes back as it was.
+
+What JSON has no type for is an object that names it, the same as in the records of ``pairmq receive --json``.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final, NoReturn
+from uuid import UUID
+
+from pairmq.model import PropertyValue
+
+_MAPPING: Final = "mapping"
+_NAMED: Final[Mapping[str, Callable[[str], PropertyValue]]] = {
+    "base64": lambda text: base64.b64decode(text, validate=True),
+    "datetime": datetime.fromisoformat,
+    "uuid": UUID,
+    "decimal": Decimal,
+}
+
+
+def encode(value: PropertyValue) -> str:
+    """Write a property as JSON: ``"text"``, ``7``, ``7.0``, ``{"datetime": "2026-05-01T12:00:00+00:00"}``."""
+    return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"))
+
+
+def decode(text: str) -> PropertyValue:
+    """Undo `encode`.
+
+    Args:
+        text: from a row; nothing in it is trusted.
+
+    Raises:
+        ValueError: it is not what `encode` writes; the text does not repeat it.
+    """
+    try:
+        return _typed(json.loads(text, parse_constant=_refuse))
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    except (ValueError, binascii.Error, InvalidOperation) as error:
+        # The position is worth telling; what stands there may be nobody else's business.
+        raise ValueError(error.msg if isinstance(error, json.JSONDecodeError) else str(error)) from None
+
+
+def _plain(value: PropertyValue) -> Any:
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value).decode("ascii")}
+    if isinstance(value, datetime):
+        return {"datetime": value.isoformat()}
+    if isinstance(value, UUID):
+        return {"uuid": str(value)}
+    if isinstance(value, Decimal):
+        return {"decimal": str(value)}
+    if isinstance(value, tuple):
+        return [_plain(entry) for entry in value]
+    nested = {key: _plain(entry) for key, entry in value.items()}
+    # One that looks like those above is named as well, so that it can be told from them.
+    return {_MAPPING: nested} if _looks_named(nested) else nested
+
+
+def _typed(plain: Any) -> PropertyValue:
+    if isinstance(plain, list):
+        return tuple([_typed(entry) for entry in plain])
+    if not isinstance(plain, dict):
+        return plain  # type: ignore[no-any-return]  # what JSON has types for
+    if not _looks_named(plain):
+        return {key: _typed(entry) for key, entry in plain.items()}
+    [(name, inner)] = plain.items()
+    if name == _MAPPING:
+        if not isinstance(inner, dict):
+            raise ValueError("what 'mapping' names must be an object")
+        return {key: _typed(entry) for key, entry in inner.items()}
+    if not isinstance(inner, str):
+        raise ValueError(f"what {name!r} names must be a string")
+    try:
+        return _NAMED[name](inner)
+    except (ValueError, InvalidOperation):
+        raise ValueError(f"what {name!r} names is malformed") from None
+
+
+def _looks_named(nested: Mapping[str, object]) -> bool:
+    return len(nested) == 1 and (_MAPPING in nested or not _NAMED.keys().isdisjoint(nested))
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")

@@ -1,0 +1,236 @@
+"""A message as a row and back: one schema for browsing, for streams and for writing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import types as t
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from pairmq.core import restore
+from pairmq.model import ConfigurationError, Delivery, EnvelopeError, Message, PairMQError
+from pairmq.pipeline.datasource import _properties
+from pairmq.pipeline.datasource._ids import KEY_TYPES, derived_id
+
+_TEXT: Final = t.StringType()
+_PROPERTIES: Final = t.MapType(t.StringType(), t.StringType())
+
+_SENT: Final[dict[str, t.DataType]] = {
+    "message_id": _TEXT,
+    "body": t.BinaryType(),
+    "session_id": _TEXT,
+    "time_to_live": t.DoubleType(),
+    "scheduled_enqueue_at": t.TimestampType(),
+    "content_type": _TEXT,
+    "content_encoding": _TEXT,
+    "correlation_id": _TEXT,
+    "subject": _TEXT,
+    "to": _TEXT,
+    "reply_to": _TEXT,
+    "reply_to_session_id": _TEXT,
+    "partition_key": _TEXT,
+    "priority": t.IntegerType(),
+    "application_properties": _PROPERTIES,
+}
+"""What a message holds; these columns are written."""
+
+_FOUND: Final[dict[str, t.DataType]] = {
+    "side": _TEXT,
+    "queue": _TEXT,
+    "entity": _TEXT,
+    "sequence_number": _TEXT,
+    "enqueued_at": t.TimestampType(),
+    "delivery_count": t.IntegerType(),
+    "dead_letter_reason": _TEXT,
+    "dead_letter_description": _TEXT,
+    "diverted_at": t.TimestampType(),
+    "maybe_duplicate": t.BooleanType(),
+    "envelope_error": _TEXT,
+}
+"""What is known of a message where it was read; a writer leaves these columns alone."""
+
+SCHEMA: Final = t.StructType([t.StructField(name, type_) for name, type_ in (_SENT | _FOUND).items()])
+"""The columns of every message that is read."""
+
+ARROW_SCHEMA: Final = to_arrow_schema(SCHEMA, timezone="UTC")
+"""The same for Arrow, as Spark asks for it."""
+
+_WHOLE = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)
+_TAKEN: Final[Mapping[str, tuple[tuple[type[t.DataType], ...], str]]] = {
+    "body": ((t.BinaryType, t.StringType), "binary or string"),
+    "time_to_live": ((*_WHOLE, t.FloatType, t.DoubleType, t.DayTimeIntervalType), "seconds or an interval"),
+    "scheduled_enqueue_at": ((t.TimestampType,), "timestamp (with time zone)"),
+    "priority": (_WHOLE, "a whole number"),
+}
+"""What a writer takes in a column, and how it is called; strings everywhere else."""
+
+
+class RowRefused(PairMQError, ValueError):
+    """A row that no message can be made of; the text says which, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where messages are read.
+
+    Args:
+        side: ``primary`` or ``secondary``.
+        queue: the name of what is read.
+        entity: its path.
+        backlog: whether it is a backlog queue, whose messages belong elsewhere.
+    """
+
+    side: str
+    queue: str
+    entity: str
+    backlog: bool = False
+
+
+def to_batch(deliveries: Iterable[Delivery], place: Place) -> pa.RecordBatch:
+    """Make rows of deliveries; those of a backlog queue are shown as they were sent, as far as that can be told."""
+    rows = [_row(delivery, place) for delivery in deliveries]
+    return pa.RecordBatch.from_pylist(rows, schema=ARROW_SCHEMA)
+
+
+def _row(delivery: Delivery, place: Place) -> dict[str, object]:
+    message = delivery.message
+    row: dict[str, object] = {"entity": place.entity}
+    if place.backlog:
+        row["entity"] = None
+        try:
+            message, diversion = restore(message)
+        except EnvelopeError as error:
+            row["envelope_error"] = str(error)
+        else:
+            row["entity"] = str(diversion.entity)
+            row["diverted_at"] = diversion.diverted_at
+            row["maybe_duplicate"] = diversion.maybe_duplicate
+    row.update((name, getattr(message, name)) for name in _SENT)
+    row["application_properties"] = [(k, _properties.encode(v)) for k, v in message.application_properties.items()]
+    row["side"] = place.side
+    row["queue"] = place.queue
+    row["sequence_number"] = delivery.sequence_number or None
+    row["enqueued_at"] = delivery.enqueued_at
+    row["delivery_count"] = delivery.delivery_count
+    row["dead_letter_reason"] = delivery.dead_letter_reason
+    row["dead_letter_description"] = delivery.dead_letter_description
+    return row
+
+
+@dataclass(frozen=True, slots=True)
+class RowReader:
+    """Makes messages of a data frame's rows; picklable.
+
+    Args:
+        columns: those that go into messages.
+        id_from: the columns that message ids are made of; empty where there is a column ``message_id``.
+        id_prefix: what such an id begins with.
+        text_properties: values of application properties are strings as they stand, not JSON.
+    """
+
+    columns: tuple[str, ...]
+    id_from: tuple[str, ...] = ()
+    id_prefix: str = ""
+    text_properties: bool = False
+
+    @classmethod
+    def of(
+        cls, schema: t.StructType, *, id_from: tuple[str, ...] = (), id_prefix: str = "", text_properties: bool = False
+    ) -> RowReader:
+        """Look a data frame's schema over.
+
+        Raises:
+            ConfigurationError: a column is missing, unknown or of a wrong type; says what to do.
+        """
+        found = {field.name: field.dataType for field in schema.fields}
+        for name in id_from:
+            if name not in found:
+                raise ConfigurationError(f"message_id_from names {name}, and there is no such column")
+            if not isinstance(found[name], KEY_TYPES):
+                raise ConfigurationError(
+                    f"message_id_from names {name}, which is {found[name].simpleString()}: no id can be made of it"
+                )
+        if id_from and "message_id" in found:
+            raise ConfigurationError("there is a column message_id and an option message_id_from: leave one out")
+        if not id_from and "message_id" not in found:
+            raise ConfigurationError(
+                "there is no column message_id: a task that is tried again must send its messages under the same ids. "
+                "Add the column, or name the columns that make a row unique in the option message_id_from"
+            )
+        if "body" not in found:
+            raise ConfigurationError("there is no column body: it holds the payload, binary or string")
+        unknown = sorted(found.keys() - _SENT.keys() - _FOUND.keys() - set(id_from))
+        if unknown:
+            raise ConfigurationError(
+                f"unknown column {', '.join(unknown)}: known are {', '.join(_SENT)}; drop it, or put it into body"
+            )
+        for name, type_ in found.items():
+            if name in _SENT:
+                _check_type(name, type_)
+        return cls(tuple(name for name in _SENT if name in found), id_from, id_prefix, text_properties)
+
+    def messages(self, batch: pa.RecordBatch) -> Iterator[Message]:
+        """Make a message of each row.
+
+        Raises:
+            RowRefused: a row breaks a rule; those before it have been given.
+        """
+        columns = {name: batch.column(name).to_pylist() for name in self.columns}
+        keys = [batch.column(name).to_pylist() for name in self.id_from]
+        for index in range(batch.num_rows):
+            values: dict[str, Any] = {name: column[index] for name, column in columns.items()}
+            if self.id_from:
+                key = [column[index] for column in keys]
+                if all(part is None for part in key):
+                    raise RowRefused(f"a row has null in {', '.join(self.id_from)}: no message id can be made of that")
+                values["message_id"] = derived_id(self.id_prefix, self.id_from, key)
+            yield self._message(values)
+
+    def _message(self, values: dict[str, Any]) -> Message:
+        message_id, body, properties = values["message_id"], values["body"], values.get("application_properties")
+        if message_id is None:
+            raise RowRefused("a row has no message_id: every row needs one that stays the same when it is sent again")
+        if body is None:
+            raise RowRefused(f"row {message_id!r}: body is null; an empty one is X''")
+        if isinstance(body, str):
+            values["body"] = body.encode()
+        try:
+            if properties is not None:
+                take = _as_text if self.text_properties else _from_json
+                values["application_properties"] = {name: take(name, text) for name, text in properties}
+            else:
+                values.pop("application_properties", None)
+            return Message(**values)
+        except (TypeError, ValueError) as error:
+            raise RowRefused(f"row {message_id!r}: {error}") from None
+
+
+def _check_type(name: str, type_: t.DataType) -> None:
+    if name == "application_properties":
+        inner = (type_.keyType, type_.valueType) if isinstance(type_, t.MapType) else ()
+        fits = bool(inner) and all(isinstance(one, t.StringType) for one in inner)
+        wanted = "map<string,string>"
+    else:
+        kinds, wanted = _TAKEN.get(name, ((t.StringType,), "string"))
+        fits = isinstance(type_, kinds)
+    if not fits:
+        raise ConfigurationError(f"column {name} is {type_.simpleString()}: it must be {wanted}")
+
+
+def _as_text(name: str, text: str | None) -> str | None:
+    return text
+
+
+def _from_json(name: str, text: str | None) -> object:
+    if text is None:
+        return None
+    try:
+        return _properties.decode(text)
+    except ValueError as error:
+        raise ValueError(
+            f"application property {name!r} is not JSON ({error}): write a string with its quotes, "
+            "or set the option properties to text"
+        ) from None

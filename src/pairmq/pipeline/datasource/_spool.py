@@ -1,0 +1,255 @@
+"""A directory of numbered segments: what was taken from a broker and is not yet in Spark's hands.
+
+A segment gets its name when its bytes are on the disk, and never changes afterwards: a query that reads numbers 3 to 5
+again reads the same rows again. Numbers only grow. They outlive their segments in the file ``floor``, or a new query on
+an emptied spool would give a number twice. The spool has an id, which stands in every offset: a checkpoint that meets
+another spool is told so, instead of taking that one's segments for its own.
+
+Files: ``spool.json`` (id and source), ``lock``, ``floor`` (the lowest number that may exist), and
+``<number>-<rows>.arrow``. What begins with a dot was never finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from pairmq.model import ConfigurationError, PairMQError
+from pairmq.pipeline.datasource._rows import ARROW_SCHEMA
+
+_FORMAT: Final = 1
+_NAME: Final = re.compile(r"([0-9]{12,18})-([0-9]{1,9})\.arrow")
+_POLL: Final = 0.05  # s between two looks at a lock that somebody holds
+
+
+class SpoolError(PairMQError):
+    """The spool is not what its checkpoint says, or is damaged; the text says what to do."""
+
+
+class SpoolInUse(ConfigurationError):
+    """Another query has the spool."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One file of the spool.
+
+    Args:
+        number: its place in the order.
+        rows: messages in it.
+    """
+
+    number: int
+    rows: int
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return f"{self.number:012d}-{self.rows}.arrow"
+
+
+class Spool:
+    """A spool as its one owner sees it.
+
+    Args:
+        directory: made if it is missing; on a file system that driver and executors share.
+        source: what it keeps messages of, in words; a spool is never used for two sources.
+        patience: seconds to wait for a lock that another process holds, who may be on its way out.
+
+    Raises:
+        SpoolInUse: another query has it.
+        ConfigurationError: it belongs to another source, or is no spool.
+        OSError: the directory can't be made or written.
+    """
+
+    def __init__(self, directory: Path, source: str, *, patience: float = 20.0) -> None:
+        self._directory = directory
+        # Bodies of messages are nobody else's business.
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = _locked(directory, patience)
+        try:
+            self.id = self._identity(source)
+            for path in directory.glob(".*.part"):
+                path.unlink(missing_ok=True)
+            self._floor = self._read_floor()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def first(self) -> int:
+        """The number that a new query begins with: everything that is there comes to it."""
+        return min((segment.number for segment in self.segments()), default=self._floor)
+
+    def segments(self, start: int = 0) -> list[Segment]:
+        """What is there from a number on, by number."""
+        return _segments(self._directory, start)
+
+    def append(self, batch: pa.RecordBatch, start: int) -> Segment:
+        """Write a segment and return when it is on the disk for good.
+
+        Args:
+            batch: its rows.
+            start: the lowest number that it may get, as the checkpoint tells.
+
+        Raises:
+            OSError: it can't be written; no segment was made.
+        """
+        last = max((segment.number for segment in self.segments()), default=-1)
+        segment = Segment(max(last + 1, start, self._floor), batch.num_rows)
+        part = self._directory / f".{segment.name}.part"
+        try:
+            with _created(part) as descriptor, pa.OSFile(str(part), "wb") as sink:
+                with pa.ipc.new_file(sink, ARROW_SCHEMA) as writer:
+                    writer.write_batch(batch)
+                sink.flush()
+                os.fsync(descriptor)
+            part.rename(self._directory / segment.name)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+        _sync(self._directory)
+        return segment
+
+    def discard(self, end: int) -> None:
+        """Delete what stands before a number: Spark has it for good."""
+        if end > self._floor:
+            _replace(self._directory, "floor", f"{end}\n")
+            self._floor = end
+        for segment in self.segments():
+            if segment.number < end:
+                (self._directory / segment.name).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Let go of the lock; idempotent."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _identity(self, source: str) -> str:
+        path = self._directory / "spool.json"
+        try:
+            document = json.loads(path.read_text("utf-8"))
+            format_, id_, kept = document["format"], document["id"], document["source"]
+        except FileNotFoundError:
+            if self.segments():
+                raise ConfigurationError(
+                    f"spool {self._directory} has segments and no spool.json: it is damaged"
+                ) from None
+            id_ = secrets.token_hex(8)
+            _replace(self._directory, "spool.json", json.dumps({"format": _FORMAT, "id": id_, "source": source}) + "\n")
+            return id_
+        except (ValueError, LookupError, TypeError):
+            raise ConfigurationError(f"spool {self._directory}: spool.json is damaged") from None
+        if format_ != _FORMAT or not isinstance(id_, str):
+            raise ConfigurationError(f"spool {self._directory} was made by another version of PairMQ")
+        if kept != source:
+            raise ConfigurationError(
+                f"spool {self._directory} keeps messages of {kept}, not of {source}: give each query a spool of its own"
+            )
+        return id_
+
+    def _read_floor(self) -> int:
+        try:
+            text = (self._directory / "floor").read_text("ascii").strip()
+        except FileNotFoundError:
+            return 0
+        if not re.fullmatch(r"[0-9]{1,18}", text):
+            raise ConfigurationError(f"spool {self._directory}: its file floor is damaged")
+        return int(text)
+
+
+def read_segment(directory: Path, segment: Segment) -> Iterator[pa.RecordBatch]:
+    """Read a segment, in any process that sees the directory.
+
+    Raises:
+        SpoolError: it is not there, or is damaged.
+    """
+    path = directory / segment.name
+    try:
+        with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
+            batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
+    except FileNotFoundError:
+        raise SpoolError(
+            f"spool {directory} has no {segment.name}: every executor must see the driver's spool under this name, and "
+            "nobody but the query may take files out of it"
+        ) from None
+    except (OSError, pa.ArrowInvalid) as error:
+        raise SpoolError(f"segment {path} can't be read: {error}") from None
+    if sum(batch.num_rows for batch in batches) != segment.rows:
+        raise SpoolError(f"segment {path} is damaged: it does not hold {segment.rows} rows")
+    # What an earlier Spark wrote may differ in how Arrow puts the same values.
+    yield from (batch if batch.schema.equals(ARROW_SCHEMA) else batch.cast(ARROW_SCHEMA) for batch in batches)
+
+
+def _segments(directory: Path, start: int) -> list[Segment]:
+    found = []
+    for entry in os.scandir(directory):
+        match = _NAME.fullmatch(entry.name)
+        if match is not None and int(match[1]) >= start:
+            found.append(Segment(int(match[1]), int(match[2])))
+    return sorted(found, key=lambda segment: segment.number)
+
+
+def _locked(directory: Path, patience: float) -> int:
+    """Take the lock, which the kernel gives back when the process ends in whatever way."""
+    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES) or time.monotonic() > deadline:
+                holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
+                os.close(descriptor)
+                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                    raise
+                raise SpoolInUse(
+                    f"spool {directory} is in use by process {holder or 'unknown'}: stop that query, or give each "
+                    "query a spool of its own"
+                ) from None
+            time.sleep(_POLL)
+        else:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
+            return descriptor
+
+
+@contextlib.contextmanager
+def _created(path: Path) -> Iterator[int]:
+    """A new file that only its owner may read."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _replace(directory: Path, name: str, text: str) -> None:
+    """Put a small file in place at one stroke, on the disk for good."""
+    part = directory / f".{name}.part"
+    with _created(part) as descriptor:
+        os.write(descriptor, text.encode())
+        os.fsync(descriptor)
+    part.rename(directory / name)
+    _sync(directory)
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

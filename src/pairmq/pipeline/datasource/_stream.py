@@ -1,0 +1,244 @@
+"""``spark.readStream.format("pairmq")``: consumes an entity at least once, by way of a spool.
+
+A broker's acknowledgement can't be undone, and Spark reads a batch in other processes, perhaps several times. So a
+batch is not read from the broker: `latestOffset` moves messages into a spool and acknowledges them when they are on the
+disk, offsets are numbers of the spool's segments, and `commit` deletes segments. Spark tells of a commit one batch
+late, which costs disk space and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from pairmq.model import ConfigurationError, FailureKind, Source, TransportError
+from pairmq.pipeline.datasource._intake import Intake
+from pairmq.pipeline.datasource._loop import LoopThread
+from pairmq.pipeline.datasource._options import Brokers, Options
+from pairmq.pipeline.datasource._rows import Place
+from pairmq.pipeline.datasource._spool import Segment, Spool, SpoolError, read_segment
+
+_log = logging.getLogger("pairmq.pipeline")
+
+_MAX_ROWS = 10_000
+_MOST_ROWS = 100_000_000
+_RECEIVE_WAIT = 1.0
+_SPOOL_WAIT = 20.0
+_LAST_TRIES = 5  # of a broker that is away, where the query is to end some time
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What the options say; all that is pickled."""
+
+    brokers: Brokers
+    side: str
+    source: Source
+    directory: Path
+    max_rows: int
+    receive_wait: float
+    spool_wait: float
+
+
+class _Partition(InputPartition):
+    """One segment of the spool."""
+
+    def __init__(self, segment: Segment) -> None:
+        super().__init__(segment)
+
+
+class _Consumer:
+    """What lives as long as the query, in one process: the spool's lock and the broker's connection."""
+
+    def __init__(self, plan: _Plan) -> None:
+        transport, settings = plan.brokers.transport(plan.side)
+        self.spool = Spool(plan.directory, f"{plan.source} ({plan.side})", patience=plan.spool_wait)
+        try:
+            self._loop = LoopThread()
+            place = Place(plan.side, str(plan.source), plan.source.entity.path)
+            self.intake = Intake(transport, plan.source, place, self.spool, settings.options.attempt_timeout)
+            for segment in self.spool.segments():
+                self.intake.remember(read_segment(plan.directory, segment))
+        except BaseException:
+            self.spool.close()
+            raise
+
+    def available(self) -> int:
+        return self._loop.run(self.intake.available())
+
+    def fill(self, most: int, wait: float, start: int) -> int:
+        return self._loop.run(self.intake.fill(most, wait, start))
+
+    def close(self) -> None:
+        self._loop.run(self.intake.close())
+        self._loop.close()
+        self.spool.close()
+
+
+class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads a spool, and fills it when it is empty.
+
+    Spark makes several of these, and pickles some: only the one whose offsets are asked for opens anything.
+
+    Args:
+        plan: what the options say.
+    """
+
+    def __init__(self, plan: _Plan) -> None:
+        self._plan = plan
+        self._opened: _Consumer | None = None
+        self._left: int | None = None  # messages until a query that takes what is there has taken it
+        self._failures = 0
+
+    @classmethod
+    def of(cls, options: Options) -> SpoolStreamReader:
+        """Read the options. Raises `ConfigurationError`."""
+        brokers, side, source = options.brokers(), options.side(), options.source()
+        settings = brokers.settings(side)  # what is wrong with them is told at once
+        if settings.options.is_backlog_queue(source.entity.path):
+            raise ConfigurationError(
+                f"{source} is a backlog queue: a stream would take its messages away from the syphon, and they would "
+                "never come home. Browse it, or stream the entities that they belong to"
+            )
+        plan = _Plan(
+            brokers,
+            side,
+            source,
+            options.spool(),
+            options.count("max_rows", _MAX_ROWS, _MOST_ROWS),
+            options.seconds("receive_wait", _RECEIVE_WAIT, 0.0, 60.0),
+            options.seconds("spool_wait", _SPOOL_WAIT, 0.0, 3600.0),
+        )
+        return cls(plan)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_plan": self._plan, "_opened": None, "_left": None, "_failures": 0}
+
+    # Offsets, in the one process that Spark keeps for them.
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a query without a checkpoint begins: with all that is in the spool."""
+        spool = self._consumer.spool
+        return _offset(spool, spool.first)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """The option ``max_rows``."""
+        return ReadMaxRows(self._plan.max_rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Settle how much such a query takes: what can be received now.
+
+        Raises:
+            TransportError: the broker can't be asked. A query that ends must not look as if it had taken everything.
+        """
+        self._left = self._consumer.available()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Tell how far the next batch goes; takes messages from the broker only where the spool has none to give.
+
+        Args:
+            start: where it begins.
+            limit: `ReadMaxRows`; anything else means what the broker has at this moment.
+
+        Raises:
+            SpoolError: the checkpoint belongs to another spool.
+            TransportError: the broker refuses; one that is away is waited for, batch after batch.
+        """
+        spool = self._consumer.spool
+        at = self._number(start)
+        waiting = spool.segments(at)
+        # To a query that is to end, an offset that stays says that there is no more: it has to know.
+        while not waiting and not self._take(limit, at) and self._left is not None:
+            pass
+        waiting = waiting or spool.segments(at)
+        rows, end = 0, at
+        for segment in waiting:
+            rows += segment.rows
+            if end > at and isinstance(limit, ReadMaxRows) and rows > limit.max_rows:
+                break
+            end = segment.number + 1
+        return _offset(spool, end)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """One for each segment from ``start`` up to ``end``.
+
+        Raises:
+            SpoolError: not all of them are there.
+        """
+        first, last = self._number(start), self._number(end)
+        there = [segment for segment in self._consumer.spool.segments(first) if segment.number < last]
+        if last > first and (not there or there[-1].number != last - 1 or len(there) != last - first):
+            raise SpoolError(
+                f"spool {self._plan.directory} does not have all segments from {first} to {last - 1}: somebody deleted "
+                "some, or another query with another checkpoint has read them"
+            )
+        return [_Partition(segment) for segment in there]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Delete what Spark has for good."""
+        self._consumer.spool.discard(self._number(end))
+
+    def stop(self) -> None:
+        """Let go of the spool and of the broker; what was not acknowledged is given back."""
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    # Rows, in the tasks' processes.
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Give a segment's rows. Raises `SpoolError`."""
+        return read_segment(self._plan.directory, partition.value)
+
+    @property
+    def _consumer(self) -> _Consumer:
+        if self._opened is None:
+            self._opened = _Consumer(self._plan)
+        return self._opened
+
+    def _number(self, offset: dict[str, Any]) -> int:
+        spool = self._consumer.spool
+        if offset["spool"] != spool.id:
+            raise SpoolError(
+                f"spool {self._plan.directory} is not the one that the checkpoint was made with: give the query its "
+                "own spool again, or begin with a new checkpoint"
+            )
+        return int(offset["next"])
+
+    def _take(self, limit: ReadLimit, start: int) -> bool:
+        """Fill the spool as far as the limit goes; False when the broker is away."""
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        if self._left is not None:
+            most = self._left if most is None else min(most, self._left)
+        try:
+            if most is None:
+                most = self._consumer.available()
+            taken = self._consumer.fill(most, self._plan.receive_wait, start) if most else 0
+        except TransportError as error:
+            self._wait_for_broker(error)
+            return False
+        self._failures = 0
+        if self._left is not None:
+            # Nothing came: somebody else took the rest.
+            self._left = self._left - taken if taken else 0
+        return True
+
+    def _wait_for_broker(self, error: TransportError) -> None:
+        self._failures += 1
+        if error.kind is FailureKind.REFUSED or (self._left is not None and self._failures >= _LAST_TRIES):
+            raise error
+        if self._failures == 1:
+            _log.warning("no messages for now, trying again: %s", error)
+        time.sleep(min(0.1 * 2 ** min(self._failures, 6), 5.0))
+
+
+def _offset(spool: Spool, number: int) -> dict[str, Any]:
+    return {"spool": spool.id, "next": number}
