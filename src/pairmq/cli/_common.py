@@ -86,7 +86,19 @@ _TEMPLATE = Annotated[
 PRIMARY_ONLY: Mapping[str, Any] = {"primary": _PRIMARY, "config": _CONFIG, "attempt_timeout": _ATTEMPT}
 """Options of commands that need the primary and nothing else."""
 
-RECEIVING: Mapping[str, Any] = {**PRIMARY_ONLY, "journal": _JOURNAL}
+RECEIVING: Mapping[str, Any] = {
+    **PRIMARY_ONLY,
+    "secondary": Annotated[
+        str | None,
+        typer.Option(
+            "--secondary",
+            metavar="URL",
+            help="Only for the pair's name in the journal; else PAIRMQ_SECONDARY.",
+            rich_help_panel=_BROKERS,
+        ),
+    ],
+    "journal": _JOURNAL,
+}
 """Options of commands that receive from the primary."""
 
 BACKLOG: Mapping[str, Any] = {
@@ -205,6 +217,10 @@ class PairArguments:
 
     def primary_settings(self) -> Settings:
         """The primary's URL and all options; a secondary is not asked for. Raises as `settings`."""
+        try:
+            return self.settings()
+        except ConfigurationError:
+            pass  # for want of a secondary, or for something that is wrong without it too
         return load_settings(
             primary=self.primary,
             secondary=self.secondary or _UNUSED,
@@ -212,6 +228,17 @@ class PairArguments:
             config=self.config,
             overrides=self.options,
         )
+
+
+def pair_name(settings: Settings) -> str:
+    """The name that the pair's own programs have in the journal; empty where no secondary is named.
+
+    Raises:
+        ConfigurationError: a URL is none, or its transport is not installed.
+    """
+    if settings.secondary == _UNUSED:
+        return ""
+    return ">".join(transport_of(url).endpoint.name for url in (settings.primary, settings.secondary))
 
 
 def with_pair(shared: Mapping[str, Any]) -> Callable[[Callable[..., int]], Callable[..., int]]:

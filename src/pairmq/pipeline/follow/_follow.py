@@ -1,0 +1,225 @@
+"""Follows a journal: takes what is new, and makes the tables anew of the facts of all that was taken.
+
+All happens one thing after another, so that it can die between any two of them:
+
+1. The files that are new or were changed are noted in a list. Spark's stream reads the lists, each once.
+2. The rows of these that were not taken before become facts, and are committed to the ledger.
+3. What is in the ledger is merged into one part, and the tables are made of it, and put in place.
+
+Whether a row was taken is known by its process and number, exactly and for ever: a file that comes late, again or as a
+copy is never dropped for its time, and doubles nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pairmq.model import ConfigurationError, Price
+from pairmq.pipeline import batch
+from pairmq.pipeline._workspace import work_folder
+from pairmq.pipeline.follow._complete import complete_until
+from pairmq.pipeline.follow._facts import merge_facts, read_facts
+from pairmq.pipeline.follow._identity import state_of, unusable
+from pairmq.pipeline.follow._intake import Intake, Taken
+from pairmq.pipeline.follow._ledger import Ledger
+from pairmq.pipeline.follow._names import Found, Names
+from pairmq.pipeline.follow._stop import Stop
+from pairmq.pipeline.follow._stream import each_batch
+from pairmq.pipeline.follow._values import Refreshed
+from pairmq.pipeline.journal_io import BadSegment
+from pairmq.pipeline.report import Report
+from pairmq.pipeline.session import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HOLDER = "pairmq pipeline run --follow"
+
+AT_ONCE = 256 << 20
+"""Bytes of segments in one batch: what is done again after a kill, some twenty million rows at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wishes:
+    every: float
+    once: bool
+    until_idle: float | None
+    prices: Mapping[str, Price]
+    patience: float
+    told: Callable[[Refreshed], None]
+    progress: Callable[[int, str], None]
+
+
+def follow(
+    journal: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    spark: SparkSession | None = None,
+    cores: int | None = None,
+    prices: Mapping[str, Price] | None = None,
+    patience: float = batch.PATIENCE,
+    every: float = 60.0,
+    once: bool = False,
+    until_idle: float | None = None,
+    restart: bool = False,
+    stop: Stop | None = None,
+    told: Callable[[Refreshed], None] | None = None,
+    progress: Callable[[int, str], None] | None = None,
+) -> Report:
+    """Keep all tables of a journal up to date; see `pairmq.pipeline.follow`, which says what each argument is."""
+    _check(patience=patience, every=every, until_idle=until_idle)
+    source, target = Path(journal), Path(out)
+    if not source.is_dir():
+        raise ConfigurationError(f"{source} is no directory: give the one that the journal was kept in")
+    nothing: Callable[..., None] = lambda *_: None  # noqa: E731  # a default
+    wishes = _Wishes(every, once, until_idle, dict(prices or {}), patience, told or nothing, progress or nothing)
+    stopping = Stop() if stop is None else stop
+    with work_folder(target, HOLDER) as work, session(spark, cores=cores) as mine, stopping:
+        if not hasattr(mine, "_jsparkSession"):
+            raise ConfigurationError(
+                "a journal can't be followed through Spark Connect: files are told to this process"
+            )
+        state = state_of(target, source, restart=restart)
+        follower = _Follower(mine, source.resolve(), target, work, state, wishes, stopping)
+        return follower.run()
+
+
+class _Follower:
+    def __init__(
+        self, spark: SparkSession, journal: Path, out: Path, work: Path, state: Path, wishes: _Wishes, stop: Stop
+    ) -> None:
+        self._spark = spark
+        self._out = out
+        self._work = work
+        self._checkpoint = state / "checkpoint"
+        self._wishes = wishes
+        self._stop = stop
+        try:
+            self._names = Names(state / "names", journal)
+            self._ledger = Ledger(state)
+        except (ValueError, TypeError, KeyError) as error:
+            raise unusable(state, f"is damaged: {error}") from None
+        given = _last_batch(self._checkpoint)
+        last = self._ledger.last
+        if given is not None and (last is None or last.batch is None or last.batch < given):
+            raise unusable(state, f"lacks batch {given}, which was committed")
+        self._intake = Intake(spark, self._ledger)
+        self._report: Report | None = None
+        self._refreshed_at = time.monotonic()
+        self._commit = -1  # the last one in the tables
+
+    def run(self) -> Report:
+        """Follow until it is to end; gives what the tables say then."""
+        began = time.monotonic()
+        self._look(at_all=True)
+        while not self._wishes.once and self._waited(began):
+            began = time.monotonic()
+            self._look()
+        return self._report if self._report is not None else self._refreshed()
+
+    def _waited(self, began: float) -> bool:
+        """Wait until it is time for the next look; False if there is to be none."""
+        due, idle = began + self._wishes.every, self._wishes.until_idle
+        if idle is not None:
+            if began >= self._refreshed_at + idle:
+                return False
+            due = min(due, self._refreshed_at + idle)
+        self._stop.wait(due - time.monotonic())
+        return not self._stop.asked
+
+    def _look(self, *, at_all: bool = False) -> None:
+        """Take what is new, and make the tables anew if there was anything."""
+        self._intake.look_again(at_all=at_all)
+        self._names.note(AT_ONCE)
+        each_batch(self._spark, self._names.folder, self._checkpoint, self._received)
+        self._names.tidy()
+        last = self._ledger.last
+        if self._report is None or (last is not None and last.last != self._commit):
+            self._refreshed()
+
+    def _received(self, number: int, files: list[Found]) -> None:
+        # What is left when it is to end is noted, and taken at the next start.
+        self._intake.receive(number, files, now=not self._stop.asked)
+        self._wishes.progress(self._intake.since.rows, "taken")
+        if time.monotonic() - self._refreshed_at >= self._wishes.every:
+            self._refreshed()  # there is more to come, and readers wait
+
+    def _refreshed(self) -> Report:
+        """Make the tables of all that was taken, and put them in place."""
+        began = time.monotonic()
+        spark, wishes, ledger = self._spark, self._wishes, self._ledger
+        facts = read_facts(spark, self._merged())
+        last = ledger.last
+        waiting = last.waiting if last else ()
+        bad = tuple(BadSegment(Path(each.path), each.problem) for each in waiting if each.problem is not None)
+        work = Path(tempfile.mkdtemp(prefix="tables-", dir=self._work))
+        found = batch.make_tables(
+            spark,
+            work,
+            facts,
+            batch.settings_of(patience=wishes.patience, prices=wishes.prices, bad=bad),
+            lambda name, number, total: wishes.progress(
+                self._intake.since.rows, f"{number} of {total} tables; now {name}"
+            ),
+        )
+        report = Report(
+            version=importlib.metadata.version("pairmq"),
+            spark=spark.version,
+            patience=wishes.patience,
+            segments=last.segments if last else 0,
+            bad=bad,
+            seconds=time.monotonic() - began,
+            **found,
+        )
+        taken, self._intake.since = self._intake.since, Taken()
+        refreshed = Refreshed(
+            report=report,
+            commit=ledger.next_number - 1,
+            batch=last.batch if last else None,
+            new_files=taken.files,
+            new_rows=taken.rows,
+            vanished=sum(each.problem is None for each in waiting),
+            complete_until=complete_until(work, wishes.patience),
+            taking=taken.seconds,
+        )
+        batch.put_tables_in_place(work, self._out, refreshed.to_dict())
+        shutil.rmtree(work, ignore_errors=True)
+        self._report, self._commit, self._refreshed_at = report, ledger.next_number - 1, time.monotonic()
+        wishes.told(refreshed)
+        return report
+
+    def _merged(self) -> Path | None:
+        """All facts in one part. The tables need them merged, so that a merge that is kept costs nothing more."""
+        ledger = self._ledger
+        parts = ledger.facts()
+        if len(ledger.chain) > 1:
+            folder = parts[0] if parts else None
+            if len(parts) > 1:
+                folder = ledger.new_folder(ledger.chain[0].first, ledger.chain[-1].last)
+                merge_facts(self._spark, parts, folder)
+            ledger.merge(folder)
+        return next(iter(ledger.facts()), None)
+
+
+def _check(*, patience: float, every: float, until_idle: float | None) -> None:
+    if not patience >= 0:
+        raise ConfigurationError(f"patience is {patience!r}: it must be 0 seconds or more")
+    if not every > 0:
+        raise ConfigurationError(f"every is {every!r}: it must be more than 0 seconds")
+    if until_idle is not None and not until_idle >= 0:
+        raise ConfigurationError(f"until_idle is {until_idle!r}: it must be 0 seconds or more")
+
+
+def _last_batch(checkpoint: Path) -> int | None:
+    """The number of the last batch that Spark calls done: none after it comes again, and none before."""
+    commits = checkpoint / "commits"
+    numbers = [int(path.name) for path in commits.iterdir() if path.name.isdecimal()] if commits.is_dir() else []
+    return max(numbers, default=None)

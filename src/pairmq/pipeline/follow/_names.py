@@ -1,0 +1,143 @@
+"""Notes which files there are, in small lists that the stream reads: a file that was changed is noted again.
+
+::
+
+    OUT/_follow/names/000000000007.jsonl    a list: one line for each file, never changed once it is there
+    OUT/_follow/names/_known.jsonl          lists that the stream has read, put together
+
+Spark could watch the journal's own directory, but its account is by name alone: a file that it found empty or gone
+between two looks, or torn, would never be seen again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pairmq.pipeline.journal_io import segment_files
+
+_KNOWN = "_known.jsonl"
+_MOST_LISTS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file of the journal, as it was found.
+
+    Args:
+        path: where it is.
+        size: bytes.
+        changed: when its content, its name or the rights to it were last changed, nanoseconds since 1970.
+        again: it was noted before, and has been changed since.
+    """
+
+    path: Path
+    size: int
+    changed: int
+    again: bool
+
+    def to_line(self) -> str:
+        """The line of a list."""
+        return json.dumps([str(self.path), self.size, self.changed, self.again]) + "\n"
+
+    @classmethod
+    def from_line(cls, line: str) -> Found:
+        """The file that a line tells of."""
+        path, size, changed, again = json.loads(line)
+        return cls(Path(path), size, changed, again)
+
+
+class Names:
+    """The lists.
+
+    Args:
+        folder: where they are kept; made where it is missing.
+        journal: the directory whose files they name.
+
+    Raises:
+        OSError: it can't be read or made.
+        ValueError: a list is damaged.
+    """
+
+    def __init__(self, folder: Path, journal: Path) -> None:
+        self.folder = folder
+        self._journal = journal
+        folder.mkdir(parents=True, exist_ok=True)
+        self._known: dict[str, tuple[int, int]] = {}
+        for path in (folder / _KNOWN, *self._lists()):
+            if path.exists():
+                for line in path.read_text("ascii").splitlines():
+                    self._know(Found.from_line(line))
+
+    def note(self, at_once: int) -> None:
+        """Write lists of the files that are new or were changed.
+
+        Args:
+            at_once: bytes of the files in one list, though it has one file at least.
+
+        Raises:
+            OSError: a list can't be written; what it would have named is noted the next time.
+        """
+        found: list[Found] = []
+        size = 0
+        for each in self._news():
+            if found and size + each.size > at_once:
+                self._write(found)
+                found, size = [], 0
+            found.append(each)
+            size += each.size
+        if found:
+            self._write(found)
+
+    def tidy(self) -> None:
+        """Put lists together, all of which the stream has read.
+
+        The last one stays, for its number: Spark would not read another one of a name that it knows.
+        """
+        lists = self._lists()
+        if len(lists) <= _MOST_LISTS:
+            return
+        _put(self.folder / _KNOWN, (Found(Path(path), *found, False) for path, found in self._known.items()))
+        for path in lists[:-1]:
+            path.unlink()
+
+    def _news(self) -> Iterator[Found]:
+        for path in segment_files(self._journal):
+            try:
+                status = path.stat()
+            except OSError:
+                continue  # gone again, or not ours to see yet
+            known = self._known.get(str(path))
+            if known != (status.st_size, status.st_ctime_ns):
+                yield Found(path, status.st_size, status.st_ctime_ns, known is not None)
+
+    def _write(self, found: list[Found]) -> None:
+        lists = self._lists()
+        number = int(lists[-1].stem) + 1 if lists else 0
+        _put(self.folder / f"{number:012d}.jsonl", found)
+        for each in found:
+            self._know(each)
+
+    def _know(self, found: Found) -> None:
+        self._known[str(found.path)] = (found.size, found.changed)
+
+    def _lists(self) -> list[Path]:
+        return sorted(path for path in self.folder.glob("*.jsonl") if path.stem.isdecimal())
+
+
+def _put(target: Path, found: Iterable[Found]) -> None:
+    """Write a list at one stroke, onto the disk."""
+    aside = target.with_name(f".{target.name}")
+    with aside.open("w", encoding="ascii") as file:
+        file.writelines(each.to_line() for each in found)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(target)
+    descriptor = os.open(target.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

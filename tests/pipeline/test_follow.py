@@ -1,0 +1,425 @@
+"""Following a journal gives the tables of a batch run over the same files, however these come."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import random
+import re
+import shutil
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from busy_journal import busy_journals, write_segments
+from journal_by_hand import START, Journal, segment_table
+from pairmq.cli._app import run as main
+from pairmq.model import ConfigurationError
+from pairmq.pipeline import run
+from pairmq.pipeline.follow import Stop, follow
+from pairmq.pipeline.follow._identity import STATE, state_of
+from pairmq.pipeline.follow._intake import Intake
+from pairmq.pipeline.follow._ledger import Ledger, Waiting
+from pairmq.pipeline.follow._names import Found, Names
+from pairmq.pipeline.follow._stream import each_batch
+from pairmq.pipeline.transforms import TABLES
+
+pytestmark = pytest.mark.timeout(900)  # seconds: a refresh takes 5, and a minute where others want the processor
+
+SEED = 7
+PATIENCE = 60.0
+
+
+def assert_same_tables(spark, one, other, name):
+    from pyspark.testing import assertDataFrameEqual
+
+    table = next(table for table in TABLES if table.name == name)
+    ours, theirs = (spark.read.schema(table.schema).parquet(f"file://{folder / name}") for folder in (one, other))
+    assertDataFrameEqual(ours, theirs)
+
+
+# The same tables, however the files come
+
+
+def arrive(path, day):
+    """Put a file in place at one stroke, as the journal's writer does."""
+    day.mkdir(parents=True, exist_ok=True)
+    path.rename(day / path.name)
+    return day / path.name
+
+
+@pytest.fixture(scope="module")
+def followed(spark, tmp_path_factory):
+    """A journal whose files came in three lots, in random order, with copies, and a torn one that was mended later."""
+    folder = tmp_path_factory.mktemp("follow")
+    journal, aside, out = folder / "journal", folder / "aside", folder / "out"
+    day = journal / "date=2026-02-02"
+    day.mkdir(parents=True)
+    paths = write_segments(aside, busy_journals(SEED), SEED)
+    torn, *others = paths
+    lots = [others[:5], others[5:9], others[9:]]
+    told = []
+
+    def look():
+        follow(journal, out, spark=spark, patience=PATIENCE, once=True, told=told.append)
+
+    arrived = [arrive(path, day) for path in lots[0]]
+    (day / torn.name).write_bytes(torn.read_bytes()[:1000])
+    look()
+    shutil.copy(arrived[0], journal / "copy.parquet")
+    both = pa.concat_tables(pq.read_table(path, partitioning=None) for path in (arrived[1], lots[1][0]))
+    pq.write_table(both, day / "made-anew-of-two.parquet")
+    for path in lots[1]:
+        arrive(path, day)
+    (day / torn.name).write_bytes(torn.read_bytes())
+    look()
+    for path in lots[2]:
+        arrive(path, day)
+    look()
+    run(journal, folder / "batch", spark=spark, patience=PATIENCE)
+    return folder, told
+
+
+@pytest.mark.parametrize("name", [table.name for table in TABLES])
+def test_a_table_is_the_one_that_a_batch_run_makes_of_the_same_files(spark, followed, name):
+    assert_same_tables(spark, followed[0] / "out", followed[0] / "batch", name)
+
+
+def test_every_table_has_rows(followed):
+    # Or the comparison above would compare nothing with nothing.
+    assert all(pq.read_table(followed[0] / "batch" / table.name).num_rows for table in TABLES)
+
+
+def test_the_run_file_says_what_that_of_a_batch_run_says_and_how_far_it_follows(followed):
+    ours, theirs = (json.loads((followed[0] / name / "run.json").read_text()) for name in ("out", "batch"))
+    assert ours.pop("following") is True
+    assert ours.pop("follow").keys() >= {"commit", "batch", "complete_until"}
+    del ours["seconds"], theirs["seconds"]
+    assert ours == theirs
+
+
+def test_a_file_that_could_not_be_read_is_named_until_it_can(followed):
+    first, second, third = (refreshed.report.bad for refreshed in followed[1])
+    assert [bad.problem.partition(":")[0] for bad in first] == ["it is cut short or no Parquet file"]
+    assert (second, third) == ((), ())
+
+
+def test_each_row_is_taken_once(followed):
+    total = sum(len(journal.rows) for journal in busy_journals(SEED))
+    assert sum(refreshed.new_rows for refreshed in followed[1]) == total
+    assert followed[1][-1].report.rows == total
+
+
+def test_what_is_kept_is_one_part_however_many_lots_came(followed):
+    assert len(list((followed[0] / "out" / STATE / "facts").iterdir())) == 1
+    assert len(list((followed[0] / "out" / STATE / "ledger").iterdir())) == 1
+
+
+def test_the_tables_are_complete_until_the_last_row_of_the_first_process_that_is_not_closed(followed):
+    # One process has not closed its journal, and lacks rows between its last two.
+    (opened,) = (journal for journal in busy_journals(SEED) if journal.rows[-1]["kind"] != "JournalClosed")
+    assert followed[1][-1].complete_until == pytest.approx(opened.rows[-2]["at"], abs=1e-5)
+    assert followed[1][-1].complete_until < START + 2000
+
+
+# The stream of files, without what is in them
+
+
+@pytest.fixture
+def journal(tmp_path):
+    folder = tmp_path / "journal"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def given(spark, journal, tmp_path):
+    """Looks for files as after a restart; gives the batches that came."""
+
+    def look(at_once=1 << 30, receive=None):
+        batches = []
+
+        def received(number, files):
+            if receive:
+                receive()
+            batches.append((number, [each.path.relative_to(journal).as_posix() for each in files]))
+
+        names = Names(tmp_path / "names", journal)
+        names.note(at_once)
+        each_batch(spark, names.folder, tmp_path / "checkpoint", received)
+        names.tidy()
+        return batches
+
+    return look
+
+
+def test_files_are_given_once_and_work_in_progress_is_not(given, journal):
+    odd = "x/b [1] {ü}%20\n.parquet"
+    for name in ("a.parquet", odd, "_open/c.parquet", ".d.parquet", "_e=1/f.parquet", "g.part"):
+        (journal / name).parent.mkdir(exist_ok=True)
+        (journal / name).touch()
+    assert given() == [(0, ["a.parquet", odd])]
+    assert given() == []
+
+
+def test_a_file_that_comes_late_with_an_old_time_is_given(given, journal):
+    (journal / "a.parquet").touch()
+    given()
+    (journal / "b.parquet").touch()
+    os.utime(journal / "b.parquet", (1_000_000, 1_000_000))
+    assert given() == [(1, ["b.parquet"])]
+
+
+def test_a_file_that_was_changed_is_given_again(given, journal):
+    (journal / "a.parquet").touch()
+    given()
+    (journal / "a.parquet").write_text("more")
+    assert given() == [(1, ["a.parquet"])]
+
+
+def test_many_files_are_given_in_several_batches(given, journal):
+    for name in "abc":
+        (journal / f"{name}.parquet").write_bytes(b"12345678")
+    assert [files for _, files in given(at_once=16)] == [["a.parquet", "b.parquet"], ["c.parquet"]]
+
+
+def test_a_batch_whose_receiver_failed_comes_again_and_the_error_is_the_receivers(given, journal):
+    (journal / "a.parquet").touch()
+
+    def failing():
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full"):
+        given(receive=failing)
+    assert given() == [(0, ["a.parquet"])]
+
+
+def test_lists_are_put_together_and_no_file_is_given_again_for_it(given, journal, tmp_path, monkeypatch):
+    monkeypatch.setattr("pairmq.pipeline.follow._names._MOST_LISTS", 2)
+    for name in "abc":
+        (journal / f"{name}.parquet").touch()
+        given()
+    assert [path.name for path in sorted((tmp_path / "names").glob("0*"))] == ["000000000002.jsonl"]
+    (journal / "d.parquet").touch()
+    assert given() == [(3, ["d.parquet"])]
+
+
+# What is taken of files, without tables
+
+
+@pytest.fixture
+def intake(spark, tmp_path):
+    return Intake(spark, Ledger(tmp_path / "state"))
+
+
+def table(process="p", rows=6):
+    told = Journal(process)
+    for number in range(rows):
+        told.sent(float(number), f"m{number}")
+    return segment_table(told)
+
+
+def found(*paths, again=False):
+    return [Found(path, 0, 0, again) for path in paths]
+
+
+def test_a_batch_that_comes_again_after_it_was_committed_changes_nothing(intake, journal, tmp_path):
+    pq.write_table(table(), journal / "a.parquet")
+    for _ in range(2):
+        intake.receive(0, found(journal / "a.parquet"))
+    ledger = Ledger(tmp_path / "state")
+    assert (ledger.next_number, ledger.last.segments, ledger.seen) == (1, 1, {"p": ((0, 5),)})
+
+
+def test_a_file_that_is_gone_before_it_is_read_is_taken_when_it_is_back(intake, journal, tmp_path):
+    intake.receive(0, found(journal / "gone.parquet"))
+    last = Ledger(tmp_path / "state").last
+    assert (last.waiting, last.facts) == ((Waiting(str(journal / "gone.parquet"), None),), None)
+    pq.write_table(table(), journal / "gone.parquet")
+    intake.look_again()
+    last = Ledger(tmp_path / "state").last
+    assert (last.waiting, last.seen, last.segments) == ((), {"p": ((0, 5),)}, 1)
+
+
+def test_a_bad_file_that_is_deleted_is_bad_no_more(intake, journal, tmp_path):
+    (journal / "bad.parquet").write_bytes(b"PAR1")
+    intake.receive(0, found(journal / "bad.parquet"))
+    (waiting,) = Ledger(tmp_path / "state").last.waiting
+    assert "cut short" in waiting.problem
+    (journal / "bad.parquet").unlink()
+    intake.look_again()
+    (waiting,) = Ledger(tmp_path / "state").last.waiting
+    assert waiting.problem is None
+
+
+def test_nothing_is_committed_while_nothing_changes(intake, journal, tmp_path):
+    (journal / "bad.parquet").write_bytes(b"PAR1")
+    intake.receive(0, found(journal / "bad.parquet", journal / "gone.parquet"))
+    intake.look_again()
+    assert Ledger(tmp_path / "state").next_number == 1
+
+
+def test_a_bad_file_that_was_mended_counts_and_one_that_was_read_before_does_not_count_again(intake, journal, tmp_path):
+    pq.write_table(table("p", 6), journal / "good.parquet")
+    (journal / "bad.parquet").write_bytes(b"PAR1")
+    both = found(journal / "good.parquet", journal / "bad.parquet", again=True)
+    intake.receive(0, [dataclasses.replace(each, again=False) for each in both])
+    pq.write_table(table("p", 9), journal / "good.parquet")
+    pq.write_table(table("q", 2), journal / "bad.parquet")
+    intake.receive(1, both)
+    ledger = Ledger(tmp_path / "state")
+    assert (ledger.last.segments, ledger.last.waiting) == (2, ())
+    assert ledger.seen == {"p": ((0, 8),), "q": ((0, 1),)}
+
+
+def test_a_file_with_damaged_pages_is_set_aside_and_the_others_are_taken(intake, journal, tmp_path):
+    for process in ("p", "q"):
+        pq.write_table(table(process), journal / f"{process}.parquet")
+    data = bytearray((journal / "q.parquet").read_bytes())
+    data[100:400] = bytes(300)
+    (journal / "q.parquet").write_bytes(data)
+    intake.receive(0, found(journal / "p.parquet", journal / "q.parquet"))
+    ledger = Ledger(tmp_path / "state")
+    assert ledger.seen == {"p": ((0, 5),)}
+    assert [each.problem.partition(":")[0] for each in ledger.last.waiting] == ["it is damaged inside"]
+
+
+def test_files_that_come_while_it_ends_are_noted_and_taken_at_the_next_start(spark, intake, journal, tmp_path):
+    pq.write_table(table(), journal / "a.parquet")
+    intake.receive(0, found(journal / "a.parquet"), now=False)
+    assert Ledger(tmp_path / "state").seen == {}
+    Intake(spark, Ledger(tmp_path / "state")).look_again(at_all=True)
+    last = Ledger(tmp_path / "state").last
+    assert (last.seen, last.waiting) == ({"p": ((0, 5),)}, ())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_are_taken_once_whatever_overlaps_in_whatever_order(spark, intake, journal, tmp_path, seed):
+    rng = random.Random(seed)
+    whole = table(rows=30)
+    for batch in range(4):
+        paths = []
+        for number in range(3):
+            begin = rng.randrange(30)
+            paths.append(journal / f"{batch}-{number}.parquet")
+            pq.write_table(whole.slice(begin, rng.randint(1, 12)), paths[-1])
+        intake.receive(batch, found(*paths))
+    expected = {row["seq"] for path in journal.iterdir() for row in pq.read_table(path).to_pylist()}
+    seen = Ledger(tmp_path / "state").seen["p"]
+    assert {number for first, last in seen for number in range(first, last + 1)} == expected
+
+
+# Who may go on with what
+
+
+def test_a_state_is_gone_on_with(tmp_path, journal):
+    assert state_of(tmp_path, journal, restart=False) == state_of(tmp_path, journal, restart=False)
+
+
+def test_the_state_of_another_journal_is_refused(tmp_path, journal):
+    state_of(tmp_path, journal, restart=False)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ConfigurationError, match=r"is of the journal in .*/journal, not of .*/other; --restart"):
+        state_of(tmp_path, tmp_path / "other", restart=False)
+
+
+@pytest.mark.parametrize("name", ["pairmq", "schema", "layout", "facts"])
+def test_the_state_of_another_version_is_refused(tmp_path, journal, name):
+    path = state_of(tmp_path, journal, restart=False) / "follow.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: "another"}))
+    with pytest.raises(ConfigurationError, match=r"is of .*another.*; --restart"):
+        state_of(tmp_path, journal, restart=False)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{"])
+def test_a_damaged_state_is_refused(tmp_path, journal, text):
+    (state_of(tmp_path, journal, restart=False) / "follow.json").write_text(text)
+    with pytest.raises(ConfigurationError, match="is damaged"):
+        state_of(tmp_path, journal, restart=False)
+
+
+def test_a_state_is_made_anew_when_that_is_asked_for(tmp_path, journal):
+    folder = state_of(tmp_path, journal, restart=False)
+    (folder / "ledger").mkdir()
+    (folder / "follow.json").write_text("{}")
+    assert [path.name for path in state_of(tmp_path, journal, restart=True).iterdir()] == ["follow.json"]
+
+
+def test_a_ledger_that_lacks_what_spark_has_committed_is_refused(spark, tmp_path, journal):
+    commits = state_of(tmp_path, journal, restart=False) / "checkpoint" / "commits"
+    commits.mkdir(parents=True)
+    (commits / "0").touch()
+    with pytest.raises(ConfigurationError, match="lacks batch 0"):
+        follow(journal, tmp_path, spark=spark, once=True)
+
+
+# One at a time
+
+
+def test_a_batch_run_is_refused_while_a_follower_is_at_work_and_told_who_it_is(spark, tmp_path, journal):
+    refused = []
+
+    def meanwhile(_):
+        with pytest.raises(ConfigurationError) as told:
+            run(journal, tmp_path / "out", spark=spark)
+        refused.append(str(told.value))
+
+    follow(journal, tmp_path / "out", spark=spark, once=True, told=meanwhile)
+    assert "another run is writing tables to" in refused[0]
+    assert "--follow, process" in refused[0]
+
+
+# How it ends
+
+
+def test_it_ends_when_it_is_asked(spark, tmp_path, journal):
+    stop = Stop()
+    asked = threading.Event()
+
+    def told(_):
+        stop.ask()
+        asked.set()
+
+    report = follow(journal, tmp_path / "out", spark=spark, every=3600.0, stop=stop, told=told)
+    assert asked.is_set()
+    assert report.verdict == "good"
+
+
+@pytest.fixture(scope="module")
+def command(spark, tmp_path_factory):
+    """What the command says of a journal in which one message is lost."""
+    folder = tmp_path_factory.mktemp("command")
+    told = Journal().opened().sent(1, "a").sent(2, "gone").sent(900, "b").delivered(3, "a").delivered(901, "b")
+    (folder / "journal").mkdir()
+    pq.write_table(segment_table(told.closed(1000)), folder / "journal" / "a.parquet")
+    written = io.StringIO()
+    arguments = ["--journal", str(folder / "journal"), "--out", str(folder / "out"), "--until-idle", "0s", "--json"]
+    with contextlib.redirect_stdout(written):
+        status = main(["pipeline", "run", "--follow", *arguments])
+    return status, [json.loads(line) for line in written.getvalue().splitlines()]
+
+
+def test_the_command_ends_with_status_1_where_something_accepted_is_lost(command):
+    status, (said,) = command
+    assert (status, said["verdict"]) == (1, "lost")
+    assert said["follow"]["complete_until"] == START + 1000
+
+
+@pytest.mark.parametrize("options", [["--once"], ["--every", "1min"], ["--until-idle", "1s"], ["--restart"]])
+def test_options_of_following_are_refused_without_it(tmp_path, capsys, options):
+    assert main(["pipeline", "run", "--journal", str(tmp_path), "--out", str(tmp_path / "out"), *options]) == 2
+    assert "are for --follow" in capsys.readouterr().err
+
+
+def test_the_example_of_the_document_runs(spark, tmp_path, journal, monkeypatch, capsys):
+    text = (Path(__file__).parents[2] / "docs/how-to/follow-a-journal.md").read_text("utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, "follow-a-journal.md", "exec"), {})  # what it says is ours
+    assert capsys.readouterr().out == "good None\n"

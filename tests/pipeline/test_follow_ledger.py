@@ -1,0 +1,195 @@
+"""What a follower has taken: exact in rows, whole in commits, the same after a kill at any instant."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from journal_by_hand import Journal, segment_table
+from pairmq.pipeline.follow._ledger import Entry, Ledger, Waiting
+from pairmq.pipeline.follow._ranges import joined, size, without
+from pairmq.pipeline.follow._sifting import new_rows, sift
+from pairmq.pipeline.journal_io import look_at
+
+NUMBERS = st.frozensets(st.integers(0, 40), max_size=30)
+
+
+def ranges(numbers):
+    return joined((number, number) for number in numbers)
+
+
+def numbers(found):
+    return {number for first, last in found for number in range(first, last + 1)}
+
+
+@given(NUMBERS, NUMBERS)
+def test_ranges_are_joined_and_taken_from_each_other_as_sets_are(one, other):
+    assert numbers(joined(ranges(one), ranges(other))) == one | other
+    assert numbers(without(ranges(one), ranges(other))) == one - other
+    assert size(ranges(one)) == len(one)
+
+
+@given(NUMBERS, NUMBERS)
+def test_a_set_has_as_few_ranges_as_it_can(one, other):
+    found = joined(ranges(one), ranges(other))
+    assert all(last + 1 < first for (_, last), (first, _) in pairwise(found))
+
+
+# Which rows of files are new
+
+
+def told(process="p", rows=10):
+    journal = Journal(process)
+    for number in range(rows):
+        journal.sent(float(number), f"m{number}")
+    return segment_table(journal)
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(table, name):
+        pq.write_table(table, tmp_path / name)
+        return tmp_path / name
+
+    return write
+
+
+def sifted(*paths, seen=None):
+    return sift(look_at(paths).segments, seen or {})
+
+
+def keys(spark, found):
+    return sorted((row.process, row.seq) for row in new_rows(spark, found).select("process", "seq").collect())
+
+
+def test_a_file_that_overlaps_nothing_passes_whole(file):
+    path = file(told(), "a")
+    found = sifted(path, seen={"p": ((10, 20),), "q": ((0, 9),)})
+    assert (found.whole, found.partly, found.new) == ((path,), (), {"p": ((0, 9),)})
+
+
+def test_of_a_file_whose_rows_were_all_taken_nothing_is_read(file):
+    found = sifted(file(told(), "a"), seen={"p": ((0, 20),)})
+    assert (found.whole, found.partly, found.count) == ((), (), 0)
+
+
+def test_of_a_file_that_overlaps_only_the_rows_that_were_not_taken_are_read(spark, file):
+    found = sifted(file(told(), "a"), seen={"p": ((0, 2), (5, 5), (8, 30))})
+    assert keys(spark, found) == [("p", 3), ("p", 4), ("p", 6), ("p", 7)]
+
+
+def test_rows_that_two_files_of_one_batch_have_are_read_once(spark, file):
+    found = sifted(file(told().slice(0, 7), "a"), file(told().slice(4), "b"), file(told().slice(4), "copy of b"))
+    assert keys(spark, found) == [("p", number) for number in range(10)]
+
+
+def test_a_file_with_gaps_tells_them_exactly(spark, file):
+    gapped = pa.concat_tables([told().slice(0, 3), told().slice(6)])
+    found = sifted(file(gapped, "a"))
+    assert found.new == {"p": ((0, 2), (6, 9))}
+    late = sifted(file(told(), "b"), seen=found.new)
+    assert keys(spark, late) == [("p", 3), ("p", 4), ("p", 5)]
+
+
+def test_a_file_of_several_processes_tells_the_rows_of_each(spark, file):
+    both = pa.concat_tables([told("p", 3), told("q", 2)])
+    found = sifted(file(both, "a"), seen={"p": ((0, 1),)})
+    assert found.new == {"p": ((2, 2),), "q": ((0, 1),)}
+    assert keys(spark, found) == [("p", 2), ("q", 0), ("q", 1)]
+
+
+def test_a_row_that_one_file_has_twice_is_read_once(spark, file):
+    twice = pa.concat_tables([told().slice(0, 2), told().slice(1, 3)])
+    assert keys(spark, sifted(file(twice, "a"))) == [("p", number) for number in range(4)]
+
+
+# Commits
+
+
+def entry(number, *, facts=None, seen=None):
+    return Entry(number, number, facts, seen or {"p": ((number * 10, number * 10 + 9),)})
+
+
+def committed(folder, *entries):
+    ledger = Ledger(folder)
+    for each in entries:
+        part = ledger.new_folder(each.first, each.last)
+        (part / "some-fact").mkdir()
+        (part / "some-fact" / "0.parquet").touch()
+        ledger.commit(Entry(each.first, each.last, part.name, each.seen, batch=each.first))
+    return ledger
+
+
+def names(ledger):
+    return [path.name for path in ledger.facts()]
+
+
+def test_a_ledger_that_is_opened_again_is_the_same(tmp_path):
+    waiting = Waiting("/x/[odd] ü.parquet", "it is cut short")
+    ledger = committed(tmp_path, entry(0))
+    ledger.commit(Entry(1, 1, None, {"q": ((0, 4), (6, 6))}, segments=3, waiting=(waiting,), batch=4, paths=("/x",)))
+    again = Ledger(tmp_path)
+    assert (again.chain, again.seen) == (ledger.chain, ledger.seen)
+    assert again.seen == {"p": ((0, 9),), "q": ((0, 4), (6, 6))}
+
+
+def test_facts_that_no_entry_names_are_those_of_a_dead_writer_and_are_deleted(tmp_path):
+    kept = names(committed(tmp_path, entry(0)))
+    left = Ledger(tmp_path).new_folder(1, 1)
+    assert names(Ledger(tmp_path)) == kept
+    assert not left.exists()
+
+
+def test_an_entry_that_was_being_written_is_not_there(tmp_path):
+    committed(tmp_path, entry(0))
+    (tmp_path / "ledger" / ".000001-000001.json").write_text('{"first": 1, "la')
+    assert Ledger(tmp_path).next_number == 1
+
+
+def test_a_merge_leaves_one_entry_that_has_seen_the_same(tmp_path):
+    ledger = committed(tmp_path, entry(0), entry(1), entry(2))
+    folder = ledger.new_folder(0, 2)
+    ledger.merge(folder)
+    for each in (ledger, Ledger(tmp_path)):
+        assert [(one.first, one.last, one.batch) for one in each.chain] == [(0, 2, 2)]
+        assert (names(each), each.seen, each.next_number) == ([folder.name], {"p": ((0, 29),)}, 3)
+    assert [path.name for path in (tmp_path / "facts").iterdir()] == [folder.name]
+
+
+@pytest.mark.parametrize("left", [0, 1, 2, 3])
+def test_a_merge_that_is_killed_before_it_has_swept_counts_nothing_twice(tmp_path, monkeypatch, left):
+    ledger = committed(tmp_path, entry(0), entry(1), entry(2))
+    monkeypatch.setattr(ledger, "_sweep", lambda: None)
+    ledger.merge(ledger.new_folder(0, 2))
+    for number in range(left):  # the sweep had come so far
+        (tmp_path / "ledger" / f"{number:06d}-{number:06d}.json").unlink()
+    again = Ledger(tmp_path)
+    assert (names(again), again.seen) == (names(ledger), {"p": ((0, 29),)})
+    committed(tmp_path, entry(3))
+    assert Ledger(tmp_path).seen == {"p": ((0, 39),)}
+
+
+def test_a_merge_that_is_killed_before_its_entry_stands_changes_nothing(tmp_path):
+    before = committed(tmp_path, entry(0), entry(1))
+    before.new_folder(0, 1)
+    again = Ledger(tmp_path)
+    assert (again.chain, names(again)) == (before.chain, names(before))
+
+
+def test_an_entry_that_is_missing_is_noticed(tmp_path):
+    committed(tmp_path, entry(0), entry(1), entry(2))
+    (tmp_path / "ledger" / "000001-000001.json").unlink()
+    with pytest.raises(ValueError, match="commit 1 is missing"):
+        Ledger(tmp_path)
+
+
+def test_an_entry_is_plain_json(tmp_path):
+    committed(tmp_path, entry(0))
+    (path,) = (tmp_path / "ledger").iterdir()
+    assert json.loads(path.read_text())["seen"] == {"p": [[0, 9]]}
