@@ -186,3 +186,27 @@ def test_the_rotation_agrees_with_that_of_another_engine(report, made):
     theirs = sorted((row["process"], row["queue"], row["out_of_use"]) for row in asked(made, duck.ROTATION))
     ours = sorted((row["process"], row["queue"], row["out_of_use"]) for row in table(made, "rotation"))
     assert ours == [(process, queue, pytest.approx(time, abs=1e-5)) for process, queue, time in theirs]
+
+
+def test_the_order_agrees_with_that_of_another_engine(report, made):
+    theirs = {key: row["delivered"] for key, row in by(asked(made, duck.ORDER), "entity", "order_key").items()}
+    assert {key: row["delivered"] for key, row in by(table(made, "order"), "entity", "order_key").items()} == theirs
+
+
+def test_what_is_observed_agrees_with_another_engine(report, made):
+    theirs = by(asked(made, duck.OBSERVATION), "entity")
+    ours = by(table(made, "observation"), "entity")
+    assert ours.keys() == theirs.keys()
+    for key, row in ours.items():
+        assert row["messages"] == theirs[key]["messages"]
+        for name in ("observed_from", "observed_until", "drained_from"):
+            assert seconds(row[name]) == pytest.approx(theirs[key][name], abs=1e-5)
+
+
+def test_the_processes_agree_with_those_of_another_engine(report, made):
+    theirs = by(asked(made, duck.PROCESSES), "process")
+    ours = by(table(made, "processes"), "process")
+    assert ours.keys() == theirs.keys()
+    for key, row in ours.items():
+        for name in ("rows", "missing", "host", "pid", "ended"):
+            assert row[name] == theirs[key][name]
