@@ -13,7 +13,7 @@ UPGRADE ?=
 HOURS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo test soak simulate chaos mutants model bench-idle bench-send bench-failover bench-cost bench-journal bench-pipeline bench-drain check docs format lock clean
+.PHONY: help setup system demo test test-long soak simulate chaos mutants model bench-idle bench-send bench-failover bench-cost bench-journal bench-pipeline bench-drain check docs format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,16 +39,19 @@ test: setup system ## all checks, then all tests (PYTEST_ARGS=... go to pytest; 
 	@$(BIN)/python -m pytest -q --numprocesses $(WORKERS) --dist worksteal --hypothesis-seed 0 \
 		--ignore tests/pipeline $(PYTEST_ARGS)
 	@echo "test: pytest tests/pipeline"
-	@$(BIN)/python -m pytest -q tests/pipeline
+	@$(BIN)/python -m pytest -q -m "not long" tests/pipeline
 	@echo "test: 300 simulated hours"
 	@$(BIN)/pairmq simulate --seeds 0..299
 
+test-long: setup system ## the tests that take minutes of Spark: five kills of a follower and of streams, a cluster, a declarative pipeline
+	@PAIRMQ_TEST_SPARK_KILLS=5 $(BIN)/python -m pytest -q -m long tests/pipeline $(PYTEST_ARGS)
+	@PAIRMQ_TEST_SPARK_KILLS=5 $(BIN)/python -m pytest -q -k consumer_is_killed tests/pipeline/test_datasource_kills.py
+
 soak: setup system ## the long tests: files of a million lines through outages, a million sends with both brokers away (LINES=...)
 	@PAIRMQ_TEST_LINES="$(or $(LINES),1000000)" PAIRMQ_TEST_KILLS_LINES="$(or $(LINES),1000000)" \
-		PAIRMQ_TEST_SENDS="$(or $(LINES),1000000)" PAIRMQ_TEST_FOLLOW_KILLS=all \
+		PAIRMQ_TEST_SENDS="$(or $(LINES),1000000)" \
 		$(BIN)/python -m pytest -q --timeout 3600 tests/hostile/test_bounded_memory.py \
-		tests/integration/test_file_through_an_outage.py tests/integration/test_file_through_kills.py \
-		tests/pipeline/test_follow_kills.py
+		tests/integration/test_file_through_an_outage.py tests/integration/test_file_through_kills.py
 
 # With HOURS what was simulated is kept in a file, so that the same command goes on where it was stopped.
 simulate: setup ## 300 simulated hours of failures, judged (HOURS=10000 can be resumed; ARGS=... go to `pairmq simulate`)

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
 from pairmq.pipeline.session import local_settings
+
+
+_LIMIT = 300  # s: a first query alone takes a while where others want the processor
+
+
+def pytest_collection_modifyitems(items):
+    """Give every test here longer than others: one that is cut off leaves the session unusable for all that follow."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_LIMIT))
 
 
 @pytest.fixture(scope="session")

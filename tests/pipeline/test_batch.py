@@ -5,16 +5,19 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql.types import LongType, StructField, StructType
 
 from journal_by_hand import Journal, segment_table
+from pairmq.cli import _pipeline_run
 from pairmq.cli._app import run as main
 from pairmq.model import ConfigurationError
 from pairmq.pipeline import _making, run
 from pairmq.pipeline._swap import put_in_place
+from pairmq.pipeline.report import Report
 from pairmq.pipeline.transforms import TABLES
 
 
@@ -103,6 +106,27 @@ def test_nothing_is_called_lost_on_a_day_of_which_a_segment_is_not_read(spark, t
     (day / "segment-other-000007.parquet").write_bytes(b"PAR1, and no more")
     report = run(tmp_path / "journal", tmp_path / "tables", spark=spark)
     assert report.verdicts == {"delivered": 2, "unproven": 1}
+
+
+def test_a_directory_whose_name_reads_like_a_pattern_takes_tables(spark, tmp_path):
+    out = tmp_path / "tables[1] {a,b} *?"
+    piece = _making.Piece("ids", StructType([StructField("id", LongType())]), (), lambda _: spark.range(3), "snappy")
+    frames = _making.write_pieces(spark, [piece], {}, lambda name: out / name, lambda *_: None)
+    assert (frames["ids"].count(), os.listdir(tmp_path)) == (3, [out.name])
+
+
+def test_a_piece_that_nothing_can_make_is_an_error_and_no_endless_wait(spark, tmp_path):
+    piece = _making.Piece("ids", StructType(), ("nowhere",), lambda _: spark.range(3), "snappy")
+    with pytest.raises(AssertionError, match="nothing makes what ids needs"):
+        _making.write_pieces(spark, [piece], {}, lambda name: tmp_path / name, lambda *_: None)
+
+
+def test_a_message_id_cannot_steer_the_terminal(capsys):
+    faults = {"lost": [("east>west", "orders", "\x1b]0;owned\x07")]}
+    blank = dict.fromkeys((field.name for field in fields(Report)), 0)
+    known = {"bad": (), "processes": {}, "verdicts": {"lost": 1}, "faults": faults, "tables": {}}
+    _pipeline_run._show(Report(**blank | known), "out")  # type: ignore[arg-type]
+    assert "lost: \\x1b]0;owned\\x07 of orders" in capsys.readouterr().out
 
 
 def test_two_runs_do_not_write_to_one_directory(tmp_path):

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from pairmq import Message, Pair
-from pairmq.model import ConfigurationError, TransportError
+from pairmq.model import ConfigurationError, FailureKind, TransportError
 from pairmq.pipeline.datasource import _browse
 from pairmq.pipeline.datasource._rows import SCHEMA
 from pairmq.pipeline.datasource._source import PairMQDataSource
@@ -112,6 +112,16 @@ def test_a_backlog_that_was_never_made_is_empty(brokers):
 def test_a_queue_that_does_not_exist_is_an_error_that_names_it(brokers):
     with pytest.raises(TransportError, match="nowhere"):
         shown(brokers, entity="nowhere")
+
+
+def test_a_broker_that_stays_silent_is_an_error_of_the_broker(brokers, servers):
+    servers[0].pause()
+    try:
+        with pytest.raises(TransportError, match="did not show orders within 1 s") as caught:
+            shown(brokers, entity="orders", attempt_timeout="1s")
+    finally:
+        servers[0].resume()
+    assert caught.value.kind is FailureKind.UNAVAILABLE
 
 
 def test_a_broker_that_is_away_is_an_error(brokers, tmp_path):

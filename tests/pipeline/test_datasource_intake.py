@@ -200,6 +200,12 @@ def test_a_message_whose_acknowledgement_failed_is_kept_once_and_acknowledged_wh
     assert len(stub.completed) == 1
 
 
+def test_copies_that_come_first_do_not_hide_the_messages_behind_them(directory):
+    stub = Stub([delivery("7", 1)], [], [delivery("7", 2)], [], [delivery("8", 1)])
+    assert asyncio.run(_through(directory, stub)) == 2
+    assert len(stub.completed) == 2
+
+
 def test_another_message_of_the_same_id_is_kept_too(directory):
     stub = Stub([delivery("7", 1)], [], [delivery("8", 2)])
     assert asyncio.run(_through(directory, stub)) == 2

@@ -125,6 +125,7 @@ def is_too_slow(query) -> bool:
     return "failed to connect back" in str(query.exception())
 
 
+@pytest.mark.long
 def test_a_stream_whose_workers_are_killed_loses_nothing(brokers, session, sink, tmp_path):
     busy = tmp_path / "busy"
 
@@ -167,6 +168,7 @@ def drain(brokers: Brokers, sink) -> None:
             return
 
 
+@pytest.mark.long
 def test_a_stream_whose_driver_is_killed_loses_nothing(brokers, session, sink, options, tmp_path):
     checkpoint, out = tmp_path / "checkpoint", tmp_path / "out"
     told = json.dumps({"options": options, "checkpoint": str(checkpoint), "out": str(out)})

@@ -211,6 +211,17 @@ def test_a_query_that_takes_what_is_there_ends_although_somebody_else_was_quicke
     assert run_to_the_end(reader, start) == [start]
 
 
+def test_a_query_that_takes_what_is_there_waits_for_a_slow_broker(brokers, make, monkeypatch):
+    brokers.send(numbered(30))
+    reader = make()
+    start = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    real, dry = reader._consumer.fill, [0, 0]
+    monkeypatch.setattr(reader._consumer, "fill", lambda *given: dry.pop() if dry else real(*given))
+    offsets = run_to_the_end(reader, start)
+    assert batch(reader, start, offsets[-1]) == Counter(ids(30))
+
+
 # Brokers that are away, or say no.
 
 

@@ -63,6 +63,17 @@ def test_a_new_query_begins_with_what_is_there(spool):
     again.close()
 
 
+def test_what_a_kill_kept_from_being_deleted_does_not_come_to_a_new_query(spool, monkeypatch):
+    spool.append(rows("a"), 0)
+    spool.append(rows("b"), 0)
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.unlink", lambda self, missing_ok=False: None)
+        spool.discard(1)
+    again = reopened(spool)
+    assert ([segment.number for segment in again.segments()], again.first) == ([0, 1], 1)
+    again.close()
+
+
 def test_what_was_never_finished_is_thrown_away_when_the_spool_is_opened(spool, tmp_path):
     torn = tmp_path / "spool" / ".000000000000-5.arrow.part"
     torn.write_bytes(b"half")

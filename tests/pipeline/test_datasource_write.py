@@ -170,6 +170,10 @@ def test_rows_are_counted_by_where_they_went():
     assert (tally.primary, tally.backlog, tally.maybe_duplicate) == (3, 2, 2)
 
 
+def test_a_row_that_is_sent_again_after_an_unknown_outcome_counts_as_perhaps_twice_there():
+    assert through(Stub(m1=["unknown", "primary"]), numbered(0, 3)).maybe_duplicate == 1
+
+
 def test_nothing_more_is_sent_after_a_row_was_refused():
     stub = Stub(m0=["refused"])
     with pytest.raises(RowsNotSent):

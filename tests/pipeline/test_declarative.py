@@ -47,6 +47,7 @@ def pipeline(folder: Path) -> subprocess.CompletedProcess[str]:
     return ended(["spark-pipelines", "run", "--spec", folder / "project" / "spark-pipeline.yml"], known, folder)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(3 * LIMIT)
 def test_run_again_the_pipeline_makes_the_tables_of_the_journal_that_has_grown(spark, project):

@@ -10,13 +10,17 @@ from dataclasses import replace
 
 import pytest
 
-from pairmq import ConfigurationError, PairOptions
-from pairmq.pipeline.drain import Drain, Ending, make_plan
+from pairmq import ConfigurationError, Entity, PairOptions
+from pairmq.model import FailureKind, Source, TransportError
+from pairmq.pipeline.drain import Drain, Ending, Report, _task, make_plan
+from pairmq.pipeline.drain._counts import Depth
 from pairmq.pipeline.drain._handover import Handover, Worker
 from pairmq.pipeline.drain._job import Job, Outcome
+from pairmq.pipeline.drain._journalled import Journalled
 from pairmq.pipeline.drain._spark import check_session, most_at_once, run_job
 from pairmq.pipeline.drain._task import Task, drain_queue
 from pairmq.pipeline.session import local_settings
+from pairmq.transport import QueueCounts
 
 EAST, WEST = "redis://:p4ss-east@10.0.0.1:6379/0", "redis://:p4ss-west@10.0.0.2:6379/0"
 
@@ -97,6 +101,37 @@ def test_no_patience_is_refused():
         make_plan(primary=EAST, secondary=WEST, patience=0)
 
 
+# What was set aside.
+
+
+def report_of(before: tuple[Depth, ...], after: tuple[Depth, ...], journalled: Journalled | None = None) -> Report:
+    job = Drain(make_plan(primary=EAST, secondary=WEST, options={"backlog_queue_count": len(before)}))
+    job.before = before
+    return job._report(after, {}, {}, journalled, None, False)
+
+
+def holding(active: int, dead_letter: int) -> Depth:
+    return Depth(QueueCounts(active=active, dead_letter=dead_letter))
+
+
+def test_a_message_set_aside_by_a_worker_that_died_before_it_wrote_that_down_is_told():
+    report = report_of((holding(3, 0),), (holding(0, 1),), Journalled(moved=2, again=0, dead_lettered=0))
+    assert (report.dead_lettered, report.clean) == (1, False)
+
+
+def test_dead_letters_requeued_in_one_queue_do_not_hide_those_of_another():
+    assert report_of((holding(3, 5), holding(3, 0)), (holding(0, 0), holding(0, 4))).dead_lettered == 4
+
+
+def test_a_drain_that_can_not_know_what_was_set_aside_is_not_clean():
+    report = report_of((Depth(None, "no answer"),), (holding(0, 2),))
+    assert (report.emptied, report.dead_lettered, report.clean) == (True, None, False)
+
+
+def test_a_queue_without_dead_letters_at_the_end_has_set_none_aside_whatever_was_known_before():
+    assert report_of((Depth(None, "no answer"),), (holding(0, 0),)).clean
+
+
 # Secrets.
 
 
@@ -166,6 +201,46 @@ def test_a_worker_without_settings_says_so_instead_of_failing_again_and_again(jo
     outcome = asyncio.run(drain_queue(replace(job, handover=None, handed_over=False), 0))
     assert outcome.ending is Ending.MISCONFIGURED
     assert "no primary broker" in (outcome.problem or "")
+
+
+class Counts:
+    """A pair that moves nothing, whose secondary counts as it is told; the last word again and again."""
+
+    backlog_queues = (Entity("b"),)
+    moved = 0
+
+    def __init__(self, *pending: int | None) -> None:
+        self.told = list(pending)
+        self.secondary = self.admin = self
+
+    async def counts(self, source: Source) -> QueueCounts:
+        pending = self.told.pop(0) if len(self.told) > 1 else self.told[0]
+        if pending is None:
+            raise TransportError("throttled", FailureKind.BUSY)
+        return QueueCounts(active=pending)
+
+
+def ending_of(pair: Counts, job: Job, monkeypatch) -> Ending:
+    monkeypatch.setattr(_task, "_LOOK", 0.001)
+    watch = _task._Watch(pair, job, Worker(None))  # type: ignore[arg-type]
+
+    async def ending() -> Ending:
+        async with asyncio.timeout(30):
+            return await watch.until_end(Entity("b"))
+
+    return asyncio.run(ending())
+
+
+@pytest.mark.parametrize(
+    "pending", [range(5, 10**6), [5, None] * 10**5], ids=["senders divert", "counts fail at times"]
+)
+def test_patience_ends_although_the_count_changes_while_nothing_is_moved(job, monkeypatch, pending):
+    assert ending_of(Counts(*pending), replace(job, patience=0.2), monkeypatch) is Ending.STALLED
+
+
+def test_a_count_that_falls_is_progress_whoever_moves(job, monkeypatch):
+    steps = 200
+    assert ending_of(Counts(*range(steps, -1, -1)), replace(job, patience=0.1), monkeypatch) is Ending.DRAINED
 
 
 def test_our_own_session_starts_dead_workers_again_and_never_two_for_one_queue():

@@ -45,14 +45,14 @@ def generated(tmp_path_factory):
     spec.loader.exec_module(generator)
     folder = tmp_path_factory.mktemp("parts")
     plan = generator.Plan(
-        events=6_000, hours=6.0, outages=3, outage_seconds=300.0, senders=2, entities=2, queues=2,
+        events=3_000, hours=3.0, outages=3, outage_seconds=300.0, senders=2, entities=2, queues=2,
         faults=dict.fromkeys(generator.FAULTS, 2), gap=True,
     )  # fmt: skip
     generator.generate(folder, plan)
     return folder / "journal"
 
 
-@pytest.fixture(scope="module", params=["by hand", "generated"])
+@pytest.fixture(scope="module", params=["by hand", pytest.param("generated", marks=pytest.mark.long)])
 def both(request, spark):
     """All tables, from the facts of all rows and from those of parts."""
     if request.param == "by hand":

@@ -299,6 +299,17 @@ def test_files_that_come_while_it_ends_are_noted_and_taken_at_the_next_start(spa
     assert (last.seen, last.waiting) == ({"p": ((0, 5),)}, ())
 
 
+def test_what_was_left_is_taken_in_lots_of_no_more_than_a_batch_may_have(spark, intake, journal, tmp_path):
+    for name in "abc":
+        pq.write_table(table(name), journal / f"{name}.parquet")
+    size = (journal / "a.parquet").stat().st_size
+    intake.receive(0, found(*sorted(journal.iterdir())), now=False)
+    Intake(spark, Ledger(tmp_path / "state")).look_again(2 * size + 1, at_all=True)
+    ledger = Ledger(tmp_path / "state")
+    assert [len(entry.seen) for entry in ledger.chain] == [0, 2, 1]
+    assert ledger.last.waiting == ()
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_are_taken_once_whatever_overlaps_in_whatever_order(spark, intake, journal, tmp_path, seed):
     rng = random.Random(seed)

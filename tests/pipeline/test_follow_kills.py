@@ -58,10 +58,8 @@ def putting_in_place(out: Path) -> bool:
     return any(not (path.parent.parent / TABLES[0].name).exists() for path in waiting)
 
 
-MOMENTS = (taking, committed_and_not_noted, merging, making_tables, putting_in_place)
-FEW = (committed_and_not_noted, putting_in_place)
-KILLS = MOMENTS if os.environ.get("PAIRMQ_TEST_FOLLOW_KILLS") else FEW
-"""Every life takes a start of Spark, and every table a while, so that `make soak` alone has all five."""
+KILLS = (taking, committed_and_not_noted, merging, making_tables, putting_in_place)
+"""Every life takes a start of Spark, and every table a while, so that these tests are part of `make test-long`."""
 
 
 class Follower:
@@ -130,7 +128,7 @@ def killed(spark, tmp_path_factory):
     return folder, report
 
 
-pytestmark = pytest.mark.timeout(LIMIT * (len(KILLS) + 2))
+pytestmark = [pytest.mark.long, pytest.mark.timeout(LIMIT * (len(KILLS) + 2))]
 
 
 @pytest.mark.parametrize("name", [table.name for table in TABLES])

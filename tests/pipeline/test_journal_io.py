@@ -47,6 +47,31 @@ def test_a_truncated_segment_is_set_aside(folder):
     assert "cut short" in problem(folder)
 
 
+def footer_changed(folder, change):
+    """A copy of the good segment in whose footer, behind its pages, a byte is another."""
+    whole = bytearray((folder / "good.parquet").read_bytes())
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    place, value = change(bytes(whole), footer)
+    whole[place] = value
+    (folder / "bad.parquet").write_bytes(whole)
+
+
+def test_a_segment_whose_footer_has_a_text_that_is_none_is_set_aside(folder):
+    pq.write_table(segment_table(journal("NAME")), folder / "good.parquet")
+    footer_changed(folder, lambda whole, footer: (whole.index(b"NAME", footer), 0xFF))
+    assert problem(folder).startswith("its footer is damaged: 'utf-8' codec")
+
+
+def test_a_segment_whose_footer_contradicts_itself_is_set_aside(folder):
+    def another_type(whole, footer):
+        # Thrift: the column's type, a list of encodings, and the column's name.
+        place = whole.index(b"\x18\x07process", whole.index(b"\x26", footer))
+        return whole.rindex(b"\x15\x0c", footer, place) + 1, 0x7D
+
+    footer_changed(folder, another_type)
+    assert problem(folder) == "its footer is damaged: the type of the column process differs from the schema's"
+
+
 def test_an_empty_file_is_set_aside(folder):
     (folder / "bad.parquet").touch()
     assert "cut short" in problem(folder)

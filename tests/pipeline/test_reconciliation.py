@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import pytest
 
@@ -218,6 +219,20 @@ def _(scene):
 def _(scene):
     consumed(scene)
     scene.process("other").skip().closed(15)
+
+
+@case("the first rows of another consumer are missing, and may have told its delivery", m=UNPROVEN, **ALL_BUT_M)
+def _(scene):
+    consumed(scene)
+    started = datetime.fromtimestamp(scene.start, UTC)
+    headless = scene.process(f"host-7-{started:%Y%m%dT%H%M%SZ}-00000000").closed(15)
+    del headless.rows[0]  # the first segment
+
+
+@case("a consumer was killed with a segment of rows that was not finished", m=UNPROVEN, **ALL_BUT_M)
+def _(scene):
+    consumed(scene, lost=120.0)
+    scene.process("killed")
 
 
 @case("events were dropped where its delivery may have been told", m=UNPROVEN, **ALL_BUT_M)

@@ -9,6 +9,7 @@ import pytest
 from pairmq.cli import _demo_report
 from pairmq.cli._app import run as main
 from pairmq.pipeline.reporting import _report
+from pairmq.pipeline.reporting._tables import Directory
 from tables_by_hand import message, process, write_tables
 
 
@@ -91,6 +92,20 @@ def test_a_damaged_table_is_named(tables, capsys):
     (tables / "reconciliation" / "part-0.parquet").write_bytes(b"PAR1, and no more")
     assert main(["pipeline", "report", "--out", str(tables)]) == 2
     assert "reconciliation" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("times", "status"), [(1, 0), (99, 2)])
+def test_a_table_that_is_replaced_meanwhile_is_read_again(tables, monkeypatch, capsys, times, status):
+    listed, calls = Directory._files, []
+
+    def stale(self, table):
+        calls.append(table)
+        gone = [tables / table / "gone.parquet"] if calls.count("episodes") <= times and table == "episodes" else []
+        return gone + listed(self, table)
+
+    monkeypatch.setattr(Directory, "_files", stale)
+    assert main(["pipeline", "report", "--out", str(tables)]) == status
+    assert ("a run is writing there; try again" in capsys.readouterr().err) == (status == 2)
 
 
 def test_the_demo_says_what_its_report_lacks_before_it_begins(monkeypatch, tmp_path, capsys):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from chaos_rows import CLOSED, Told
 from pairmq.model.events import EventsDropped
 
 MINUTE = 60.0
-DEATH = 60.0
+DEATH = 120.0
 """Seconds for which what a killed process did may be unwritten."""
 SLACK = 1.0
 
@@ -64,7 +66,16 @@ def holes_of(rows: Sequence[Told], patience: float) -> Holes:
         if ends[process] != "closed":
             spans.append((last, last + DEATH if ends[process] == "killed" else max(journal_end, last)))
         spans += _gaps(owned)
+        if min(each.seq for each in owned) > 0:
+            first = min(each.at for each in owned)
+            spans.append((min(first, _started_at(process, min(row.at for row in rows))), first))
     return Holes(tuple(spans))
+
+
+def _started_at(process: str, otherwise: float) -> float:
+    """The instant in the name of a run of a process."""
+    told = re.search(r"-([0-9]{8}T[0-9]{6}Z)-", process)
+    return datetime.strptime(told[1], "%Y%m%dT%H%M%S%z").timestamp() if told else otherwise
 
 
 def _gaps(owned: Sequence[Told]) -> list[tuple[float, float]]:

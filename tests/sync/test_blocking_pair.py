@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import contextvars
+import gc
 import signal
 import threading
 import time
@@ -15,6 +17,7 @@ from pairmq import ConfigurationError, Entity, EntityState, Message, PairClosed,
 from pairmq.model import Source
 from pairmq.model.events import MessageDelivered, SendCompleted, StateChanged
 from pairmq.sync import Pair
+from pairmq.sync._loop import run as on_the_loop
 
 ORDERS = Entity("orders")
 
@@ -194,6 +197,27 @@ def test_a_stream_that_is_left_early_leaves_nothing_in_flight(pair):
     next(stream)
     stream.close()
     assert pair.in_flight == 0
+
+
+async def _collect_garbage() -> None:
+    gc.collect()
+
+
+async def _streams_under_way() -> int:
+    return sum(task.get_name() == "pairmq send_stream" for task in asyncio.all_tasks())
+
+
+def test_a_stream_that_is_collected_as_garbage_on_the_loops_own_thread_ends(pair):
+    results = pair.sender("orders").send_stream((Message(b"x") for _ in range(50)), window=5)
+    next(results)
+    assert on_the_loop(_streams_under_way()) == 1
+    ring = [results]
+    ring.append(ring)
+    del results, ring
+    on_the_loop(_collect_garbage())
+    deadline = time.monotonic() + 30
+    while on_the_loop(_streams_under_way()):
+        assert time.monotonic() < deadline, "it never ended"
 
 
 def test_a_window_below_one_is_refused_before_anything_is_read(pair):

@@ -80,6 +80,53 @@ def test_children_of_children_do_so_too(program):
     assert program(GRANDCHILD).stdout == "0 3\n"
 
 
+IN_A_STREAM = """
+import os, signal, sys, warnings
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+from pairmq import Entity, Message, PairClosed
+from pairmq.sync import Pair
+
+with Pair.connect(*sys.argv[1:3]) as pair:
+    pair.primary.admin.create(Entity("orders"))
+    children = []
+
+    def messages():
+        for number in range(50):
+            yield Message(str(number).encode())
+            if number in (20, 30, 40) and (child := fork()) is not None:
+                children.append(child)
+
+    def fork():
+        # A wait that never ends would keep the child for ever: the alarm's own end is none of the statuses below.
+        if child := os.fork():
+            return child
+        signal.alarm(30)
+        return None
+
+    try:
+        for count, result in enumerate(pair.sender("orders").send_stream(messages(), window=10), 1):
+            if count in (5, 15) and (child := fork()) is not None:
+                children.append(child)
+            elif count == 5:
+                sys.exit(5)
+            elif count == 15:
+                break
+        else:
+            print(count, sorted(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+            sys.stdout.flush()
+            os._exit(0)
+    except PairClosed:
+        os._exit(7)
+    os._exit(15)
+"""
+
+
+def test_a_child_that_is_forked_in_the_midst_of_a_stream_ends_as_it_likes(program):
+    ended = program(IN_A_STREAM)
+    assert ended.stdout == "50 [5, 7, 7, 7, 15]\n"
+    assert ended.stderr == ""
+
+
 CLOSED_BEFORE = """
 import os, sys, warnings
 warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)

@@ -162,7 +162,7 @@ def _explain(report: Report) -> None:
     if report.workers_lost:
         warn(
             f"{plural(report.workers_lost, 'worker')} died in the midst of work: what they had sent and not yet "
-            "removed from the backlog came home twice, under one message id"
+            "removed from the backlog may come home twice, under one message id"
         )
     for name, why in sorted(report.shut.items()):
         warn(f"{name} takes no messages: {why}")
@@ -176,6 +176,8 @@ def _explain(report: Report) -> None:
     if report.dead_lettered:
         hint = "look at them with 'pairmq backlog peek --dead-letter'"
         warn(f"dead-lettered {plural(report.dead_lettered, 'message')}: {hint}")
+    if report.dead_lettered is None and report.emptied:
+        warn("dead-lettered: not known, as a queue could not be asked at the start")
     if report.problem is not None:
         complain(report.problem)
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pairmq.pipeline.follow._values import Refreshed
     from pairmq.pipeline.journal_io import BadSegment
 
+_MOST_BAD = 20  # files that are named at once; run.json names all
 _STYLES = {"lost": FAIL, "faults": WARN, "good": OK}
 
 
@@ -87,9 +88,11 @@ class _Teller:
             put_json(refreshed.to_dict())
             return
         report = refreshed.report
-        for bad in report.bad:
-            if bad not in self._bad:
-                warn(f"{bad.path} is not read: {bad.problem}; it is looked at again when it changes")
+        fresh = [bad for bad in report.bad if bad not in self._bad]
+        for bad in fresh[:_MOST_BAD]:
+            warn(f"{bad.path} is not read: {bad.problem}")
+        if len(fresh) > _MOST_BAD:
+            warn(f"and {grouped(len(fresh) - _MOST_BAD)} more, which {Path(self._out, 'run.json')} names")
         self._bad = set(report.bad)
         parts = [
             f"{grouped(refreshed.new_rows)} new of {plural(report.rows, 'row')}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pairmq.cli._errors import printable
 from pairmq.cli._output import FAIL, OK, WARN, cells, put_json, say, stdout_console, table, warn
 from pairmq.cli._prices import read_prices
 from pairmq.cli._progress import Progress
@@ -53,7 +54,7 @@ def _show(report: Report, out: str) -> None:
     stdout_console().print(shown)
     for verdict, messages in report.faults.items():
         for _, entity, message in messages[:3]:
-            say(f"{verdict}: {message} of {entity}", style=FAIL)
+            say(printable(f"{verdict}: {message} of {entity}"), style=FAIL)
     _conclude(report, out)
 
 

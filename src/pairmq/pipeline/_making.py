@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pairmq.pipeline.journal_io import spark_path
+from pairmq.pipeline.journal_io import spark_path, spark_target
 from pairmq.pipeline.transforms.facts import FACTS
 from pairmq.pipeline.transforms.steps import STEPS, Settings
 
@@ -94,6 +94,8 @@ def write_pieces(
         try:
             while waiting or running:
                 ready = [piece for piece in waiting if all(need in frames for need in piece.needs)]
+                if not ready and not running:
+                    raise AssertionError(f"nothing makes what {waiting[0].name} needs")
                 for piece in ready[: _AT_ONCE - len(running)]:
                     progress(piece.name, len(pieces) - len(waiting), len(pieces))
                     waiting.remove(piece)
@@ -113,6 +115,6 @@ def _write(spark: SparkSession, tag: str, piece: Piece, frames: Mapping[str, Dat
     spark.addTag(tag)
     try:
         made = piece.make(frames)
-        made.write.mode("overwrite").option("compression", piece.compression).parquet(spark_path(folder))
+        made.write.mode("overwrite").option("compression", piece.compression).parquet(spark_target(folder))
     finally:
         spark.removeTag(tag)

@@ -159,7 +159,7 @@ def read_rows(spark: SparkSession, contents: Contents, compared: Path | None = N
         doubled = spark.read.schema(schema).parquet(*map(spark_path, overlapping)).select(*names)
         single = doubled.dropDuplicates(["process", "seq"])
         if compared is not None:
-            single.write.mode("overwrite").parquet(spark_path(compared))
+            single.write.mode("overwrite").parquet(spark_target(compared))
             single = spark.read.schema(schema).parquet(spark_path(compared)).select(*names)
         parts.append(single)
     if not parts:
@@ -168,8 +168,13 @@ def read_rows(spark: SparkSession, contents: Contents, compared: Path | None = N
 
 
 def spark_path(path: Path) -> str:
-    """Write a local path as Spark takes it, which would look elsewhere otherwise, and read ``[`` as a pattern."""
-    return "file://" + re.sub(r"([{}\[\]*?\\])", r"\\\1", str(path.resolve()))
+    """Write a local path as Spark reads from it: it would look elsewhere otherwise, and read ``[`` as a pattern."""
+    return re.sub(r"([{}\[\]*?\\])", r"\\\1", spark_target(path))
+
+
+def spark_target(path: Path) -> str:
+    """Write a local path as Spark writes to it, where nothing is a pattern."""
+    return f"file://{path.resolve()}"
 
 
 def damaged(contents: Contents) -> tuple[BadSegment, ...]:
@@ -210,17 +215,28 @@ def _looked_at(path: Path) -> Segment | BadSegment:
     problem = schema_problem(schema)
     if problem is not None:
         return BadSegment(path, problem)
-    process, seq = _range(footer, "process"), _range(footer, "seq")
+    try:
+        process, seq = _range(footer, "process"), _range(footer, "seq")
+    except (pa.ArrowException, ValueError) as error:  # a text that is no UTF-8 is a ValueError
+        return BadSegment(path, f"its footer is damaged: {_line(error)}")
     one = process[0] if process is not None and process[0] == process[1] else None
     first, last = seq if seq is not None else (None, None)
     return Segment(path, footer.num_rows, one, first, last)
 
 
 def _range(footer: pq.FileMetaData, name: str) -> tuple[Any, Any] | None:
-    """The least and the greatest value of a column, if every row group tells them."""
+    """The least and the greatest value of a column, if every row group tells them.
+
+    Raises:
+        ValueError: the footer contradicts itself, or has a text that is none.
+    """
     index = footer.schema.names.index(name) if name in footer.schema.names else -1
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
-    statistics = [group.column(index).statistics for group in groups if group.num_rows]
+    chunks = [group.column(index) for group in groups if group.num_rows]
+    # Arrow ends the whole process when it is asked for the statistics of such a column.
+    if any(chunk.physical_type != footer.schema.column(index).physical_type for chunk in chunks):
+        raise ValueError(f"the type of the column {name} differs from the schema's")
+    statistics = [chunk.statistics for chunk in chunks]
     if index < 0 or not statistics or any(each is None or not each.has_min_max for each in statistics):
         return None
     return min(each.min for each in statistics), max(each.max for each in statistics)

@@ -33,6 +33,9 @@ class _Call(Generic[T]):
     def cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
+        else:  # interrupted before it was handed over
+            self._operation.close()
+            self._done.set()
 
     def wait(self) -> None:
         self._done.wait()
@@ -51,6 +54,7 @@ class _Loop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._ends: set[asyncio.Task[object]] = set()
         self._thread = threading.Thread(target=self._work, name=_THREAD, daemon=True)
         self._thread.start()
 
@@ -67,8 +71,8 @@ class _Loop:
                 "let observers and subscribers hand their work to another thread"
             )
         call = _Call(operation, self._loop)
-        self._loop.call_soon_threadsafe(call.start)
         try:
+            self._loop.call_soon_threadsafe(call.start)
             call.wait()
         except BaseException:
             # Ctrl-C, or what a signal's handler raises. Whoever catches it must not meet the operation still at work;
@@ -79,6 +83,15 @@ class _Loop:
                 self.run(unwanted(call.result()))
             raise
         return call.result()
+
+    def finish(self, operation: Coroutine[Any, Any, object]) -> None:
+        """See the module's `finish`."""
+        if threading.current_thread() is not self._thread:
+            self.run(operation)
+            return
+        task = self._loop.create_task(operation, name="pairmq end")
+        self._ends.add(task)
+        task.add_done_callback(self._ends.discard)
 
     def soon(self, action: Callable[..., object], *arguments: object) -> None:
         """Call something on the loop, without waiting for it."""
@@ -109,6 +122,14 @@ def run(operation: Coroutine[Any, Any, T], *, unwanted: Callable[[T], Coroutine[
         RuntimeError: called on the loop's own thread.
     """
     return _current().run(operation, unwanted)
+
+
+def finish(operation: Coroutine[Any, Any, object]) -> None:
+    """Run what ends a generator's work, and wait for it; on the loop's own thread it is begun and not waited for.
+
+    A generator that nobody holds any more is ended wherever garbage is collected, and that may be there.
+    """
+    _current().finish(operation)
 
 
 def soon(action: Callable[..., object], *arguments: object) -> None:

@@ -14,7 +14,7 @@ from pairmq.model import ConfigurationError, Entity, EntityState, PairClosed
 from pairmq.model.events import Event
 from pairmq.plugins import Observer, Registry, registry
 from pairmq.sync._admin import Side
-from pairmq.sync._loop import PerProcess, run
+from pairmq.sync._loop import PerProcess, finish, run
 from pairmq.sync._receiver import PairReceiver
 from pairmq.sync._sender import PairSender
 from pairmq.transport import Transport
@@ -181,7 +181,7 @@ class Pair:
                 yield event
         finally:
             if events.is_here:
-                run(events.value.aclose())
+                finish(events.value.aclose())
 
     def subscribe(self, sink: Callable[[Event], None]) -> Callable[[], None]:
         """Give ``sink`` every event from now on, in the thread of the event loop; returns what ends that.

@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from pairmq import pair as asynchronous
-from pairmq.model import Entity, Message, Receipt, SendError
-from pairmq.sync._loop import PerProcess, run, soon
+from pairmq.model import Entity, Message, PairClosed, Receipt, SendError
+from pairmq.sync._loop import PerProcess, finish, run, soon
 
 
 class PairSender:
@@ -107,14 +107,15 @@ class PairSender:
             ValueError: the window is below 1.
 
         What the source raises is raised after the results of what was read. Leaving the loop early gives up the
-        messages in flight; their outcome is unknown.
+        messages in flight; their outcome is unknown. A stream stays with the process that began it: one that is forked
+        in the midst of it can leave the loop, and gets `PairClosed` if it goes on.
         """
         if window < 1:
             raise ValueError(f"window is {window}: it must be at least 1")
         return self._streamed(source, window, timeout)
 
     def _streamed(self, source: Iterable[Message], window: int, timeout: float | None) -> Iterator[Receipt | SendError]:
-        stream = run(_Stream.begin(self._own, window, timeout))
+        stream = run(_Stream.begin(self._own, window, timeout), unwanted=_Stream.end)
         in_window = 0
         failure: Exception | None = None
         try:
@@ -139,7 +140,8 @@ class PairSender:
                 in_window -= 1
                 yield result
         finally:
-            run(stream.end())
+            if stream.is_here:
+                finish(stream.end())
         if failure is not None:
             raise failure
 
@@ -183,6 +185,12 @@ class _Stream:
         self.results: queue.SimpleQueue[Receipt | SendError | _End] = queue.SimpleQueue()
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
+        self._process = PerProcess(None)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is of this process: in a forked child nobody works on it, and to wait for it would never end."""
+        return self._process.is_here
 
     @classmethod
     async def begin(
@@ -190,15 +198,18 @@ class _Stream:
     ) -> _Stream:
         stream = cls()
         sender = await own()
+        _streams.add(stream)
         stream._task = asyncio.create_task(stream._work(sender, window, timeout), name="pairmq send_stream")
         return stream
 
     def give(self, message: Message | None) -> None:
         """Send one more; None is the end."""
+        self._check()
         soon(self._messages.put_nowait, message)
 
     def next(self) -> Receipt | SendError:
         """The next result; raises what ended the stream."""
+        self._check()
         result = self.results.get()
         if isinstance(result, _End):
             self.results.put(result)
@@ -207,11 +218,16 @@ class _Stream:
             raise RuntimeError("a stream ended before its last result")
         return result
 
+    def _check(self) -> None:
+        if not self.is_here:
+            raise PairClosed("the stream is of the process that forked this one: begin one of your own")
+
     async def end(self) -> None:
         """Give up what is in flight."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
+        _streams.discard(self)
 
     async def _work(self, sender: asynchronous.PairSender, window: int, timeout: float | None) -> None:
         try:
@@ -230,3 +246,7 @@ class _Stream:
     async def _source(self) -> AsyncIterator[Message]:
         while (message := await self._messages.get()) is not None:
             yield message
+
+
+_streams: set[_Stream] = set()
+"""Streams under way, a parent's too: what nobody but a generator holds would be destroyed at work, together with it."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from pairmq.model import ConfigurationError, Delivery, Entity, FailureReason, Source, TransportError
+from pairmq.model import ConfigurationError, Delivery, Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.pipeline.datasource._options import Brokers, Options
 from pairmq.pipeline.datasource._rows import Place, to_batch
 from pairmq.plugins import registry
@@ -87,8 +87,11 @@ class BrowseReader(DataSourceReader):
                     found = await transport.admin.peek(part.source, most)
             except TimeoutError:
                 seconds = settings.options.attempt_timeout
-                raise ConfigurationError(
-                    f"{transport.endpoint} did not show {part.source} within {seconds:g} s: set attempt_timeout higher"
+                raise TransportError(
+                    f"{transport.endpoint} did not show {part.source} within {seconds:g} s: where it is there and has "
+                    "much to show, set attempt_timeout higher",
+                    FailureKind.UNAVAILABLE,
+                    FailureReason.TIMEOUT,
                 ) from None
             except TransportError as error:
                 if part.place.backlog and error.reason is FailureReason.NOT_FOUND:

@@ -102,7 +102,8 @@ class Intake:
             if deliveries:
                 await self._acknowledge(deliveries)
             moved += len(fresh)
-            if ended:
+            # A receive that brought copies alone says nothing of what is behind them.
+            if ended and (moved or not deliveries):
                 break
         return moved
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -134,7 +134,8 @@ class RowSender:
             _log.warning("the outcome of %d sends is unknown: sending them again under the same ids", len(unknown))
             again = await self._sender.send_batch([chunk[at] for at in unknown])
             for at, outcome in zip(unknown, again, strict=True):
-                outcomes[at] = outcome
+                # This receipt knows nothing of the copy that the send before may have left.
+                outcomes[at] = replace(outcome, maybe_duplicate=True) if isinstance(outcome, Receipt) else outcome
         return outcomes
 
     async def _chunks(self, batches: Iterator[pa.RecordBatch]) -> AsyncIterator[list[Message]]:

@@ -90,8 +90,8 @@ class Spool:
 
     @property
     def first(self) -> int:
-        """The number that a new query begins with: everything that is there comes to it."""
-        return min((segment.number for segment in self.segments()), default=self._floor)
+        """The number that a new query begins with: everything comes to it but what an earlier one has for good."""
+        return min((segment.number for segment in self.segments(self._floor)), default=self._floor)
 
     def segments(self, start: int = 0) -> list[Segment]:
         """What is there from a number on, by number."""

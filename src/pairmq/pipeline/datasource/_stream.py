@@ -61,13 +61,14 @@ class _Consumer:
     def __init__(self, plan: _Plan) -> None:
         transport, settings = plan.brokers.transport(plan.side)
         self.spool = Spool(plan.directory, f"{plan.source} ({plan.side})", patience=plan.spool_wait)
+        self._loop = LoopThread()
         try:
-            self._loop = LoopThread()
             place = Place(plan.side, str(plan.source), plan.source.entity.path)
             self.intake = Intake(transport, plan.source, place, self.spool, settings.options.attempt_timeout)
             for segment in self.spool.segments():
                 self.intake.remember(read_segment(plan.directory, segment))
         except BaseException:
+            self._loop.close()
             self.spool.close()
             raise
 
@@ -97,6 +98,7 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._opened: _Consumer | None = None
         self._left: int | None = None  # messages until a query that takes what is there has taken it
         self._failures = 0
+        self._dry = 0  # receives in a row that brought nothing, though there was something to bring
 
     @classmethod
     def of(cls, options: Options) -> SpoolStreamReader:
@@ -120,7 +122,7 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return cls(plan)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_plan": self._plan, "_opened": None, "_left": None, "_failures": 0}
+        return {"_plan": self._plan, "_opened": None, "_left": None, "_failures": 0, "_dry": 0}
 
     # Offsets, in the one process that Spark keeps for them.
 
@@ -214,7 +216,7 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return int(offset["next"])
 
     def _take(self, limit: ReadLimit, start: int) -> bool:
-        """Fill the spool as far as the limit goes; False when the broker is away."""
+        """Fill the spool as far as the limit goes; False when that is to be tried again."""
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         if self._left is not None:
             most = self._left if most is None else min(most, self._left)
@@ -222,14 +224,24 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if most is None:
                 most = self._consumer.available()
             taken = self._consumer.fill(most, self._plan.receive_wait, start) if most else 0
+            if self._left is not None:
+                self._left = self._left - taken if taken or not most else self._left_after_nothing(self._left)
         except TransportError as error:
             self._wait_for_broker(error)
             return False
         self._failures = 0
-        if self._left is not None:
-            # Nothing came: somebody else took the rest.
-            self._left = self._left - taken if taken else 0
-        return True
+        if taken:
+            self._dry = 0
+        return bool(taken) or not self._left
+
+    def _left_after_nothing(self, left: int) -> int:
+        """How many are still to come although a receive brought none: somebody else took them, or the broker is slow."""
+        self._dry += 1
+        left = min(left, self._consumer.available())
+        if left and self._dry >= _LAST_TRIES:
+            _log.warning("%d messages that are there were not given: others seem to hold them", left)
+            return 0
+        return left
 
     def _wait_for_broker(self, error: TransportError) -> None:
         self._failures += 1

@@ -43,6 +43,15 @@ def total(numbers: Sequence[int | None]) -> int | None:
     return sum(known) if len(known) == len(numbers) else None
 
 
+def set_aside(before: Depth, after: Depth) -> int | None:
+    """Tell how many messages of a queue were dead-lettered between two counts; None when not known."""
+    if after.dead_letter == 0:
+        return 0
+    if before.dead_letter is None or after.dead_letter is None:
+        return None
+    return max(0, after.dead_letter - before.dead_letter)
+
+
 async def count(transport: Transport, queues: Sequence[Entity], time_limit: float) -> tuple[Depth, ...]:
     """Count every queue; what fails is told in the result.
 

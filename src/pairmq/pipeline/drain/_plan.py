@@ -75,7 +75,7 @@ def make_plan(
     settings = load_settings(
         primary=primary,
         secondary=secondary,
-        journal=None if journal is None else os.fspath(journal),
+        journal=None if journal is None else os.path.abspath(journal),
         config=config,
         overrides={**(options or {}), "enable_syphon": True},
     )

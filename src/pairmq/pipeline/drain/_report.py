@@ -43,7 +43,8 @@ class Report:
         counted_from: ``"journal"``: exactly what the tasks wrote down, short of the last moment of a worker that was
             killed; ``"brokers"``: the same as ``gone``, by whoever it was moved.
         moved_again: of these, those that may have a second copy in the primary; None without a journal.
-        dead_lettered: messages set aside meanwhile; None when not known.
+        dead_lettered: messages set aside meanwhile, by the journal or the secondary, whichever tells of more; None when
+            not known.
         workers_lost: attempts that died.
         shut: destinations that took no messages, each with the reason.
         problem: why the drain as a whole failed; None when it did not.
@@ -72,8 +73,8 @@ class Report:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing is left to do: emptied, and nothing set aside."""
-        return self.emptied and not self.dead_lettered and self.problem is None
+        """Whether nothing is left to do: emptied, and known to have set nothing aside."""
+        return self.emptied and self.dead_lettered == 0 and self.problem is None
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""

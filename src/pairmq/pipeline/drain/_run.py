@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pairmq.model import ConfigurationError
-from pairmq.pipeline.drain._counts import Depth, count, total
+from pairmq.pipeline.drain._counts import Depth, count, set_aside, total
 from pairmq.pipeline.drain._handover import Handover
 from pairmq.pipeline.drain._job import Ending, Job, Outcome
 from pairmq.pipeline.drain._journalled import Journalled, count_journalled
@@ -169,9 +169,11 @@ class Drain:
         stopped: bool,
     ) -> Report:
         before, left = (total([depth.pending for depth in depths]) for depths in (self.before, after))
-        dead = [total([depth.dead_letter for depth in depths]) for depths in (self.before, after)]
-        dead_lettered = None if None in dead else max(0, (dead[1] or 0) - (dead[0] or 0))
+        dead_lettered = total([set_aside(*depths) for depths in zip(self.before, after, strict=True)])
         gone = None if before is None or left is None else max(0, before - left - (dead_lettered or 0))
+        if journalled is not None:
+            # The last moment of a worker that was killed is in no journal, and nothing else would tell of it.
+            dead_lettered = max(dead_lettered or 0, journalled.dead_lettered)
         return Report(
             queues=tuple(
                 QueueReport(
@@ -190,7 +192,7 @@ class Drain:
             gone=gone,
             counted_from="brokers" if journalled is None else "journal",
             moved_again=None if journalled is None else journalled.again,
-            dead_lettered=dead_lettered if journalled is None else journalled.dead_lettered,
+            dead_lettered=dead_lettered,
             workers_lost=max(0, sum(attempts.values()) - len(outcomes)),
             shut={name: why for outcome in outcomes.values() for name, why in outcome.shut.items()},
             problem=problem,

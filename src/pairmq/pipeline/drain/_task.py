@@ -116,7 +116,8 @@ class _Watch:
     async def until_end(self, queue: Entity) -> Ending:
         """Wait until the queue is empty, or until there is a reason to leave it."""
         seen_empty = 0
-        progress: tuple[int | None, int, int] | None = None
+        lowest: int | None = None
+        settled = (0, 0)
         progress_at = time.monotonic()
         while not self._faulted:
             pending = await self._pending(queue)
@@ -129,9 +130,15 @@ class _Watch:
                 return Ending.STOPPED
             if self._job.ends_at is not None and time.time() >= self._job.ends_at:
                 return Ending.OUT_OF_TIME
-            now, seen = time.monotonic(), (pending, self._pair.moved, self._dead_lettered)
-            if seen != progress:
-                progress, progress_at = seen, now
+            now, before = time.monotonic(), settled
+            settled = (self._pair.moved, self._dead_lettered)
+            # A count that grows, as senders divert, or that can't be had now and then is no progress; one that falls is
+            # the work of another syphon.
+            falls = pending is not None and (lowest is None or pending < lowest)
+            if falls:
+                lowest = pending
+            if falls or settled != before:
+                progress_at = now
             elif now - progress_at >= self._job.patience:
                 return Ending.STALLED
             await asyncio.sleep(_LOOK)

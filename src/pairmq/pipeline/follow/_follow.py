@@ -28,7 +28,7 @@ from pairmq.pipeline._workspace import work_folder
 from pairmq.pipeline.follow._complete import complete_until
 from pairmq.pipeline.follow._facts import merge_facts, read_facts
 from pairmq.pipeline.follow._identity import state_of, unusable
-from pairmq.pipeline.follow._intake import Intake, Taken
+from pairmq.pipeline.follow._intake import AT_ONCE, Intake, Taken
 from pairmq.pipeline.follow._ledger import Ledger
 from pairmq.pipeline.follow._names import Found, Names
 from pairmq.pipeline.follow._stop import Stop
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HOLDER = "pairmq pipeline run --follow"
-
-AT_ONCE = 256 << 20
-"""Bytes of segments in one batch: what is done again after a kill, some twenty million rows at most."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +21,10 @@ from pairmq.pipeline.journal_io import Contents, damaged, look_at
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_LATER = "it is not read yet"
+AT_ONCE = 256 << 20
+"""Bytes of segments in one batch: what is done again after a kill, some twenty million rows at most."""
+
+_LATER = "it is not read yet: the next start does so"
 
 
 @dataclass(slots=True)
@@ -85,10 +88,11 @@ class Intake:
         else:
             self._commit(origin, waiting=[Waiting(name, _LATER) for name in origin.paths])
 
-    def look_again(self, *, at_all: bool = False) -> None:
+    def look_again(self, at_once: int = AT_ONCE, *, at_all: bool = False) -> None:
         """Take the files that were gone and have come back, and note which are gone.
 
         Args:
+            at_once: bytes of the files in one commit, though it has one file at least.
             at_all: also those that could not be read and were not changed: the disk may have been what was wrong.
 
         Raises:
@@ -103,8 +107,8 @@ class Intake:
             for each in last.waiting
             if there[each.path] != (each.problem is not None) or (at_all and there[each.path])
         ]
-        if paths:
-            self._take(paths, set(), _Origin(last.batch, last.paths))
+        for lot in _lots(paths, at_once):
+            self._take(lot, set(), _Origin(last.batch, last.paths))
 
     def _take(self, paths: Sequence[Path], counted: set[Path], origin: _Origin) -> None:
         began = time.monotonic()
@@ -168,3 +172,18 @@ class Intake:
                 paths=origin.paths,
             )
         )
+
+
+def _lots(paths: Sequence[Path], at_once: int) -> Iterator[Sequence[Path]]:
+    """Cut a list of files: all that came while a follower was ending may be far too much for one commit."""
+    lot: list[Path] = []
+    room = at_once
+    for path in paths:
+        size = path.stat().st_size if path.exists() else 0
+        if lot and size > room:
+            yield lot
+            lot, room = [], at_once
+        lot.append(path)
+        room -= size
+    if lot:
+        yield lot

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pyspark.errors import StreamingQueryException
 
 from pairmq.pipeline.follow._names import Found
-from pairmq.pipeline.journal_io import spark_path
+from pairmq.pipeline.journal_io import spark_path, spark_target
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -50,7 +50,7 @@ def each_batch(spark: SparkSession, names: Path, checkpoint: Path, receive: Call
             raise
 
     lines = spark.readStream.format("text").options(**_OPTIONS).load(spark_path(names))
-    writer = lines.writeStream.foreachBatch(taken).option("checkpointLocation", spark_path(checkpoint))
+    writer = lines.writeStream.foreachBatch(taken).option("checkpointLocation", spark_target(checkpoint))
     query = writer.trigger(availableNow=True).start()
     try:
         query.awaitTermination()

@@ -17,10 +17,12 @@ from pairmq.pipeline.reporting._messages import messages
 from pairmq.pipeline.reporting._page import page
 from pairmq.pipeline.reporting._read import availability, cost, order, outages, programs
 from pairmq.pipeline.reporting._summary import summary
-from pairmq.pipeline.reporting._tables import Directory
+from pairmq.pipeline.reporting._tables import Directory, TableReplaced
 from pairmq.pipeline.reporting._values import Span, Told
 
 PAGE, DOCUMENT = "report.html", "report.json"
+
+_TRIES = 5  # to read tables that a follower replaces every now and then
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ def report(tables: str | os.PathLike[str], to: str | os.PathLike[str] | None = N
     beside = place.with_suffix(".json")
     if beside == place or place.is_dir():
         raise ConfigurationError(f"can't write the report to {place}: name a file that ends with .html")
-    told = read(directory)
+    told = _read_whole(directory)
     found = answers(told)
     document = summary(told, found)
     _put(place, page(told, found, directory))
@@ -94,6 +96,16 @@ def read(directory: Path) -> Told:
         order=order(tables),
         messages=messages(tables, out, overview, close_up),
     )
+
+
+def _read_whole(directory: Path) -> Told:
+    """Read the tables; once more where one was replaced meanwhile."""
+    for _ in range(_TRIES - 1):
+        try:
+            return read(directory)
+        except TableReplaced:
+            continue
+    return read(directory)
 
 
 def _put(place: Path, text: str) -> None:

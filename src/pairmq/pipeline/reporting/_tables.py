@@ -25,6 +25,10 @@ _PARTS = ("journal", "messages")  # of it, that the report needs
 _LARGEST_RUN_FILE = 64 * 2**20
 
 
+class TableReplaced(ConfigurationError):
+    """A file of a table is gone: a run has put a new table in its place since its files were listed."""
+
+
 class Directory:
     """The tables that one run wrote.
 
@@ -76,6 +80,10 @@ class Directory:
     def _told_clearly(self, table: str) -> Iterator[None]:
         try:
             yield
+        except FileNotFoundError:
+            raise TableReplaced(
+                f"can't read the table {table} in {self.path}: a file of it is gone, a run is writing there; try again"
+            ) from None
         except (OSError, pa.ArrowException, KeyError) as error:
             raise ConfigurationError(
                 f"can't read the table {table} in {self.path}: {error}; make it again with 'pairmq pipeline run'"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from pairmq.model.events import EventsDropped, JournalClosed
@@ -13,8 +13,11 @@ from pairmq.pipeline.transforms._fact import NUMBER, TEXT, schema_of, typed
 from pairmq.pipeline.transforms._rows import SLACK, of_kind
 from pairmq.pipeline.transforms.processes import told_of
 
-DEATH = 60.0
-"""Seconds after its last row within which a process that was killed may have done something that nobody wrote down."""
+DEATH = 120.0
+"""Seconds after its last row within which a process that was killed may have done something that nobody wrote down.
+
+A pair writes a row every minute, which is in a segment a minute later unless the journal's ``max_age`` is longer.
+"""
 
 HOLES = schema_of({"began": NUMBER, "ended": NUMBER})
 """Seconds since 1970 UTC."""
@@ -69,11 +72,22 @@ def holes(minutes: DataFrame, notes: DataFrame, *, patience: float, unread: Sequ
         F.when(within, F.col("first_at")).otherwise(F.col("last_at")).alias("began"),
         F.when(after, F.col("next_at")).otherwise(F.col("last_at")).alias("ended"),
     )
+    # Rows are numbered from 0: those before the first that is there are missing as well.
+    starts = minutes.groupBy("process").agg(F.min("first_seq").alias("first_seq"), F.min("first_at").alias("ended"))
+    journal = minutes.agg(F.min("first_at").alias("journal_began"))
+    headless = starts.filter("first_seq > 0").crossJoin(F.broadcast(journal))
+    heads = headless.select(F.least(F.coalesce(_started_at(), "journal_began"), "ended").alias("began"), "ended")
     dropped = notes.filter(of_kind(EventsDropped)).select(F.col("since").alias("began"), F.col("at").alias("ended"))
-    spans = ends.unionByName(gaps).unionByName(dropped)
+    spans = ends.unionByName(gaps).unionByName(heads).unionByName(dropped)
     if unread:
         spans = spans.unionByName(_not_read(minutes, notes, unread))
     return typed(spans.withColumn("ended", F.greatest("began", "ended")), HOLES)
+
+
+def _started_at() -> Column:
+    """When a process began its journal, as its name says; null if it does not say so."""
+    told = F.regexp_extract("process", "-([0-9]{8}T[0-9]{6}Z)-", 1)
+    return F.try_to_timestamp(told, F.lit("yyyyMMdd'T'HHmmssX")).cast("double")
 
 
 def _not_read(minutes: DataFrame, notes: DataFrame, unread: Sequence[Unread]) -> DataFrame:
