@@ -10,7 +10,6 @@ import pytest
 
 from pairmq.pipeline.session import local_settings
 
-
 _LIMIT = 300  # s: a first query alone takes a while where others want the processor
 
 
@@ -32,7 +31,7 @@ def spark(tmp_path_factory):
         # The second number: a task whose worker died is tried again, as on a cluster.
         "spark.master": "local[2,4]",
         "spark.sql.shuffle.partitions": "1",
-        "spark.driver.memory": "1g",
+        "spark.driver.memory": "2g",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.local.dir": str(folder / "local"),
         # Data this small gains nothing from either, and each costs time in every query.

@@ -59,7 +59,8 @@ def both(request, spark):
         rows = rows_of(spark, *by_hand()).cache()
     else:
         rows = read_rows(spark, look_over(request.getfixturevalue("generated"))).cache()
-    return tables_of(rows, SETTINGS), tables_of_parts(rows, 3, SETTINGS)
+    yield tables_of(rows, SETTINGS), tables_of_parts(rows, 3, SETTINGS)
+    spark.catalog.clearCache()
 
 
 @pytest.mark.parametrize("name", [table.name for table in TABLES])

@@ -86,6 +86,12 @@ def local_settings(cores: int) -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        # Spark keeps the plans of queries that have ended for a page that nobody sees here: of a follower's thousands,
+        # and of these sizes, more than its heap.
+        "spark.sql.ui.retainedExecutions": "5",
+        "spark.ui.retainedJobs": "20",
+        "spark.ui.retainedStages": "20",
+        "spark.ui.retainedTasks": "200",
         "spark.sql.session.timeZone": "UTC",
         # More partitions than this bring empty tasks; adaptive execution joins small ones and splits skewed ones.
         "spark.sql.shuffle.partitions": str(4 * cores),

@@ -235,7 +235,7 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return bool(taken) or not self._left
 
     def _left_after_nothing(self, left: int) -> int:
-        """How many are still to come although a receive brought none: somebody else took them, or the broker is slow."""
+        """How many are still to come although a receive brought none: others took them, or the broker is slow."""
         self._dry += 1
         left = min(left, self._consumer.available())
         if left and self._dry >= _LAST_TRIES:
