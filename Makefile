@@ -43,7 +43,7 @@ test: setup system ## all checks, then all tests (PYTEST_ARGS=... go to pytest; 
 	@echo "test: 300 simulated hours"
 	@$(BIN)/pairmq simulate --seeds 0..299
 
-test-long: setup system ## the tests that take minutes of Spark: five kills of a follower and of streams, a cluster, a declarative pipeline
+test-long: setup system ## what takes minutes of Spark: kills of a follower and of streams, a cluster, Connect, a declarative pipeline
 	@PAIRMQ_TEST_SPARK_KILLS=5 $(BIN)/python -m pytest -q -m long tests/pipeline $(PYTEST_ARGS)
 	@PAIRMQ_TEST_SPARK_KILLS=5 $(BIN)/python -m pytest -q -k consumer_is_killed tests/pipeline/test_datasource_kills.py
 

@@ -207,12 +207,14 @@ def written(servers, tmp_path_factory):
     return brokers.take(), log
 
 
+@pytest.mark.long
 def test_a_task_that_is_tried_again_sends_no_message_under_a_second_id(written):
     taken, _ = written
     assert taken.keys() == ids(1000)
     assert set(taken.values()) == {1, 2}  # the first attempt had sent most of its rows
 
 
+@pytest.mark.long
 def test_a_url_that_is_given_as_an_option_stands_in_no_event_log(written):
     _, log = written
     assert b"SparkListenerJobEnd" in log
