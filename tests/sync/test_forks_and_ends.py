@@ -127,6 +127,37 @@ def test_a_child_that_is_forked_in_the_midst_of_a_stream_ends_as_it_likes(progra
     assert ended.stderr == ""
 
 
+UNUSED = """
+import gc, os, sys, warnings
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+from pairmq import Entity, Message
+from pairmq.model import Source
+from pairmq.sync import Pair
+
+pair = Pair.connect(*sys.argv[1:3]).open()
+pair.primary.admin.create(Entity("orders"))
+sender = pair.sender("orders")
+sender.send(Message(b"first"))
+children = []
+for number in range(3):
+    if (child := os.fork()) == 0:
+        del pair, sender
+        gc.collect()
+        sys.exit(0)
+    children.append(child)
+statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+for each in range(50):
+    sender.send(Message(str(each).encode()))
+print(statuses, pair.primary.admin.counts(Source(Entity("orders"))).pending)
+pair.close()
+"""
+
+
+def test_children_that_want_nothing_of_the_pair_disturb_nobody(program):
+    ended = program(UNUSED)
+    assert (ended.stdout, ended.stderr) == ("[0, 0, 0] 51\n", "")
+
+
 CLOSED_BEFORE = """
 import os, sys, warnings
 warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)

@@ -97,6 +97,10 @@ class _Loop:
         """Call something on the loop, without waiting for it."""
         self._loop.call_soon_threadsafe(action, *arguments)
 
+    def tasks(self) -> set[asyncio.Task[Any]]:
+        """What has not ended on it."""
+        return asyncio.all_tasks(self._loop)
+
     def _work(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
@@ -194,6 +198,8 @@ def _in_child() -> None:
     _generation += 1
     if _loop is not None:
         _keep_for_ever(_loop)
+        for task in _loop.tasks():  # and, by their frames, all that they work on
+            _keep_for_ever(task)
         _loop = None
 
 
