@@ -43,9 +43,8 @@ test: setup system ## all checks, then all tests (PYTEST_ARGS=... go to pytest; 
 	@echo "test: 300 simulated hours"
 	@$(BIN)/pairmq simulate --seeds 0..299
 
-test-long: setup system ## what takes minutes of Spark: kills of a follower and of streams, a cluster, Connect, a declarative pipeline
+test-long: setup system ## what takes minutes of Spark: kills, drains, judged chaos journals, a cluster, Connect, a declarative pipeline
 	@PAIRMQ_TEST_SPARK_KILLS=5 $(BIN)/python -m pytest -q -m long tests/pipeline $(PYTEST_ARGS)
-	@PAIRMQ_TEST_SPARK_KILLS=5 $(BIN)/python -m pytest -q -k consumer_is_killed tests/pipeline/test_datasource_kills.py
 
 soak: setup system ## the long tests: files of a million lines through outages, a million sends with both brokers away (LINES=...)
 	@PAIRMQ_TEST_LINES="$(or $(LINES),1000000)" PAIRMQ_TEST_KILLS_LINES="$(or $(LINES),1000000)" \

@@ -27,7 +27,7 @@ PYTHON_KILLS = int(os.environ.get("PAIRMQ_TEST_SPARK_KILLS", "2"))
 DRIVER_KILLS = int(os.environ.get("PAIRMQ_TEST_SPARK_KILLS", "1"))
 PASSWORD = "geheim-77"
 
-pytestmark = [pytest.mark.real_server, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.real_server, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,6 @@ def is_too_slow(query) -> bool:
     return "failed to connect back" in str(query.exception())
 
 
-@pytest.mark.long
 def test_a_stream_whose_workers_are_killed_loses_nothing(brokers, session, sink, tmp_path):
     busy = tmp_path / "busy"
 
@@ -168,7 +167,6 @@ def drain(brokers: Brokers, sink) -> None:
             return
 
 
-@pytest.mark.long
 def test_a_stream_whose_driver_is_killed_loses_nothing(brokers, session, sink, options, tmp_path):
     checkpoint, out = tmp_path / "checkpoint", tmp_path / "out"
     told = json.dumps({"options": options, "checkpoint": str(checkpoint), "out": str(out)})
@@ -207,14 +205,12 @@ def written(servers, tmp_path_factory):
     return brokers.take(), log
 
 
-@pytest.mark.long
 def test_a_task_that_is_tried_again_sends_no_message_under_a_second_id(written):
     taken, _ = written
     assert taken.keys() == ids(1000)
     assert set(taken.values()) == {1, 2}  # the first attempt had sent most of its rows
 
 
-@pytest.mark.long
 def test_a_url_that_is_given_as_an_option_stands_in_no_event_log(written):
     _, log = written
     assert b"SparkListenerJobEnd" in log
