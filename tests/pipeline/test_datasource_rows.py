@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from pyspark.sql import types as t
 
 from pairmq.core import Diversion, divert
-from pairmq.model import ConfigurationError, Delivery, Entity, Message
-from pairmq.pipeline.datasource import _properties
+from pairmq.model import ConfigurationError, Delivery, Entity, Message, property_json
 from pairmq.pipeline.datasource._ids import derived_id
 from pairmq.pipeline.datasource._rows import SCHEMA, Place, RowReader, RowRefused, to_batch
 
@@ -96,7 +95,7 @@ def test_an_empty_message_comes_back_from_a_row():
 
 @given(_values)
 def test_every_property_comes_back_from_its_text_as_it_was(value):
-    again = _properties.decode(_properties.encode(value))
+    again = property_json.decode(property_json.encode(value))
     assert again == value
     assert repr(again) == repr(value)  # 1, 1.0 and True are equal
 
@@ -104,7 +103,7 @@ def test_every_property_comes_back_from_its_text_as_it_was(value):
 @given(st.one_of(st.text(max_size=40), st.recursive(st.none() | st.text(max_size=5), st.lists).map(json.dumps)))
 def test_any_text_is_read_as_a_property_or_refused_with_a_value_error(text):
     with contextlib.suppress(ValueError):
-        _properties.decode(text)
+        property_json.decode(text)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +122,7 @@ def test_any_text_is_read_as_a_property_or_refused_with_a_value_error(text):
 )
 def test_what_no_property_is_written_as_is_refused(text):
     with pytest.raises(ValueError, match=r".") as caught:
-        _properties.decode(text)
+        property_json.decode(text)
     assert len(str(caught.value)) < 200
 
 

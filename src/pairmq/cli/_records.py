@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import base64
 from datetime import datetime
-from decimal import Decimal
 from typing import Any
-from uuid import UUID
 
-from pairmq.model import Delivery, PropertyValue
-
-_NAMES = frozenset(("base64", "datetime", "uuid", "decimal", "mapping"))
+from pairmq.model import Delivery
+from pairmq.model.property_json import plain
 
 
 def delivery_record(delivery: Delivery) -> dict[str, Any]:
@@ -31,7 +28,7 @@ def delivery_record(delivery: Delivery) -> dict[str, Any]:
         "reply_to_session_id": message.reply_to_session_id,
         "partition_key": message.partition_key,
         "priority": message.priority,
-        "application_properties": {k: _plain(v) for k, v in message.application_properties.items()} or None,
+        "application_properties": {k: plain(v) for k, v in message.application_properties.items()} or None,
         "delivery_count": delivery.delivery_count,
         "sequence_number": delivery.sequence_number or None,
         "enqueued_at": _instant(delivery.enqueued_at),
@@ -39,25 +36,6 @@ def delivery_record(delivery: Delivery) -> dict[str, Any]:
         "dead_letter_description": delivery.dead_letter_description,
     }
     return {key: value for key, value in record.items() if value is not None}
-
-
-def _plain(value: PropertyValue) -> Any:
-    """A property as JSON; what JSON has no type for is an object that names it."""
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    if isinstance(value, bytes):
-        return {"base64": base64.b64encode(value).decode("ascii")}
-    if isinstance(value, datetime):
-        return {"datetime": value.isoformat()}
-    if isinstance(value, UUID):
-        return {"uuid": str(value)}
-    if isinstance(value, Decimal):
-        return {"decimal": str(value)}
-    if isinstance(value, tuple):
-        return [_plain(entry) for entry in value]
-    nested = {key: _plain(entry) for key, entry in value.items()}
-    # One that looks like those above is named as well, so that a program can tell them apart.
-    return {"mapping": nested} if len(nested) == 1 and not _NAMES.isdisjoint(nested) else nested
 
 
 def _instant(at: datetime | None) -> str | None:

@@ -11,8 +11,7 @@ from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from pairmq.core import restore
-from pairmq.model import ConfigurationError, Delivery, EnvelopeError, Message, PairMQError
-from pairmq.pipeline.datasource import _properties
+from pairmq.model import ConfigurationError, Delivery, EnvelopeError, Message, PairMQError, property_json
 from pairmq.pipeline.datasource._ids import KEY_TYPES, derived_id
 
 _TEXT: Final = t.StringType()
@@ -109,7 +108,7 @@ def _row(delivery: Delivery, place: Place) -> dict[str, object]:
             row["diverted_at"] = diversion.diverted_at
             row["maybe_duplicate"] = diversion.maybe_duplicate
     row.update((name, getattr(message, name)) for name in _SENT)
-    row["application_properties"] = [(k, _properties.encode(v)) for k, v in message.application_properties.items()]
+    row["application_properties"] = [(k, property_json.encode(v)) for k, v in message.application_properties.items()]
     row["side"] = place.side
     row["queue"] = place.queue
     row["sequence_number"] = delivery.sequence_number or None
@@ -228,7 +227,7 @@ def _from_json(name: str, text: str | None) -> object:
     if text is None:
         return None
     try:
-        return _properties.decode(text)
+        return property_json.decode(text)
     except ValueError as error:
         raise ValueError(
             f"application property {name!r} is not JSON ({error}): write a string with its quotes, "

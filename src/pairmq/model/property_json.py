@@ -1,6 +1,6 @@
-"""Application properties as JSON text: every type that a message may hold comes back as it was.
+"""Application properties as JSON: every type that a message may hold comes back as it was.
 
-What JSON has no type for is an object that names it, the same as in the records of ``pairmq receive --json``.
+What JSON has no type for is an object that names it: in the records of ``pairmq receive --json``, and in Spark's rows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Final, NoReturn
 from uuid import UUID
 
-from pairmq.model import PropertyValue
+from pairmq.model._message import PropertyValue
 
 _MAPPING: Final = "mapping"
 _NAMED: Final[Mapping[str, Callable[[str], PropertyValue]]] = {
@@ -27,7 +27,7 @@ _NAMED: Final[Mapping[str, Callable[[str], PropertyValue]]] = {
 
 def encode(value: PropertyValue) -> str:
     """Write a property as JSON: ``"text"``, ``7``, ``7.0``, ``{"datetime": "2026-05-01T12:00:00+00:00"}``."""
-    return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(plain(value), ensure_ascii=False, separators=(",", ":"))
 
 
 def decode(text: str) -> PropertyValue:
@@ -48,7 +48,8 @@ def decode(text: str) -> PropertyValue:
         raise ValueError(error.msg if isinstance(error, json.JSONDecodeError) else str(error)) from None
 
 
-def _plain(value: PropertyValue) -> Any:
+def plain(value: PropertyValue) -> Any:
+    """Give a property as what `json` can write; what JSON has no type for is an object that names it."""
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, bytes):
@@ -60,20 +61,20 @@ def _plain(value: PropertyValue) -> Any:
     if isinstance(value, Decimal):
         return {"decimal": str(value)}
     if isinstance(value, tuple):
-        return [_plain(entry) for entry in value]
-    nested = {key: _plain(entry) for key, entry in value.items()}
+        return [plain(entry) for entry in value]
+    nested = {key: plain(entry) for key, entry in value.items()}
     # One that looks like those above is named as well, so that it can be told from them.
     return {_MAPPING: nested} if _looks_named(nested) else nested
 
 
-def _typed(plain: Any) -> PropertyValue:
-    if isinstance(plain, list):
-        return tuple([_typed(entry) for entry in plain])
-    if not isinstance(plain, dict):
-        return plain  # type: ignore[no-any-return]  # what JSON has types for
-    if not _looks_named(plain):
-        return {key: _typed(entry) for key, entry in plain.items()}
-    [(name, inner)] = plain.items()
+def _typed(given: Any) -> PropertyValue:
+    if isinstance(given, list):
+        return tuple([_typed(entry) for entry in given])
+    if not isinstance(given, dict):
+        return given  # type: ignore[no-any-return]  # what JSON has types for
+    if not _looks_named(given):
+        return {key: _typed(entry) for key, entry in given.items()}
+    [(name, inner)] = given.items()
     if name == _MAPPING:
         if not isinstance(inner, dict):
             raise ValueError("what 'mapping' names must be an object")
