@@ -36,14 +36,15 @@ demo: setup ## watch a failover happen (ARGS=... go to `pairmq demo`)
 test: setup system ## all checks, then all tests (PYTEST_ARGS=... go to pytest; WORKERS=0 for one at a time)
 	@$(MAKE) --no-print-directory check
 	@echo "test: pytest"
-	@$(BIN)/python -m pytest -q --numprocesses $(WORKERS) --dist worksteal --hypothesis-seed 0 \
+	@$(BIN)/python -m pytest -q -m "not long" --numprocesses $(WORKERS) --dist worksteal --hypothesis-seed 0 \
 		--ignore tests/pipeline $(PYTEST_ARGS)
 	@echo "test: pytest tests/pipeline"
 	@$(BIN)/python -m pytest -q -m "not long" tests/pipeline
 	@echo "test: 300 simulated hours"
 	@$(BIN)/pairmq simulate --seeds 0..299
 
-test-long: setup system ## what takes minutes of Spark: kills, drains, judged chaos journals, a cluster, Connect, a declarative pipeline
+test-long: setup system ## what takes minutes: more outages of real servers; Spark's kills, drains, judged chaos journals, a cluster, Connect
+	@$(BIN)/python -m pytest -q -m long --numprocesses $(WORKERS) --dist worksteal --ignore tests/pipeline $(PYTEST_ARGS)
 	@PAIRMQ_TEST_SPARK_KILLS=5 $(BIN)/python -m pytest -q -m long tests/pipeline $(PYTEST_ARGS)
 
 soak: setup system ## the long tests: files of a million lines through outages, a million sends with both brokers away (LINES=...)

@@ -38,7 +38,14 @@ OPTIONS = PairOptions(
 )
 
 
-@pytest.fixture(params=["rabbitmq-rabbitmq", "rabbitmq-redis", "servicebus-servicebus", "redis-servicebus"])
+@pytest.fixture(
+    params=[
+        "rabbitmq-redis",
+        "redis-servicebus",
+        pytest.param("rabbitmq-rabbitmq", marks=pytest.mark.long),
+        pytest.param("servicebus-servicebus", marks=pytest.mark.long),
+    ]
+)
 def brokers(
     request: pytest.FixtureRequest, rabbit_servers: Callable[[int], list[RabbitServer]]
 ) -> Iterator[tuple[int, str, str]]:

@@ -26,7 +26,7 @@ from pairmq_servicebus.testing import ServiceBusServer
 
 pytestmark = [pytest.mark.real_server, pytest.mark.slow]
 
-LINES = int(os.environ.get("PAIRMQ_TEST_KILLS_LINES", "20000"))
+LINES = int(os.environ.get("PAIRMQ_TEST_KILLS_LINES", "10000"))
 PATIENCE = 120 + LINES / 100  # s
 PACE = 1000  # lines a second
 QUEUES = "4"
@@ -113,7 +113,12 @@ def drained_by_azure(connection_string: str, queue: str) -> list[str]:
     return found
 
 
-@pytest.fixture(params=["rabbitmq-rabbitmq", "rabbitmq-redis", "servicebus-servicebus"])
+@pytest.fixture(
+    params=[
+        "rabbitmq-redis",
+        *(pytest.param(f"{each}-{each}", marks=pytest.mark.long) for each in ("rabbitmq", "servicebus")),
+    ]
+)
 def brokers(
     request: pytest.FixtureRequest, rabbit_servers: Callable[[int], list[RabbitServer]]
 ) -> Iterator[tuple[RabbitServer | ServiceBusServer, str]]:

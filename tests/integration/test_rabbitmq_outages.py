@@ -194,7 +194,7 @@ async def test_kill_9(brokers: Brokers, hands: Hands) -> None:
         under.check_certain(under.hit_at)
 
 
-@pytest.mark.parametrize("seconds", [1, 10])
+@pytest.mark.parametrize("seconds", [1, pytest.param(10, marks=pytest.mark.long)])
 async def test_sigstop(brokers: Brokers, hands: Hands, seconds: int) -> None:
     """The kernel takes connections and bytes for it, and nothing ever comes back: all is in doubt."""
     primary = brokers.primary

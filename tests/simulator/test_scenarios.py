@@ -83,6 +83,7 @@ def test_a_scenario_that_does_not_fail_is_not_shrunk():
     assert shrink(scenario) is scenario
 
 
+@pytest.mark.long
 def test_a_failing_scenario_is_cut_down_to_what_fails(monkeypatch):
     """A bug is planted: a receipt never says that a second copy may exist."""
     accept = Endings.accept

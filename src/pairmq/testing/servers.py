@@ -25,6 +25,7 @@ from typing import Self
 
 _PR_SET_PDEATHSIG = 1
 _POLL = 0.01
+_STOPPED_WITHIN = 200  # looks at whether a signal has stopped all threads
 # Not the shared generator: two runs with one seed would look for the same ports.
 _chance = random.SystemRandom()
 
@@ -182,8 +183,14 @@ class ServerProcess:
         Raises:
             ServerError: it does not run.
         """
-        self._running_process().send_signal(signal.SIGSTOP)
+        process = self._running_process()
+        process.send_signal(signal.SIGSTOP)
         self._paused = True
+        # The signal reaches each thread when the kernel next looks at it: until then some go on answering.
+        for _ in range(_STOPPED_WITHIN):
+            if _is_stopped(process.pid):
+                break
+            time.sleep(_POLL)
 
     def resume(self) -> None:
         """Let it go on after `pause`.
@@ -296,3 +303,15 @@ def _die_with_parent() -> None:
     # moment.
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether every thread of a process has stopped; taken for granted where the kernel does not tell."""
+    try:
+        states = [
+            task.joinpath("stat").read_text().rpartition(")")[2].split()[0]
+            for task in Path(f"/proc/{pid}/task").iterdir()
+        ]
+    except (OSError, IndexError):
+        return True
+    return all(state in "TtXZ" for state in states)
