@@ -481,6 +481,7 @@ def test_the_pool_mends_what_a_test_did(rabbit_servers):
         assert answers(server.port, 10)
 
 
+@pytest.mark.long
 def test_the_pool_replaces_a_server_that_cannot_be_mended(rabbit_servers):
     (server,) = rabbit_servers(1)
     server.kill()
