@@ -222,7 +222,7 @@ class RawPeer:
         self.expect(p.Begin)
 
     def attach(self, address: str | None, *, sends: bool, waits: bool = True, **fields: Any) -> int:
-        """Attach a link; gives our handle. The server's answer is in `attached`."""
+        """Attach a link; gives our handle. The server's answer is in `attached`, its credit for us in `granted`."""
         handle = next(self._handles)
         here = f"raw-{handle}"
         fields.setdefault("source", p.Source(address=here if sends else address, filter=fields.pop("filter", None)))
@@ -233,7 +233,7 @@ class RawPeer:
         if waits:
             self.attached: p.Attach = self.expect(p.Attach)
             if sends and self.attached.target is not None:
-                self.expect(p.Flow)
+                self.granted: int = self.expect(p.Flow).link_credit
         return handle
 
     def login(self, token: str | None = None) -> dict[str, Any]:
