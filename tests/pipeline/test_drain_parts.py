@@ -12,11 +12,12 @@ import pytest
 
 from pairmq import ConfigurationError, Entity, PairOptions
 from pairmq.model import FailureKind, Source, TransportError
-from pairmq.pipeline.drain import Drain, Ending, Report, _task, make_plan
+from pairmq.pipeline.drain import Drain, Ending, Report, _left, _task, make_plan
 from pairmq.pipeline.drain._counts import Depth
 from pairmq.pipeline.drain._handover import Handover, Worker
 from pairmq.pipeline.drain._job import Job, Outcome
 from pairmq.pipeline.drain._journalled import Journalled
+from pairmq.pipeline.drain._left import EVERY, Counts, FromBroker, FromDriver, Left
 from pairmq.pipeline.drain._spark import check_session, most_at_once, run_job
 from pairmq.pipeline.drain._task import Task, drain_queue
 from pairmq.pipeline.session import local_settings
@@ -203,30 +204,30 @@ def test_a_worker_without_settings_says_so_instead_of_failing_again_and_again(jo
     assert "no primary broker" in (outcome.problem or "")
 
 
-class Counts:
-    """A pair that moves nothing, whose secondary counts as it is told; the last word again and again."""
-
-    backlog_queues = (Entity("b"),)
-    moved = 0
+class Told:
+    """Counts as they are told; the last one again and again."""
 
     def __init__(self, *pending: int | None) -> None:
         self.told = list(pending)
-        self.secondary = self.admin = self
 
-    async def counts(self, source: Source) -> QueueCounts:
+    async def next(self) -> Left:
         pending = self.told.pop(0) if len(self.told) > 1 else self.told[0]
-        if pending is None:
-            raise TransportError("throttled", FailureKind.BUSY)
-        return QueueCounts(active=pending)
+        return Left(pending, "throttled" if pending is None else None)
 
 
-def ending_of(pair: Counts, job: Job, monkeypatch) -> Ending:
+class Idle:
+    """A pair that moves nothing."""
+
+    moved = 0
+
+
+def ending_of(counts: Counts, job: Job, monkeypatch) -> Ending:
     monkeypatch.setattr(_task, "_LOOK", 0.001)
-    watch = _task._Watch(pair, job, Worker(None))  # type: ignore[arg-type]
+    watch = _task._Watch(Idle(), job, Worker(None))  # type: ignore[arg-type]
 
     async def ending() -> Ending:
         async with asyncio.timeout(30):
-            return await watch.until_end(Entity("b"))
+            return await watch.until_end(counts)
 
     return asyncio.run(ending())
 
@@ -235,12 +236,67 @@ def ending_of(pair: Counts, job: Job, monkeypatch) -> Ending:
     "pending", [range(5, 10**6), [5, None] * 10**5], ids=["senders divert", "counts fail at times"]
 )
 def test_patience_ends_although_the_count_changes_while_nothing_is_moved(job, monkeypatch, pending):
-    assert ending_of(Counts(*pending), replace(job, patience=0.2), monkeypatch) is Ending.STALLED
+    assert ending_of(Told(*pending), replace(job, patience=0.2), monkeypatch) is Ending.STALLED
 
 
 def test_a_count_that_falls_is_progress_whoever_moves(job, monkeypatch):
     steps = 200
-    assert ending_of(Counts(*range(steps, -1, -1)), replace(job, patience=0.1), monkeypatch) is Ending.DRAINED
+    assert ending_of(Told(*range(steps, -1, -1)), replace(job, patience=0.1), monkeypatch) is Ending.DRAINED
+
+
+# Counts.
+
+
+def depths(*pending: int | None) -> list[Depth]:
+    return [
+        Depth(None, "throttled") if each is None else Depth(QueueCounts(active=each, dead_letter=1)) for each in pending
+    ]
+
+
+async def test_a_task_hears_each_count_of_the_driver_once(tmp_path):
+    with Handover(None) as handover:
+        counts = FromDriver(Worker(str(handover.directory)), 1)
+        heard = [await counts.next()]
+        for told in ((7, 5), (7, None), (7, 0)):
+            handover.tell(depths(*told))
+            heard += [await counts.next(), await counts.next()]
+    assert heard == [None, Left(5), None, Left(None, "throttled"), None, Left(0), None]
+
+
+async def test_what_was_counted_before_a_task_began_tells_it_nothing(tmp_path):
+    with Handover(None) as handover:
+        handover.tell(depths(0))
+        counts = FromDriver(Worker(str(handover.directory)), 0)
+        assert await counts.next() is None
+        handover.tell(depths(3))
+        assert await counts.next() == Left(3)
+
+
+class Broker:
+    """A secondary of which only counts are asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.admin = self
+        self.error: TransportError | None = None
+
+    async def counts(self, source: Source) -> QueueCounts:
+        self.asked += 1
+        if self.error is not None:
+            raise self.error
+        return QueueCounts(active=4)
+
+
+async def test_a_broker_is_asked_no_more_often_than_every_so_often(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(_left.time, "monotonic", lambda: now)
+    broker = Broker()
+    counts = FromBroker(broker, Entity("b"), 5.0)  # type: ignore[arg-type]
+    assert [await counts.next() for _ in range(9)] == [Left(4)] + 8 * [None]
+    now += EVERY
+    broker.error = TransportError("throttled", FailureKind.BUSY)
+    assert [await counts.next() for _ in range(9)] == [Left(None, "throttled")] + 8 * [None]
+    assert broker.asked == 2
 
 
 def test_our_own_session_starts_dead_workers_again_and_never_two_for_one_queue():

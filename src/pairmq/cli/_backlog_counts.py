@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pairmq.cli._common import at_broker, within
-from pairmq.model import Entity, FailureReason, Source, TransportError
-from pairmq.transport import QueueCounts, Transport
-
-_AT_ONCE = 8
+from pairmq.cli._common import at_broker
+from pairmq.model import Entity, FailureReason, TransportError
+from pairmq.transport import QueueCounts, Transport, counts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +79,12 @@ class Depths:
 
 async def count_queues(transport: Transport, queues: Sequence[Entity], time_limit: float) -> Depths:
     """Count every queue; what fails is told in the result."""
-    turns = asyncio.Semaphore(_AT_ONCE)
+    told = await counts_of(transport, queues, time_limit)
+    return Depths(tuple(_depth(transport, *each) for each in zip(queues, told, strict=True)))
 
-    async def one(queue: Entity) -> Depth:
-        async with turns:
-            try:
-                return Depth(queue, await within(time_limit, transport.admin.counts(Source(queue))))
-            except TransportError as error:
-                missing = error.reason is FailureReason.NOT_FOUND
-                return Depth(queue, None, None if missing else at_broker(transport, error))
 
-    return Depths(tuple(await asyncio.gather(*(one(queue) for queue in queues))))
+def _depth(transport: Transport, queue: Entity, told: QueueCounts | TransportError) -> Depth:
+    if isinstance(told, QueueCounts):
+        return Depth(queue, told)
+    missing = told.reason is FailureReason.NOT_FOUND
+    return Depth(queue, None, None if missing else at_broker(transport, told))

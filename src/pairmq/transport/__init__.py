@@ -1,5 +1,6 @@
 """The abstract interfaces to a broker, and what transports tell about themselves."""
 
+from pairmq.transport._counting import counts_of
 from pairmq.transport._transport import (
     Admin,
     Receiver,
@@ -21,6 +22,7 @@ __all__ = [
     "Sender",
     "SessionReceiver",
     "Transport",
+    "counts_of",
     "is_nothing_sent",
     "nothing_sent",
 ]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pairmq.model import Entity, FailureReason, Source, TransportError
-from pairmq.transport import QueueCounts, Transport
-
-_AT_ONCE = 8
+from pairmq.model import Entity, FailureReason, TransportError
+from pairmq.transport import QueueCounts, Transport, counts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +60,13 @@ async def count(transport: Transport, queues: Sequence[Entity], time_limit: floa
     Returns:
         One entry each, in the same order.
     """
-    turns = asyncio.Semaphore(_AT_ONCE)
+    return tuple(_depth(transport, told) for told in await counts_of(transport, queues, time_limit))
 
-    async def one(queue: Entity) -> Depth:
-        async with turns:
-            try:
-                async with asyncio.timeout(time_limit):
-                    return Depth(await transport.admin.counts(Source(queue)))
-            except TimeoutError:
-                return Depth(None, f"{transport.endpoint}: no answer within {time_limit:g} s")
-            except TransportError as error:
-                if error.reason is FailureReason.NOT_FOUND:
-                    return Depth(QueueCounts(), exists=False)
-                text = str(error)
-                return Depth(None, text if transport.endpoint.url in text else f"{transport.endpoint}: {text}")
 
-    return tuple(await asyncio.gather(*(one(queue) for queue in queues)))
+def _depth(transport: Transport, told: QueueCounts | TransportError) -> Depth:
+    if isinstance(told, QueueCounts):
+        return Depth(told)
+    if told.reason is FailureReason.NOT_FOUND:
+        return Depth(QueueCounts(), exists=False)
+    text = str(told)
+    return Depth(None, text if transport.endpoint.url in text else f"{transport.endpoint}: {text}")

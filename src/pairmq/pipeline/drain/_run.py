@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -12,13 +11,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pairmq.model import ConfigurationError
+from pairmq.pipeline._tag import Tag
 from pairmq.pipeline.drain._counts import Depth, count, set_aside, total
 from pairmq.pipeline.drain._handover import Handover
 from pairmq.pipeline.drain._job import Ending, Job, Outcome
 from pairmq.pipeline.drain._journalled import Journalled, count_journalled
+from pairmq.pipeline.drain._left import EVERY
 from pairmq.pipeline.drain._plan import Plan
 from pairmq.pipeline.drain._report import QueueReport, Report
-from pairmq.pipeline.drain._spark import JobFailed, cancel_job, check_session, is_local, most_at_once, run_job
+from pairmq.pipeline.drain._spark import JobFailed, check_session, is_local, most_at_once, run_job
 from pairmq.transport import Transport
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 Tell = Callable[[int | None], None]
 """Told how many messages are left, again and again; None when the secondary can't be asked."""
 
-_LOOK = 1.0  # s between two counts
 _UNMOVED = 3  # messages that a task's share of the rate would have let through
 
 _log = logging.getLogger("pairmq")
@@ -76,15 +76,15 @@ class Drain:
         outcomes: dict[int, Outcome] = {}
         with Handover(urls) as handover:
             job = self._job(most_at_once(spark, len(indexes)), str(handover.directory) if local else None)
-            tag = f"pairmq-drain-{secrets.token_hex(4)}"
+            tag = Tag(spark, "pairmq-drain")
             work = asyncio.create_task(asyncio.to_thread(run_job, spark, job, indexes, tag))
             try:
-                await self._attend(work, stop, tell)
+                await self._attend(work, stop, tell, handover)
             finally:
                 if not work.done():
                     handover.stop()
                     if not local:
-                        cancel_job(spark, tag)
+                        tag.interrupt()
             try:
                 outcomes = {outcome.index: outcome for outcome in await work}
             except JobFailed as error:
@@ -103,15 +103,18 @@ class Drain:
         """The report of a drain that found nothing to do."""
         return self._report(self.before, {}, {}, None, None, False)
 
-    async def _attend(self, work: asyncio.Task[list[Outcome]], stop: asyncio.Event, tell: Tell) -> None:
-        """Tell how far it is, until it ends or is asked to."""
+    async def _attend(
+        self, work: asyncio.Task[list[Outcome]], stop: asyncio.Event, tell: Tell, handover: Handover
+    ) -> None:
+        """Tell people and tasks how far it is, until it ends or is asked to."""
         stopping = asyncio.create_task(stop.wait())
         try:
             async with self._plan.secondary_transport() as secondary:
                 while not work.done() and not stop.is_set():
                     depths = await self._counted(secondary)
+                    handover.tell(depths)
                     tell(total([depth.pending for depth in depths]))
-                    await asyncio.wait((work, stopping), timeout=_LOOK, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait((work, stopping), timeout=EVERY, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopping.cancel()
 

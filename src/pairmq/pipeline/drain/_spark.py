@@ -14,6 +14,8 @@ from pairmq.pipeline.drain._task import Task
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from pairmq.pipeline._tag import Tag
+
 FAILURES = 4
 """How often a task may die before the job fails, in a session of our own: Spark's own number for clusters."""
 
@@ -88,14 +90,14 @@ def most_at_once(spark: SparkSession, tasks: int) -> int:
     return min(tasks, int(match["cores"] or 1))
 
 
-def run_job(spark: SparkSession, job: Job, indexes: Sequence[int], tag: str) -> list[Outcome]:
+def run_job(spark: SparkSession, job: Job, indexes: Sequence[int], tag: Tag) -> list[Outcome]:
     """Run one task for each queue; waits for all.
 
     Args:
         spark: where.
         job: what each is told.
         indexes: of the queues.
-        tag: by which `cancel_job` finds it.
+        tag: by which it can be ended, from another thread: what its tasks hold comes back when their locks end.
 
     Returns:
         The outcomes, in any order.
@@ -110,19 +112,12 @@ def run_job(spark: SparkSession, job: Job, indexes: Sequence[int], tag: str) -> 
     # Rows by a plain function: an Arrow one would have every worker import pandas and pyarrow for a single number.
     # What is called "nondeterministic" is called exactly once for each row.
     task = udf(Task(job, tuple(indexes)), "string", useArrow=False).asNondeterministic()
-    spark.addTag(tag)
     try:
-        rows = spark.range(0, len(indexes), 1, len(indexes)).select(task("id")).collect()
+        with tag.marked():
+            rows = spark.range(0, len(indexes), 1, len(indexes)).select(task("id")).collect()
         return [Outcome.from_json(row[0]) for row in rows]
     except (Py4JError, PySparkException) as error:
         raise JobFailed(_reason(error)) from error
-    finally:
-        spark.removeTag(tag)
-
-
-def cancel_job(spark: SparkSession, tag: str) -> None:
-    """End a job whose tasks can't be asked to: what they hold comes back when their locks end."""
-    spark.interruptTag(tag)
 
 
 def _reason(error: Exception) -> str:

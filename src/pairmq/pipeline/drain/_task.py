@@ -14,17 +14,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from pairmq.model import ConfigurationError, Entity, PairMQError, Source, TransportError
+from pairmq.model import ConfigurationError, PairMQError
 from pairmq.model.events import DestinationChanged, Event, MessageDeadLettered, PairEnded, SyphonFailed
 from pairmq.pair import Pair, load_settings
 from pairmq.pipeline.drain._handover import Worker
 from pairmq.pipeline.drain._job import Ending, Job, Outcome
+from pairmq.pipeline.drain._left import Counts, FromBroker, FromDriver
 from pairmq.plugins import registry
 
 if TYPE_CHECKING:
     from pairmq.observe.journal import Journal
 
-_LOOK = 0.25  # s between two looks at the queue
+_LOOK = 0.25  # s between two looks for a reason to end
 _JOURNAL_CLOSE = 10.0  # s
 
 
@@ -75,7 +76,10 @@ async def drain_queue(job: Job, index: int, attempt: int = 0) -> Outcome:
             watch = _Watch(pair, job, worker)
             pair.subscribe(watch.on_event)
             async with pair:
-                ending = await watch.until_end(pair.backlog_queues[index])
+                queue, limit = pair.backlog_queues[index], job.options.attempt_timeout
+                near = worker.is_near
+                counts = FromDriver(worker, index) if near else FromBroker(pair.secondary, queue, limit)
+                ending = await watch.until_end(counts)
             return Outcome(index, ending, attempt, watch.shut, watch.problem)
     except ConfigurationError as error:
         return Outcome(index, Ending.MISCONFIGURED, attempt, problem=str(error))
@@ -113,16 +117,19 @@ class _Watch:
             self._faulted = True
             self.problem = event.fault
 
-    async def until_end(self, queue: Entity) -> Ending:
+    async def until_end(self, counts: Counts) -> Ending:
         """Wait until the queue is empty, or until there is a reason to leave it."""
+        pending: int | None = None
         seen_empty = 0
         lowest: int | None = None
         settled = (0, 0)
         progress_at = time.monotonic()
         while not self._faulted:
-            pending = await self._pending(queue)
-            # A broker that does not count what is locked may have a message on its way to this very process.
-            seen_empty = seen_empty + 1 if pending == 0 else 0
+            left = await counts.next()
+            if left is not None:
+                pending, self.problem = left.pending, left.problem or self.problem
+                # A broker that does not count what is locked may have a message on its way to this very process.
+                seen_empty = seen_empty + 1 if pending == 0 else 0
             if seen_empty == 2:
                 self.problem = None
                 return Ending.DRAINED
@@ -133,7 +140,7 @@ class _Watch:
             now, before = time.monotonic(), settled
             settled = (self._pair.moved, self._dead_lettered)
             # A count that grows, as senders divert, or that can't be had now and then is no progress; one that falls is
-            # the work of another syphon.
+            # the work of another syphon. A queue that can't be asked is not empty.
             falls = pending is not None and (lowest is None or pending < lowest)
             if falls:
                 lowest = pending
@@ -143,14 +150,6 @@ class _Watch:
                 return Ending.STALLED
             await asyncio.sleep(_LOOK)
         return Ending.FAILED
-
-    async def _pending(self, queue: Entity) -> int | None:
-        try:
-            async with asyncio.timeout(self._job.options.attempt_timeout):
-                return (await self._pair.secondary.admin.counts(Source(queue))).pending
-        except (TransportError, TimeoutError) as error:
-            self.problem = str(error) or "the secondary does not answer"
-            return None  # a queue that can't be reached is not empty
 
 
 def _urls(job: Job, worker: Worker) -> tuple[str, str]:
