@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from pairmq.pipeline import PipelineUnavailable
-from pairmq.pipeline.session import check_java, check_packages, session
+from pairmq.pipeline.session import OUR_WAY, check_java, check_packages, session
 
 
 def java(folder, version):
@@ -50,13 +50,17 @@ def test_a_missing_pyspark_is_told_with_the_extra_that_brings_it(monkeypatch):
         check_packages()
 
 
-def test_a_session_that_is_given_is_left_running_with_its_own_time_zone(spark):
-    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+def test_a_session_that_is_given_is_left_running_with_its_own_settings(spark):
+    theirs = {"spark.sql.session.timeZone": "America/New_York", "spark.sql.parquet.outputTimestampType": "INT96"}
+    assert theirs.keys() == OUR_WAY.keys()
+    for name, value in theirs.items():
+        spark.conf.set(name, value)
     try:
         with session(spark) as mine:
             assert mine is spark
-            assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
-        assert spark.conf.get("spark.sql.session.timeZone") == "America/New_York"
+            assert {name: spark.conf.get(name) for name in OUR_WAY} == OUR_WAY
+        assert {name: spark.conf.get(name) for name in theirs} == theirs
         assert spark.range(3).count() == 3
     finally:
-        spark.conf.set("spark.sql.session.timeZone", "UTC")
+        for name, value in OUR_WAY.items():
+            spark.conf.set(name, value)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pairmq.model import ConfigurationError
+from pairmq.pipeline._memory import usable_memory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -20,10 +21,19 @@ if TYPE_CHECKING:
 OLDEST_JAVA = 17
 """What Spark 4 needs."""
 
+OUR_WAY = {
+    # Hours and minutes are those of UTC, whatever zone the session is in.
+    "spark.sql.session.timeZone": "UTC",
+    # Spark's own choice, 96 bits of no standard, takes longer to write, and other readers find no range in it.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+}
+"""Settings for the time of the work."""
+
 _JAVA_PROBE_LIMIT = 30.0  # s: a virtual machine on a busy computer
 # A file of its own, because Spark says on the terminal which default it takes, and which level it sets.
 _LOGGING = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').resolve().as_uri()}"
-_LARGEST_MEMORY = 3072  # MiB of heap, so that all of the virtual machine stays below 4 GiB
+_LARGEST_HEAP = 3072  # MiB, so that all of the virtual machine stays below 4 GiB
+_SMALLEST_HEAP = 512  # MiB: Spark does not start with less than 450
 
 
 class PipelineUnavailable(ConfigurationError):
@@ -38,7 +48,7 @@ def session(
 
     In this order: the one given; one that is active in this process; the one that ``spark-submit`` or ``SPARK_REMOTE``
     describes; else a local one, which is stopped at the end. Sessions that others made are left running, and their
-    settings are left alone but for the time zone of the session, which is restored.
+    settings are left alone but for `OUR_WAY`, which is restored.
 
     Args:
         given: the caller's own.
@@ -55,7 +65,7 @@ def session(
     if theirs is None and _is_described():
         theirs = SparkSession.builder.getOrCreate()
     if theirs is not None:
-        with _in_utc(theirs):
+        with _our_way(theirs):
             yield theirs
         return
     check_java()
@@ -78,7 +88,7 @@ def local_settings(cores: int) -> dict[str, str]:
     return {
         "spark.app.name": "pairmq pipeline",
         "spark.master": f"local[{cores}]",
-        "spark.driver.memory": f"{_heap()}m",
+        "spark.driver.memory": f"{heap_of(usable_memory())}m",
         # Faster than G1 for batches on few cores; pauses disturb nobody here. What Spark generates for a wide table is
         # longer than Java would compile by itself.
         "spark.driver.extraJavaOptions": f"-XX:+UseParallelGC -XX:-DontCompileHugeMethods {_LOGGING}",
@@ -92,7 +102,7 @@ def local_settings(cores: int) -> dict[str, str]:
         "spark.ui.retainedJobs": "20",
         "spark.ui.retainedStages": "20",
         "spark.ui.retainedTasks": "200",
-        "spark.sql.session.timeZone": "UTC",
+        **OUR_WAY,
         # More partitions than this bring empty tasks; adaptive execution joins small ones and splits skewed ones.
         "spark.sql.shuffle.partitions": str(4 * cores),
         "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -158,15 +168,17 @@ def _local(settings: Mapping[str, str]) -> SparkSession:
 
 
 @contextmanager
-def _in_utc(spark: SparkSession) -> Iterator[None]:
-    """Hours and minutes are those of UTC, whatever zone the session is in."""
-    before = spark.conf.get("spark.sql.session.timeZone")
-    spark.conf.set("spark.sql.session.timeZone", "UTC")
+def _our_way(spark: SparkSession) -> Iterator[None]:
+    """Settings of somebody else's session that the tables depend on."""
+    before = {name: spark.conf.get(name) for name in OUR_WAY}
+    for name, value in OUR_WAY.items():
+        spark.conf.set(name, value)
     try:
         yield
     finally:
-        if before is not None:
-            spark.conf.set("spark.sql.session.timeZone", before)
+        for name, told in before.items():
+            if told is not None:
+                spark.conf.set(name, told)
 
 
 def usable_cores() -> int:
@@ -174,10 +186,10 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _heap() -> int:
-    """MiB of heap: half of the computer's memory, 1 GiB at least."""
-    try:
-        half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**21
-    except (AttributeError, OSError, ValueError):
-        half = _LARGEST_MEMORY
-    return max(1024, min(_LARGEST_MEMORY, half))
+def heap_of(memory: int | None) -> int:
+    """Tell how large Java's heap is to be, in MiB: half of the memory, as Java and Python need some beside it.
+
+    Args:
+        memory: bytes that this process may use; None if that is not known.
+    """
+    return _LARGEST_HEAP if memory is None else max(_SMALLEST_HEAP, min(_LARGEST_HEAP, memory // 2**21))

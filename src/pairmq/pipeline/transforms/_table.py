@@ -64,6 +64,6 @@ class Table:
     def _cast(field: Field, frame: DataFrame) -> Column:
         column = F.col(field.name)
         if field.type == "instant":
-            # A cast would cut the last microsecond off.
-            return F.timestamp_micros(F.round(column * 1_000_000).cast("long"))
+            # A cast would cut the last microsecond off, and `round` goes through decimal digits.
+            return F.timestamp_micros(F.rint(column * 1_000_000).cast("long"))
         return column.cast(_TYPES[field.type])
