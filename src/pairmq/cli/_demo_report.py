@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pairmq.cli._errors import CommandFailed, printable
+from pairmq.cli._errors import BadUsage, CommandFailed, printable
 from pairmq.cli._output import note, say
 from pairmq.cli._pipeline_report import STYLES, show
 from pairmq.cli._progress import Progress
@@ -29,6 +29,7 @@ class DemoReport:
 
     Raises:
         PipelineUnavailable: PySpark, Java or another package is missing: it is said before the demo begins.
+        BadUsage: the directory holds a journal already, which the report would judge as well.
         CommandFailed: there is no place for the tables.
     """
 
@@ -40,6 +41,11 @@ class DemoReport:
         session.check_packages()
         session.check_java()
         check_reporting()
+        if journal is not None and _holds_a_journal(Path(journal)):
+            raise BadUsage(
+                f"{journal} holds a journal already, and the report of --pipeline is of this demo alone: give "
+                "--journal a new directory, or leave it out"
+            )
         try:
             # Kept: it is what the page is made of, and the page itself.
             self._folder = Path(tempfile.mkdtemp(prefix="pairmq-demo-"))
@@ -86,3 +92,10 @@ class DemoReport:
 
             run(self.journal, tables, patience=_PATIENCE, progress=tell)
         return report(tables, self._folder / "report.html")
+
+
+def _holds_a_journal(folder: Path) -> bool:
+    """Whether a run would find rows there; what a killed process has left becomes segments when a journal begins."""
+    from pairmq.pipeline.journal_io import segment_files
+
+    return bool(segment_files(folder)) or any(folder.glob("_open/*.part"))

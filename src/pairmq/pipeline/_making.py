@@ -6,13 +6,14 @@ Beside a large one they cost next to nothing.
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pairmq.pipeline._tag import Tag
 from pairmq.pipeline.journal_io import spark_path, spark_target
 from pairmq.pipeline.transforms.facts import FACTS
 from pairmq.pipeline.transforms.steps import STEPS, Settings
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _AT_ONCE = 3
+_REPEAT = 0.2  # s
 
 Progress = Callable[[str, int, int], None]
 
@@ -85,36 +87,64 @@ def write_pieces(
 
     Raises:
         Exception: whatever the first piece that failed did; what else is being made is stopped before.
+
+    Interrupted, as by Ctrl-C, it stops what is being made, and returns once that has ended; interrupted a second time,
+    at once.
     """
     frames = dict(given)
     waiting = list(pieces)
     running: dict[Future[None], Piece] = {}
-    tag = f"pairmq-{secrets.token_hex(4)}"  # of these jobs alone: the session may be somebody else's
-    with ThreadPoolExecutor(_AT_ONCE, "pairmq-pipeline") as threads:
-        try:
-            while waiting or running:
-                ready = [piece for piece in waiting if all(need in frames for need in piece.needs)]
-                if not ready and not running:
-                    raise AssertionError(f"nothing makes what {waiting[0].name} needs")
-                for piece in ready[: _AT_ONCE - len(running)]:
-                    progress(piece.name, len(pieces) - len(waiting), len(pieces))
-                    waiting.remove(piece)
-                    running[threads.submit(_write, spark, tag, piece, dict(frames), folder_of(piece.name))] = piece
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    piece = running.pop(future)
-                    future.result()
-                    path = spark_path(folder_of(piece.name))
-                    frames[piece.name] = spark.read.schema(piece.schema).parquet(path)
-        except BaseException:
-            spark.interruptTag(tag)
-            raise
+    work = _Work(spark)
+    threads = ThreadPoolExecutor(_AT_ONCE, "pairmq-pipeline")
+    try:
+        while waiting or running:
+            ready = [piece for piece in waiting if all(need in frames for need in piece.needs)]
+            if not ready and not running:
+                raise AssertionError(f"nothing makes what {waiting[0].name} needs")
+            for piece in ready[: _AT_ONCE - len(running)]:
+                progress(piece.name, len(pieces) - len(waiting), len(pieces))
+                waiting.remove(piece)
+                running[threads.submit(work.write, piece, dict(frames), folder_of(piece.name))] = piece
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                piece = running.pop(future)
+                future.result()
+                path = spark_path(folder_of(piece.name))
+                frames[piece.name] = spark.read.schema(piece.schema).parquet(path)
+    except BaseException:
+        work.end(running)
+        raise
+    finally:
+        # Nothing runs any more, or somebody who asked twice does not want to wait for it.
+        threads.shutdown(wait=False)
     return frames
 
 
-def _write(spark: SparkSession, tag: str, piece: Piece, frames: Mapping[str, DataFrame], folder: Path) -> None:
-    spark.addTag(tag)
-    try:
-        made = piece.make(frames)
-        made.write.mode("overwrite").option("compression", piece.compression).parquet(spark_target(folder))
-    finally:
-        spark.removeTag(tag)
+class _Work:
+    """The jobs of one call, which can be ended.
+
+    Args:
+        spark: the session; it may be somebody else's, who has jobs of his own.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._tag = Tag(spark, "pairmq")
+        self._ending = False
+
+    def write(self, piece: Piece, frames: Mapping[str, DataFrame], folder: Path) -> None:
+        """Make one piece."""
+        with self._tag.marked():
+            made = piece.make(frames)
+            if not self._ending:
+                made.write.mode("overwrite").option("compression", piece.compression).parquet(spark_target(folder))
+
+    def end(self, running: Collection[Future[None]]) -> None:
+        """Stop what is being made, and return when all of it has ended.
+
+        Spark is told until then: a job that is still being planned begins afterwards, and was not stopped before.
+        """
+        self._ending = True
+        left: Collection[Future[None]] = running
+        while left:
+            with contextlib.suppress(Exception):  # Spark itself may be what has ended; then all jobs fail
+                self._tag.interrupt()
+            left = wait(left, timeout=_REPEAT).not_done
