@@ -23,7 +23,7 @@ from pairmq.cli._app import run as main
 from pairmq.model import ConfigurationError
 from pairmq.pipeline import run
 from pairmq.pipeline.follow import Stop, follow
-from pairmq.pipeline.follow._identity import STATE, state_of
+from pairmq.pipeline.follow._identity import STATE, STATE_VERSION, state_of
 from pairmq.pipeline.follow._intake import Intake
 from pairmq.pipeline.follow._ledger import Ledger, Waiting
 from pairmq.pipeline.follow._names import Found, Names
@@ -340,11 +340,19 @@ def test_the_state_of_another_journal_is_refused(tmp_path, journal):
         state_of(tmp_path, tmp_path / "other", restart=False)
 
 
-@pytest.mark.parametrize("name", ["pairmq", "schema", "layout", "facts"])
-def test_the_state_of_another_version_is_refused(tmp_path, journal, name):
-    path = state_of(tmp_path, journal, restart=False) / "follow.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {name: "another"}))
-    with pytest.raises(ConfigurationError, match=r"is of .*another.*; --restart"):
+def altered(path, **values):
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_an_upgrade_that_keeps_the_rules_goes_on_with_the_state(tmp_path, journal):
+    altered(state_of(tmp_path, journal, restart=False) / "follow.json", pairmq="0.0.9")
+    state_of(tmp_path, journal, restart=False)
+
+
+@pytest.mark.parametrize("version", [STATE_VERSION - 1, STATE_VERSION + 1, None])
+def test_a_state_by_other_rules_is_refused_with_advice(tmp_path, journal, version):
+    altered(state_of(tmp_path, journal, restart=False) / "follow.json", state=version, pairmq="0.0.9")
+    with pytest.raises(ConfigurationError, match=rf"PairMQ 0\.0\.9 by other rules \(version {version} .*; --restart"):
         state_of(tmp_path, journal, restart=False)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from itertools import pairwise
 
 import pyarrow as pa
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from journal_by_hand import Journal, segment_table
 from pairmq.pipeline.follow._ledger import Entry, Ledger, Waiting
+from pairmq.pipeline.follow._names import Names
 from pairmq.pipeline.follow._ranges import joined, size, without
 from pairmq.pipeline.follow._sifting import new_rows, sift
 from pairmq.pipeline.journal_io import look_at
@@ -187,6 +190,51 @@ def test_an_entry_that_is_missing_is_noticed(tmp_path):
     (tmp_path / "ledger" / "000001-000001.json").unlink()
     with pytest.raises(ValueError, match="commit 1 is missing"):
         Ledger(tmp_path)
+
+
+SOUND = json.loads(Entry(0, 0, None, {"p": ((0, 9),)}).to_json())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{", "[]", "7", "null", "{}", "\x00",
+        *(
+            json.dumps(SOUND | wrong)
+            for wrong in (
+                {"first": "0"}, {"first": -1}, {"last": None}, {"last": 3}, {"first": True},
+                {"facts": "../../../etc"}, {"facts": 7}, {"facts": "000000-000000-0123456789"},
+                {"seen": []}, {"seen": {"p": 7}}, {"seen": {"p": [[1]]}}, {"seen": {"p": [["0", "9"]]}},
+                {"seen": {"p": [[9, 0]]}}, {"seen": {"p": [[5, 9], [0, 3]]}}, {"seen": {"p": [[0, 4], [5, 9]]}},
+                {"segments": -1}, {"segments": "1"}, {"batch": 0.5}, {"paths": [7]}, {"paths": None},
+                {"waiting": [["/x"]]}, {"waiting": [[7, None]]}, {"waiting": [["/x", 7]]}, {"waiting": 7},
+                {"another": 1},
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_a_damaged_entry_is_named(tmp_path, text):
+    committed(tmp_path, entry(0))
+    path = tmp_path / "ledger" / "000000-000000.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=re.escape(str(path))):
+        Ledger(tmp_path)
+
+
+def test_an_entry_whose_facts_are_gone_is_noticed(tmp_path):
+    (facts,) = committed(tmp_path, entry(0)).facts()
+    shutil.rmtree(facts)
+    with pytest.raises(ValueError, match=f"{re.escape(str(facts))}.* is missing"):
+        Ledger(tmp_path)
+
+
+@pytest.mark.parametrize("line", ["", "{", "[]", "7", '["/x"]', '["/x", "1", 2, true]', "[7, 1, 2, false]"])
+def test_a_damaged_list_is_named(tmp_path, line):
+    path = tmp_path / "names" / "000000000000.jsonl"
+    path.parent.mkdir()
+    path.write_text(line + "\n")
+    with pytest.raises(ValueError, match=re.escape(str(path))):
+        Names(path.parent, tmp_path)
 
 
 def test_an_entry_is_plain_json(tmp_path):

@@ -66,8 +66,8 @@ def follow(
 
     Raises:
         PipelineUnavailable: PySpark or Java is missing.
-        ConfigurationError: a directory can't be used, another run is writing there, what is kept there is of another
-            journal or another version of PairMQ, or the session is one of Spark Connect.
+        ConfigurationError: a directory can't be used, another run is writing there, what is kept there is damaged, of
+            another journal or of a PairMQ with other rules, or the session is one of Spark Connect.
 
     Interrupted by an exception, it leaves every table as one of its refreshes made it, whole, and goes on at the next
     call as after a kill.

@@ -13,11 +13,12 @@ copy is never dropped for its time, and doubles nothing.
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +35,7 @@ from pairmq.pipeline.follow._names import Found, Names
 from pairmq.pipeline.follow._stop import Stop
 from pairmq.pipeline.follow._stream import each_batch
 from pairmq.pipeline.follow._values import Refreshed
-from pairmq.pipeline.journal_io import BadSegment
+from pairmq.pipeline.journal_io import BadSegment, OpenPart, open_parts
 from pairmq.pipeline.report import Report
 from pairmq.pipeline.session import session
 
@@ -76,6 +77,7 @@ def follow(
     source, target = Path(journal), Path(out)
     if not source.is_dir():
         raise ConfigurationError(f"{source} is no directory: give the one that the journal was kept in")
+    batch.check_places(target)
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731  # a default
     wishes = _Wishes(every, once, until_idle, dict(prices or {}), patience, told or nothing, progress or nothing)
     stopping = Stop() if stop is None else stop
@@ -94,6 +96,7 @@ class _Follower:
         self, spark: SparkSession, journal: Path, out: Path, work: Path, state: Path, wishes: _Wishes, stop: Stop
     ) -> None:
         self._spark = spark
+        self._journal = journal
         self._out = out
         self._work = work
         self._checkpoint = state / "checkpoint"
@@ -102,7 +105,7 @@ class _Follower:
         try:
             self._names = Names(state / "names", journal)
             self._ledger = Ledger(state)
-        except (ValueError, TypeError, KeyError) as error:
+        except ValueError as error:
             raise unusable(state, f"is damaged: {error}") from None
         given = _last_batch(self._checkpoint)
         last = self._ledger.last
@@ -112,6 +115,8 @@ class _Follower:
         self._report: Report | None = None
         self._refreshed_at = time.monotonic()
         self._commit = -1  # the last one in the tables
+        self._parts: tuple[OpenPart, ...] = ()
+        self._open: frozenset[tuple[str, float]] = frozenset()  # those that are in the tables
 
     def run(self) -> Report:
         """Follow until it is to end; gives what the tables say then."""
@@ -135,34 +140,49 @@ class _Follower:
     def _look(self, *, at_all: bool = False) -> None:
         """Take what is new, and make the tables anew if there was anything."""
         self._intake.look_again(at_all=at_all)
+        self._parts = open_parts(self._journal)  # first: what becomes a segment meanwhile is the one or the other
         self._names.note(AT_ONCE)
         each_batch(self._spark, self._names.folder, self._checkpoint, self._received)
         self._names.tidy()
         last = self._ledger.last
-        if self._report is None or (last is not None and last.last != self._commit):
+        taken = last is not None and last.last != self._commit
+        if self._report is None or taken or self._open_parts() != self._open:
             self._refreshed()
+
+    def _open_parts(self) -> frozenset[tuple[str, float]]:
+        """What the tables depend on of the parts: of one that reaches beyond the journal no more than that."""
+        last = self._report.last_at if self._report is not None else None
+        end = math.inf if last is None else last + self._wishes.patience
+        return frozenset((part.process, min(part.changed_at, end)) for part in self._parts)
 
     def _received(self, number: int, files: list[Found]) -> None:
         # What is left when it is to end is noted, and taken at the next start.
         self._intake.receive(number, files, now=not self._stop.asked)
         self._wishes.progress(self._intake.since.rows, "taken")
         if time.monotonic() - self._refreshed_at >= self._wishes.every:
-            self._refreshed()  # there is more to come, and readers wait
+            self._refreshed(self._names.after(number))  # there is more to come, and readers wait
 
-    def _refreshed(self) -> Report:
-        """Make the tables of all that was taken, and put them in place."""
+    def _refreshed(self, coming: Sequence[Found] = ()) -> Report:
+        """Make the tables of all that was taken, and put them in place.
+
+        Args:
+            coming: files that were found and not taken yet: what they tell is a hole until then.
+        """
         began = time.monotonic()
         spark, wishes, ledger = self._spark, self._wishes, self._ledger
         facts = read_facts(spark, self._merged())
         last = ledger.last
         waiting = last.waiting if last else ()
-        bad = tuple(BadSegment(Path(each.path), each.problem) for each in waiting if each.problem is not None)
+        bad = tuple(
+            BadSegment(Path(each.path), each.problem, each.foreign) for each in waiting if each.problem is not None
+        )
+        unread = (*bad, *(BadSegment(each.path, "it is taken next") for each in coming))
         work = Path(tempfile.mkdtemp(prefix="tables-", dir=self._work))
         found = batch.make_tables(
             spark,
             work,
             facts,
-            batch.settings_of(patience=wishes.patience, prices=wishes.prices, bad=bad),
+            batch.settings_of(patience=wishes.patience, prices=wishes.prices, bad=unread, parts=self._parts),
             lambda name, number, total: wishes.progress(
                 self._intake.since.rows, f"{number} of {total} tables; now {name}"
             ),
@@ -173,6 +193,7 @@ class _Follower:
             patience=wishes.patience,
             segments=last.segments if last else 0,
             bad=bad,
+            unfinished=self._parts,
             seconds=time.monotonic() - began,
             **found,
         )
@@ -190,6 +211,7 @@ class _Follower:
         batch.put_tables_in_place(work, self._out, refreshed.to_dict())
         shutil.rmtree(work, ignore_errors=True)
         self._report, self._commit, self._refreshed_at = report, ledger.next_number - 1, time.monotonic()
+        self._open = self._open_parts()
         wishes.told(refreshed)
         return report
 

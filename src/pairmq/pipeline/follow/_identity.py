@@ -1,8 +1,7 @@
-"""What a kept state was made of: read with another journal or by another version it would give wrong tables."""
+"""What a kept state was made of: read with another journal or by other rules it would give wrong tables."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 import secrets
@@ -11,21 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from pairmq.model import ConfigurationError
-from pairmq.model.records import SCHEMA_VERSION
-from pairmq.pipeline.transforms.facts import FACTS
 
 STATE = "_follow"
 """The folder of the output directory that holds the state."""
 
+STATE_VERSION = 1
+"""Raised with every change of what is kept: the facts' columns, how they are made of rows, the files of the ledger.
+
+Only this decides whether a state can be gone on with, so that an upgrade which changes none of these goes on. The tests
+keep fingerprints of the facts, and fail where these change and this does not.
+"""
+
 _NAME = "follow.json"
-_LAYOUT = 1  # of the ledger
-_WORDS = {
-    "journal": "the journal in {}",
-    "pairmq": "PairMQ {}",
-    "schema": "version {} of the journal's columns",
-    "layout": "layout {} of its own files",
-    "facts": "other facts ({})",
-}
 
 
 def state_of(out: Path, journal: Path, *, restart: bool) -> Path:
@@ -37,7 +33,7 @@ def state_of(out: Path, journal: Path, *, restart: bool) -> Path:
         restart: delete what is kept, so that the whole journal is read again.
 
     Raises:
-        ConfigurationError: what is kept there is of another journal or another version.
+        ConfigurationError: what is kept there is of another journal, of another `STATE_VERSION`, or damaged.
         OSError: the directory can't be written.
     """
     folder = out / STATE
@@ -57,11 +53,17 @@ def state_of(out: Path, journal: Path, *, restart: bool) -> Path:
         return folder
     try:
         theirs = json.loads(path.read_text("utf-8"))
-        other = next((name for name in mine if theirs.get(name) != mine[name]), None)
+        its_journal, its_version, its_maker = (theirs.get(name) for name in ("journal", "state", "pairmq"))
     except (ValueError, AttributeError):
-        raise unusable(folder, f"is damaged: {_NAME} can't be read") from None
-    if other is not None:
-        raise unusable(folder, f"is of {_WORDS[other].format(theirs.get(other))}, not of {mine[other]}")
+        raise unusable(folder, f"is damaged: {path} can't be read") from None
+    if its_journal != mine["journal"]:
+        raise unusable(folder, f"is of the journal in {its_journal}, not of {mine['journal']}")
+    if its_version != STATE_VERSION:
+        raise unusable(
+            folder,
+            f"was made by PairMQ {its_maker} by other rules (version {its_version} of the state; PairMQ "
+            f"{mine['pairmq']} goes on with version {STATE_VERSION})",
+        )
     return folder
 
 
@@ -73,11 +75,8 @@ def unusable(folder: Path, why: str) -> ConfigurationError:
 
 
 def _identity(journal: Path) -> dict[str, Any]:
-    facts = json.dumps([[fact.name, fact.schema.jsonValue()] for fact in FACTS])
     return {
         "journal": str(journal.resolve()),
-        "pairmq": importlib.metadata.version("pairmq"),
-        "schema": SCHEMA_VERSION,
-        "layout": _LAYOUT,
-        "facts": hashlib.sha256(facts.encode()).hexdigest()[:12],
+        "state": STATE_VERSION,
+        "pairmq": importlib.metadata.version("pairmq"),  # for people, and for the error above
     }

@@ -113,10 +113,10 @@ class Intake:
     def _take(self, paths: Sequence[Path], counted: set[Path], origin: _Origin) -> None:
         began = time.monotonic()
         contents, sifted, folder = self._written(look_at(path for path in paths if path.exists()))
-        told = {each.path: each.problem for each in contents.bad}
+        told = {each.path: Waiting(str(each.path), each.problem, each.foreign) for each in contents.bad}
         read = {each.path for each in contents.segments}
-        waiting = [Waiting(str(path), told.get(path)) for path in paths if path in told or not path.exists()]
-        waiting = [each if Path(each.path).exists() else Waiting(each.path, None) for each in waiting]
+        gone = {path: Waiting(str(path), None) for path in paths if not path.exists()}
+        waiting = [found for path in paths if (found := gone.get(path) or told.get(path)) is not None]
         self._commit(
             origin,
             waiting=[each for each in waiting if Path(each.path) not in read],

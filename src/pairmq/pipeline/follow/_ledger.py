@@ -17,13 +17,15 @@ import os
 import re
 import secrets
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pairmq.pipeline.follow._ranges import Ranges, Seen, all_joined
+from pairmq.pipeline.follow._ranges import Ranges, Seen, all_joined, joined
 
 _ENTRY = re.compile(r"([0-9]{6,12})-([0-9]{6,12})\.json")
+_FACTS = re.compile(r"[0-9]{6,12}-[0-9]{6,12}-[0-9a-f]{8}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +35,12 @@ class Waiting:
     Args:
         path: where it is.
         problem: why not, in a sentence; None if it is gone.
+        foreign: as `pairmq.pipeline.journal_io.BadSegment` has it.
     """
 
     path: str
     problem: str | None
+    foreign: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +67,14 @@ class Entry:
     batch: int | None = None
     paths: tuple[str, ...] = ()
 
+    @property
+    def name(self) -> str:
+        """The name of the entry's file."""
+        return f"{self.first:06d}-{self.last:06d}.json"
+
     def to_json(self) -> str:
         """The entry's document."""
-        waiting = [[each.path, each.problem] for each in self.waiting]
+        waiting = [[each.path, each.problem, each.foreign] for each in self.waiting]
         return json.dumps(
             {
                 "first": self.first,
@@ -81,11 +90,33 @@ class Entry:
 
     @classmethod
     def from_json(cls, text: str) -> Entry:
-        """The entry that a document holds."""
-        found: dict[str, Any] = json.loads(text)
-        seen = {name: tuple((first, last) for first, last in ranges) for name, ranges in found.pop("seen").items()}
-        waiting = tuple(Waiting(*each) for each in found.pop("waiting"))
-        return cls(**found | {"seen": seen, "waiting": waiting, "paths": tuple(found["paths"])})
+        """The entry that a document holds.
+
+        Raises:
+            ValueError: it holds none, or one that can't be.
+        """
+        found = json.loads(text)
+        try:
+            seen = {name: tuple((first, last) for first, last in ranges) for name, ranges in found.pop("seen").items()}
+            waiting = tuple(_waiting(each) for each in found.pop("waiting"))
+            entry = cls(**found | {"seen": seen, "waiting": waiting, "paths": tuple(found["paths"])})
+        except (TypeError, KeyError, AttributeError):
+            raise ValueError("it is no entry of a ledger") from None
+        for name, problem in entry._problems():
+            if problem:
+                raise ValueError(f"its {name} can't be")
+        return entry
+
+    def _problems(self) -> Iterator[tuple[str, bool]]:
+        """What may be wrong with an entry that somebody else has written, and whether it is."""
+        ranges = [each for spans in self.seen.values() for each in spans]
+        yield "numbers", not (_is_count(self.first) and _is_count(self.last) and self.first <= self.last)
+        yield "folder of facts", self.facts is not None and not _is_facts(self.facts)
+        yield "rows", not all(_is_count(first) and _is_count(last) and first <= last for first, last in ranges)
+        yield "rows", not all(joined(spans) == spans for spans in self.seen.values())
+        yield "number of segments", not _is_count(self.segments)
+        yield "number of the batch", self.batch is not None and not _is_count(self.batch)
+        yield "files", not all(isinstance(path, str) for path in self.paths)
 
 
 class Ledger:
@@ -96,7 +127,7 @@ class Ledger:
 
     Raises:
         OSError: it can't be read or made.
-        ValueError: an entry is damaged.
+        ValueError: an entry, or what it names, is damaged or missing; the text has its path.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -104,7 +135,10 @@ class Ledger:
         self._facts = folder / "facts"
         for each in (self._entries, self._facts):
             each.mkdir(parents=True, exist_ok=True)
-        self.chain = _chain([Entry.from_json(path.read_text("utf-8")) for path in _paths(self._entries)])
+        self.chain = _chain([_read(path) for path in _paths(self._entries)])
+        for entry in self.chain:
+            if entry.facts is not None and not (self._facts / entry.facts).is_dir():
+                raise ValueError(f"{self._facts / entry.facts}, which its ledger names, is missing")
         self.seen: dict[str, Ranges] = all_joined(*(entry.seen for entry in self.chain))
         self._sweep()
 
@@ -165,7 +199,7 @@ class Ledger:
         if entry.facts is not None:
             _sync_below(self._facts / entry.facts)
             _sync(self._facts)
-        target = self._entries / f"{entry.first:06d}-{entry.last:06d}.json"
+        target = self._entries / entry.name
         aside = target.with_name(f".{target.name}")
         with aside.open("w", encoding="utf-8") as file:
             file.write(entry.to_json())
@@ -176,7 +210,7 @@ class Ledger:
 
     def _sweep(self) -> None:
         """Delete what a merge or a dead writer has left; entries before facts, so that none names what is gone."""
-        kept = {f"{entry.first:06d}-{entry.last:06d}.json" for entry in self.chain}
+        kept = {entry.name for entry in self.chain}
         for path in self._entries.iterdir():
             if path.name not in kept:
                 path.unlink()
@@ -189,6 +223,32 @@ class Ledger:
 
 def _paths(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if _ENTRY.fullmatch(path.name))
+
+
+def _read(path: Path) -> Entry:
+    try:
+        entry = Entry.from_json(path.read_text("utf-8"))
+        if path.name != entry.name:
+            raise ValueError("it is the entry of other commits than its name says")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return entry
+
+
+def _waiting(found: object) -> Waiting:
+    match found:
+        case [str(path), (str() | None) as problem, bool(foreign)]:
+            return Waiting(path, problem, foreign)
+    raise ValueError("a file that waits can't be")
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_facts(value: Any) -> bool:
+    """Whether a text names a folder of facts, and no path to somewhere else."""
+    return isinstance(value, str) and _FACTS.fullmatch(value) is not None
 
 
 def _chain(entries: list[Entry]) -> tuple[Entry, ...]:

@@ -45,9 +45,15 @@ class Found:
 
     @classmethod
     def from_line(cls, line: str) -> Found:
-        """The file that a line tells of."""
-        path, size, changed, again = json.loads(line)
-        return cls(Path(path), size, changed, again)
+        """The file that a line tells of.
+
+        Raises:
+            ValueError: it tells of none.
+        """
+        match json.loads(line):
+            case [str(path), int(size), int(changed), bool(again)]:
+                return cls(Path(path), size, changed, again)
+        raise ValueError("a line names no file")
 
 
 class Names:
@@ -59,7 +65,7 @@ class Names:
 
     Raises:
         OSError: it can't be read or made.
-        ValueError: a list is damaged.
+        ValueError: a list is damaged; the text has its path.
     """
 
     def __init__(self, folder: Path, journal: Path) -> None:
@@ -69,8 +75,8 @@ class Names:
         self._known: dict[str, tuple[int, int]] = {}
         for path in (folder / _KNOWN, *self._lists()):
             if path.exists():
-                for line in path.read_text("ascii").splitlines():
-                    self._know(Found.from_line(line))
+                for each in _read(path):
+                    self._know(each)
 
     def note(self, at_once: int) -> None:
         """Write lists of the files that are new or were changed.
@@ -91,6 +97,10 @@ class Names:
             size += each.size
         if found:
             self._write(found)
+
+    def after(self, number: int) -> list[Found]:
+        """The files of the lists behind one, which the stream has not given yet: it gives them by their numbers."""
+        return [found for path in self._lists() if int(path.stem) > number for found in _read(path)]
 
     def tidy(self) -> None:
         """Put lists together, all of which the stream has read.
@@ -126,6 +136,13 @@ class Names:
 
     def _lists(self) -> list[Path]:
         return sorted(path for path in self.folder.glob("*.jsonl") if path.stem.isdecimal())
+
+
+def _read(path: Path) -> list[Found]:
+    try:
+        return [Found.from_line(line) for line in path.read_text("ascii").splitlines()]
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def _put(target: Path, found: Iterable[Found]) -> None:
