@@ -50,6 +50,7 @@ m AS (
     count(*) FILTER (kind = 'MessageDelivered' AND (dead_letter OR settlement = 'dead-lettered')) AS buried,
     count(*) FILTER (delivery_count > 1) + count(error) FILTER (settlement = 'completed') AS shaky_deliveries,
     max(ts) FILTER (outcome = 'accepted-backlog') AS diverted_at,
+    min(ts) FILTER (kind = 'SendCompleted') AS first_sent,
     min(ts) FILTER (outcome IN ('accepted-primary', 'accepted-backlog')) AS receipt,
     min(ts - elapsed) FILTER (outcome IN ('accepted-primary', 'accepted-backlog')) AS call,
     max(ts) FILTER (outcome = 'accepted-primary' OR kind = 'MessageMoved') AS home,
@@ -60,7 +61,8 @@ m AS (
   FROM j WHERE message_id <> '' AND kind IN
     ('SendCompleted', 'AttemptFailed', 'MessageMoved', 'MessageDeadLettered', 'MessageDelivered')
   GROUP BY ALL),
-seen AS (SELECT pair, entity, min(home) AS first, max(home) AS last FROM m WHERE seen > 0 GROUP BY ALL),
+seen AS (
+  SELECT pair, entity, min(home) AS first, max(least(home, last_settled)) AS last FROM m WHERE seen > 0 GROUP BY ALL),
 drains AS (SELECT pair, entity, ts - lasted AS since, ts AS looked FROM j WHERE cause = 'backlog drained'),
 gaps AS (
   SELECT ts AS began, next_at AS ended FROM (
@@ -70,6 +72,11 @@ late AS ({late}),
 minutes AS (
   SELECT pair, entity, home // 60 AS arrived, min(first_settled) AS first_settled, max(last_settled) AS last_settled
   FROM m WHERE home IS NOT NULL GROUP BY ALL),
+told AS (
+  SELECT pair, entity, coalesce(home, last_settled, first_sent) // 60 AS arrived,
+    (min(least(call, first_sent, first_settled, home)) - {patience}) // 60 AS since,
+    (max(greatest(first_sent, last_settled)) + {patience}) // 60 AS until
+  FROM m GROUP BY ALL),
 known AS (
   SELECT pair, entity, arrived, (coalesce(
     min(first_settled) OVER (PARTITION BY pair, entity ORDER BY arrived
@@ -78,18 +85,25 @@ known AS (
   FROM minutes),
 facts AS (
   SELECT m.*, s.first, s.last, l.message_id IS NOT NULL AS late,
-    EXISTS (FROM drains d WHERE d.pair = m.pair AND d.entity = m.entity AND d.since > m.diverted_at + 1) AS emptied,
+    EXISTS (FROM drains d WHERE d.pair = m.pair AND d.entity = m.entity AND d.since > m.diverted_at + 1
+      AND d.looked + {patience} <= (SELECT max(ts) FROM j)) AS emptied,
     EXISTS (FROM gaps g WHERE g.began // 60 <= k.settled_by AND (g.ended + 1) // 60 >= k.arrived) AS blind,
+    (home IS NULL AND in_backlog > 0)
+      OR EXISTS (FROM gaps g WHERE g.began // 60 <= t.until AND (g.ended + 1) // 60 >= t.since) AS untold,
     (SELECT max(ts) FROM j) AS finish
   FROM m LEFT JOIN seen s USING (pair, entity) LEFT JOIN late l USING (pair, entity, message_id)
-    LEFT JOIN known k ON k.pair = m.pair AND k.entity = m.entity AND k.arrived = m.home // 60)
+    LEFT JOIN known k ON k.pair = m.pair AND k.entity = m.entity AND k.arrived = m.home // 60
+    LEFT JOIN told t ON t.pair = m.pair AND t.entity = m.entity
+      AND t.arrived = coalesce(m.home, m.last_settled, m.first_sent) // 60)
 SELECT * EXCLUDE (first, last, finish, emptied), CASE
-  WHEN at_primary + in_backlog + unsure = 0 AND refused > 0 THEN if(seen + buried + moved > 0, 'phantom', 'refused')
+  WHEN at_primary + in_backlog + unsure = 0 AND refused > 0 THEN
+    if(seen + buried + moved = 0, 'refused', if(untold, 'not journalled', 'phantom'))
   WHEN at_primary + in_backlog = 0 AND unsure + failed > 0 THEN if(seen + buried > 0, 'unknown, delivered', 'unknown')
   WHEN at_primary + in_backlog = 0 THEN if(aside + buried > 0 AND done = 0, 'dead-lettered', 'not journalled')
   WHEN done > 1 THEN if(marked_moves = 0 AND done - 1 > greatest(at_primary + in_backlog - 1, 0) + unsure
-    + greatest(doubtful, marked) + shaky_moves + shaky_deliveries, 'duplicated, unexplained', 'duplicated, explained')
-  WHEN late AND seen > 0 THEN 'out of order'
+    + greatest(doubtful, marked) + shaky_moves + shaky_deliveries,
+    if(untold, 'duplicated, unproven', 'duplicated, unexplained'), 'duplicated, explained')
+  WHEN late AND seen > 0 AND NOT untold THEN 'out of order'
   WHEN done = 1 THEN 'delivered'
   WHEN buried > 0 THEN 'dead-lettered'
   WHEN seen > 0 THEN 'unsettled'
@@ -192,11 +206,11 @@ OBSERVATION = """
 WITH j AS ({rows}),
 m AS (
   SELECT pair, entity, message_id, max(ts) FILTER (outcome = 'accepted-primary' OR kind = 'MessageMoved') AS home,
-    bool_or(kind = 'MessageDelivered') AS seen
+    bool_or(kind = 'MessageDelivered') AS seen, max(ts) FILTER (kind = 'MessageDelivered') AS last_settled
   FROM j WHERE message_id <> '' GROUP BY ALL),
 d AS (SELECT pair, entity, max(ts - lasted) AS drained_from FROM j WHERE cause = 'backlog drained' GROUP BY ALL)
 SELECT pair, entity, count(*) AS messages, min(home) FILTER (seen) AS observed_from,
-  max(home) FILTER (seen) AS observed_until, any_value(drained_from) AS drained_from
+  max(least(home, last_settled)) FILTER (seen) AS observed_until, any_value(drained_from) AS drained_from
 FROM m LEFT JOIN d USING (pair, entity) GROUP BY ALL
 """
 

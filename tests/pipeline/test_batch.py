@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import io
+import itertools
 import json
 import os
+import threading
+import time
 from dataclasses import fields, replace
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
-from journal_by_hand import Journal, segment_table
+from journal_by_hand import START, Journal, segment_table
 from pairmq.cli import _pipeline_run
 from pairmq.cli._app import run as main
 from pairmq.model import ConfigurationError
-from pairmq.pipeline import _making, run
-from pairmq.pipeline._swap import put_in_place
+from pairmq.pipeline import _making, batch, run
+from pairmq.pipeline._swap import check_place, put_in_place
+from pairmq.pipeline.journal_io import look_over
 from pairmq.pipeline.report import Report
-from pairmq.pipeline.transforms import TABLES
+from pairmq.pipeline.transforms import TABLES, Unread
 
 
 def kept(folder, told):
-    folder.mkdir(exist_ok=True)
-    pq.write_table(segment_table(told), folder / f"{told.process}.parquet")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"segment-{told.process}-000000.parquet"
+    pq.write_table(segment_table(told), path)
+    return path
+
+
+def foreign():
+    """A sound Parquet file that is no segment."""
+    written = io.BytesIO()
+    pq.write_table(pa.table({"price": [1.0]}), written)
+    return written.getvalue()
+
+
+FOREIGN = foreign()
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +51,8 @@ def lossy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lossy") / "journal"
     told = Journal().opened().sent(1, "a").sent(2, "gone").sent(900, "b").delivered(3, "a").delivered(901, "b")
     kept(folder, told.closed(1000))
-    kept(folder, Journal("damaged").opened().sent(1, "x").closed(1000))
-    path = folder / "damaged.parquet"
+    # Of a day on which nothing else was done.
+    path = kept(folder / "date=2026-01-01", Journal("damaged").opened().sent(1, "x").closed(1000))
     data = bytearray(path.read_bytes())
     data[100:400] = bytes(300)
     path.write_bytes(data)
@@ -43,9 +62,6 @@ def lossy(tmp_path_factory):
 @pytest.fixture(scope="module")
 def command(spark, lossy):
     """What the command says of it, and how it ends."""
-    import contextlib
-    import io
-
     out, written = lossy.parent / "tables", io.StringIO()
     with contextlib.redirect_stdout(written):
         status = main(["pipeline", "run", "--journal", str(lossy), "--out", str(out), "--json"])
@@ -62,7 +78,7 @@ def test_the_command_ends_with_status_1_where_something_accepted_is_lost(command
 
 def test_a_segment_with_damaged_pages_is_set_aside_and_the_run_goes_on(command):
     (bad,) = command[1]["journal"]["bad_segments"]
-    assert bad["path"].endswith("damaged.parquet")
+    assert bad["path"].endswith("segment-damaged-000000.parquet")
     assert bad["problem"].startswith("it is damaged inside")
 
 
@@ -108,6 +124,40 @@ def test_nothing_is_called_lost_on_a_day_of_which_a_segment_is_not_read(spark, t
     assert report.verdicts == {"delivered": 2, "unproven": 1}
 
 
+@pytest.mark.parametrize(
+    ("place", "content", "unread"),
+    [
+        ("date=2026-02-02/segment-p-000001.parquet", b"PAR1", Unread("p", START, START + 86_400)),
+        ("segment-p-000001.parquet", b"PAR1", Unread("p", None, None)),
+        ("date=2026-02-02/renamed.parquet", b"PAR1", Unread(None, START, START + 86_400)),
+        ("old/renamed.parquet", b"PAR1", Unread(None, None, None)),
+        ("prices.parquet", FOREIGN, None),
+        ("date=2026-02-02/segment-p-000001.parquet", FOREIGN, Unread("p", START, START + 86_400)),
+    ],
+)
+def test_what_a_bad_file_may_have_held_is_told_by_its_name_and_folder(tmp_path, place, content, unread):
+    path = tmp_path / place
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    assert batch.unread_of(look_over(tmp_path).bad) == (() if unread is None else (unread,))
+
+
+@pytest.mark.parametrize(
+    ("content", "verdicts"),
+    [(b"PAR1, and no more", {"delivered": 2, "unproven": 1}), (FOREIGN, {"delivered": 2, "lost": 1})],
+    ids=["damaged", "foreign"],
+)
+def test_a_bad_file_under_another_name_may_have_held_anything_of_the_journal(spark, tmp_path, content, verdicts):
+    (tmp_path / "journal").mkdir()
+    sender = Journal().opened().sent(1, "a").sent(2, "m").sent(900, "b").closed(1000)
+    consumer = Journal("consumer").opened().delivered(3, "a").delivered(901, "b").closed(1000)
+    for told in (sender, consumer):
+        pq.write_table(segment_table(told), tmp_path / "journal" / f"segment-{told.process}-000000.parquet")
+    (tmp_path / "journal" / "renamed.parquet").write_bytes(content)
+    report = run(tmp_path / "journal", tmp_path / "tables", spark=spark)
+    assert report.verdicts == verdicts
+
+
 def test_a_directory_whose_name_reads_like_a_pattern_takes_tables(spark, tmp_path):
     out = tmp_path / "tables[1] {a,b} *?"
     piece = _making.Piece("ids", StructType([StructField("id", LongType())]), (), lambda _: spark.range(3), "snappy")
@@ -119,6 +169,66 @@ def test_a_piece_that_nothing_can_make_is_an_error_and_no_endless_wait(spark, tm
     piece = _making.Piece("ids", StructType(), ("nowhere",), lambda _: spark.range(3), "snappy")
     with pytest.raises(AssertionError, match="nothing makes what ids needs"):
         _making.write_pieces(spark, [piece], {}, lambda name: tmp_path / name, lambda *_: None)
+
+
+class NoSpark:
+    """A session of which only the interruptions are watched."""
+
+    def __init__(self, interrupted):
+        self.interrupted = interrupted
+
+    def addTag(self, tag): ...
+
+    def removeTag(self, tag): ...
+
+    def interruptTag(self, tag):
+        self.interrupted()
+
+
+def interrupt(name, number, total):
+    if number == 1:
+        raise KeyboardInterrupt
+
+
+def two_pieces(make):
+    return [_making.Piece(name, StructType(), (), lambda _: make(), "snappy") for name in ("one", "other")]
+
+
+def test_an_interrupted_call_leaves_no_job_behind(spark, tmp_path):
+    tracker = spark.sparkContext.statusTracker()
+
+    def interrupt_once_it_works(name, number, total):
+        while number == 1 and not tracker.getActiveJobsIds():
+            time.sleep(0.01)
+        interrupt(name, number, total)
+
+    # Of many tasks, as one alone looks up from its work but seldom.
+    endless = two_pieces(lambda: spark.range(0, 10**6, 1, 10**5).selectExpr("max(hash(id)) AS most"))
+    with pytest.raises(KeyboardInterrupt):
+        _making.write_pieces(spark, endless, {}, lambda name: tmp_path / name, interrupt_once_it_works)
+    assert tracker.getActiveJobsIds() == []
+
+
+def test_what_begins_after_the_first_interruption_is_interrupted_as_well(tmp_path):
+    interruptions, begun = itertools.count(1), threading.Event()
+
+    def interrupted():
+        if next(interruptions) == 3:
+            begun.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        _making.write_pieces(NoSpark(interrupted), two_pieces(begun.wait), {}, lambda name: tmp_path / name, interrupt)
+    assert begun.is_set()
+
+
+def test_a_second_interruption_waits_for_nothing(tmp_path):
+    def again():
+        raise KeyboardInterrupt
+
+    for_ever = threading.Event()
+    with pytest.raises(KeyboardInterrupt):
+        _making.write_pieces(NoSpark(again), two_pieces(for_ever.wait), {}, lambda name: tmp_path / name, interrupt)
+    for_ever.set()  # or the tests would never end
 
 
 def test_a_message_id_cannot_steer_the_terminal(capsys):
@@ -147,6 +257,56 @@ def test_a_directory_takes_the_place_of_another_and_the_old_one_is_gone(tmp_path
         (tmp_path / name / name).touch()
     put_in_place(tmp_path / "new", tmp_path / "place")
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["place", "place/new"]
+
+
+@pytest.fixture
+def linked(tmp_path):
+    """An output directory whose table ``order`` is a link to a directory elsewhere."""
+    for name in ("elsewhere", "tables"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "elsewhere" / "old.parquet").touch()
+    (tmp_path / "tables" / "order").symlink_to(tmp_path / "elsewhere")
+    return tmp_path / "tables"
+
+
+def test_a_table_that_is_a_link_is_refused_before_anything_is_made(tmp_path, linked, monkeypatch):
+    monkeypatch.setattr(batch, "session", lambda *_, **__: pytest.fail("Spark was started"))
+    (tmp_path / "journal").mkdir()
+    with pytest.raises(ConfigurationError, match=r"tables/order is a symbolic link"):
+        run(tmp_path / "journal", linked)
+
+
+def test_a_link_is_never_followed_or_replaced(tmp_path, linked):
+    (tmp_path / "new").mkdir()
+    with pytest.raises(ConfigurationError, match=r"tables/order is a symbolic link"):
+        put_in_place(tmp_path / "new", linked / "order")
+    assert (tmp_path / "new").is_dir()
+    assert (linked / "order").is_symlink()
+    assert (tmp_path / "elsewhere" / "old.parquet").exists()
+
+
+def test_a_link_to_nothing_is_refused_as_well(tmp_path, linked):
+    (tmp_path / "elsewhere" / "old.parquet").unlink()
+    (tmp_path / "elsewhere").rmdir()
+    with pytest.raises(ConfigurationError, match="is a symbolic link"):
+        check_place(linked / "order")
+
+
+def test_a_file_in_the_place_of_a_table_is_refused(tmp_path):
+    (tmp_path / "order").touch()
+    with pytest.raises(ConfigurationError, match="is no directory"):
+        check_place(tmp_path / "order")
+
+
+def test_an_output_directory_that_is_a_link_is_written_through(tmp_path, spark):
+    (tmp_path / "journal").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "tables").symlink_to(tmp_path / "elsewhere")
+    for _ in range(2):
+        run(tmp_path / "journal", tmp_path / "tables", spark=spark)
+    assert (tmp_path / "tables").is_symlink()
+    expected = {table.name for table in TABLES} | {"_lock", "run.json"}
+    assert {path.name for path in (tmp_path / "elsewhere").iterdir()} == expected
 
 
 def test_without_an_exchange_of_names_the_old_one_is_moved_aside_first(tmp_path, monkeypatch):

@@ -96,6 +96,26 @@ def test_a_segment_of_a_later_version_is_set_aside(folder):
     assert problem(folder).startswith("a later PairMQ wrote it")
 
 
+@pytest.mark.parametrize("version", [b"", b"two", b"-1", b"9" * 5000, b"\xff", "\u00b2".encode()])
+def test_a_version_that_is_none_is_set_aside(folder, version):
+    odd = segment_table(journal()).replace_schema_metadata({b"pairmq.schema_version": version})
+    pq.write_table(odd, folder / "bad.parquet")
+    assert problem(folder).startswith("its footer is damaged: the schema version is b'")
+
+
+def test_a_column_whose_name_is_no_text_is_set_aside(folder):
+    whole = (folder / "good.parquet").read_bytes()
+    (folder / "bad.parquet").write_bytes(whole.replace(b"subscription", b"subscr\xffption"))
+    assert "can't decode byte" in problem(folder)
+
+
+@pytest.mark.parametrize("metadata", [None, {b"pandas": b'{"index'}, {b"\xff": b"\xff"}])
+def test_a_segment_that_another_tool_made_anew_is_read(folder, metadata):
+    pq.write_table(segment_table(journal("q")).replace_schema_metadata(metadata), folder / "anew.parquet")
+    contents = look_over(folder.parent)
+    assert (len(contents.segments), contents.bad) == (2, ())
+
+
 def test_a_segment_of_an_earlier_version_lacks_columns_and_is_read(folder):
     table = segment_table(journal("q")).drop_columns(["time_to_live", "received_at"])
     pq.write_table(table, folder / "early.parquet")

@@ -345,6 +345,12 @@ def _(scene):
     twice(scene.process("sender").sent(1, "m"))
 
 
+@case("twice, and another sender was killed", m=Verdict.DUPLICATED_UNPROVEN, another=Verdict.REFUSED)
+def _(scene):
+    twice(scene.process("sender").sent(1, "m"))
+    scene.process("killed").sent(1, "another", "refused")
+
+
 @case("three times with one reason", m={"verdict": Verdict.DUPLICATED_UNEXPLAINED, "surplus": 2, "reasons": 1})
 def _(scene):
     twice(scene.process("sender").failed(1, "m", applied=True).sent(2, "m").delivered(3, "m"))
@@ -463,6 +469,18 @@ def _(scene):
     scene.process("sender").sent(1, "a").sent(2, "b").closed(9)
     scene.process("one").delivered(9, "a", sequence_number="1700000000000-9").closed(99)
     scene.process("two").delivered(3, "b", sequence_number="1700000000000-10").closed(99)
+
+
+@case("without positions two receivers of one consumer show no order", a=IN_ORDER, b=IN_ORDER)
+def _(scene):
+    told = scene.process("sender").sent(1, "a").sent(2, "b")
+    told.delivered(3, "b", receiver="r2").delivered(4, "a", receiver="r1").closed(9)
+
+
+@case("each receiver of a consumer has an order of its own", a=FAULT, b=IN_ORDER, c=IN_ORDER)
+def _(scene):
+    told = scene.process("sender").sent(1, "a").sent(2, "b").sent(3, "c")
+    told.delivered(4, "b", receiver="r1").delivered(5, "c", receiver="r2").delivered(6, "a", receiver="r1").closed(9)
 
 
 @case("without positions two consumers show no order", a=IN_ORDER, b=IN_ORDER)

@@ -116,6 +116,25 @@ def test_the_demo_says_what_its_report_lacks_before_it_begins(monkeypatch, tmp_p
     assert "sent" not in told.out
 
 
+@pytest.mark.parametrize("kept", ["date=2026-02-02/segment-p-000000.parquet", "_open/p-000000.part"])
+def test_a_demo_does_not_report_on_earlier_runs(monkeypatch, tmp_path, capsys, kept):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr("pairmq.pipeline.session.check_java", lambda: 17)
+    (tmp_path / kept).parent.mkdir()
+    (tmp_path / kept).touch()
+    assert main(["demo", "--pipeline", "--journal", str(tmp_path)]) == 2
+    told = capsys.readouterr()
+    assert f"{tmp_path} holds a journal already" in " ".join(told.err.split())
+    assert "sent" not in told.out
+
+
+def test_a_demo_keeps_its_journal_where_there_is_none_yet(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("pairmq.pipeline.session.check_java", lambda: 17)
+    for folder in (tmp_path, tmp_path / "new"):
+        assert _demo_report.DemoReport(str(folder), aside=False, open=False).journal == str(folder)
+
+
 def test_open_without_a_report_is_bad_usage(capsys):
     assert main(["demo", "--open"]) == 2
     assert "--pipeline" in capsys.readouterr().err

@@ -131,26 +131,34 @@ def test_the_head_says_it_in_a_sentence(content):
 def test_what_is_not_known_is_told_with_its_reason(tmp_path):
     tables = write_tables(
         tmp_path / "tables",
-        reconciliation=[message("a", "delivery not observed", at=1.0), message("b", "unproven", at=2.0)],
+        reconciliation=[
+            message("a", "delivery not observed", at=1.0),
+            message("b", "unproven", at=2.0),
+            message("c", "duplicated, unproven", at=3.0),
+        ],
         processes=[
             process("p1", last=9, missing=3, sample_healthy=0.1),
-            process("p2", last=9, dropped=4),
+            process("p2", last=9, dropped=4, misdated=2),
             process("p3", last=5, ended="killed"),
             process("p4", last=9, ended="open"),
         ],
         cost=[side("primary", sends=1, source="estimated")],
         bad=[{"path": "segment-x.parquet", "problem": "it is cut short"}],
+        unfinished=[{"path": "_open/p4-000000.part", "changed_at": 1.0}],
     )
     unknowns = {each["kind"]: each for each in report(tables).content["unknowns"]}
     assert {kind: each["count"] for kind, each in unknowns.items()} == {
         "bad-segments": 1,
         "missing-rows": 3,
         "dropped-events": 4,
+        "misdated-rows": 2,
+        "unfinished-parts": 1,
         "killed": 1,
         "running": 1,
         "sampled": 1,
         "not-observed": 1,
         "unproven": 1,
+        "unproven-copies": 1,
         "estimated-cost": 1,
     }
     assert unknowns["bad-segments"]["names"] == ["segment-x.parquet: it is cut short"]
@@ -256,7 +264,7 @@ def test_the_reference_names_what_the_document_holds(content):
     for inner in (content["availability"], content["latency"]["before"], content["series"]["overview"]):
         assert {name for name in inner if f"`{name}`" not in section} == set()
     kinds = set(re.findall(r'Caveat\(\s*"([a-z-]+)"', (Path(_caveats.__file__)).read_text()))
-    kinds |= {"unproven", "unknown", "not-journalled"}
+    kinds |= {"unproven", "unproven-copies", "unknown", "not-journalled"}
     assert {kind for kind in kinds if f"`{kind}`" not in section} == set()
 
 

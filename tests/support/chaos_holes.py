@@ -40,20 +40,36 @@ class Holes:
 
     def hide(self, home_at: float, by: float) -> bool:
         """Whether the delivery of a message may be in one, between the arrival and the latest instant of it."""
+        return self.meet(home_at, by)
+
+    def meet(self, first: float, last: float) -> bool:
+        """Whether one is in the minutes from one instant to another."""
         return any(
-            minute(began) <= minute(by) and minute(home_at) <= minute(ended + SLACK) for began, ended in self.spans
+            minute(began) <= minute(last) and minute(first) <= minute(ended + SLACK) for began, ended in self.spans
         )
 
 
 def ends_of(rows: Iterable[Told], patience: float) -> dict[str, str]:
-    """How each process ended: ``closed``, ``killed`` or ``open``."""
+    """How each process ended: ``closed``, ``killed`` if its machine has more to tell, or ``open``."""
     owned = _by_process(rows)
-    journal_end = max(each.at for of in owned.values() for each in of)
+    silent_since: dict[str, float] = defaultdict(lambda: -math.inf)
+    for process, of in owned.items():
+        machine = _machine(process)
+        silent_since[machine] = max(silent_since[machine], *(each.at for each in of))
     ends = {}
     for process, of in owned.items():
-        gone = journal_end - max(each.at for each in of) > patience
-        ends[process] = "closed" if any(each.own == CLOSED for each in of) else "killed" if gone else "open"
+        if any(each.own == CLOSED for each in of):
+            ends[process] = "closed"
+        else:
+            goes_on = silent_since[_machine(process)] > max(each.at for each in of) + patience
+            ends[process] = "killed" if goes_on else "open"
     return ends
+
+
+def _machine(process: str) -> str:
+    """What stands before the process id in the name of a run."""
+    named = re.match(r"(.*)-[0-9]+-[0-9]{8}T[0-9]{6}Z-", process)
+    return named[1] if named else process
 
 
 def holes_of(rows: Sequence[Told], patience: float) -> Holes:

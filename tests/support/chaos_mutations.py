@@ -6,9 +6,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from chaos_cases import SLACK, Case, Message
 from chaos_copies import Copy
 from chaos_rows import CLOSED, Key, Told
-from chaos_truth import SLACK, Case, Judge, Message
+from chaos_truth import Judge
 from pairmq.model.events import (
     Cause,
     Event,
@@ -30,7 +31,7 @@ class Mutation:
     Args:
         copy: of the journal.
         expected: by message id, the verdicts that change.
-        touched: the messages that a missing row told of; other verdicts may only become *unproven*.
+        touched: the messages that a missing row told of; of others only faults may become milder.
     """
 
     copy: Copy

@@ -50,7 +50,7 @@ def contradiction(world: World, id_: str, verdict: str, repeated: bool) -> str |
     match verdict:
         case "delivered" | "unknown, delivered" | "out of order" | "unsettled":
             return None if copies else f"it is {verdict}, and the primary never had it"
-        case "duplicated, explained" | "duplicated, unexplained":
+        case "duplicated, explained" | "duplicated, unproven" | "duplicated, unexplained":
             return None if copies > 1 or repeated else "it is doubled, and the primary had one copy"
         case "refused":
             return (

@@ -66,8 +66,8 @@ class Journal:
         self._next += rows
         return self
 
-    def opened(self, at: float = 0.0, *, sample: float = 1.0) -> Journal:
-        values = {"host": "here", "pid": 7, "version": "0.1.0", "sample_healthy": sample}
+    def opened(self, at: float = 0.0, *, sample: float = 1.0, host: str = "here") -> Journal:
+        values = {"host": host, "pid": 7, "version": "0.1.0", "sample_healthy": sample}
         return self.add(JournalOpened, at, pair="", **values)
 
     def closed(self, at: float, *, dropped: int = 0) -> Journal:

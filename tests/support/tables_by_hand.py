@@ -111,6 +111,7 @@ def process(name: str = "sender", *, first: float = 0.0, last: float, **values: 
         "last_at": instant(last),
         "rows": 10,
         "missing": 0,
+        "misdated": 0,
         "dropped": 0,
         "ended": "closed",
     }
@@ -139,6 +140,7 @@ def write_tables(
     folder: Path,
     *,
     bad: Sequence[Mapping[str, str]] = (),
+    unfinished: Sequence[Mapping[str, Any]] = (),
     patience: float = 300.0,
     **rows: Sequence[dict[str, Any]] | pa.Table,
 ) -> Path:
@@ -147,6 +149,7 @@ def write_tables(
     Args:
         folder: of the tables; made.
         bad: what ``run.json`` says of files that were not read.
+        unfinished: what it says of parts that are no segments yet.
         patience: that it says was asked for.
         rows: of each table, or the table; one that is not named is empty.
     """
@@ -160,7 +163,7 @@ def write_tables(
         "verdict": "good",
         "versions": {"pairmq": "0.1.0", "spark": "4.3.0", "schema": 1},
         "patience": patience,
-        "journal": {"bad_segments": list(bad)},
+        "journal": {"bad_segments": list(bad), "unfinished_parts": list(unfinished)},
         "messages": {each["values"]: each["counts"] for each in verdicts},
     }
     (folder / "run.json").write_text(json.dumps(document))

@@ -44,6 +44,13 @@ def _show(report: Report, out: str) -> None:
             f"the journal lacks {plural(report.missing, 'row')}, and its processes dropped "
             f"{plural(report.dropped, 'event')}: what may have been there is called unproven, not lost"
         )
+    if report.misdated:
+        warn(f"{plural(report.misdated, 'row')} count for nothing: by their clock it was before 2020 or after 2100")
+    if report.unfinished:
+        say(
+            f"{plural(len(report.unfinished), 'part')} not finished, whose rows are not read: programs that run finish "
+            "theirs, `pairmq journal recover` finishes what killed ones left"
+        )
     say(
         f"{plural(report.rows, 'row')} of {plural(sum(report.processes.values()), 'run')} of programs, in "
         f"{plural(report.segments, 'segment')}; {short_duration(report.seconds)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -14,13 +13,12 @@ from pairmq.cli._output import say
 from pairmq.cli._prices import read_prices
 from pairmq.cli._values import duration
 from pairmq.model import Price
-from pairmq.pipeline.declarative import Configuration, write_project
+from pairmq.pipeline.declarative import Configuration, is_url, write_project
 
 _EPILOG = examples(
     "pairmq pipeline spec project --journal /var/lib/pairmq/journal --out tables",
     "SPARK_CONF_DIR=project spark-pipelines run --spec project/spark-pipeline.yml",
 )
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
 def add(group: typer.Typer) -> None:
@@ -56,7 +54,7 @@ def spec(
     """
     primary, secondary = (Price(), Price()) if prices is None else read_prices(prices)
     # Spark runs the pipeline from the folder.
-    place = journal if _URL.match(journal) else str(Path(journal).resolve())
+    place = journal if is_url(journal) else str(Path(journal).resolve())
     project = write_project(folder, Configuration(place, patience, primary, secondary), out)
     say(f"SPARK_CONF_DIR={shlex.quote(str(project.folder))} {shlex.join(project.command)}")
     return 0

@@ -307,6 +307,8 @@ class MessageDelivered(Event):
         reason: why it was dead-lettered, else None.
         error: why the broker did not confirm the settlement, so that the message may be delivered again; None when it
             did.
+        receiver: the id of the receiver object: each gets messages in an order of its own. None in a journal of
+            PairMQ's that did not tell it.
     """
 
     entity: Entity
@@ -319,6 +321,7 @@ class MessageDelivered(Event):
     received_at: float | None
     reason: str | None = None
     error: str | None = None
+    receiver: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from pairmq.model import events
 from pairmq.model._entity import Entity, EntityKind
 from pairmq.model.events import Event
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Raised with every change of `COLUMNS`. A column is never renamed, and never gets another type."""
 
 ColumnType = Literal["string", "int64", "float64", "bool", "list<string>"]

@@ -103,6 +103,7 @@ class PairReceiver:
         self._prefetch = prefetch
         self._clock = clock
         self._receiver = transport.receiver(source)
+        self._id = clock.new_id()
         self._limits = TimeLimits()
         self._ready: deque[PairDelivery] = deque()
         self._sinks: tuple[Callable[[Event], None], ...] = ()
@@ -115,6 +116,11 @@ class PairReceiver:
         """
         if sink not in self._sinks and not self._engine.emit.has(sink):
             self._sinks = (*self._sinks, sink)
+
+    @property
+    def id(self) -> str:
+        """Names this receiver in `MessageDelivered`."""
+        return self._id
 
     @property
     def source(self) -> Source:
@@ -164,6 +170,7 @@ class PairReceiver:
             "received_at": received_at,
             "reason": reason,
             "error": error,
+            "receiver": self._id,
         }
         emit(MessageDelivered, **values)
         for sink in self._sinks:

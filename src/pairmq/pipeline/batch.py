@@ -18,12 +18,12 @@ from pyspark.sql import functions as F
 from pairmq.model import ConfigurationError, Price
 from pairmq.pipeline import transforms
 from pairmq.pipeline._making import Progress, fact_pieces, table_pieces, write_pieces
-from pairmq.pipeline._swap import put_in_place
+from pairmq.pipeline._swap import check_place, put_in_place
 from pairmq.pipeline._workspace import work_folder
-from pairmq.pipeline.journal_io import BadSegment, Contents, damaged, look_over, read_rows
+from pairmq.pipeline.journal_io import BadSegment, Contents, OpenPart, damaged, look_over, read_rows
 from pairmq.pipeline.report import Report
 from pairmq.pipeline.session import session, usable_cores
-from pairmq.pipeline.transforms.steps import Settings, Unread
+from pairmq.pipeline.transforms.steps import Settings, Unfinished, Unread
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -76,6 +76,7 @@ def run(
     Interrupted, it leaves every table of ``out`` as the old or the new run made it, whole in either case.
     """
     settings = settings_of(patience=patience, prices=prices)
+    check_places(Path(out))
     began = time.monotonic()
     contents = look_over(journal)
     with (
@@ -98,6 +99,7 @@ def run(
             patience=patience,
             segments=len(contents.segments),
             bad=contents.bad,
+            unfinished=contents.parts,
             seconds=time.monotonic() - began,
             **found,
         )
@@ -115,7 +117,11 @@ def sized(contents: Contents, cores: int) -> dict[str, str]:
 
 
 def settings_of(
-    *, patience: float = PATIENCE, prices: Mapping[str, Price] | None = None, bad: Iterable[BadSegment] = ()
+    *,
+    patience: float = PATIENCE,
+    prices: Mapping[str, Price] | None = None,
+    bad: Iterable[BadSegment] = (),
+    parts: Iterable[OpenPart] = (),
 ) -> Settings:
     """Put together what tables depend on beside the journal.
 
@@ -123,6 +129,7 @@ def settings_of(
         patience: as for `run`.
         prices: likewise.
         bad: the files that are not read.
+        parts: what is no segment yet.
 
     Raises:
         ConfigurationError: the patience is no time.
@@ -130,17 +137,25 @@ def settings_of(
     if not patience >= 0:
         raise ConfigurationError(f"patience is {patience!r}: it must be 0 seconds or more")
     known = prices or {}
-    return Settings(patience, known.get("primary"), known.get("secondary"), unread_of(bad))
+    return Settings(patience, known.get("primary"), known.get("secondary"), unread_of(bad), unfinished_of(parts))
 
 
 def unread_of(bad: Iterable[BadSegment]) -> tuple[Unread, ...]:
-    """Tell whose rows of which days are not read: those of all days where a file's folder does not name one."""
+    """Tell whose rows of which days are not read: those of all days where a file's folder does not name one.
+
+    A file that somebody has renamed may have anyone's rows. One that is foreign by its name and its columns has none.
+    """
     found = []
     for each in bad:
-        if each.process is not None:
+        if each.process is not None or not each.foreign:
             began = None if each.day is None else each.day.timestamp()
             found.append(Unread(each.process, began, None if began is None else began + _DAY))
     return tuple(found)
+
+
+def unfinished_of(parts: Iterable[OpenPart]) -> tuple[Unfinished, ...]:
+    """Tell whose latest rows are in no segment yet."""
+    return tuple(Unfinished(each.process, each.changed_at) for each in parts)
 
 
 def make_tables(
@@ -162,6 +177,16 @@ def make_tables(
     return _told(work, frames)
 
 
+def check_places(out: Path) -> None:
+    """See that tables can be put in their places.
+
+    Raises:
+        ConfigurationError: something else is where a table is to be.
+    """
+    for table in transforms.TABLES:
+        check_place(out / table.name)
+
+
 def put_tables_in_place(work: Path, out: Path, document: Mapping[str, Any]) -> None:
     """Put the tables of a work folder in their places, then the run file beside them.
 
@@ -181,7 +206,7 @@ def _made(
     spark: SparkSession, work: Path, contents: Contents, settings: Settings, progress: Progress
 ) -> dict[str, Any]:
     """Write facts and tables in one go: a table may be ready while facts that it does not need are still being made."""
-    known = replace(settings, unread=unread_of(contents.bad))
+    known = replace(settings, unread=unread_of(contents.bad), unfinished=unfinished_of(contents.parts))
     pieces = (*fact_pieces(read_rows(spark, contents, work / "_rows")), *table_pieces(known))
     return _told(work, write_pieces(spark, pieces, {}, lambda name: _folder(work, name), progress))
 
@@ -208,12 +233,13 @@ def _told(work: Path, frames: Mapping[str, DataFrame]) -> dict[str, Any]:
         F.coalesce(F.sum("rows"), F.lit(0)),
         F.coalesce(F.sum("missing"), F.lit(0)),
         F.coalesce(F.sum("dropped"), F.lit(0)),
+        F.coalesce(F.sum("misdated"), F.lit(0)),
         F.unix_micros(F.min("first_at")) / 1_000_000,
         F.unix_micros(F.max("last_at")) / 1_000_000,
     ).collect()[0]
     ended = {row["ended"]: row["count"] for row in processes.groupBy("ended").count().collect()}
     return {
-        **dict(zip(("rows", "missing", "dropped", "first_at", "last_at"), summed, strict=True)),
+        **dict(zip(("rows", "missing", "dropped", "misdated", "first_at", "last_at"), summed, strict=True)),
         "tables": {name: _rows(_folder(work, name)) for name in _TABLES},
         "processes": ended,
         "verdicts": verdicts,

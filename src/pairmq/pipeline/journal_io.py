@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +25,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _VERSION = b"pairmq.schema_version"
+_NUMBER = re.compile(rb"[0-9]{1,9}")
 _SUFFIX = ".parquet"
 _NAME = re.compile(r"segment-(.+)-[0-9]{6,12}\.parquet")
+_OPEN = "_open"
+_PART = re.compile(r"(.+)-[0-9]{6,12}\.part")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +58,12 @@ class BadSegment:
     Args:
         path: where it is.
         problem: why not, in a sentence.
+        foreign: it is whole, and its columns are not those of a journal.
     """
 
     path: Path
     problem: str
+    foreign: bool = False
 
     @property
     def process(self) -> str | None:
@@ -77,22 +82,39 @@ class BadSegment:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenPart:
+    """Rows that are in no segment yet: of a process that runs, or of one that was killed and not recovered.
+
+    Args:
+        path: where they are.
+        process: whose.
+        changed_at: when the latest of them were written, seconds since 1970 UTC.
+    """
+
+    path: Path
+    process: str
+    changed_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Contents:
     """What a journal's directory holds.
 
     Args:
         segments: that are read, by path.
         bad: that are not.
+        parts: that are no segments yet.
     """
 
     segments: tuple[Segment, ...]
     bad: tuple[BadSegment, ...]
+    parts: tuple[OpenPart, ...] = ()
 
     def without(self, bad: Iterable[BadSegment]) -> Contents:
         """The same with more files set aside."""
         more = {each.path: each for each in bad}
         kept = tuple(segment for segment in self.segments if segment.path not in more)
-        return Contents(kept, (*self.bad, *more.values()))
+        return Contents(kept, (*self.bad, *more.values()), self.parts)
 
 
 def look_over(journal: str | os.PathLike[str]) -> Contents:
@@ -105,7 +127,7 @@ def look_over(journal: str | os.PathLike[str]) -> Contents:
         journal: the directory.
 
     Returns:
-        Good and bad segments. An empty directory is an empty journal.
+        Good and bad segments, and parts. An empty directory is an empty journal.
 
     Raises:
         ConfigurationError: it is no directory, or can't be read.
@@ -113,7 +135,8 @@ def look_over(journal: str | os.PathLike[str]) -> Contents:
     root = Path(journal)
     if not root.is_dir():
         raise ConfigurationError(f"{root} is no directory: give the one that the journal was kept in")
-    return look_at(segment_files(root))
+    parts = open_parts(root)  # first: one that becomes a segment meanwhile is found as the one or the other
+    return replace(look_at(segment_files(root)), parts=parts)
 
 
 def look_at(paths: Iterable[Path]) -> Contents:
@@ -201,20 +224,41 @@ def segment_files(root: Path) -> list[Path]:
     return found
 
 
+def open_parts(root: Path) -> tuple[OpenPart, ...]:
+    """Find what is no segment yet, below a directory that holds a journal or several."""
+    found = []
+    for folder, folders, files in os.walk(root):
+        if Path(folder).name == _OPEN:
+            found += [Path(folder, name) for name in sorted(files)]
+        folders[:] = sorted(name for name in folders if name == _OPEN or not name.startswith(("_", ".")))
+    return tuple(part for path in found if (part := _open_part(path)) is not None)
+
+
+def _open_part(path: Path) -> OpenPart | None:
+    named = _PART.fullmatch(path.name)
+    try:
+        return None if named is None else OpenPart(path, named[1], path.stat().st_mtime)
+    except FileNotFoundError:
+        return None  # it is a segment by now
+
+
 def _looked_at(path: Path) -> Segment | BadSegment:
     try:
         with pq.ParquetFile(path) as file:
             footer, schema = file.metadata, file.schema_arrow
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, ValueError) as error:  # a column's name that is no UTF-8 is a ValueError
         return BadSegment(path, f"it is cut short or no Parquet file: {_line(error)}")
-    version = (footer.metadata or {}).get(_VERSION, b"")
-    if version.isdigit() and int(version) > SCHEMA_VERSION:
+    # A file that somebody made anew with another tool may tell no version: its columns say what it is.
+    version = (footer.metadata or {}).get(_VERSION, b"%d" % SCHEMA_VERSION)
+    if not _NUMBER.fullmatch(version):
+        return BadSegment(path, f"its footer is damaged: the schema version is {_line(ascii(version))}")
+    if int(version) > SCHEMA_VERSION:
         return BadSegment(
             path, f"a later PairMQ wrote it (schema {int(version)}, this one reads up to {SCHEMA_VERSION})"
         )
     problem = schema_problem(schema)
     if problem is not None:
-        return BadSegment(path, problem)
+        return BadSegment(path, problem, foreign=True)
     try:
         process, seq = _range(footer, "process"), _range(footer, "seq")
     except (pa.ArrowException, ValueError) as error:  # a text that is no UTF-8 is a ValueError
@@ -279,5 +323,5 @@ def _width(segment: Segment) -> int:
     return (segment.last_seq or 0) - (segment.first_seq or 0) + 1
 
 
-def _line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+def _line(problem: object) -> str:
+    return (str(problem).splitlines() or [type(problem).__name__])[0][:200]

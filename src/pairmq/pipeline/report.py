@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pairmq.model.records import SCHEMA_VERSION
-from pairmq.pipeline.journal_io import BadSegment
+from pairmq.pipeline.journal_io import BadSegment, OpenPart
 
 _LOST = "lost"
 
@@ -23,10 +23,12 @@ class Report:
         segments: how many were read.
         rows: in them, each once.
         bad: the files that were not read.
+        unfinished: the parts that are no segments yet, whose rows were not read.
         first_at: the journal's first instant, seconds since 1970 UTC; None if it is empty.
         last_at: its last.
         missing: rows that the numbers of the others show to be missing.
         dropped: events that processes say they could not write.
+        misdated: rows that count for nothing, as their instants can't be.
         processes: by how they ended.
         verdicts: messages by their verdict.
         faults: for each verdict that breaks a promise, the first few messages, as pair, entity and id.
@@ -40,10 +42,12 @@ class Report:
     segments: int
     rows: int
     bad: Sequence[BadSegment]
+    unfinished: Sequence[OpenPart]
     first_at: float | None
     last_at: float | None
     missing: int
     dropped: int
+    misdated: int
     processes: Mapping[str, int]
     verdicts: Mapping[str, int]
     faults: Mapping[str, Sequence[tuple[str, str | None, str]]]
@@ -62,7 +66,7 @@ class Report:
             return "lost"
         if self.faults:
             return "faults"
-        return "incomplete" if self.bad or self.missing or self.dropped else "good"
+        return "incomplete" if self.bad or self.missing or self.dropped or self.misdated else "good"
 
     def to_dict(self) -> dict[str, Any]:
         """The document."""
@@ -77,8 +81,12 @@ class Report:
                 "last_at": self.last_at,
                 "missing_rows": self.missing,
                 "dropped_events": self.dropped,
+                "misdated_rows": self.misdated,
                 "processes": dict(self.processes),
                 "bad_segments": [{"path": str(each.path), "problem": each.problem} for each in self.bad],
+                "unfinished_parts": [
+                    {"path": str(each.path), "changed_at": each.changed_at} for each in self.unfinished
+                ],
             },
             "messages": dict(self.verdicts),
             "faults": {

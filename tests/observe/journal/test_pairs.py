@@ -239,6 +239,38 @@ async def test_a_receiver_without_a_pair_is_journalled(journal, tmp_path):
     assert not any("error" in row for row in found)
 
 
+async def test_each_receiver_of_a_pair_tells_its_own_id(journal, tmp_path):
+    one = journal()
+    async with opened(one) as (pair, _):
+        receivers = [pair.receiver("orders") for _ in range(2)]
+        for receiver in receivers:
+            await pair.sender("orders").send(Message(b"1"))
+            (delivery,) = await receiver.receive(1, 1)
+            await delivery.complete()
+    assert one.close(30)
+    found = [row["receiver"] for row in rows(tmp_path, "MessageDelivered")]
+    assert found == [receiver.id for receiver in receivers]
+    assert len(set(found)) == 2
+
+
+async def test_each_receiver_without_a_pair_tells_its_own_id(journal, tmp_path):
+    one, east = journal(), SimulatedBroker("east")
+    async with east.transport() as transport:
+        await transport.admin.create(Entity("orders"))
+        source = Source(Entity("orders"))
+        for _ in range(2):
+            await transport.sender(Entity("orders")).send(Message(b"1", message_id="a"))
+            receiver = journal_deliveries(transport.receiver(source), one, source=source)
+            (delivery,) = await receiver.receive(1, 1)
+            await receiver.complete(delivery)
+            await receiver.close()
+    assert one.close(30)
+    first, second = (row["receiver"] for row in rows(tmp_path, "MessageDelivered"))
+    assert first
+    assert second
+    assert first != second
+
+
 async def test_a_settlement_that_fails_is_journalled_with_its_error(journal, tmp_path):
     one = journal()
     async with opened(one) as (pair, _):

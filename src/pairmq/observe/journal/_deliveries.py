@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 
@@ -73,6 +74,7 @@ class JournalledReceiver(Receiver):
         self._source = source
         self._sink = sink
         self._pair = pair
+        self._id = uuid.uuid4().hex
         # By identity, as deliveries can't be hashed; each is kept with its instant, so that its identity stays its own.
         self._received: dict[int, tuple[Delivery, float]] = {}
 
@@ -148,5 +150,6 @@ class JournalledReceiver(Receiver):
                 received_at=None if known is None else known[1],
                 reason=reason,
                 error=error,
+                receiver=self._id,
             )
         )

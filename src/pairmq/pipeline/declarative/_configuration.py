@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -12,9 +13,15 @@ from pairmq.model import ConfigurationError, Price
 JOURNAL = "spark.pairmq.journal"
 PATIENCE = "spark.pairmq.patience"
 
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _USUAL_PATIENCE = 300.0  # s
 _FREE = Price()
 _MOST_DIGITS = 15  # before and behind the point: arithmetic with 1e999999 would take for ever
+
+
+def is_url(journal: str) -> bool:
+    """Tell whether the place of a journal is a URL, and not a directory."""
+    return _URL.match(journal) is not None
 
 
 @dataclass(frozen=True, slots=True)

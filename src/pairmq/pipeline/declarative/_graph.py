@@ -34,6 +34,7 @@ def define() -> None:
         primary=configuration.primary,
         secondary=configuration.secondary,
         unread=source.unread,
+        unfinished=source.unfinished,
     )
     pipelines.temporary_view(name=_JOURNAL)(lambda: source.rows(spark))
     for fact in FACTS:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +9,11 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from pairmq.model.records import COLUMNS
-from pairmq.pipeline.batch import unread_of
+from pairmq.pipeline.batch import unfinished_of, unread_of
+from pairmq.pipeline.declarative._configuration import is_url
 from pairmq.pipeline.journal_io import look_over, read_rows
 from pairmq.pipeline.schema import rows_schema
-from pairmq.pipeline.transforms.steps import Unread
-
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+from pairmq.pipeline.transforms.steps import Unfinished, Unread
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +23,12 @@ class Source:
     Args:
         rows: gives them, each once, without reading them yet.
         unread: which rows may be missing because a file is damaged.
+        unfinished: which may be because they are in no segment yet.
     """
 
     rows: Callable[[SparkSession], DataFrame]
     unread: tuple[Unread, ...] = ()
+    unfinished: tuple[Unfinished, ...] = ()
 
 
 def source_of(journal: str) -> Source:
@@ -44,10 +44,10 @@ def source_of(journal: str) -> Source:
         ConfigurationError: the directory is none, or can't be read.
     """
     path = journal.removeprefix("file://")
-    if _URL.match(path):
+    if is_url(path):
         return Source(lambda spark: _read_url(spark, journal))
     contents = look_over(Path(path))
-    return Source(lambda spark: read_rows(spark, contents), unread_of(contents.bad))
+    return Source(lambda spark: read_rows(spark, contents), unread_of(contents.bad), unfinished_of(contents.parts))
 
 
 def _read_url(spark: SparkSession, url: str) -> DataFrame:

@@ -14,7 +14,7 @@ from pairmq.pipeline.reporting._words import duration, grouped, named, percent, 
 
 Verdict: TypeAlias = Literal["lost", "faults", "incomplete", "good"]
 
-_HOLES = frozenset(("bad-segments", "missing-rows", "dropped-events"))
+_HOLES = frozenset(("bad-segments", "missing-rows", "dropped-events", "misdated-rows"))
 
 
 @dataclass(frozen=True, slots=True)

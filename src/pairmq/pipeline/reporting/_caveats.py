@@ -50,6 +50,20 @@ def _of_the_journal(told: Told) -> Iterator[Caveat]:
     yield Caveat(
         "dropped-events", programs.dropped, f"Programs could not write {plural(programs.dropped, 'event')}.", names
     )
+    yield Caveat(
+        "misdated-rows",
+        programs.misdated,
+        f"{plural(programs.misdated, 'row')} of the journal count for nothing, by whose clock it was before 2020 or "
+        "after 2100.",
+    )
+    parts = told.run["journal"].get("unfinished_parts") or []
+    yield Caveat(
+        "unfinished-parts",
+        len(parts),
+        f"{plural(len(parts), 'part')} of the journal not finished, whose rows are not read: programs that run finish "
+        "theirs, pairmq journal recover finishes what killed ones left.",
+        tuple(visible(each["path"]) for each in parts[:MOST_NAMED]),
+    )
     killed = programs.ended.get("killed", 0)
     yield Caveat(
         "killed",
@@ -62,7 +76,8 @@ def _of_the_journal(told: Told) -> Iterator[Caveat]:
     yield Caveat(
         "running",
         running,
-        f"{plural(running, 'program')} may be running still; the latest rows are not in the journal.",
+        f"{plural(running, 'program')} may be running still, or the latest rows of their machines have not come: what "
+        "happened since is not in the journal.",
     )
     yield Caveat(
         "sampled",
@@ -88,8 +103,13 @@ def _of_the_messages(told: Told) -> Iterator[Caveat]:
     )
     for kind, verdict, text in (
         ("unproven", "unproven", "may be lost or not: what would tell is in a hole of the journal."),
+        (
+            "unproven-copies",
+            "duplicated, unproven",
+            "completed more than once: what would tell why may be in a hole of the journal, or was not kept.",
+        ),
         ("unknown", "unknown", "had a sender that never learnt the outcome, and no delivery is in the journal."),
-        ("not-journalled", "not journalled", "turned up of which no send is in the journal."),
+        ("not-journalled", "not journalled", "turned up of which no accepted send is in the journal."),
     ):
         many = verdicts.get(verdict, 0)
         yield Caveat(kind, many, f"{plural(many, 'message')} {text}")

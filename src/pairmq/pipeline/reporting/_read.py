@@ -38,7 +38,7 @@ _AGAIN = "failed again"
 
 def programs(tables: Directory) -> Programs:
     """Read who wrote the journal, and what is missing of it."""
-    names = ("process", "sample_healthy", "first_at", "last_at", "rows", "missing", "dropped", "ended")
+    names = ("process", "sample_healthy", "first_at", "last_at", "rows", "missing", "dropped", "misdated", "ended")
     ended: Counter[str] = Counter()
     sums: Counter[str] = Counter()
     bad: list[Program] = []
@@ -46,7 +46,7 @@ def programs(tables: Directory) -> Programs:
     lasts: dict[str, float] = {}
     for row in tables.rows("processes", names):
         ended[row["ended"]] += 1
-        for name in ("rows", "missing", "dropped"):
+        for name in ("rows", "missing", "dropped", "misdated"):
             sums[name] += row[name] or 0
         sums["sampled"] += row["sample_healthy"] is not None and row["sample_healthy"] < 1
         if (row["missing"] or row["dropped"] or row["ended"] == "killed") and len(bad) < MOST_PROGRAMS:
@@ -59,6 +59,7 @@ def programs(tables: Directory) -> Programs:
         rows=sums["rows"],
         missing=sums["missing"],
         dropped=sums["dropped"],
+        misdated=sums["misdated"],
         ended=dict(ended),
         sampled=sums["sampled"],
         incomplete=tuple(bad),

@@ -310,6 +310,7 @@ class Programs:
         rows: of the journal.
         missing: rows that are not in it.
         dropped: events that were never written.
+        misdated: rows that count for nothing, as their instants can't be.
         ended: programs by how they ended.
         sampled: those that keep only a part of the healthy sends.
         incomplete: the first few whose journals are not whole, or that were killed.
@@ -322,6 +323,7 @@ class Programs:
     rows: int
     missing: int
     dropped: int
+    misdated: int
     ended: Mapping[str, int]
     sampled: int
     incomplete: Sequence[Program]

@@ -22,6 +22,7 @@ VERDICTS: dict[str, Meaning] = {
     "out of order": Meaning("fault", "delivered behind a later one, which the options do not allow"),
     "delivered": Meaning("arrived", "accepted, and completed once by a consumer"),
     "duplicated, explained": Meaning("arrived", "completed more than once; each further copy has its reason"),
+    "duplicated, unproven": Meaning("arrived", "completed more than once; the journal may lack the row that tells why"),
     "unknown, delivered": Meaning("arrived", "its sender never learnt the outcome; it was delivered"),
     "in flight": Meaning("waiting", "at the primary, and not delivered yet"),
     "diverted": Meaning("waiting", "in the backlog, and not brought home yet"),
@@ -32,7 +33,7 @@ VERDICTS: dict[str, Meaning] = {
     "delivery not observed": Meaning("unseen", "at the primary; no journal tells of its deliveries"),
     "unproven": Meaning("unseen", "not seen again, and the journal has a hole where that would be told"),
     "unknown": Meaning("unseen", "its sender never learnt the outcome, and no delivery is in the journal"),
-    "not journalled": Meaning("unseen", "nothing tells of its send"),
+    "not journalled": Meaning("unseen", "nothing tells of a send of it that was accepted"),
 }
 """In the order in which they are told."""
 

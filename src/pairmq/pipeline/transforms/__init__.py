@@ -10,7 +10,7 @@ from pairmq.pipeline.transforms.order import ORDER
 from pairmq.pipeline.transforms.processes import PROCESSES
 from pairmq.pipeline.transforms.reconciliation import OBSERVATION, RECONCILIATION
 from pairmq.pipeline.transforms.rotation import ROTATION
-from pairmq.pipeline.transforms.steps import STEPS, Settings, Step, Unread
+from pairmq.pipeline.transforms.steps import STEPS, Settings, Step, Unfinished, Unread
 from pairmq.pipeline.transforms.syphon import SYPHON
 from pairmq.pipeline.transforms.verdicts import FAULTS, RULES, Rule, Verdict
 
@@ -50,6 +50,7 @@ __all__ = [
     "Settings",
     "Step",
     "Table",
+    "Unfinished",
     "Unread",
     "Verdict",
 ]

@@ -14,6 +14,15 @@ SLACK = 1.0
 """Seconds by which the clocks of two machines may differ."""
 
 
+EARLIEST, LATEST = 1_577_836_800.0, 4_102_444_800.0
+"""2020 and 2100: an event of PairMQ was between the two, or the clock that dated it was wrong."""
+
+
+def dated() -> Column:
+    """Whether a row has an instant that can be; one that is no number is none."""
+    return F.col("at").between(EARLIEST, LATEST)
+
+
 def of_kind(*kinds: type[Event]) -> Column:
     """Whether a row is an event of one of these kinds."""
     return F.col("kind").isin([kind.__name__ for kind in kinds])

@@ -6,12 +6,13 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from pairmq.model.events import MessageDeadLettered, MessageMoved, SendOutcome
-from pairmq.pipeline.transforms._rows import MINUTE, ended_as, first_at, how_many, last_at, of_kind, start_of
+from pairmq.pipeline.transforms._rows import DAY, MINUTE, ended_as, first_at, how_many, last_at, of_kind, start_of
 from pairmq.pipeline.transforms._table import Field, Table
 
 BACKLOG = Table(
     "backlog",
-    "a minute in which a backlog queue held messages, or in which something came or went",
+    "a minute in which a backlog queue held messages, or in which something came or went; of days (UTC) of which the "
+    "journal has any row",
     (
         Field("pair", "text", "the pair's name"),
         Field("queue", "text", "the backlog queue"),
@@ -63,6 +64,7 @@ def backlog(notes: DataFrame, minutes: DataFrame) -> DataFrame:
         "at",
     )
     end = minutes.agg(F.floor(F.max("last_at") / MINUTE).alias("end"))
+    days = minutes.select(F.floor(F.col("minute") / DAY).alias("day")).distinct()
     counts = flows.groupBy(*_QUEUE, start_of(MINUTE).alias("minute")).agg(
         how_many(came).alias("diverted"), how_many(left).alias("moved"), how_many(aside).alias("dead_lettered")
     )
@@ -71,8 +73,8 @@ def backlog(notes: DataFrame, minutes: DataFrame) -> DataFrame:
     )
     # A clock that is behind must not let a message leave before it came.
     stays = stays.withColumn("left_at", F.when(F.col("left_at").isNotNull(), F.greatest("left_at", "came_at")))
-    depths = _filled(_depths(counts, stays), end)
-    oldest = _oldest(stays, end)
+    depths = _filled(_depths(counts, stays), end, days)
+    oldest = _oldest(stays, end, days)
     result = depths.join(oldest, [*_QUEUE, "minute"], "left")
     age = F.when(F.col("depth") > 0, F.col("minute") + MINUTE - F.col("oldest"))
     return BACKLOG.of(result.withColumn("oldest_age", age))
@@ -105,16 +107,28 @@ def _depths(counts: DataFrame, stays: DataFrame) -> DataFrame:
     return summed.withColumn("depth", F.sum("change").over(so_far))
 
 
-def _filled(depths: DataFrame, end: DataFrame) -> DataFrame:
+def _each_minute(spans: DataFrame, days: DataFrame) -> DataFrame:
+    """Add ``each``, a minute from ``first`` to ``last``, both within.
+
+    Only the days of the journal count: one row of a clock that is years off would fill all these years.
+    """
+    day = F.explode(F.sequence(F.floor(F.col("first") / DAY), F.floor(F.col("last") / DAY)))
+    known = spans.withColumn("day", day).join(F.broadcast(days), "day", "left_semi")
+    begins = F.greatest(F.col("first"), F.col("day") * DAY)
+    ends = F.least(F.col("last"), (F.col("day") + 1) * DAY - MINUTE)
+    return known.withColumn("each", F.explode(F.sequence(begins, ends, F.lit(MINUTE))))
+
+
+def _filled(depths: DataFrame, end: DataFrame, days: DataFrame) -> DataFrame:
     """Add the minutes in which nothing happened while something was in the queue."""
     following = F.lead("minute").over(Window.partitionBy(*_QUEUE).orderBy("minute"))
-    spans = depths.crossJoin(F.broadcast(end)).withColumn(
-        "last", F.coalesce(following - MINUTE, F.greatest(F.col("end") * MINUTE, F.col("minute")))
+    held = F.coalesce(following - MINUTE, F.greatest(F.col("end") * MINUTE, F.col("minute")))
+    spans = (
+        depths.withColumn("first", F.col("minute"))
+        .crossJoin(F.broadcast(end))
+        .withColumn("last", F.when(F.col("depth") > 0, held).otherwise(F.col("minute")))
     )
-    span = F.sequence(
-        F.col("minute"), F.when(F.col("depth") > 0, F.col("last")).otherwise(F.col("minute")), F.lit(MINUTE)
-    )
-    filled = spans.withColumn("each", F.explode(span)).withColumn("begins", F.col("each") == F.col("minute"))
+    filled = _each_minute(spans, days).withColumn("begins", F.col("each") == F.col("minute"))
     return filled.select(
         *_QUEUE,
         F.col("each").alias("minute"),
@@ -126,7 +140,7 @@ def _filled(depths: DataFrame, end: DataFrame) -> DataFrame:
     )
 
 
-def _oldest(stays: DataFrame, end: DataFrame) -> DataFrame:
+def _oldest(stays: DataFrame, end: DataFrame, days: DataFrame) -> DataFrame:
     """Tell for each minute in which the oldest message came that was still there at its end.
 
     Messages are taken by the minute in which they came. One minute's messages are the oldest from the instant at which
@@ -145,8 +159,4 @@ def _oldest(stays: DataFrame, end: DataFrame) -> DataFrame:
     first = F.greatest(F.col("came"), F.ceil(F.col("older_gone") / MINUTE) * MINUTE - MINUTE)
     last = F.ceil(F.col("gone") / MINUTE) * MINUTE - 2 * MINUTE
     spans = cohorts.withColumn("first", first).withColumn("last", last).filter(F.col("first") <= F.col("last"))
-    return spans.select(
-        *_QUEUE,
-        F.explode(F.sequence(F.col("first"), F.col("last"), F.lit(MINUTE))).alias("minute"),
-        F.col("came").alias("oldest"),
-    )
+    return _each_minute(spans, days).select(*_QUEUE, F.col("each").alias("minute"), F.col("came").alias("oldest"))

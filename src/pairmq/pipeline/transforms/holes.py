@@ -16,46 +16,72 @@ from pairmq.pipeline.transforms.processes import told_of
 DEATH = 120.0
 """Seconds after its last row within which a process that was killed may have done something that nobody wrote down.
 
-A pair writes a row every minute, which is in a segment a minute later unless the journal's ``max_age`` is longer.
+A pair writes a row every minute, which is in a segment a minute later unless the journal's ``max_age`` is longer. What
+is not in a segment by then is in a part, see `Unfinished`.
 """
+
+UNWRITTEN = 60.0
+"""Seconds after the last change of a part within which its process may have done more: the longest flush interval."""
 
 HOLES = schema_of({"began": NUMBER, "ended": NUMBER})
 """Seconds since 1970 UTC."""
 
 _UNREAD = schema_of({"process": TEXT, "began": NUMBER, "ended": NUMBER})
+_UNFINISHED = schema_of({"process": TEXT, "written_at": NUMBER})
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A file of the journal that is not read: rows of this process may be missing.
+    """A file of the journal that is not read: rows of a process may be missing.
 
     Args:
-        process: whose rows its name says it has.
+        process: whose rows its name says it has; None if it does not say, so that they may be anyone's.
         began: the earliest instant at which they may have been written, seconds since 1970 UTC; None for any.
         ended: the latest.
     """
 
-    process: str
+    process: str | None
     began: float | None
     ended: float | None
 
 
-def holes(minutes: DataFrame, notes: DataFrame, *, patience: float, unread: Sequence[Unread] = ()) -> DataFrame:
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A part of the journal that is no segment yet: the rows after a process's last one may be in it.
+
+    Args:
+        process: whose rows its name says it has.
+        written_at: when it was last changed, seconds since 1970 UTC.
+    """
+
+    process: str
+    written_at: float
+
+
+def holes(
+    minutes: DataFrame,
+    notes: DataFrame,
+    *,
+    patience: float,
+    unread: Sequence[Unread] = (),
+    unfinished: Sequence[Unfinished] = (),
+) -> DataFrame:
     """Tell in which minutes something may have happened that the journal does not tell.
 
     Rows are missing; events were dropped; a process was killed, with what it had not written yet; or one may be
-    running, and has not written its latest rows; or a file is not read.
+    running, and its latest rows have not come; or rows are in a file that is not read, or not finished.
 
     Args:
         minutes: of `MINUTES`.
         notes: of `NOTES`.
         patience: as for `processes`.
         unread: the files of which nothing is known.
+        unfinished: the parts that are no segments yet.
 
     Returns:
         ``began`` and ``ended`` of each hole, seconds since 1970 UTC.
     """
-    told = told_of(minutes, notes, patience)
+    told = told_of(minutes, notes, patience).filter(F.col("last_at").isNotNull())
     ends = told.filter(F.col("ended") != "closed").select(
         F.col("last_at").alias("began"),
         F.when(F.col("ended") == "killed", F.col("last_at") + DEATH).otherwise(F.col("journal_end")).alias("ended"),
@@ -76,43 +102,69 @@ def holes(minutes: DataFrame, notes: DataFrame, *, patience: float, unread: Sequ
     starts = minutes.groupBy("process").agg(F.min("first_seq").alias("first_seq"), F.min("first_at").alias("ended"))
     journal = minutes.agg(F.min("first_at").alias("journal_began"))
     headless = starts.filter("first_seq > 0").crossJoin(F.broadcast(journal))
-    heads = headless.select(F.least(F.coalesce(_started_at(), "journal_began"), "ended").alias("began"), "ended")
+    heads = headless.select(F.least(_started_at("journal_began"), "ended").alias("began"), "ended")
     dropped = notes.filter(of_kind(EventsDropped)).select(F.col("since").alias("began"), F.col("at").alias("ended"))
     spans = ends.unionByName(gaps).unionByName(heads).unionByName(dropped)
     if unread:
         spans = spans.unionByName(_not_read(minutes, notes, unread))
+    if unfinished:
+        spans = spans.unionByName(_not_finished(minutes, notes, unfinished))
     return typed(spans.withColumn("ended", F.greatest("began", "ended")), HOLES)
 
 
-def _started_at() -> Column:
-    """When a process began its journal, as its name says; null if it does not say so."""
+def _started_at(otherwise: str) -> Column:
+    """When a process began its journal, as its name says, or else as a column says."""
     told = F.regexp_extract("process", "-([0-9]{8}T[0-9]{6}Z)-", 1)
-    return F.try_to_timestamp(told, F.lit("yyyyMMdd'T'HHmmssX")).cast("double")
+    return F.coalesce(F.try_to_timestamp(told, F.lit("yyyyMMdd'T'HHmmssX")).cast("double"), otherwise)
 
 
 def _not_read(minutes: DataFrame, notes: DataFrame, unread: Sequence[Unread]) -> DataFrame:
     """The times of the files that are not read, but for those of processes that lack nothing: these were copies."""
     files = minutes.sparkSession.createDataFrame([(each.process, each.began, each.ended) for each in unread], _UNREAD)
-    closed = notes.filter(of_kind(JournalClosed)).select("process").distinct()
-    whole = (
-        minutes.groupBy("process")
-        .agg(F.max("last_seq").alias("last_seq"), F.sum("rows").alias("rows"))
-        .filter(F.col("last_seq") + 1 == F.col("rows"))
-        .join(closed, "process", "left_semi")
-    )
-    journal = minutes.agg(F.min("first_at").alias("first_at"), F.max("last_at").alias("last_at"))
-    missed = files.join(whole, "process", "left_anti").crossJoin(journal.filter(F.col("first_at").isNotNull()))
+    missed = files.join(_whole(minutes, notes), "process", "left_anti").crossJoin(_journal(minutes))
     return missed.select(F.coalesce("began", "first_at").alias("began"), F.coalesce("ended", "last_at").alias("ended"))
 
 
-def with_hole_before(found: DataFrame, columns: Sequence[str], instant: str, spans: DataFrame) -> DataFrame:
-    """Add ``hole``, the end of the last hole that began before an instant: an earlier message's row may be in it.
+def _not_finished(minutes: DataFrame, notes: DataFrame, unfinished: Sequence[Unfinished]) -> DataFrame:
+    """From a process's last row to the last change of its parts; these are left over where it lacks nothing."""
+    parts = [(each.process, each.written_at) for each in unfinished]
+    written = minutes.sparkSession.createDataFrame(parts, _UNFINISHED).groupBy("process")
+    latest = written.agg(F.max("written_at").alias("written_at")).join(_whole(minutes, notes), "process", "left_anti")
+    rows = minutes.groupBy("process").agg(F.max("last_at").alias("row_at"))
+    missed = latest.join(rows, "process", "left").crossJoin(_journal(minutes))
+    return missed.select(
+        F.coalesce("row_at", _started_at("first_at")).alias("began"),
+        (F.col("written_at") + UNWRITTEN).alias("ended"),
+    )
+
+
+def _whole(minutes: DataFrame, notes: DataFrame) -> DataFrame:
+    """The processes that have closed their journals and lack nothing."""
+    closed = notes.filter(of_kind(JournalClosed)).select("process").distinct()
+    counted = minutes.groupBy("process").agg(F.max("last_seq").alias("last_seq"), F.sum("rows").alias("rows"))
+    return counted.filter(F.col("last_seq") + 1 == F.col("rows")).join(closed, "process", "left_semi")
+
+
+def _journal(minutes: DataFrame) -> DataFrame:
+    """Its first and its last instant; no row if it is empty."""
+    ends = minutes.agg(F.min("first_at").alias("first_at"), F.max("last_at").alias("last_at"))
+    return ends.filter(F.col("first_at").isNotNull())
+
+
+def with_hole_before(
+    found: DataFrame, columns: Sequence[str], instant: str, spans: DataFrame, *, patience: float
+) -> DataFrame:
+    """Add ``hole``, the end of the last hole that began before the patience was over after an instant.
+
+    The row about a message that had left the backlog by then, or was in a syphon's hands, may be in it.
 
     Args:
         found: rows without equals.
         columns: all of its columns; a declarative pipeline forbids to ask for them.
         instant: one of them.
         spans: of `holes`.
+        patience: seconds for which a syphon may hold a message that has left its queue.
     """
-    earlier = found.join(F.broadcast(spans), F.col("began") <= F.col(instant) + SLACK, "left")
+    until = F.col(instant) + patience + SLACK
+    earlier = found.join(F.broadcast(spans), F.col("began") <= until, "left")
     return earlier.groupBy(*columns).agg(F.max("ended").alias("hole"))

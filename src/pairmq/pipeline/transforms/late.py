@@ -10,7 +10,8 @@ from pairmq.pipeline.transforms._fact import COUNT, NUMBER, TEXT, schema_of, typ
 from pairmq.pipeline.transforms._rows import SLACK, of_kind
 from pairmq.pipeline.transforms.messages import MESSAGE
 
-DESIGNED, FAULT = "designed", "fault"
+DESIGNED, FAULT, UNPROVEN = "designed", "fault", "unproven"
+"""By the options; against them; or against them, unless the journal has lost what would tell otherwise."""
 
 LATE = schema_of({"place": COUNT, "message_key": COUNT, "position": COUNT, "accepted_at": NUMBER, "late": TEXT})
 """One row for each late message, told by numbers only: two of one key, place and instant are the same."""
@@ -68,7 +69,7 @@ def _placed() -> Column:
 
 
 def _lane() -> tuple[Column, Column]:
-    # Without the broker's positions nobody can tell the order of what two processes have read.
+    # Without the broker's positions nobody can tell the order of what two receivers have read.
     seen_by = F.when(_placed(), F.lit(0)).otherwise(F.col("got_first_by"))
     return _order_key().alias("order_key"), seen_by.alias("seen_by")
 

@@ -78,6 +78,8 @@ def _slim(rows: DataFrame) -> DataFrame:
         F.when(sent, key_of("sender")).alias("sender"),
         F.when(sent, key_of("session_id")).alias("session"),
         key_of("process").alias("process"),
+        # Of two receivers in one process each has messages in hand that the other one's overtake.
+        F.when(read, F.coalesce(key_of("receiver"), key_of("process"))).alias("receiver"),
     )
 
 
@@ -113,8 +115,8 @@ MESSAGES = digest(
         "sent_by": Measure(COUNT, "min", lambda: F.when(_is(_SENT), F.col("process"))),
         "delivered_by": Measure(COUNT, "min", lambda: F.when(_is(_READ), F.col("process"))),
         # Two that differ: nobody knows whose instant is the position's.
-        "got_first_by": Measure(COUNT, "min", lambda: F.when(_is(_FIRST), F.col("process"))),
-        "got_first_by_other": Measure(COUNT, "max", lambda: F.when(_is(_FIRST), F.col("process"))),
+        "got_first_by": Measure(COUNT, "min", lambda: F.when(_is(_FIRST), F.col("receiver"))),
+        "got_first_by_other": Measure(COUNT, "max", lambda: F.when(_is(_FIRST), F.col("receiver"))),
     },
     spread_by="message_key",
 )

@@ -19,7 +19,7 @@ ORDER = Table(
         Field("order_key", "text", "`session:` and the session, else `sender:` and the sender's id"),
         Field("delivered", "count", "messages that were accepted and delivered"),
         Field("overtaken", "count", 'of these, overtaken as `ordering="none"` has it: new sends pass the backlog'),
-        Field("out_of_order", "count", "of these, overtaken otherwise"),
+        Field("out_of_order", "count", "of these, overtaken otherwise, and no hole of the journal may hide why"),
         Field("first_out_of_order", "text", "the id of the first of them"),
         Field("first_out_of_order_at", "instant", "its receipt"),
     ),

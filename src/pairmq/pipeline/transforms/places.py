@@ -6,7 +6,7 @@ from pyspark.sql import Column, DataFrame, types
 from pyspark.sql import functions as F
 
 from pairmq.model import EntityKind
-from pairmq.model.events import Cause, PairOpened, StateChanged
+from pairmq.model.events import Cause, JournalOpened, PairOpened, StateChanged
 from pairmq.pipeline.transforms._fact import COUNT, FLAG, NUMBER, TEXT, schema_of, typed
 from pairmq.pipeline.transforms._rows import of_kind, place
 from pairmq.pipeline.transforms.holes import with_hole_before
@@ -36,15 +36,17 @@ PLACES = schema_of(
         "observed_from": NUMBER,
         "observed_until": NUMBER,
         "drained_from": NUMBER,
-        "emptied": types.ArrayType(schema_of({"since": NUMBER, "hole": NUMBER})),
+        "emptied": types.ArrayType(schema_of({"since": NUMBER, "drained_at": NUMBER, "hole": NUMBER})),
+        "least_kept": NUMBER,
         "journal_end": NUMBER,
     }
 )
 """One row for each entity of a pair that has messages.
 
 ``strict`` where order is promised; ``observed_from`` and ``observed_until`` are the first and the last arrival of what
-was delivered; ``emptied`` tells when all backlog queues were seen empty: what was diverted before ``since`` had left
-them, and ``hole`` is the end of the last hole of the journal before that.
+was delivered; ``emptied`` tells when all backlog queues were seen empty: at ``drained_at`` what was diverted before
+``since`` had left them, or was in a syphon's hands, and ``hole`` is the end of the last hole of the journal before the
+patience was over after that; ``least_kept`` is the least part of the healthy sends that any process keeps.
 """
 
 
@@ -65,12 +67,21 @@ def lanes(messages: DataFrame) -> DataFrame:
         F.count("*").alias("messages"),
         F.count_if(read & F.col("accepted_at").isNotNull()).alias("delivered"),
         F.min(arrived).alias("observed_from"),
-        F.max(arrived).alias("observed_until"),
+        # It was there when it was delivered, whatever the clock of its sender says.
+        F.max(F.least(arrived, "last_delivered_at")).alias("observed_until"),
     )
     return typed(counted, LANES)
 
 
-def places(counted: DataFrame, traffic: DataFrame, notes: DataFrame, minutes: DataFrame, spans: DataFrame) -> DataFrame:
+def places(
+    counted: DataFrame,
+    traffic: DataFrame,
+    notes: DataFrame,
+    minutes: DataFrame,
+    spans: DataFrame,
+    *,
+    patience: float,
+) -> DataFrame:
     """Tell of each entity.
 
     Args:
@@ -79,6 +90,7 @@ def places(counted: DataFrame, traffic: DataFrame, notes: DataFrame, minutes: Da
         notes: of `NOTES`.
         minutes: of `MINUTES`.
         spans: of `holes`.
+        patience: seconds for which a syphon may hold a message that has left its queue.
 
     Returns:
         As `PLACES`.
@@ -98,16 +110,21 @@ def places(counted: DataFrame, traffic: DataFrame, notes: DataFrame, minutes: Da
     )
     # All queues were seen empty while the entity was draining: nothing from before that was left in them.
     emptied = (
-        with_hole_before(drains.distinct(), ("place", "since", "drained_at"), "drained_at", spans)
+        with_hole_before(drains.distinct(), ("place", "since", "drained_at"), "drained_at", spans, patience=patience)
         .groupBy("place")
-        .agg(F.max("since").alias("drained_from"), F.collect_list(F.struct("since", "hole")).alias("emptied"))
+        .agg(
+            F.max("since").alias("drained_from"),
+            F.collect_list(F.struct("since", "drained_at", "hole")).alias("emptied"),
+        )
     )
     strict = notes.filter(of_kind(PairOpened) & (F.col("ordering") == "session")).select("pair").distinct()
+    kept = notes.filter(of_kind(JournalOpened)).agg(F.min("sample_healthy").alias("least_kept"))
     told = (
         known.join(sight, "place")
         .join(F.broadcast(emptied), "place", "left")
         .join(F.broadcast(strict.withColumn("strict", F.lit(True))), "pair", "left")
         .crossJoin(F.broadcast(minutes.agg(F.max("last_at").alias("journal_end"))))
+        .crossJoin(F.broadcast(kept))
         .withColumn("strict", F.coalesce("strict", F.lit(False)))
     )
     return typed(told, PLACES)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from pairmq.pipeline.transforms._rows import MINUTE, SLACK
+from pairmq.pipeline.transforms._rows import SLACK
 from pairmq.pipeline.transforms._table import Field, Table
-from pairmq.pipeline.transforms.late import ARRIVAL
+from pairmq.pipeline.transforms.blind import minute_of
+from pairmq.pipeline.transforms.late import ARRIVAL, FAULT, UNPROVEN
 from pairmq.pipeline.transforms.messages import MESSAGE, arrived_at, key_of
 from pairmq.pipeline.transforms.troubles import COUNTS
-from pairmq.pipeline.transforms.verdicts import move_may_be_missing, reasons, verdict
+from pairmq.pipeline.transforms.verdicts import move_may_be_missing, reasons, send_may_be_left_out, verdict
 
 RECONCILIATION = Table(
     "reconciliation",
@@ -21,7 +22,12 @@ RECONCILIATION = Table(
         Field("message_id", "text", "its id"),
         Field("message_key", "count", "the id's hash, as in the journal"),
         Field("verdict", "text", "what became of it"),
-        Field("late", "text", "`designed` or `fault` if it was delivered behind a message that was sent later"),
+        Field(
+            "late",
+            "text",
+            "`designed` or `fault` if it was delivered behind a message that was sent later; `unproven` for a fault "
+            "where `hole`",
+        ),
         Field("reason", "text", "why it was dead-lettered"),
         Field("hole", "yes or no", "the journal has a hole where a row about it may have been"),
         Field("sender", "text", "the id of the sender object"),
@@ -76,7 +82,7 @@ OBSERVATION = Table(
         Field("entity", "text", "the queue or topic"),
         Field("messages", "count", "messages in the reconciliation"),
         Field("observed_from", "instant", "the first of the delivered messages arrived; null if none was seen"),
-        Field("observed_until", "instant", "the last of them arrived"),
+        Field("observed_until", "instant", "the last of them arrived, no later than it was delivered"),
         Field(
             "drained_from",
             "instant",
@@ -133,9 +139,11 @@ def reconciliation(
         _with_strays(gathered.withColumn("sends", sends), strays)
         .withColumn("patience", F.lit(patience))
         .withColumn("slack", F.lit(SLACK))
-        .withColumn("minute", F.floor(F.col("home_at") / MINUTE))
-        .join(blind.withColumn("blind", F.lit(True)), ["place", "minute"], "left")
+        .withColumn("minute", minute_of())
+        .join(blind, ["place", "minute"], "left")
         .withColumn("hole", _hole())
+        .withColumn("untold", F.col("hole") | send_may_be_left_out())
+        .withColumn("late", F.when((F.col("late") == FAULT) & F.col("hole"), UNPROVEN).otherwise(F.col("late")))
         .withColumn("reasons", reasons())
         .withColumn("verdict", verdict())
         .withColumn("session_key", F.col("session"))
@@ -179,5 +187,9 @@ def _with_strays(gathered: DataFrame, strays: DataFrame) -> DataFrame:
 
 
 def _hole() -> Column:
-    """Whether the row that would tell what became of a message may have been in a hole of the journal."""
-    return F.when(F.col("home_at").isNull(), move_may_be_missing()).otherwise(F.coalesce("blind", F.lit(False)))
+    """Whether the row that would tell what became of a message, or why, may have been in a hole of the journal."""
+    away, accepted = F.col("home_at").isNull(), F.col("accepted_at").isNotNull()
+    # What was accepted by a backlog queue and delivered came home somehow: a row of it is missing.
+    told = F.coalesce("untold", F.lit(False)) | (away & accepted)
+    waiting = F.when(away, move_may_be_missing()).otherwise(F.coalesce("unseen", F.lit(False)))
+    return F.when(accepted & (F.col("deliveries") == 0), waiting).otherwise(told)

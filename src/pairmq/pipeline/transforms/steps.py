@@ -19,7 +19,7 @@ from pairmq.pipeline.transforms.backlog import BACKLOG, backlog
 from pairmq.pipeline.transforms.blind import ARRIVALS, BLIND, arrivals, blind_minutes
 from pairmq.pipeline.transforms.cost import COST, cost
 from pairmq.pipeline.transforms.episodes import EPISODES, episodes
-from pairmq.pipeline.transforms.holes import HOLES, Unread, holes
+from pairmq.pipeline.transforms.holes import HOLES, Unfinished, Unread, holes
 from pairmq.pipeline.transforms.late import LATE, late
 from pairmq.pipeline.transforms.order import ORDER, order
 from pairmq.pipeline.transforms.places import LANES, PLACES, lanes, places
@@ -38,16 +38,18 @@ class Settings:
 
     Args:
         patience: seconds by which a message may be overtaken by others of its queue before it counts as lost, and that
-            the journal must go on after a process's last row for it to count as killed.
+            the journal of its machine must go on after a process's last row for it to count as killed.
         primary: its prices; free when left out.
         secondary: likewise.
         unread: the files of the journal that are not read.
+        unfinished: the parts of the journal that are no segments yet.
     """
 
     patience: float = 300.0
     primary: Price | None = None
     secondary: Price | None = None
     unread: tuple[Unread, ...] = ()
+    unfinished: tuple[Unfinished, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ STEPS: tuple[Step, ...] = (
         "holes",
         HOLES,
         ("minutes", "notes"),
-        lambda f, s: holes(f["minutes"], f["notes"], patience=s.patience, unread=s.unread),
+        lambda f, s: holes(f["minutes"], f["notes"], patience=s.patience, unread=s.unread, unfinished=s.unfinished),
     ),
     _between("arrivals", ARRIVALS, ("messages",), lambda f, s: arrivals(f["messages"])),
     _between(
@@ -98,9 +100,14 @@ STEPS: tuple[Step, ...] = (
         "places",
         PLACES,
         ("lanes", "traffic", "notes", "minutes", "holes"),
-        lambda f, s: places(f["lanes"], f["traffic"], f["notes"], f["minutes"], f["holes"]),
+        lambda f, s: places(f["lanes"], f["traffic"], f["notes"], f["minutes"], f["holes"], patience=s.patience),
     ),
-    _between("troubles", TROUBLES, ("notes", "holes"), lambda f, s: troubles(f["notes"], f["holes"])),
+    _between(
+        "troubles",
+        TROUBLES,
+        ("notes", "holes"),
+        lambda f, s: troubles(f["notes"], f["holes"], patience=s.patience),
+    ),
     _between("strays", STRAYS, ("notes",), lambda f, s: strays(f["notes"])),
     _between(
         "late",
@@ -143,4 +150,4 @@ STEPS: tuple[Step, ...] = (
     _table(OBSERVATION, ("places",), lambda f, s: observation(f["places"])),
 )
 
-__all__ = ["STEPS", "Frames", "Settings", "Step", "Unread"]
+__all__ = ["STEPS", "Frames", "Settings", "Step", "Unfinished", "Unread"]

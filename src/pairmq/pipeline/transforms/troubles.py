@@ -59,16 +59,17 @@ STRAYS = schema_of(
 )
 
 
-def troubles(notes: DataFrame, spans: DataFrame) -> DataFrame:
+def troubles(notes: DataFrame, spans: DataFrame, *, patience: float) -> DataFrame:
     """Gather what the notes tell of each message.
 
     Args:
         notes: of `NOTES`.
         spans: of `holes`.
+        patience: seconds for which a syphon may hold a message that has left its queue.
 
     Returns:
         As `TROUBLES`. Instants are seconds since 1970 UTC. ``remade_at`` is when its backlog queue was last made anew,
-        and ``remade_hole`` the end of the last hole of the journal before that.
+        and ``remade_hole`` the end of the last hole of the journal before the patience was over after that.
     """
     gathered = (
         notes.filter(about_messages())
@@ -87,7 +88,7 @@ def troubles(notes: DataFrame, spans: DataFrame) -> DataFrame:
             F.min(F.when(of_kind(MessageMoved, MessageDeadLettered), key_of("process"))).alias("moved_by"),
         )
     )
-    gathered = gathered.join(F.broadcast(_remade(notes, spans)), ["pair", "backlog_queue"], "left")
+    gathered = gathered.join(F.broadcast(_remade(notes, spans, patience)), ["pair", "backlog_queue"], "left")
     words = notes.select(F.explode(F.array("process", "backlog_queue", "reason")).alias("word")).distinct()
     for name in _TEXTS:
         texts = words.select(key_of("word").alias(name), F.col("word").alias(f"{name}_word"))
@@ -142,9 +143,10 @@ def _given_up() -> Column:
     return delivered() & (F.col("settlement") == Settlement.DEAD_LETTERED.value)
 
 
-def _remade(notes: DataFrame, spans: DataFrame) -> DataFrame:
+def _remade(notes: DataFrame, spans: DataFrame, patience: float) -> DataFrame:
     """When each backlog queue was last made; what was in it before is gone."""
     made = notes.filter(of_kind(BacklogQueueChecked) & F.col("created"))
     queues = made.groupBy("pair", key_of("queue").alias("backlog_queue")).agg(F.max("at").alias("remade_at"))
     columns = ("pair", "backlog_queue", "remade_at")
-    return with_hole_before(queues, columns, "remade_at", spans).withColumnRenamed("hole", "remade_hole")
+    hidden = with_hole_before(queues, columns, "remade_at", spans, patience=patience)
+    return hidden.withColumnRenamed("hole", "remade_hole")

@@ -5,6 +5,9 @@ by one row. That it was *not* is proven by no row: it needs a reason to believe 
 said only of a message that was accepted, in an entity whose deliveries are journalled, that later messages have
 overtaken by more than the patience asked for; or that has left the backlog without a word; and in both cases only where
 the journal has no hole in which the missing row may have been. Everything else that was not seen has a milder name.
+
+The same goes for the other faults: of a second copy, or of a refused message that was delivered, it is said that there
+is no reason for it only where the journal can't lack the row that would be one.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ class Verdict(enum.StrEnum):
 
     DELIVERED = "delivered"
     DUPLICATED = "duplicated, explained"
+    DUPLICATED_UNPROVEN = "duplicated, unproven"
     DUPLICATED_UNEXPLAINED = "duplicated, unexplained"
     OUT_OF_ORDER = "out of order"
     UNSETTLED = "unsettled"
@@ -41,6 +45,9 @@ class Verdict(enum.StrEnum):
 
 FAULTS = (Verdict.LOST, Verdict.PHANTOM, Verdict.DUPLICATED_UNEXPLAINED, Verdict.OUT_OF_ORDER)
 """Verdicts that break one of PairMQ's promises."""
+
+
+_HASHES = 2.0**64
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +81,10 @@ def _seen() -> Column:
     return _any("deliveries") | _any("dead_lettered")
 
 
+def _there() -> Column:
+    return _seen() | _any("moves")
+
+
 def _home() -> Column:
     return _any("accepted_primary") | _any("moves")
 
@@ -88,7 +99,10 @@ def _overdue() -> Column:
 
 
 def _left_unseen() -> Column:
-    """Whether the backlog queues were empty, or its queue made anew, after it was diverted."""
+    """Whether the backlog queues were empty, or its queue made anew, after it was diverted, and the patience is over.
+
+    Brokers don't tell what other syphons have in their hands: one may hold it, or have moved it without a row yet.
+    """
     return F.coalesce(F.exists("emptied", _emptied_after), F.lit(False)) | _remade_after()
 
 
@@ -104,11 +118,28 @@ def move_may_be_missing() -> Column:
 
 
 def _emptied_after(each: Column) -> Column:
-    return F.coalesce(each["since"] > _c("last_diverted_at") + _c("slack"), F.lit(False))
+    after = each["since"] > _c("last_diverted_at") + _c("slack")
+    return F.coalesce(after & _long_ago(each["drained_at"]), F.lit(False))
 
 
 def _remade_after() -> Column:
-    return F.coalesce(_c("remade_at") > _c("last_diverted_at") + _c("slack"), F.lit(False))
+    after = _c("remade_at") > _c("last_diverted_at") + _c("slack")
+    return F.coalesce(after & _long_ago(_c("remade_at")), F.lit(False))
+
+
+def _long_ago(instant: Column) -> Column:
+    return instant + _c("patience") <= _c("journal_end")
+
+
+def send_may_be_left_out() -> Column:
+    """Whether a process that keeps a part of the healthy sends may have left out another send of the same id.
+
+    All processes leave out by the id's hash: those are kept that are less than their part of all hashes.
+    """
+    key, least = _c("message_key").cast("double"), _c("least_kept")
+    hashed = F.when(key < 0, key + _HASHES).otherwise(key)
+    # A number with a fraction has 53 bits, a hash 64.
+    return F.coalesce((least < 1) & (hashed >= least * _HASHES - 2.0**12), F.lit(False))
 
 
 def _lived_out() -> Column:
@@ -119,7 +150,12 @@ RULES: tuple[Rule, ...] = (
     Rule(
         Verdict.PHANTOM,
         "no send of it was accepted or unknown, at least one was refused, and it was delivered or moved all the same",
-        lambda: ~_accepted() & ~_any("unknown") & _any("refused") & (_seen() | _any("moves")),
+        lambda: ~_accepted() & ~_any("unknown") & _any("refused") & _there() & ~_c("untold"),
+    ),
+    Rule(
+        Verdict.NOT_JOURNALLED,
+        "the same, and the journal may lack another send of it: it has a hole then, or a process keeps only samples",
+        lambda: ~_accepted() & ~_any("unknown") & _any("refused") & _there(),
     ),
     Rule(
         Verdict.REFUSED,
@@ -145,6 +181,11 @@ RULES: tuple[Rule, ...] = (
         Verdict.NOT_JOURNALLED,
         "nothing tells of its send: its sender keeps no journal or only samples of it, was killed, or began earlier",
         lambda: ~_accepted(),
+    ),
+    Rule(
+        Verdict.DUPLICATED_UNPROVEN,
+        "accepted, completed more often than there are reasons for second copies, and the journal may lack a reason",
+        lambda: (_c("surplus") > _c("reasons")) & _c("untold"),
     ),
     Rule(
         Verdict.DUPLICATED_UNEXPLAINED,

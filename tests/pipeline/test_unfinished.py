@@ -1,0 +1,100 @@
+"""Rows that are in no segment yet: what they may tell is a hole, for a run and for a follower alike."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from facts_by_hand import tables_of
+from journal_by_hand import START, Journal, rows_of, segment_table
+from pairmq.pipeline import run
+from pairmq.pipeline.follow import _follow, follow
+from pairmq.pipeline.journal_io import open_parts
+from pairmq.pipeline.transforms import Settings, Unfinished
+from pairmq.pipeline.transforms.holes import UNWRITTEN
+
+PATIENCE = 300.0
+STARTED = "host-7-20260202T000001Z-00000000"
+"""The name of a process that began a second after `START`."""
+
+
+def spans(spark, *journals: Journal, parts: dict[str, float]) -> list[tuple[float, float]]:
+    """The holes of a journal in which nothing happens after second 5000, seconds after `START`."""
+    rows = rows_of(spark, *journals, Journal("end").opened().closed(5000))
+    unfinished = tuple(Unfinished(process, START + at) for process, at in parts.items())
+    found = tables_of(rows, Settings(patience=PATIENCE, unfinished=unfinished))["holes"].collect()
+    return sorted((round(row.began - START, 3), round(row.ended - START, 3)) for row in found)
+
+
+def test_a_part_hides_what_its_process_did_between_its_last_row_and_the_last_change_of_the_part(spark):
+    killed = Journal("killed").opened().sent(500, "a")
+    assert (500, 1200 + UNWRITTEN) in spans(spark, killed, parts={"killed": 1200})
+
+
+def test_a_part_of_a_process_without_rows_hides_what_it_did_since_it_began(spark):
+    assert spans(spark, parts={STARTED: 1200}) == [(1, 1200 + UNWRITTEN)]
+
+
+def test_a_part_of_a_process_of_which_nothing_is_known_hides_all_since_the_journal_began(spark):
+    assert spans(spark, Journal("first").opened(-50).closed(0), parts={"odd": 1200}) == [(-50, 1200 + UNWRITTEN)]
+
+
+def test_a_part_that_a_process_left_over_which_lacks_nothing_hides_nothing(spark):
+    whole = Journal("whole").opened().sent(500, "a").closed(600)
+    assert spans(spark, whole, parts={"whole": 1200}) == []
+
+
+def test_parts_are_found_wherever_a_journal_is(tmp_path):
+    for place in ("_open", "one/_open", "_work/_open", ".hidden/_open"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / f"{STARTED}-000003.part").touch()
+    for name in ("p-1.part", "p-000001.2026-02-02.tmp", "notes.txt"):
+        (tmp_path / "_open" / name).touch()
+    os.utime(tmp_path / "_open" / f"{STARTED}-000003.part", (0, START))
+    first, second = open_parts(tmp_path)
+    assert (first.process, first.changed_at) == (STARTED, START)
+    assert second.path.relative_to(tmp_path).parts[0] == "one"
+
+
+@pytest.fixture(scope="module")
+def journal(tmp_path_factory) -> Path:
+    """``m`` is overtaken; a process that has never finished a segment may have consumed it."""
+    folder = tmp_path_factory.mktemp("unfinished") / "journal"
+    (folder / "_open").mkdir(parents=True)
+    sender = Journal("sender").opened().sent(1, "first").sent(1000, "m").sent(2000, "last").closed(5000)
+    consumer = Journal("consumer").opened().delivered(2, "first").delivered(2001, "last").closed(5000)
+    for told in (sender, consumer):
+        pq.write_table(segment_table(told), folder / f"segment-{told.process}-000000.parquet")
+    (folder / "_open" / f"{STARTED}-000000.part").touch()
+    return folder
+
+
+def test_a_run_and_a_follower_call_nothing_lost_that_a_part_may_tell_of(spark, journal, tmp_path):
+    (part,) = (journal / "_open").iterdir()
+    found = []
+    for changed_at, verdict in ((1500, "unproven"), (800, "lost")):
+        os.utime(part, (0, START + changed_at))
+        made = run(journal, tmp_path / "batch", spark=spark, patience=PATIENCE)
+        # Nothing new has come to the follower the second time: that the part is another one has to be enough.
+        followed = follow(journal, tmp_path / "followed", spark=spark, patience=PATIENCE, once=True)
+        found += [(report.verdicts, [each.path for each in report.unfinished]) for report in (made, followed)]
+        assert found[-2:] == [({"delivered": 2, verdict: 1}, [part])] * 2
+
+
+def test_a_follower_calls_nothing_lost_while_it_knows_of_files_that_it_has_not_taken(spark, tmp_path, monkeypatch):
+    monkeypatch.setattr(_follow, "AT_ONCE", 1)  # a file in each batch, and the tables after each
+    (tmp_path / "journal").mkdir()
+    sender = Journal("1").opened().sent(1, "first").sent(1000, "m").sent(2000, "last").closed(5000)
+    consumer = Journal("2").opened().delivered(2, "first").delivered(2001, "last").closed(5000)
+    other = Journal("3").opened().delivered(1001, "m").closed(5000)
+    for told in (sender, consumer, other):
+        pq.write_table(segment_table(told), tmp_path / "journal" / f"segment-{told.process}-000000.parquet")
+    found = []
+    follow(
+        tmp_path / "journal", tmp_path / "out", spark=spark, patience=PATIENCE, once=True, every=1e-6,
+        told=lambda refreshed: found.append(dict(refreshed.report.verdicts)),
+    )  # fmt: skip
+    assert found == [{"delivery not observed": 3}, {"delivered": 2, "unproven": 1}, {"delivered": 3}]
