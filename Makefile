@@ -13,10 +13,10 @@ UPGRADE ?=
 HOURS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo test test-long soak simulate chaos mutants model bench-idle bench-send bench-failover bench-cost bench-journal bench-pipeline bench-drain check docs format lock clean
+.PHONY: help setup system demo test test-long soak simulate chaos mutants model bench-idle bench-send bench-failover bench-cost bench-journal bench-pipeline bench-drain bench-rabbitmq-send bench-rabbitmq-drain check docs format lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv with the pinned dependencies, PairMQ and its plugins (PYTHON=...)
 
@@ -86,6 +86,12 @@ bench-pipeline: setup system ## all tables of a made journal by Spark, beside Du
 
 bench-drain: setup system ## `pairmq pipeline drain` beside `pairmq syphon` on the same backlog (ARGS="--messages 100000")
 	@$(BIN)/python benchmarks/drain_speed.py $(ARGS)
+
+bench-rabbitmq-send: setup system ## sends to RabbitMQ beside aio-pika, kombu and FastStream (ARGS=--json)
+	@$(BIN)/python benchmarks/rabbitmq_send.py $(ARGS)
+
+bench-rabbitmq-drain: setup system ## `pairmq syphon` between two RabbitMQ servers beside Shovel (ARGS="--messages 50000")
+	@$(BIN)/python benchmarks/rabbitmq_drain.py $(ARGS)
 
 docs: setup ## write the generated parts of the reference from the code
 	@$(BIN)/python scripts/generate_docs.py
