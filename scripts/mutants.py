@@ -313,14 +313,14 @@ MUTANTS = (
     Mutant(
         "held messages overtake each other",
         "runner/_pump.py",
-        "        if gate.is_open and entity not in self._lines:",
-        "        if gate.is_open:",
+        "        line.items.extend(items)\n",
+        "        line.items.extendleft(reversed(items))\n",
     ),
     Mutant(
         "a batch comes home backwards",
         "runner/_pump.py",
-        "        items = await self._unexpired(await self._intake.fresh(items))",
-        "        items = (await self._unexpired(await self._intake.fresh(items)))[::-1]",
+        "        items = self._not_home(self._unexpired(await self._intake.fresh(items)))",
+        "        items = self._not_home(self._unexpired(await self._intake.fresh(items)))[::-1]",
     ),
     Mutant(
         "pings go on for ever without an answer",

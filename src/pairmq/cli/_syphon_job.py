@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import signal
 import time
@@ -71,8 +72,11 @@ class SyphonJob:
             except TransportError as error:
                 await self._pair.close()
                 raise CommandFailed(at_broker(self._pair.secondary, error)) from error
-        self._pair.subscribe(self._on_event)
+        self._pair.subscribe(self._on_event, per_message=False)
         note(f"syphon: {self._pair.secondary.endpoint} → {self._pair.primary.endpoint}")
+        # What was loaded up to here stays to the end. The collector would look through all of it again and again, which
+        # costs a busy syphon a fifth of its time.
+        gc.freeze()
         try:
             async with self._pair:
                 queues = self._pair.backlog_queues

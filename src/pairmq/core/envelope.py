@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Final
 
 from pairmq.model import MAX_PRIORITY, Entity, EntityKind, EnvelopeError, Message, PropertyValue
@@ -133,15 +134,25 @@ def restore(message: Message) -> tuple[Message, Diversion]:
     if duplicate not in (None, "true"):
         raise EnvelopeError(f"{MAYBE_DUPLICATE} is malformed")
     try:
-        entity = Entity(path, EntityKind.QUEUE if kind is None else EntityKind(kind))
+        entity = _entity(path, kind)
     except ValueError as error:
         raise EnvelopeError(f"{PATH} or {KIND} is malformed: together they must name a queue or topic") from error
     try:
-        original = replace(
-            message,
+        # Every field by its name: `replace` would look all of them up, and this is on the path of every message home.
+        original = Message(
+            message.body,
+            message.message_id,
             session_id=_text(properties, SESSION_ID),
             time_to_live=_seconds(_text(properties, TIME_TO_LIVE)),
             scheduled_enqueue_at=_instant(SCHEDULED_ENQUEUE, _text(properties, SCHEDULED_ENQUEUE)),
+            content_type=message.content_type,
+            content_encoding=message.content_encoding,
+            correlation_id=message.correlation_id,
+            subject=message.subject,
+            to=message.to,
+            reply_to=message.reply_to,
+            reply_to_session_id=message.reply_to_session_id,
+            partition_key=message.partition_key,
             priority=_priority(_text(properties, PRIORITY)),
             application_properties=properties,
         )
@@ -167,6 +178,11 @@ def elapsed_time_to_live(message: Message, diversion: Diversion, now: datetime) 
         return None
     waited = (now - diversion.diverted_at).total_seconds()
     return message.time_to_live - max(0.0, waited)
+
+
+@lru_cache(maxsize=256)
+def _entity(path: str, kind: str | None) -> Entity:
+    return Entity(path, EntityKind.QUEUE if kind is None else EntityKind(kind))
 
 
 def _text(properties: dict[str, PropertyValue], name: str) -> str | None:

@@ -296,13 +296,14 @@ class Pair:
             self._emit.remove(stream.put)
             self._streams.discard(stream)
 
-    def subscribe(self, sink: Callable[[Event], None]) -> Callable[[], None]:
+    def subscribe(self, sink: Callable[[Event], None], *, per_message: bool = True) -> Callable[[], None]:
         """Give ``sink`` every event from now on, synchronously; returns what ends that.
 
         Args:
             sink: must be quick, as sends wait for it; what it raises is reported once and ignored.
+            per_message: also the events of single messages, which cost every send and every moved message something.
         """
-        self._emit.add(sink)
+        self._emit.add(sink, per_message=per_message)
         return lambda: self._emit.remove(sink)
 
     def mark_healthy(self, path: str, *, kind: str = "queue") -> None:

@@ -52,6 +52,9 @@ class _Receiver(Receiver):
         self._operations.receives += 1
         return self._inner.receive(max_messages, wait)
 
+    def read_ahead(self, messages: int) -> None:
+        self._inner.read_ahead(messages)
+
     def complete(self, delivery: Delivery) -> Call[None]:
         self._operations.settlements += 1
         return self._inner.complete(delivery)

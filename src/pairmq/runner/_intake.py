@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 _UNKNOWN_LOCK = 15.0  # s: how long a lock is taken to last until the queue was asked
 _AT_ONCE = 25  # settlements and renewals side by side, each under a time limit of its own
+_MOST_COMPLETED = 1000  # deliveries completed in one operation
 _BACKOFF = Backoff(first=0.1, factor=2.0, cap=5.0)
 
 
@@ -31,10 +32,21 @@ class Item:
     """One message in a pump's hand, locked until it is settled; ``lost`` once its lock is.
 
     ``diversion`` is None for poison that has none; ``locked_until`` is an instant of the loop's clock, and so is
-    ``copy_after``, before which no other copy of it is put at its queue's tail: there may be one, in doubt.
+    ``copy_after``, before which no other copy of it is put at its queue's tail: there may be one, in doubt. Its
+    ``identity`` names a diverted message wherever copies of it lie: its id, and its sender's number of it.
     """
 
-    __slots__ = ("copies", "copy_after", "delivery", "diversion", "locked_until", "lost", "message", "unknown")
+    __slots__ = (
+        "copies",
+        "copy_after",
+        "delivery",
+        "diversion",
+        "identity",
+        "locked_until",
+        "lost",
+        "message",
+        "unknown",
+    )
 
     def __init__(self, delivery: Delivery, message: Message, diversion: Diversion | None, locked_until: float) -> None:
         self.delivery = delivery
@@ -44,22 +56,26 @@ class Item:
         self.lost = False
         self.copies = 0
         self.copy_after = 0.0
-        self.unknown = diversion is not None and diversion.maybe_duplicate
+        self.unknown = False
+        self.identity = ("", "", 0)
+        if diversion is not None:
+            self.unknown = diversion.maybe_duplicate
+            self.identity = (message.message_id or "", diversion.sender_id, diversion.sequence)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Settlement:
     """How an item is to leave the queue: completed, or dead-lettered with a reason.
 
     Args:
         item: in hand.
-        done: told once, with None when the broker confirmed it, or why it will be delivered again.
+        done: told once of the item, with None when the broker confirmed it, or why it will be delivered again.
         reason: of a dead-letter; None to complete.
         description: of a dead-letter.
     """
 
     item: Item
-    done: Callable[[TransportError | None], None]
+    done: Callable[[Item, TransportError | None], None]
     reason: str | None = None
     description: str = ""
 
@@ -73,14 +89,24 @@ class Intake:
         options: the pair's.
         clock: time and chance.
         emit: takes events.
+        let_go: told whenever something is no longer in hand.
     """
 
-    def __init__(self, queue: Entity, secondary: Transport, options: PairOptions, clock: Clock, emit: Emitter) -> None:
+    def __init__(
+        self,
+        queue: Entity,
+        secondary: Transport,
+        options: PairOptions,
+        clock: Clock,
+        emit: Emitter,
+        let_go: Callable[[], None],
+    ) -> None:
         self.queue = queue
         self._secondary = secondary
         self._options = options
         self._clock = clock
         self._emit = emit
+        self._told_of_room = let_go
         self._receiver: Receiver | None = None
         self._lock_duration: float | None = None
         self._asked = asyncio.Event()
@@ -91,6 +117,8 @@ class Intake:
         self._places: dict[str, Item] = {}
         """The same by their position in the queue, where the broker tells it."""
         self._unsettled: list[Settlement] = []
+        # A dict, not a set: whoever replays a run needs them in the same order again.
+        self._settlings: dict[asyncio.Task[None], None] = {}
         self._retries: asyncio.Task[None] | None = None
         self._renewals: asyncio.Task[None] | None = None
 
@@ -115,8 +143,12 @@ class Intake:
 
     async def close(self, grace: float) -> None:
         """Try for ``grace`` seconds to settle what is done, and give the rest back."""
-        if self._retries is not None and grace > 0:
-            await asyncio.wait((self._retries,), timeout=grace)
+        ends_at = self._clock.now() + grace
+        if self._settlings and grace > 0:
+            await asyncio.wait(self._settlings, timeout=grace)
+        left = ends_at - self._clock.now()
+        if self._retries is not None and left > 0:
+            await asyncio.wait((self._retries,), timeout=left)
         if self._renewals is not None:
             self._renewals.cancel()
             await asyncio.wait((self._renewals,), timeout=1)
@@ -134,7 +166,7 @@ class Intake:
         self._hand.clear()
         self._places.clear()
         for settlement in unsettled:
-            settlement.done(_gone())
+            settlement.done(settlement.item, _gone())
         if receiver is not None:
             try:
                 async with asyncio.timeout(3):  # a transport promises 2
@@ -142,6 +174,11 @@ class Intake:
             except Exception as error:
                 # The broker gives back what it held when the locks end.
                 self._failed(f"close: {str(error) or type(error).__name__}", 0.0)
+        if self._settlings:
+            # They have ended with the receiver; what hangs all the same must not settle anything later.
+            _, running = await asyncio.wait(self._settlings, timeout=1)
+            for task in running:
+                task.cancel()
 
     async def limited(self, operation: Awaitable[T]) -> T:
         """Await an operation at either broker, for less than half of a lock (SPEC 7.6)."""
@@ -150,8 +187,12 @@ class Intake:
             limit = min(limit, 0.45 * self._lock_duration)
         return await self._limits.run(operation, self._clock.now() + limit)
 
-    async def receive(self, most: int) -> list[Delivery]:
+    async def receive(self, most: int, ahead: int) -> list[Delivery]:
         """One long poll.
+
+        Args:
+            most: deliveries at most.
+            ahead: messages that the broker may lock here before they are asked for, a hint.
 
         Raises:
             TransportError: the queue can't be read.
@@ -163,11 +204,17 @@ class Intake:
             self._receiver = self._secondary.receiver(Source(self.queue))
         wait = self._options.syphon_receive_wait
         limit = self._clock.now() + wait + self._options.attempt_timeout
+        self._receiver.read_ahead(ahead)
         return await self._polls.run(self._receiver.receive(most, wait), limit)
 
-    def take(self, delivery: Delivery, message: Message, diversion: Diversion | None) -> Item:
-        """Keep a delivery in hand: its lock is renewed until it is settled."""
-        item = Item(delivery, message, diversion, self._lock_ends_at())
+    def read_ahead(self, messages: int) -> None:
+        """Change the hint of the last `receive`."""
+        if self._receiver is not None:
+            self._receiver.read_ahead(messages)
+
+    def take(self, delivery: Delivery, message: Message, diversion: Diversion | None, came_at: float) -> Item:
+        """Keep a delivery that came at an instant in hand: its lock is renewed until it is settled."""
+        item = Item(delivery, message, diversion, self._lock_ends_at(came_at))
         self._hand[id(item)] = item
         if delivery.sequence_number:
             self._places[delivery.sequence_number] = item
@@ -189,7 +236,7 @@ class Intake:
         # The position alone is not enough: it may come again when a queue was made anew.
         if item is None or (item.message, item.diversion) != (message, diversion):
             return False
-        item.delivery, item.locked_until = delivery, self._lock_ends_at()
+        item.delivery, item.locked_until = delivery, self._lock_ends_at(self._clock.now())
         return True
 
     def holds(self, item: Item) -> bool:
@@ -208,6 +255,18 @@ class Intake:
         return [item for item in items if not item.lost]
 
     # Settling.
+
+    def settle_soon(self, settlements: Sequence[Settlement]) -> None:
+        """Settle items, in the background from the first attempt on."""
+        if settlements:
+            task = asyncio.create_task(self.settle(settlements), name=f"settle {self.queue}")
+            self._settlings[task] = None
+            task.add_done_callback(self._settled_soon)
+
+    def _settled_soon(self, task: asyncio.Task[None]) -> None:
+        del self._settlings[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failed(f"settle: {str(error) or type(error).__name__}", 0.0)
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Settle items; one attempt now, and more in the background for what fails in passing."""
@@ -240,15 +299,17 @@ class Intake:
             part, completions = completions[: self._most], completions[self._most :]
             used = [settlement.item.delivery for settlement in part]
             errors = await self._complete(used)
-            self._most = adapted(self._most, len(part), errors, _AT_ONCE * 4)
+            self._most = adapted(self._most, len(part), errors, _MOST_COMPLETED)
             for settlement, delivery, error in zip(part, used, errors, strict=True):
                 self._settled(settlement, delivery, error, failed)
+            self._told_of_room()
         others = [settlement for settlement in settlements if settlement.reason is not None]
         for part in _slices(others, _AT_ONCE):
             used = [settlement.item.delivery for settlement in part]
             outcomes = await asyncio.gather(*(self._dead_letter(settlement) for settlement in part))
             for settlement, delivery, error in zip(part, used, outcomes, strict=True):
                 self._settled(settlement, delivery, error, failed)
+            self._told_of_room()
         return failed
 
     def _settled(
@@ -257,12 +318,12 @@ class Intake:
         item = settlement.item
         if error is None:
             self._let_go(item)
-            settlement.done(None)
+            settlement.done(item, None)
         elif error.reason is FailureReason.LOCK_LOST and item.delivery is not used and not item.lost:
             failed.append(settlement)  # it was delivered again meanwhile, and has another lock
         elif item.lost or error.reason in (FailureReason.LOCK_LOST, FailureReason.NOT_FOUND, FailureReason.CLOSED):
             self._lose(item)
-            settlement.done(error)
+            settlement.done(item, error)
         else:
             self._failed(f"settle: {error}", 0.0)
             failed.append(settlement)
@@ -288,13 +349,14 @@ class Intake:
 
     # Locks.
 
-    def _lock_ends_at(self) -> float:
-        return math.inf if self._lock_duration is None else self._clock.now() + self._lock_duration
+    def _lock_ends_at(self, begun_at: float) -> float:
+        return math.inf if self._lock_duration is None else begun_at + self._lock_duration
 
     def _lose(self, item: Item) -> None:
         """It will be delivered again; sending it from here as well would make a second copy."""
         item.lost = True
         self._let_go(item)
+        self._told_of_room()
 
     async def _renew_locks(self) -> None:
         # The first lock may be shorter than any wait that is chosen before the queue was asked.
@@ -325,7 +387,7 @@ class Intake:
         receiver = self._receiver
         if receiver is None or not self.holds(item):
             return False
-        ends_at, used = self._lock_ends_at(), item.delivery
+        ends_at, used = self._lock_ends_at(self._clock.now()), item.delivery
         try:
             renewed = await self.limited(receiver.renew_lock(used))
         except TransportError as error:

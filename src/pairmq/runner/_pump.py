@@ -1,7 +1,10 @@
 """One pump of the syphon: brings the messages of one backlog queue home (SPEC 7).
 
-The order is always send, confirm, complete: a crash anywhere can bring a second copy and can lose nothing. A
-destination that is unavailable does not stop the others: its messages are held under renewed locks until it is back.
+The order is always send, confirm, complete: a crash anywhere can bring a second copy and can lose nothing. The three go
+on side by side for different messages: each destination has a line, which sends what stands in it, in order, one
+operation after the other, while more is received and what has come home is completed.
+
+A destination that is unavailable does not stop the others: its messages are held under renewed locks until it is back.
 There is room for one batch of held messages; when that is full and the primary as such is there, they go to the tail of
 the same queue to make room for those behind them, again by send, confirm, complete, so that no delivery count is spent
 on an outage.
@@ -14,7 +17,6 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 
 from pairmq.core import MAYBE_DUPLICATE, Backoff, Diversion, PairOptions, elapsed_time_to_live, restore
 from pairmq.model import (
@@ -41,12 +43,14 @@ _ROOM_BACKOFF = Backoff(first=0.1, factor=2.0, cap=2.0)
 # other refusal would come again for ever.
 _NOT_POISON = frozenset((FailureReason.UNAUTHORIZED, FailureReason.QUOTA, FailureReason.DISABLED, FailureReason.CLOSED))
 
-
 _REMEMBERED = 10_000  # messages that came home and may come again, because their completion was lost
+_AHEAD = 10  # batches in hand at most while messages are small, so that neither broker waits for the other
+_SMALL = 1 << 13  # bytes of a body, on a batch's average
+_HOME_AT_ONCE = 5  # batches in one operation at most: when it is cut off, nobody knows of any of them
 
 
 class _Line:
-    """Messages of one destination that wait at its gate, in order."""
+    """Messages on their way to one destination, in order; while its gate is shut they wait there."""
 
     __slots__ = ("entity", "items", "sending", "task")
 
@@ -104,12 +108,15 @@ class Pump:
         self._options = options
         self._clock = clock
         self._emit = emit
-        self._intake = Intake(queue, secondary, options, clock, emit)
+        self._moved_on = asyncio.Event()
+        self._intake = Intake(queue, secondary, options, clock, emit, self._moved_on.set)
         self._stopping = asyncio.Event()
         self._lines: dict[Entity, _Line] = {}
         self._primary_was_away = False
         self._arrived: OrderedDict[tuple[str, str, int], None] = OrderedDict()
         self._task: asyncio.Task[None] | None = None
+        self._flows = False  # the last send came home
+        self._ahead = False  # more than a batch may be in hand
 
     @property
     def in_hand(self) -> int:
@@ -126,8 +133,10 @@ class Pump:
         self._stopping.set()
         ends_at = self._clock.now() + grace
         self._intake.end_by(ends_at)
-        tasks = [self._task, *(line.task for line in self._lines.values())]
-        await _end([task for task in tasks if task is not None], grace)
+        if self._task is not None:
+            await _end([self._task], grace)
+        lines = [line.task for line in self._lines.values() if line.task is not None]
+        await _end(lines, max(0.0, ends_at - self._clock.now()))
         await self._intake.close(max(0.0, ends_at - self._clock.now()))
 
     # Receiving.
@@ -137,9 +146,8 @@ class Pump:
         while not self._stopping.is_set():
             try:
                 await self._make_room()
-                deliveries = await self._intake.receive(self._rate.most_at_once(self._options.syphon_batch))
-                if deliveries:
-                    await self._move(deliveries)
+                deliveries = await self._intake.receive(self._batch, self._most_in_hand if self._ahead else 0)
+                self._move(deliveries)
                 retry = 0
             except Exception as error:
                 # A pump never ends by an error: the backlog would be stranded.
@@ -159,37 +167,53 @@ class Pump:
         await self._intake.reset()
         await _end([line.task for line in lines.values() if line.task is not None], 0)
 
+    @property
+    def _batch(self) -> int:
+        """Messages of one receive at most."""
+        return self._rate.most_at_once(self._options.syphon_batch)
+
+    @property
+    def _most_in_hand(self) -> int:
+        """Messages in hand from which no more are received; a batch that was asked for may come on top."""
+        return self._batch * _AHEAD if self._ahead else self._batch
+
     # Moving.
 
-    async def _move(self, deliveries: Sequence[Delivery]) -> None:
+    def _move(self, deliveries: Sequence[Delivery]) -> None:
+        """Put deliveries in the lines of their destinations, or aside."""
+        full = len(deliveries) == self._batch
+        size = sum(len(delivery.message.body) for delivery in deliveries)
+        goes_on = full or (self._ahead and bool(deliveries))
+        self._ahead = goes_on and self._flows and not self._rate.limits and size <= _SMALL * len(deliveries)
+        now = self._clock.now()
         groups: dict[Entity, list[Item]] = {}
         aside: list[Settlement] = []
         for delivery in deliveries:
             try:
                 message, diversion = restore(delivery.message)
             except EnvelopeError as error:
-                item = self._intake.take(delivery, delivery.message, None)
+                item = self._intake.take(delivery, delivery.message, None, now)
                 aside.append(self._poison(item, None, "malformed-envelope", str(error)))
                 continue
             if self._intake.takes_over(delivery, message, diversion):
                 continue
-            item = self._intake.take(delivery, message, diversion)
+            item = self._intake.take(delivery, message, diversion, now)
             problem = self._problem(message, diversion)
             if problem is not None:
                 aside.append(self._poison(item, diversion.entity.path, *problem))
-            elif _identity(item) in self._arrived:
+            elif item.identity in self._arrived:
                 # It came home before and its completion was lost: to send it again would make a second copy.
-                aside.append(Settlement(item, partial(self._completed_again, item)))
+                aside.append(Settlement(item, self._completed_again))
             else:
                 groups.setdefault(diversion.entity, []).append(item)
-        work = [self._deliver(entity, items) for entity, items in groups.items()]
-        await asyncio.gather(self._intake.settle(aside), *work)
+        self._intake.settle_soon(aside)
+        for entity, items in groups.items():
+            self._line_up(self._gates.of(entity), items)
 
     def _problem(self, message: Message, diversion: Diversion) -> tuple[str, str] | None:
         """Reason and description if the message must not be delivered, whatever the destination says."""
         entity = diversion.entity
-        forbidden = self._primary.admin.is_system_entity(entity) or self._options.is_backlog_queue(entity.path)
-        if forbidden or not self._options.allows(entity.path):
+        if entity not in self._lines and not self._admits(entity):  # what has a line was looked at
             return "destination-not-allowed", f"{entity} is not among the pair's allowed_entities"
         left = self._time_left(message, diversion)
         if left is not None and left <= 0:
@@ -197,19 +221,15 @@ class Pump:
             return "TTLExpiredException", text
         return None
 
+    def _admits(self, entity: Entity) -> bool:
+        forbidden = self._primary.admin.is_system_entity(entity) or self._options.is_backlog_queue(entity.path)
+        return not forbidden and self._options.allows(entity.path)
+
     def _time_left(self, message: Message, diversion: Diversion | None) -> float | None:
         """Seconds left to live, where the time in the backlog counts; None where it does not."""
         if self._options.ttl_policy == "restore" or diversion is None:
             return None
         return elapsed_time_to_live(message, diversion, self._clock.instant())
-
-    async def _deliver(self, entity: Entity, items: list[Item]) -> None:
-        gate = self._gates.of(entity)
-        # Behind held messages of the same destination even an open gate has to be waited at, for order.
-        if gate.is_open and entity not in self._lines:
-            items = await self._send_home(gate, items)
-        if items:
-            self._hold(gate, items)
 
     async def _send_home(self, gate: Gate, items: list[Item]) -> list[Item]:
         """Send, have it confirmed, complete; returns the items that the destination did not take, in order."""
@@ -228,8 +248,7 @@ class Pump:
         """The same in one operation."""
         if not await self._rate.take(len(items), self._stopping):
             return items
-        items = await self._unexpired(await self._intake.fresh(items))
-        items = await self._not_home(items)
+        items = self._not_home(self._unexpired(await self._intake.fresh(items)))
         if not items:
             return []
         messages = [self._outgoing(item) for item in items]
@@ -242,14 +261,14 @@ class Pump:
                 results = await self._intake.limited(sender.send_batch(messages))
         except TransportError as error:
             results = [error] * len(items)
-        gate.most = adapted(gate.most, len(items), results, self._options.syphon_batch)
+        gate.most = adapted(gate.most, len(items), results, self._options.syphon_batch * _HOME_AT_ONCE)
         settlements: list[Settlement] = []
         left: list[Item] = []
         failure = None
         for item, result in zip(items, results, strict=True):
             if result is None:
                 self._remember(item)
-                settlements.append(Settlement(item, partial(self._came_home, gate.entity, item)))
+                settlements.append(Settlement(item, self._came_home))
             elif result.kind is FailureKind.REFUSED and result.reason not in _NOT_POISON:
                 settlements.append(self._poison(item, gate.entity.path, result.reason.value, str(result)))
                 self._forget(gate.entity)
@@ -257,6 +276,7 @@ class Pump:
                 item.unknown = item.unknown or result.maybe_applied
                 left.append(item)
                 failure = result
+        self._flows = failure is None
         if None in results:
             self._gates.delivered(gate)
         if failure is not None:
@@ -264,22 +284,22 @@ class Pump:
                 # A primary that takes messages and does not say so gets one copy at each trial, not a whole batch.
                 gate.most = 1
             self._gates.shut(gate, failure)
-        await self._intake.settle(settlements)
+        self._intake.settle_soon(settlements)
         return left
 
-    async def _not_home(self, items: list[Item]) -> list[Item]:
+    def _not_home(self, items: list[Item]) -> list[Item]:
         """Set aside what came home while it was held: its lock was lost unseen, and it was delivered here again."""
-        aside = [
-            Settlement(item, partial(self._completed_again, item)) for item in items if _identity(item) in self._arrived
-        ]
+        aside = [Settlement(item, self._completed_again) for item in items if item.identity in self._arrived]
         if not aside:
             return items
-        await self._intake.settle(aside)
+        self._intake.settle_soon(aside)
         gone = {id(settlement.item) for settlement in aside}
         return [item for item in items if id(item) not in gone]
 
-    async def _unexpired(self, items: list[Item]) -> list[Item]:
+    def _unexpired(self, items: list[Item]) -> list[Item]:
         """Set aside what ran out of time while it was held."""
+        if self._options.ttl_policy == "restore":
+            return items
         aside = []
         for item in items:
             left = self._time_left(item.message, item.diversion)
@@ -289,7 +309,7 @@ class Pump:
                     aside.append(self._poison(item, item.diversion.entity.path, *problem))
         if not aside:
             return items
-        await self._intake.settle(aside)
+        self._intake.settle_soon(aside)
         gone = {id(settlement.item) for settlement in aside}
         return [item for item in items if id(item) not in gone]
 
@@ -299,7 +319,7 @@ class Pump:
 
     # What settlements report.
 
-    def _came_home(self, entity: Entity, item: Item, error: TransportError | None) -> None:
+    def _came_home(self, item: Item, error: TransportError | None) -> None:
         self.moved += 1
         self._completed_again(item, error)
         if self._emit.active and item.diversion is not None:
@@ -307,7 +327,7 @@ class Pump:
             self._emit(
                 MessageMoved,
                 queue=self.queue.path,
-                entity=entity,
+                entity=item.diversion.entity,
                 message_id=item.message.message_id or "",
                 waited=max(0.0, waited),
                 maybe_duplicate=item.unknown,
@@ -317,16 +337,16 @@ class Pump:
 
     def _remember(self, item: Item) -> None:
         """Until its completion is confirmed, the message may come again."""
-        self._arrived[_identity(item)] = None
+        self._arrived[item.identity] = None
         if len(self._arrived) > _REMEMBERED:
             self._arrived.popitem(last=False)
 
     def _completed_again(self, item: Item, error: TransportError | None) -> None:
         if error is None:
-            self._arrived.pop(_identity(item), None)
+            self._arrived.pop(item.identity, None)
 
     def _poison(self, item: Item, path: str | None, reason: str, description: str) -> Settlement:
-        def done(error: TransportError | None) -> None:
+        def done(item: Item, error: TransportError | None) -> None:
             if error is not None:
                 return  # it comes again, and so does this
             self.dead_lettered += 1
@@ -341,30 +361,34 @@ class Pump:
 
         return Settlement(item, done, reason, description)
 
-    # Holding messages of unavailable destinations.
+    # Lines, and holding messages of unavailable destinations.
 
-    def _hold(self, gate: Gate, items: Sequence[Item]) -> None:
+    def _line_up(self, gate: Gate, items: Sequence[Item]) -> None:
         line = self._lines.get(gate.entity)
         if line is None:
             line = self._lines[gate.entity] = _Line(gate.entity)
-            line.task = asyncio.create_task(self._redeliver(gate, line), name=f"redeliver {gate.entity}")
+            line.task = asyncio.create_task(self._deliver(gate, line), name=f"deliver {gate.entity}")
             gate.users += 1  # a line must find the gate that it waits at
             line.task.add_done_callback(lambda _: gate.left())
         line.items.extend(items)
 
-    async def _redeliver(self, gate: Gate, line: _Line) -> None:
-        """Deliver what is held for a destination, in order, whenever its gate is open."""
+    async def _deliver(self, gate: Gate, line: _Line) -> None:
+        """Send home what stands in a line, in order, whenever its gate is open."""
         retry = 0
         while line.items:
-            await _first((gate.opened.wait(), self._stopping.wait()))
-            if self._stopping.is_set():
-                break
-            batch = [line.items.popleft() for _ in range(min(len(line.items), self._options.syphon_batch))]
+            if not gate.is_open:
+                await _first((gate.opened.wait(), self._stopping.wait()))
+                if self._stopping.is_set():
+                    break
+            most = self._batch if self._rate.limits else self._options.syphon_batch * _HOME_AT_ONCE
+            batch = [line.items.popleft() for _ in range(min(len(line.items), most))]
             line.sending = True
             try:
                 left = await self._send_home(gate, batch)
                 line.items.extendleft(reversed(left))
                 retry = 0
+                if left and self._stopping.is_set():
+                    break
             except Exception as error:
                 line.items.extendleft(reversed([item for item in batch if self._intake.holds(item)]))
                 wait = _BACKOFF.wait(retry, self._clock.chance())
@@ -373,22 +397,33 @@ class Pump:
                 await self._pause(wait)
             finally:
                 line.sending = False
+                self._moved_on.set()
         if self._lines.get(line.entity) is line:
             del self._lines[line.entity]
 
     @property
-    def _waiting(self) -> int:
-        return sum(len(line.items) for line in self._lines.values()) + self._intake.unsettled
+    def _held(self) -> int:
+        """Messages that can't go on now."""
+        lines = (line for line in self._lines.values() if not self._gates.of(line.entity).is_open)
+        return sum(len(line.items) for line in lines) + self._intake.unsettled
 
     async def _make_room(self) -> None:
-        """Wait, or postpone, while as many messages are held or unsettled as one batch has."""
+        """Wait, or postpone, while a whole batch is held or unsettled, or enough is on its way."""
         retry = 0
-        while self._waiting >= self._options.syphon_batch and not self._stopping.is_set():
-            self._gates.any_opened.clear()
-            if not await self._made_some_room():
-                # The whole primary is away, or the secondary: no other destination could be served either.
-                await self._pause(_ROOM_BACKOFF.wait(retry, self._clock.chance()), self._gates.any_opened)
-                retry += 1
+        while not self._stopping.is_set():
+            if self._held >= self._options.syphon_batch:
+                self._ahead = False
+                self._intake.read_ahead(0)
+                self._gates.any_opened.clear()
+                if not await self._made_some_room():
+                    # The whole primary is away, or the secondary: no other destination could be served either.
+                    await self._pause(_ROOM_BACKOFF.wait(retry, self._clock.chance()), self._gates.any_opened)
+                    retry += 1
+            elif self._intake.in_hand >= self._most_in_hand:
+                self._moved_on.clear()
+                await _first((self._stopping.wait(), self._moved_on.wait()))
+            else:
+                return
 
     async def _made_some_room(self) -> bool:
         now = self._clock.now()
@@ -456,7 +491,7 @@ class Pump:
             if self._lines.get(line.entity) is line:
                 line.items.extendleft(reversed(rest))
             else:
-                self._hold(self._gates.of(line.entity), rest)
+                self._line_up(self._gates.of(line.entity), rest)
         elif not line.items and not line.sending and line.task is not None:
             # Nobody is left in the line: a task that waits at the gate of every path ever seen would be a leak.
             line.task.cancel()
@@ -483,13 +518,7 @@ class Pump:
         await _first(events, seconds)
 
 
-def _identity(item: Item) -> tuple[str, str, int]:
-    """What names a diverted message wherever its copies lie: its id, and its sender's number of it."""
-    diversion = item.diversion
-    return (item.message.message_id or "", diversion.sender_id, diversion.sequence) if diversion else ("", "", 0)
-
-
-def _nothing(_: TransportError | None) -> None:
+def _nothing(_: Item, __: TransportError | None) -> None:
     """A settlement that nobody waits for."""
 
 

@@ -16,6 +16,11 @@ class RateLimit:
         self._per_second = per_second
         self._free_at = 0.0
 
+    @property
+    def limits(self) -> bool:
+        """Whether there is a limit at all."""
+        return self._per_second is not None
+
     async def take(self, messages: int, stopping: asyncio.Event) -> bool:
         """Wait until that many more messages may go; False when ``stopping`` came first."""
         if self._per_second is None:

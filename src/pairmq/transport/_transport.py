@@ -118,6 +118,16 @@ class Receiver(ABC):
         delivered again, at the latest when the locks end.
         """
 
+    def read_ahead(self, messages: int) -> None:  # noqa: B027  # nothing to do is a good answer
+        """Hint that calls of `receive` will follow each other without a pause, as the syphon's do.
+
+        A transport may let the broker lock messages here before they are asked for; the next calls of `receive` give
+        them out in the broker's order. One that knows no use for the hint does nothing.
+
+        Args:
+            messages: as many at most, those given out and not yet settled included; 0 takes the hint back.
+        """
+
     @abstractmethod
     async def complete(self, delivery: Delivery) -> None:
         """Remove a delivery from the broker for good, confirmed.
