@@ -35,7 +35,7 @@ from uuid import UUID
 from pamqp.commands import Basic
 
 from pairmq.model import MAX_ID_LENGTH, MAX_NESTING, MAX_TIME_TO_LIVE, Message, PropertyValue
-from pairmq_rabbitmq._wire import UNREADABLE
+from pairmq_rabbitmq._header import UNREADABLE
 
 MAX_EXPIRATION_MS: Final = 2**32 - 1
 """The longest ``expiration`` in milliseconds that RabbitMQ takes."""

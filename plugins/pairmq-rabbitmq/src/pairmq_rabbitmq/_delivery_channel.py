@@ -4,6 +4,8 @@ RabbitMQ delivers to a consumer as much as its window allows, whether anybody as
 while a call of ``receive`` lasts, with a window no larger than the call asked for: what nobody asked for stays in the
 queue, for whoever asks next.
 
+For a reader that goes on without a pause (`read_ahead`) the consumer stays, with the window that it was given.
+
 What a quorum queue sends while its consumer is being cancelled, it takes back, and counts as a delivery that nobody
 has seen. So a window is only as large as what is there (one, while a call waits for the first message): then it is used
 up, and nothing more is sent by the time it is closed.
@@ -22,9 +24,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from aiormq.channel import Channel
-from pamqp.body import ContentBody
-from pamqp.commands import Basic
-from pamqp.header import ContentHeader
 
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._held import Share
@@ -33,6 +32,8 @@ from pairmq_rabbitmq._settling import Calls, Job, Locked, Settling, State
 
 MAX_WINDOW = 10_000
 """Most messages of one call; the next one brings more."""
+
+_MOST_AHEAD = 10_000
 
 LONGEST_HOLD = 25 * 60.0
 """Seconds after which no lock is renewed: the broker closes a channel with a delivery that is unsettled for 30 min."""
@@ -114,8 +115,9 @@ class DeliveryChannel:
         self.fetching: asyncio.Task[None] | None = None
         self._news: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        # The driver's own way makes a task for every message, and drops what comes for a consumer that was cancelled.
-        raw._on_deliver_frame = self._on_deliver  # type: ignore[method-assign]
+        self._ahead = 0  # window that was asked for
+        self._standing: tuple[str, int] | None = None  # the consumer that stays, and its window
+        session.wire.lane.open(raw.number, self)
         raw.on_consumer_cancel_callbacks.add(self._on_consumer_cancel)
         raw.closing.add_done_callback(self._on_closing)
         session.on_end(self.lose)
@@ -135,7 +137,18 @@ class DeliveryChannel:
         """Whether the broker has owed an answer for long: a queue without a leader makes its channels wait."""
         return self._call.stuck
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether messages come without being asked for."""
+        return self._standing is not None and self._standing[1] == self._ahead
+
     # ------------------------------------------------------------------ receive
+
+    def read_ahead(self, messages: int) -> None:
+        """Let so many messages be unsettled here, asked for or not; 0 for none that were not asked for."""
+        self._ahead = min(messages, _MOST_AHEAD)
+        if not self._ahead and self._standing is not None and self.fetching is None and self.usable:
+            self.fetching = self._loop.create_task(self._fetch(0, 0.0))
 
     def fetch(self, count: int, deadline: float) -> asyncio.Task[None]:
         """Begin to bring messages to `waiting`; what goes wrong is told by `cause`.
@@ -172,6 +185,12 @@ class DeliveryChannel:
 
     async def _fetch(self, count: int, deadline: float) -> None:
         try:
+            if self._standing is not None and not self.reads_ahead:
+                (tag, _), self._standing = self._standing, None
+                await self._call(self._raw.basic_cancel(tag))
+            if self._ahead and count:
+                await self._read_on(deadline)
+                return
             while len(self.waiting) < count and not self._stopped and self.cause is None:
                 there = await self._settling.ask()
                 if self.waiting and not there:
@@ -185,15 +204,30 @@ class DeliveryChannel:
         finally:
             self.fetching = None
 
+    async def _read_on(self, deadline: float) -> None:
+        """Let messages come from now on, and wait for the first."""
+        if self._standing is None:
+            window = self._ahead
+            self._standing = (await self._consume(window), window)
+        if deadline <= self._loop.time():
+            self._room = MAX_WINDOW
+            await self._look()
+        await self._first(deadline)
+
+    async def _consume(self, window: int) -> str:
+        """Open a consumer; gives its tag."""
+        if self._prefetch != window:
+            await self._call(self._raw.basic_qos(prefetch_count=window))
+            self._prefetch = window
+        self._room = window
+        tag = f"pairmq-{next(_numbers)}"
+        await self._call(self._raw.basic_consume(self._queue, _unused, consumer_tag=tag))
+        return tag
+
     async def _open(self, count: int, deadline: float) -> bool:
         """Let up to so many messages come; tells whether all of them have."""
         before = len(self.waiting)
-        if self._prefetch != count:
-            await self._call(self._raw.basic_qos(prefetch_count=count))
-            self._prefetch = count
-        self._room = count
-        tag = f"pairmq-{next(_numbers)}"
-        await self._call(self._raw.basic_consume(self._queue, _unused, consumer_tag=tag))
+        tag = await self._consume(count)
         opened_at = self._loop.time()
         if not before:
             await self._first(deadline)
@@ -249,33 +283,24 @@ class DeliveryChannel:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
 
-    async def _on_deliver(self, frame: Basic.Deliver) -> None:
-        """Take a message from the driver's reader."""
-        raw = self._raw
-        header = await raw._get_frame()
-        if not isinstance(header, ContentHeader):
-            raise ValueError(f"a {type(header).__name__} where the header of a message was expected")
-        size, got, parts = header.body_size or 0, 0, []
-        while got < size:
-            content = await raw._get_frame()
-            if not isinstance(content, ContentBody):
-                raise ValueError(f"a {type(content).__name__} where the body of a message was expected")
-            part = bytes(content.value)
-            parts.append(part)
-            got += len(part)
+    def delivered(self, tag: int, redelivered: bool, header: bytes, body: bytes) -> None:
+        """Take a message from the wire."""
         if self.cause is not None:
             return
         now = self._loop.time()
-        body = parts[0] if len(parts) == 1 else b"".join(parts)
         # Nobody asked for it yet: it is given back when half a lock is over.
-        locked = Locked(
-            frame.delivery_tag or 0, bool(frame.redelivered), header.properties, body, now, now + self._lock / 2
-        )
+        locked = Locked(tag, redelivered, header, body, now, now + self._lock / 2)
         self._settling.add(locked)
         self.waiting.append(locked)
         self._room = max(0, self._room - 1)
         self._look_at(locked.until)
         self._wake()
+
+    def returned(self, header: bytes) -> None:
+        """Not here: nothing is published on this channel."""
+
+    def confirmed(self, tag: int, multiple: bool, taken: bool) -> None:
+        """Not here."""
 
     # ------------------------------------------------------------------- settle
 
@@ -351,6 +376,7 @@ class DeliveryChannel:
             return
         self.cause = cause if isinstance(cause, Exception) else ConnectionResetError("the connection was lost")
         self.session.remove_on_end(self.lose)
+        self.session.wire.lane.close(self._raw.number, self)
         self._raw.on_consumer_cancel_callbacks.discard(self._on_consumer_cancel)
         if self._timer is not None:
             self._timer.cancel()

@@ -1,32 +1,35 @@
 """Publishing on one channel in confirm mode, pipelined: what was written, and what the broker said to each of it.
 
-The driver keeps one entry per unconfirmed publish, and tells it of ack, nack and return. Ours stand among its own: a
-batch is one write and one wake-up, however many messages it has.
+The driver writes each frame by itself, and keeps a future for each unconfirmed publish. Here a batch is one write and
+one wake-up, however many messages it has, and a confirm of many is taken as one: the broker numbers the publishes of a
+channel, and everything that is published on these channels is published here.
 
-The driver finds the publish that a return belongs to by the message id. Two publishes of one id in flight on one
-channel could show a false ack, and are kept apart here.
+A return tells no number: the publish that it belongs to is found by its message id. Two publishes of one id in flight
+on one channel could show a false ack, and are kept apart.
 """
 
 from __future__ import annotations
 
 import asyncio
 import struct
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from aiormq.abc import ChannelFrame
 from aiormq.channel import Channel
-from aiormq.exceptions import AMQPChannelError, PublishError
+from aiormq.exceptions import AMQPChannelError
 from pamqp import commands
-from pamqp.header import ContentHeader
 
 from pairmq.model import TransportError
+from pairmq_rabbitmq import _header
 from pairmq_rabbitmq._channel import Publish
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._session import Session
 
 _FRAME = struct.Struct(">BHI")
+_CONTENT = struct.Struct(">HxxQ")
+_BASIC = 60  # class of all methods that publish
 _METHOD, _HEADER, _BODY, _END = 1, 2, 3, b"\xce"
 _FRAME_OVERHEAD = 8
 ALONE = 1 << 20
@@ -39,7 +42,7 @@ def publish_method(exchange: str, routing_key: str) -> bytes:
     return struct.pack(">I", method.index) + method.marshal()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Parcel:
     """A message ready to be written.
 
@@ -58,7 +61,7 @@ class Parcel:
     @classmethod
     def of(cls, method: bytes, properties: commands.Basic.Properties, body: bytes) -> Parcel:
         """Pack a message; the driver needs its properties to have a message id."""
-        header = ContentHeader(body_size=len(body), properties=properties).marshal()
+        header = _CONTENT.pack(_BASIC, len(body)) + properties.marshal()
         return cls(method, properties.message_id or "", header, body)
 
     @property
@@ -109,12 +112,12 @@ class Batch:
         self._left = count
         self._waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def answered(self, index: int, answer: Answer) -> None:
-        """The broker's answer to one of them."""
+    def answered(self, first: int, last: int, answer: Answer) -> None:
+        """The broker's answer to some of them that had none yet."""
         if self.cut_off:
             return
-        self.answers[index] = answer
-        self._left -= 1
+        self.answers[first : last + 1] = [answer] * (last + 1 - first)
+        self._left -= last + 1 - first
         if not self._left and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -130,35 +133,24 @@ class Batch:
         await self._waiter
 
 
-class _Slot:
-    """One publish in flight, in the place of the driver's future."""
+class _Flight:
+    """A batch in flight: whose number is in [`first`, `last`].
 
-    __slots__ = ("_batch", "_channel", "_index", "message_id", "pending")
+    Args:
+        batch: gets the answers.
+        first: number of its first publish on the channel.
+        ids: message ids, in order.
+    """
 
-    def __init__(self, batch: Batch, index: int, channel: PublishChannel, message_id: str) -> None:
-        self._batch = batch
-        self._index = index
-        self._channel = channel
-        self.message_id = message_id
-        self.pending = True
+    __slots__ = ("batch", "first", "ids", "last", "open", "todo")
 
-    def done(self) -> bool:
-        return not self.pending
-
-    def cancelled(self) -> bool:
-        return False
-
-    def set_result(self, _: object) -> None:
-        self.settle(None)
-
-    def set_exception(self, error: BaseException) -> None:
-        self.settle(_RETURNED if isinstance(error, PublishError) else _NACKED)
-
-    def settle(self, answer: Answer) -> None:
-        if self.pending:
-            self.pending = False
-            self._channel.settled(self)
-            self._batch.answered(self._index, answer)
+    def __init__(self, batch: Batch, first: int, ids: list[str]) -> None:
+        self.batch = batch
+        self.first = first
+        self.last = first + len(ids) - 1
+        self.ids = ids
+        self.todo = first  # all before are answered
+        self.open = len(ids)  # without an answer
 
 
 class PublishChannel:
@@ -175,12 +167,15 @@ class PublishChannel:
         self.proven = False  # something was confirmed: its user may publish there
         self._raw = raw
         self._on_unused = on_unused
-        self._slots: dict[str, _Slot] = {}
+        self._numbers: dict[str, int] = {}  # of the publishes without an answer, by message id
+        self._flights: deque[_Flight] = deque()
+        self._last = 0  # number of the last publish
         self._changed = asyncio.Event()
         self._cause: BaseException | None = None
         self._retired = False
-        closing = raw.closing
-        closing.add_done_callback(self._closing)
+        self._forsaken = False  # retired with publishes in flight
+        raw.closing.add_done_callback(self._closing)
+        session.wire.lane.open(raw.number, self)
         session.on_end(self._lost)
 
     @property
@@ -191,11 +186,11 @@ class PublishChannel:
     @property
     def idle(self) -> bool:
         """Whether nothing is in flight."""
-        return not self._slots
+        return not self._numbers
 
     def has_in_flight(self, message_ids: Sequence[str] | None) -> bool:
         """Whether one of these ids is in flight; with None, anything at all."""
-        return bool(self._slots) and (message_ids is None or any(one in self._slots for one in message_ids))
+        return bool(self._numbers) and (message_ids is None or not self._numbers.keys().isdisjoint(message_ids))
 
     async def clear(self, message_ids: Sequence[str] | None) -> None:
         """Wait until none of these ids is in flight, with None nothing at all, or until the channel is of no use."""
@@ -204,7 +199,7 @@ class PublishChannel:
             await self._changed.wait()
 
     async def write(self, parcels: Sequence[Parcel], batch: Batch) -> None:
-        """Write publishes back to back, as one.
+        """Write publishes back to back, as one. There is one such call at a time.
 
         Args:
             parcels: their message ids differ, and none is in flight here.
@@ -215,47 +210,101 @@ class PublishChannel:
         """
         raw = self._raw
         try:
-            async with raw.lock:
-                if not self.usable:  # nobody would answer
-                    raise ConnectionAbortedError("the channel is closed")
-                payload = b"".join(self._frames(parcels))
-                tag = raw.delivery_tag
-                for index, parcel in enumerate(parcels):
-                    slot = _Slot(batch, index, self, parcel.message_id)
-                    self._slots[parcel.message_id] = slot
-                    tag += 1
-                    raw.confirmations[tag] = cast(asyncio.Future[object], slot)
-                    raw.message_id_delivery_tag[parcel.message_id] = tag
-                raw.delivery_tag = tag
-                # The future makes the driver heed the socket's buffer; nobody waits for it.
-                drained = asyncio.get_running_loop().create_future()
-                frame = ChannelFrame(payload, should_close=False, drain_future=drained)
-                if raw.write_queue.full():
-                    # The driver's writer may have ended with the connection, and would never make room.
-                    await self.session.run(raw.write_queue.put(frame))
-                else:
-                    raw.write_queue.put_nowait(frame)
+            if not self.usable or raw.is_closed:  # nobody would answer
+                raise ConnectionAbortedError("the channel is closed")
+            payload = b"".join(self._frames(parcels))
+            flight = _Flight(batch, self._last + 1, [parcel.message_id for parcel in parcels])
+            self._flights.append(flight)
+            self._numbers.update(zip(flight.ids, range(flight.first, flight.last + 1), strict=True))
+            self._last = flight.last
+            # The future makes the driver heed the socket's buffer; nobody waits for it.
+            drained = asyncio.get_running_loop().create_future()
+            frame = ChannelFrame(payload, should_close=False, drain_future=drained)
+            if raw.write_queue.full():
+                # The driver's writer may have ended with the connection, and would never make room.
+                await self.session.run(raw.write_queue.put(frame))
+            else:
+                raw.write_queue.put_nowait(frame)
         except Exception as error:
             raise Unsent(self._cause or error) from error
 
-    def settled(self, slot: _Slot) -> None:
-        """A publish got its answer."""
-        if self._slots.get(slot.message_id) is slot:
-            del self._slots[slot.message_id]
-            self._raw.message_id_delivery_tag.pop(slot.message_id, None)
-            self._changed.set()
-            if self._retired and not self._slots:
-                self.session.forsaken -= 1
-                self._unused()
+    # ------------------------------------------------------------------ the broker's answers
+
+    def confirmed(self, tag: int, multiple: bool, taken: bool) -> None:
+        """The broker has taken a publish, or not; with ``multiple`` all up to it that have no answer."""
+        answer = None if taken else _NACKED
+        if multiple:
+            while self._flights and self._flights[0].first <= tag:
+                flight = self._flights[0]
+                self._answer_up_to(flight, min(tag, flight.last), answer)
+                if flight.last > tag:
+                    break
+                self._flights.popleft()
+        else:
+            for flight in self._flights:
+                if tag <= flight.last:
+                    self._answer_one(flight, tag, answer)
+                    break
+            self._forget_answered()
+        self._settled()
+
+    def returned(self, header: bytes) -> None:
+        """No queue took a publish; its ack follows, and means nothing."""
+        number = self._numbers.get(_header.read(header).message_id or "")
+        if number is None:
+            return
+        for flight in self._flights:
+            if number <= flight.last:
+                self._answer_one(flight, number, _RETURNED)
+                break
+        self._settled()
+
+    def delivered(self, tag: int, redelivered: bool, header: bytes, body: bytes) -> None:
+        """Not here: nothing is consumed on this channel."""
+
+    def _answer_one(self, flight: _Flight, number: int, answer: Answer) -> None:
+        index = number - flight.first
+        message_id = flight.ids[index]
+        if self._numbers.get(message_id) == number:
+            del self._numbers[message_id]
+            flight.open -= 1
+            flight.batch.answered(index, index, answer)
+
+    def _answer_up_to(self, flight: _Flight, number: int, answer: Answer) -> None:
+        start, stop = flight.todo, number + 1
+        if stop <= start:
+            return
+        flight.todo = stop
+        if flight.open == flight.last + 1 - start:  # none of the rest was answered by itself
+            for message_id in flight.ids[start - flight.first : stop - flight.first]:
+                del self._numbers[message_id]
+            flight.open -= stop - start
+            flight.batch.answered(start - flight.first, number - flight.first, answer)
+            return
+        for one in range(start, stop):
+            self._answer_one(flight, one, answer)
+
+    def _forget_answered(self) -> None:
+        while self._flights and not self._flights[0].open:
+            self._flights.popleft()
+
+    def _settled(self) -> None:
+        """Some publishes got their answers."""
+        self._changed.set()
+        if self._forsaken and not self._numbers:
+            self._forsaken = False
+            self.session.forsaken -= 1
+            self._unused()
 
     def retire(self) -> None:
         """Take no more publishes; those in flight may still be answered."""
         if not self._retired:
             self._retired = True
             self._changed.set()
-            if not self._slots:
+            if not self._numbers:
                 self._unused()
             else:
+                self._forsaken = True
                 self.session.forsaken += 1
 
     # ------------------------------------------------------------------ private
@@ -287,12 +336,14 @@ class PublishChannel:
             self._cause = cause if isinstance(cause, Exception) else ConnectionResetError("the connection was lost")
             self.session.remove_on_end(self._lost)
             self._changed.set()
+            self.session.wire.lane.close(self._raw.number, self)
         # Whatever was known before: nobody else will answer these.
-        slots = tuple(self._slots.values())
         # A connection is never closed because of a publish that we write; a channel may be.
-        answer = Lost(self._cause, alone=len(slots) == 1 and isinstance(cause, AMQPChannelError))
-        for slot in slots:
-            slot.settle(answer)
+        answer = Lost(self._cause, alone=len(self._numbers) == 1 and isinstance(cause, AMQPChannelError))
+        flights, self._flights = self._flights, deque()
+        for flight in flights:
+            self._answer_up_to(flight, flight.last, answer)
+        self._settled()
 
     def _unused(self) -> None:
         self.session.remove_on_end(self._lost)

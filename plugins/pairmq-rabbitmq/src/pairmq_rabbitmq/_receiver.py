@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pairmq.model import Delivery, FailureReason, Source, TransportError
 from pairmq.transport import Receiver
-from pairmq_rabbitmq import _codec, _errors, _names, _wire
+from pairmq_rabbitmq import _codec, _errors, _header, _names
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._dead_letter import DeadLetters
 from pairmq_rabbitmq._delivery_channel import Cancelled, DeliveryChannel, Opening
@@ -36,13 +36,15 @@ _PUT_ASIDE = 1.0  # s that a call waits for what nobody is to get to be put away
 _FIRST_RETRY, _LAST_RETRY = 0.5, 10.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class _Token:
     """What settles a delivery: the message, the channel that it is locked on, and the receiver that got it."""
 
-    locked: Locked
-    channel: DeliveryChannel
-    owner: RabbitReceiver
+    __slots__ = ("channel", "locked", "owner")
+
+    def __init__(self, locked: Locked, channel: DeliveryChannel, owner: RabbitReceiver) -> None:
+        self.locked = locked
+        self.channel = channel
+        self.owner = owner
 
 
 class RabbitReceiver(Receiver):
@@ -66,6 +68,7 @@ class RabbitReceiver(Receiver):
         self._scope = Scope()
         self._turn = asyncio.Lock()
         self._channel: DeliveryChannel | None = None
+        self._ahead = 0
         self._opening: Opening | None = None
         self._ended: asyncio.Future[None] | None = None
         self._dead_letters: DeadLetters | None = None
@@ -88,13 +91,19 @@ class RabbitReceiver(Receiver):
         async with self._turn:
             while True:
                 channel = await self._ready()
-                await self._fetch(channel, max_messages, deadline)
+                if not channel.reads_ahead or not channel.waiting:
+                    await self._fetch(channel, max_messages, deadline)
                 found = await self._readable(channel, max_messages)
                 if channel.cause is not None:
                     raise await self._why(channel)
                 channel.give(found)
                 if found or loop.time() >= deadline:
                     return self._deliveries(channel, found)
+
+    def read_ahead(self, messages: int) -> None:
+        self._ahead = messages
+        if self._channel is not None:
+            self._channel.read_ahead(messages)
 
     async def _ready(self) -> DeliveryChannel:
         """The channel to read on; opened when there is none.
@@ -124,6 +133,7 @@ class RabbitReceiver(Receiver):
             raise failed from failed.__cause__
         share = Share(self._context.url.endpoint.identity, self._queue)
         self._channel = DeliveryChannel(session, raw, self._queue, share, self._context.url.lock_duration)
+        self._channel.read_ahead(self._ahead)
         return self._channel
 
     async def _fetch(self, channel: DeliveryChannel, most: int, deadline: float) -> None:
@@ -168,8 +178,8 @@ class RabbitReceiver(Receiver):
             locked.message = _codec.decode_leniently(locked.properties, locked.body)
             return None
         headers = locked.properties.headers
-        if headers and _wire.UNREADABLE in headers:
-            return "malformed", f"its properties can't be read: {headers[_wire.UNREADABLE]!s}"
+        if headers and _header.UNREADABLE in headers:
+            return "malformed", f"its properties can't be read: {headers[_header.UNREADABLE]!s}"
         try:
             message = _codec.decode(locked.properties, locked.body)
         except _codec.MalformedMessage as problem:
@@ -188,19 +198,15 @@ class RabbitReceiver(Receiver):
     def _deliveries(self, channel: DeliveryChannel, found: Sequence[Locked]) -> list[Delivery]:
         now, clock = asyncio.get_running_loop().time(), datetime.now(UTC)
         deliveries: list[Delivery] = []
+        until, locked_until = now, clock
         for locked in found:
             reason, description = _codec.dead_letter_reason(locked.properties) if self._dead else (None, None)
             assert locked.message is not None  # noqa: S101  # for mypy
-            deliveries.append(
-                Delivery(
-                    locked.message,
-                    _Token(locked, channel, self),
-                    delivery_count=_codec.delivery_count(locked.properties, locked.redelivered),
-                    locked_until=clock + timedelta(seconds=locked.until - now),
-                    dead_letter_reason=reason,
-                    dead_letter_description=description,
-                )
-            )
+            if locked.until != until:  # the same for nearly all
+                until, locked_until = locked.until, clock + timedelta(seconds=locked.until - now)
+            count = _codec.delivery_count(locked.properties, locked.redelivered)
+            token = _Token(locked, channel, self)
+            deliveries.append(Delivery(locked.message, token, count, "", None, locked_until, reason, description))
         return deliveries
 
     async def _why(self, channel: DeliveryChannel) -> TransportError:

@@ -54,7 +54,7 @@ class RabbitSender(Sender):
 
     async def send(self, message: Message) -> None:
         self._check_open()
-        parcel = await self._parcel(message)
+        parcel = self._parcel(message, await self._where(message) if self._is_special(message) else self._method)
         [answer] = await self._context.outlet(self._entity).publish([parcel], self._scope)
         if answer is not None:
             [failed] = await self._explain([answer])
@@ -69,7 +69,8 @@ class RabbitSender(Sender):
         packed: list[Parcel | TransportError] = []
         for message in messages:
             try:
-                packed.append(await self._parcel(message))
+                method = await self._where(message) if self._is_special(message) else self._method
+                packed.append(self._parcel(message, method))
             except TransportError as error:
                 packed.append(error)
         parcels = [parcel for parcel in packed if isinstance(parcel, Parcel)]
@@ -86,14 +87,14 @@ class RabbitSender(Sender):
         if self._context.closed:
             raise _errors.closed(self._doing)
 
-    async def _parcel(self, message: Message) -> Parcel:
+    def _parcel(self, message: Message, method: bytes) -> Parcel:
         """Pack a message.
 
         Raises:
-            TransportError: RabbitMQ can't take it, or it can't be scheduled now.
+            TransportError: RabbitMQ can't take it.
         """
         properties = _codec.encode(message, login=self._context.url.username)
-        parcel = Parcel.of(await self._where(message), properties, message.body)
+        parcel = Parcel.of(method, properties, message.body)
         session = self._context.publishing.current
         most = (_FRAME_MAX if session is None else session.frame_max) - _FRAME_OVERHEAD
         if len(parcel.header) > most:
@@ -107,8 +108,16 @@ class RabbitSender(Sender):
             raise _errors.refused(self._doing, text, FailureReason.TOO_LARGE)
         return parcel
 
+    def _is_special(self, message: Message) -> bool:
+        """Whether a message has a way of its own."""
+        return message.scheduled_enqueue_at is not None or (self._topic and bool(message.subject))
+
     async def _where(self, message: Message) -> bytes:
-        """The method that publishes it: to the entity, or to where it waits for its time."""
+        """The method that publishes it: to the entity, or to where it waits for its time.
+
+        Raises:
+            TransportError: it can't be scheduled now, or RabbitMQ can't have such a routing key.
+        """
         if message.scheduled_enqueue_at is not None:
             delay = (message.scheduled_enqueue_at - datetime.now(UTC)).total_seconds()
             if delay > 0:

@@ -20,6 +20,7 @@ from aiormq.channel import Channel
 from pamqp.commands import Basic
 
 from pairmq.model import Message
+from pairmq_rabbitmq import _header
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._held import Share
 from pairmq_rabbitmq._session import Session
@@ -48,25 +49,31 @@ class Locked:
     Args:
         tag: its number on the channel.
         redelivered: the broker's flag.
-        properties: as they came.
+        header: the payload of its header frame, as it came.
         body: as it came.
         arrived: instant of the loop's clock.
     """
 
-    __slots__ = ("arrived", "body", "job", "message", "properties", "redelivered", "state", "tag", "until")
+    __slots__ = ("_header", "_properties", "arrived", "body", "job", "message", "redelivered", "state", "tag", "until")
 
-    def __init__(
-        self, tag: int, redelivered: bool, properties: Basic.Properties, body: bytes, arrived: float, until: float
-    ) -> None:
+    def __init__(self, tag: int, redelivered: bool, header: bytes, body: bytes, arrived: float, until: float) -> None:
         self.tag = tag
         self.redelivered = redelivered
-        self.properties = properties
+        self._header = header
+        self._properties: Basic.Properties | None = None
         self.body = body
         self.arrived = arrived
         self.until = until  # instant of the loop's clock when it is given back
         self.state = State.WAITING
         self.message: Message | None = None  # once it was decoded
         self.job: Job | None = None
+
+    @property
+    def properties(self) -> Basic.Properties:
+        """As they came; read when they are first asked for."""
+        if self._properties is None:
+            self._properties = _header.read(self._header)
+        return self._properties
 
 
 class Job:

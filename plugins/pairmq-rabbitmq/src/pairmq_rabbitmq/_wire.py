@@ -6,6 +6,8 @@ aio-pika's driver is given streams of ours. They see every frame before the driv
 - whether the broker has blocked it (a memory or disk alarm), for which the driver has no callback;
 - signs of life: whether anything came since some moment.
 
+Messages and confirms of busy channels don't go through the driver at all: see `_lane`.
+
 They also keep one poisoned message from ending the connection for everyone: a header that the driver's parser can't
 read (a timestamp beyond the year 9999 will do) is replaced by an empty one with a mark, and the message under it is the
 receiver's to put away.
@@ -27,10 +29,9 @@ from pamqp import commands
 from pamqp.header import ContentHeader
 from yarl import URL
 
+from pairmq_rabbitmq._header import UNREADABLE
 from pairmq_rabbitmq._labour import is_laborious
-
-UNREADABLE = "x-unreadable-header"
-"""Header of a message whose own header could not be read; its value says why."""
+from pairmq_rabbitmq._lane import Lane
 
 _FRAME = struct.Struct(">BHI")
 _CONTENT = struct.Struct(">HHQ")
@@ -49,11 +50,16 @@ class Wire:
     """
 
     def __init__(self, on_lost: Callable[[BaseException], None]) -> None:
-        self.frames = 0  # received so far
+        self.lane = Lane(asyncio.get_running_loop().time)
         self.blocked = False
         self._on_lost: Callable[[BaseException], None] | None = on_lost
         self._goodbye: commands.Connection.Close | None = None
         self._writer: asyncio.StreamWriter | None = None
+
+    @property
+    def frames(self) -> int:
+        """Frames received so far."""
+        return self.lane.frames
 
     @property
     def goodbye(self) -> commands.Connection.Close | None:
@@ -76,8 +82,7 @@ class Wire:
             on_lost(cause)
 
     def saw(self, kind: int, payload: bytes) -> None:
-        """Look at one frame."""
-        self.frames += 1
+        """Look at one frame that is the driver's."""
         if kind != _METHOD:
             return
         method = payload[:4]
@@ -104,11 +109,29 @@ class WatchedStreams(TransportFactory):
         self._wire = wire
         self._tls = tls
 
-    async def create(self, url: URL, **_: Any) -> tuple[Any, asyncio.StreamWriter]:
+    async def create(self, url: URL, **unused: Any) -> tuple[Any, asyncio.StreamWriter]:
         """Connect; the driver's own idea of TLS is not asked."""
-        reader, writer = await asyncio.open_connection(url.host, url.port, ssl=self._tls)
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(loop=loop)
+        protocol = _Parting(reader, self._wire.lane)
+        transport, _ = await loop.create_connection(lambda: protocol, url.host or "", url.port or 0, ssl=self._tls)
+        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         self._wire.opened(writer)
         return _WatchedReader(reader, self._wire), writer
+
+
+class _Parting(asyncio.StreamReaderProtocol):
+    """Gives the stream only what is for the driver."""
+
+    def __init__(self, reader: asyncio.StreamReader, lane: Lane) -> None:
+        super().__init__(reader)
+        self._reader = reader
+        self._lane = lane
+
+    def data_received(self, data: bytes) -> None:
+        left = self._lane.part(data)
+        if left:
+            self._reader.feed_data(left)
 
 
 class _WatchedReader:

@@ -1,0 +1,179 @@
+"""The way of messages and confirms past the driver.
+
+The driver reads every frame by itself, makes an object of it, and puts it through two queues; a message is three
+frames. So what comes many times over, deliveries, returns and confirms, goes from the socket's bytes straight to whom
+it is for, a whole read of the socket in one go. All other frames reach the driver as they came. Each kind keeps its
+order; a message may be told before the driver has seen what the broker sent ahead of it, never after what came behind.
+
+Only channels that were given a taker have this way; basic.get and the control connection are the driver's alone.
+
+The driver takes a connection for dead on which it has not seen a frame for some heartbeats, and a busy broker sends no
+heartbeats. So it is shown one now and then, in the place of what it did not see.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Protocol
+
+_FRAME = struct.Struct(">BHI")
+_TAG = struct.Struct(">QB").unpack_from
+_SIZE = struct.Struct(">Q").unpack_from
+_METHOD, _HEADER, _BODY, _END = 1, 2, 3, 0xCE
+_OVERHEAD = _FRAME.size + 1
+_HEARTBEAT = _FRAME.pack(8, 0, 0) + bytes((_END,))
+_SIGN_OF_LIFE = 1.0  # s: the shortest heartbeat that can be agreed on
+_RETURN, _DELIVER, _ACK, _NACK = (struct.pack(">HH", 60, method) for method in (50, 60, 80, 120))
+_CONFIRMS = frozenset((_ACK, _NACK))
+_LARGEST = 1 << 26  # bytes of a frame that is waited for; a broker keeps to what was agreed on, far below
+
+
+class Taker(Protocol):
+    """Whom the messages and confirms of one channel are for. Nothing may be raised."""
+
+    def delivered(self, tag: int, redelivered: bool, header: bytes, body: bytes) -> None:
+        """A message came to a consumer; the header is the payload of its frame."""
+
+    def returned(self, header: bytes) -> None:
+        """A publish could not be routed."""
+
+    def confirmed(self, tag: int, multiple: bool, taken: bool) -> None:
+        """The broker has taken a publish, or not; with ``multiple`` all up to the tag that were not told of yet."""
+
+
+class _Content:
+    """A message on its way in.
+
+    Args:
+        tag: of a delivery; None for a return.
+        redelivered: the broker's flag.
+    """
+
+    __slots__ = ("got", "header", "parts", "redelivered", "size", "tag")
+
+    def __init__(self, tag: int | None, redelivered: bool) -> None:
+        self.tag = tag
+        self.redelivered = redelivered
+        self.header = b""
+        self.size = self.got = 0
+        self.parts: list[bytes] = []
+
+
+class Lane:
+    """Parts one connection's incoming frames.
+
+    Args:
+        clock: tells an instant in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.frames = 0  # received so far
+        self._clock = clock
+        self._shown_at = clock()
+        self._rest = b""
+        self._closed = False  # the stream is none of frames
+        self._takers: dict[int, Taker] = {}
+        self._contents: dict[int, _Content] = {}
+
+    def open(self, channel: int, taker: Taker) -> None:
+        """Let a channel's messages and confirms go to ``taker`` from now on."""
+        self._takers[channel] = taker
+        self._contents.pop(channel, None)
+
+    def close(self, channel: int, taker: Taker) -> None:
+        """Forget a taker; the channel's number may be another one's by now."""
+        if self._takers.get(channel) is taker:
+            del self._takers[channel]
+            self._contents.pop(channel, None)
+
+    def part(self, data: bytes) -> bytes:
+        """Take what came from the socket; gives what is for the driver, whole frames."""
+        if self._closed:
+            return data
+        frames = self.frames
+        shown = self._part(data)
+        if shown or self.frames > frames:
+            now = self._clock()
+            if not shown and now - self._shown_at >= _SIGN_OF_LIFE:
+                shown = _HEARTBEAT
+            if shown:
+                self._shown_at = now
+        return shown
+
+    def _part(self, data: bytes) -> bytes:
+        if self._rest:
+            data = self._rest + data
+        if data.startswith(b"AMQP"):
+            return self._give_up(data)  # the broker speaks another version; the driver says so
+        at, end = 0, len(data)
+        for_driver: list[bytes] = []
+        kept = 0  # from here on to `at` it is the driver's
+        while end - at >= _OVERHEAD:
+            kind, channel, size = _FRAME.unpack_from(data, at)
+            stop = at + _OVERHEAD + size
+            if stop > end and size <= _LARGEST:
+                break
+            if stop > end or data[stop - 1] != _END:
+                return b"".join(for_driver) + self._give_up(data[kept:])
+            self.frames += 1
+            taker = self._takers.get(channel)
+            if taker is not None and self._takes(taker, kind, channel, data, at + _FRAME.size, stop - 1):
+                if kept < at:
+                    for_driver.append(data[kept:at])
+                kept = stop
+            at = stop
+        self._rest = data[at:]
+        if kept < at:
+            for_driver.append(data[kept:at])
+        return b"".join(for_driver)
+
+    def _give_up(self, data: bytes) -> bytes:
+        """Something that is no frame came: the driver is to see it, and all that follows."""
+        self._closed, self._rest = True, b""
+        return data
+
+    def _takes(self, taker: Taker, kind: int, channel: int, data: bytes, at: int, stop: int) -> bool:
+        """Hand on a frame; tells whether it was one for the taker.
+
+        Args:
+            taker: the channel's.
+            kind: of the frame.
+            channel: its number.
+            data: holds the frame.
+            at: where its payload begins.
+            stop: where it ends.
+        """
+        if kind == _METHOD:
+            method = data[at : at + 4]
+            if method == _DELIVER:
+                tag, redelivered = _TAG(data, at + 5 + data[at + 4])
+                self._contents[channel] = _Content(tag, bool(redelivered))
+            elif method in _CONFIRMS:
+                tag, bits = _TAG(data, at + 4)
+                taker.confirmed(tag, bool(bits & 1), method == _ACK)
+            elif method == _RETURN:
+                self._contents[channel] = _Content(None, False)
+            else:
+                return False
+            return True
+        content = self._contents.get(channel)
+        if content is None:
+            return False
+        if kind == _HEADER:
+            content.header = data[at:stop]
+            (content.size,) = _SIZE(data, at + 4)
+        elif kind == _BODY:
+            content.parts.append(data[at:stop])
+            content.got += stop - at
+        else:
+            return False
+        if content.got >= content.size:
+            del self._contents[channel]
+            if content.tag is None:
+                taker.returned(content.header)
+            else:
+                parts = content.parts
+                body = parts[0] if len(parts) == 1 else b"".join(parts)
+                taker.delivered(content.tag, content.redelivered, content.header, body)
+        return True
