@@ -338,6 +338,31 @@ async def test_two_syphons_on_one_pair_lose_and_double_nothing(world):
 
 
 @in_virtual_time
+async def test_more_is_received_while_messages_are_on_their_way_home_up_to_ten_batches(world):
+    async with world(enable_syphon=True, syphon_batch=10, attempt_timeout=10) as w:
+        w.east.fail(Fault.SLOW, Operation.SEND, delay=2)
+        leave(w, *(envelope(b"%d" % n) for n in range(1000)))
+        most = 0
+        while w.backlog():
+            most = max(most, w.pair._opened.syphon.in_hand)
+            await asyncio.sleep(0.01)
+        assert 10 < most <= 110
+        assert w.home() == [b"%d" % n for n in range(1000)]
+
+
+@in_virtual_time
+async def test_no_more_than_two_batches_of_large_messages_are_in_hand(world):
+    async with world(enable_syphon=True, syphon_batch=10, attempt_timeout=10) as w:
+        w.east.fail(Fault.SLOW, Operation.SEND, delay=2)
+        leave(w, *(envelope(b"%08d" % n * 2000, message_id=str(n)) for n in range(100)))
+        most = 0
+        while w.backlog():
+            most = max(most, w.pair._opened.syphon.in_hand)
+            await asyncio.sleep(0.01)
+        assert most <= 20
+
+
+@in_virtual_time
 async def test_an_unavailable_destination_holds_up_no_other(world):
     async with world(enable_syphon=True, syphon_batch=10) as w:
         w.east.fail(Fault.DOWN, entities=["orders"])

@@ -319,6 +319,55 @@ async def test_no_more_is_locked_than_asked_for(
     assert (ready(server), held(context)) == (1, 0)
 
 
+async def test_reading_ahead_locks_as_many_as_it_was_told_and_gives_them_out_in_order(
+    server: RabbitServer, context: Context, receiver: RabbitReceiver
+) -> None:
+    publish(server, *map(str, range(50)))
+    receiver.read_ahead(20)
+    first = await receiver.receive(5, 5)
+    while held(context) < 20:
+        await asyncio.sleep(0.01)
+    got = bodies(first)
+    assert ready(server) == 30
+    await receiver.complete_batch(first)
+    while len(got) < 50:
+        found = await receiver.receive(7, 5)
+        assert held(context) <= 20
+        got += bodies(found)
+        assert await receiver.complete_batch(found) == [None] * len(found)
+    assert got == [str(number) for number in range(50)]
+    assert await receiver.receive(7, 0) == []
+    publish(server, "later")
+    assert bodies(await receiver.receive(7, 5)) == ["later"]
+
+
+async def test_a_hint_to_read_ahead_that_is_taken_back_leaves_the_rest_in_the_queue(
+    server: RabbitServer, context: Context, receiver: RabbitReceiver
+) -> None:
+    publish(server, *map(str, range(50)))
+    receiver.read_ahead(20)
+    first = await receiver.receive(20, 5)
+    while len(first) < 20:
+        first += await receiver.receive(20 - len(first), 5)
+    receiver.read_ahead(0)
+    assert receiver._channel is not None
+    while receiver._channel.fetching is not None:  # the consumer is being cancelled
+        await asyncio.sleep(0.01)
+    await receiver.complete_batch(first)
+    assert (ready(server), held(context)) == (30, 0)
+    assert bodies(await receiver.receive(3, 5)) == ["20", "21", "22"]
+    assert (ready(server), held(context)) == (27, 3)
+
+
+async def test_without_waiting_a_reader_ahead_sees_what_is_there(
+    server: RabbitServer, context: Context, receiver: RabbitReceiver
+) -> None:
+    receiver.read_ahead(20)
+    assert await receiver.receive(5, 0) == []
+    publish(server, "a")
+    assert bodies(await receiver.receive(5, 0)) == ["a"]
+
+
 async def test_an_end_of_the_wait_leaves_nothing_locked(server: RabbitServer, context: Context) -> None:
     one, other = (RabbitReceiver(context, SOURCE) for _ in range(2))
     assert await one.receive(10, 0.1) == []

@@ -241,10 +241,7 @@ class PublishChannel:
                     break
                 self._flights.popleft()
         else:
-            for flight in self._flights:
-                if tag <= flight.last:
-                    self._answer_one(flight, tag, answer)
-                    break
+            self._answer_one(tag, answer)
             self._forget_answered()
         self._settled()
 
@@ -253,16 +250,20 @@ class PublishChannel:
         number = self._numbers.get(_header.read(header).message_id or "")
         if number is None:
             return
-        for flight in self._flights:
-            if number <= flight.last:
-                self._answer_one(flight, number, _RETURNED)
-                break
+        self._answer_one(number, _RETURNED)
         self._settled()
 
     def delivered(self, tag: int, redelivered: bool, header: bytes, body: bytes) -> None:
         """Not here: nothing is consumed on this channel."""
 
-    def _answer_one(self, flight: _Flight, number: int, answer: Answer) -> None:
+    def _answer_one(self, number: int, answer: Answer) -> None:
+        for flight in self._flights:
+            if number <= flight.last:
+                if number >= flight.first:  # else it was answered before, with all of its batch
+                    self._answer_in(flight, number, answer)
+                return
+
+    def _answer_in(self, flight: _Flight, number: int, answer: Answer) -> None:
         index = number - flight.first
         message_id = flight.ids[index]
         if self._numbers.get(message_id) == number:
@@ -282,7 +283,7 @@ class PublishChannel:
             flight.batch.answered(start - flight.first, number - flight.first, answer)
             return
         for one in range(start, stop):
-            self._answer_one(flight, one, answer)
+            self._answer_in(flight, one, answer)
 
     def _forget_answered(self) -> None:
         while self._flights and not self._flights[0].open:
