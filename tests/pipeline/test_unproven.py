@@ -219,6 +219,15 @@ def test_a_process_was_killed_if_the_journal_of_its_machine_goes_on_without_it(s
     assert verdicts(spark, scene)["m"] == Verdict.LOST
 
 
+@pytest.mark.parametrize(("until", "verdict"), [(DAY, Verdict.UNPROVEN), (DAY + 3, Verdict.LOST)])
+def test_a_machine_that_is_silent_for_a_day_is_gone(spark, until, verdict):
+    scene = Scene()
+    consumed(scene)
+    scene.process("killed", host="there").delivered(2, "another")
+    scene.process("goes on").closed(until)
+    assert verdicts(spark, scene)["m"] == verdict
+
+
 def test_a_message_that_left_the_backlog_is_not_lost_before_the_patience_is_over(spark):
     scene = Scene()
     scene.process("sender").sent(10, "m", "backlog").closed(40 + PATIENCE - 1)

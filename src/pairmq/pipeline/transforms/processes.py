@@ -10,6 +10,12 @@ from pairmq.pipeline.transforms._fact import COUNT, NUMBER, TEXT, Measure, diges
 from pairmq.pipeline.transforms._rows import MINUTE, dated, how_many, of_kind, start_of
 from pairmq.pipeline.transforms._table import Field, Table
 
+GONE = 86_400.0
+"""Seconds for which a machine may be silent while the journal goes on, before its open processes count as killed.
+
+With no such limit, one machine that never comes back would end all proofs of loss for good.
+"""
+
 
 def _dated(rows: DataFrame) -> DataFrame:
     """Nothing of a row whose instant can't be counts, but that it is there."""
@@ -57,8 +63,8 @@ PROCESSES = Table(
         Field(
             "ended",
             "text",
-            "`closed`: in good order; `killed`: without a word, and the journal of its machine goes on; `open`: it may "
-            "be running, or its latest rows have not come yet",
+            "`closed`: in good order; `killed`: without a word, and the journal of its machine goes on, or that of "
+            "others for a day; `open`: it may be running, or its latest rows have not come yet",
         ),
     ),
 )
@@ -71,7 +77,7 @@ def processes(minutes: DataFrame, notes: DataFrame, *, patience: float) -> DataF
         minutes: of `MINUTES`.
         notes: of `NOTES`.
         patience: seconds that the journal of its machine must go on after a process's last row for it to count as
-            killed.
+            killed; where the whole machine is silent, the journal of others must go on for `GONE`.
 
     Returns:
         The table `PROCESSES`.
@@ -103,9 +109,9 @@ def told_of(minutes: DataFrame, notes: DataFrame, patience: float) -> DataFrame:
     )
     told = counted.join(said, "process", "left").withColumn("dropped", F.coalesce("dropped", F.lit(0)))
     told = told.crossJoin(F.broadcast(minutes.agg(F.max("last_at").alias("journal_end"))))
-    # The silence of a whole machine says nothing: what was written there may not have come yet.
+    # The silence of a whole machine says nothing at first: what was written there may not have come yet.
     goes_on = F.max("last_at").over(Window.partitionBy(_machine()))
-    gone = goes_on - F.col("last_at") > patience
+    gone = (goes_on - F.col("last_at") > patience) | (F.col("journal_end") - goes_on > GONE)
     ended = F.when(F.col("closed") > 0, "closed").when(gone, "killed").otherwise("open")
     return told.withColumn("ended", ended)
 
