@@ -204,30 +204,39 @@ def consumed(scene: Scene) -> None:
     scene.process("consumer").delivered(2, "first").delivered(2001, "last").closed(5000)
 
 
-def test_nothing_is_lost_while_the_journal_of_a_machine_lags_behind_by_more_than_the_patience(spark):
+def test_a_process_was_killed_if_its_machine_goes_on_without_it_or_is_silent_for_a_day(spark):
+    scene = Scene()
+    scene.process("last", host="a").closed(2 * DAY)
+    scene.process("lags", host="b").delivered(1 + DAY, "m")
+    scene.process("is silent for a day", host="c").delivered(DAY - 1, "m")
+    scene.process("has a lively machine", host="d").delivered(2 + DAY, "m")
+    scene.process("goes on", host="d").closed(3 + DAY + PATIENCE)
+    scene.process("is not the last", host="e").delivered(2 + DAY, "m")
+    scene.process("goes on a little", host="e").closed(1 + DAY + PATIENCE)
+    made = tables_of(rows_of(spark, *scene.journals).cache(), Settings(patience=PATIENCE))
+    ends = {row.process.removesuffix(" of scene 0"): row.ended for row in made["processes"].collect()}
+    assert ends == {
+        "last": "closed",
+        "lags": "open",
+        "is silent for a day": "killed",
+        "has a lively machine": "killed",
+        "goes on": "closed",
+        "is not the last": "open",
+        "goes on a little": "closed",
+    }
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("until", "verdict"), [(5000, Verdict.UNPROVEN), (DAY + 3, Verdict.LOST)])
+def test_nothing_is_lost_while_a_machine_lags_behind(spark, until, verdict):
     scene = Scene()
     consumed(scene)
     scene.process("lags", host="there").delivered(2, "another")
-    assert verdicts(spark, scene)["m"] == Verdict.UNPROVEN
-
-
-def test_a_process_was_killed_if_the_journal_of_its_machine_goes_on_without_it(spark):
-    scene = Scene()
-    consumed(scene)
-    scene.process("killed", host="there").delivered(2, "another")
-    scene.process("goes on", host="there").closed(3000)
-    assert verdicts(spark, scene)["m"] == Verdict.LOST
-
-
-@pytest.mark.parametrize(("until", "verdict"), [(DAY, Verdict.UNPROVEN), (DAY + 3, Verdict.LOST)])
-def test_a_machine_that_is_silent_for_a_day_is_gone(spark, until, verdict):
-    scene = Scene()
-    consumed(scene)
-    scene.process("killed", host="there").delivered(2, "another")
     scene.process("goes on").closed(until)
     assert verdicts(spark, scene)["m"] == verdict
 
 
+@pytest.mark.long
 def test_a_message_that_left_the_backlog_is_not_lost_before_the_patience_is_over(spark):
     scene = Scene()
     scene.process("sender").sent(10, "m", "backlog").closed(40 + PATIENCE - 1)
@@ -241,6 +250,7 @@ def sampled_at(half: bool) -> str:
     return next(name for name in names if ((message_key(name) or 0) % 2**64 < 2**63) is half)
 
 
+@pytest.mark.long
 def test_a_second_copy_is_unexplained_only_if_no_process_may_have_left_out_its_send(spark):
     kept, left_out = Scene(0), Scene(1)
     twice(kept, sample=0.5, name=sampled_at(True))
@@ -252,6 +262,7 @@ def test_a_second_copy_is_unexplained_only_if_no_process_may_have_left_out_its_s
     }
 
 
+@pytest.mark.long
 def test_a_refused_message_is_no_phantom_if_a_process_may_have_left_out_the_send_that_was_accepted(spark):
     name = sampled_at(False)
     scene = Scene()
