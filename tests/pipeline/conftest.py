@@ -10,6 +10,7 @@ import pytest
 
 from pairmq.pipeline.session import local_settings
 
+_started = []  # the session, once a test has asked for it
 _LIMIT = 300  # s: a first query alone takes a while where others want the processor
 
 
@@ -43,5 +44,15 @@ def spark(tmp_path_factory):
     for name, value in settings.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
+    _started.append(session)
     yield session
+    _started.clear()
     session.stop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_stays_cached():
+    """Forget what a module's tests had cached: every query is compared with all of it, and it fills the heap."""
+    yield
+    for session in _started:
+        session.catalog.clearCache()
