@@ -666,3 +666,31 @@ def test_a_message_can_not_be_changed(name: str):
 def test_a_message_takes_no_other_field():
     with pytest.raises((FrozenInstanceError, AttributeError, TypeError)):
         FULL.other = 1  # type: ignore[attr-defined]
+
+
+def test_a_copy_under_another_id_or_with_other_properties_differs_in_nothing_else():
+    assert FULL.with_id("other") == replace(FULL, message_id="other")
+    assert FULL.with_properties({"a": 1}) == replace(FULL, application_properties={"a": 1})
+
+
+def test_a_copy_without_properties_is_like_a_message_that_never_had_any():
+    copy = Message(application_properties={"a": 1}).with_properties({})
+    assert copy.application_properties is Message().application_properties
+
+
+def test_a_message_of_checked_fields_is_like_any_other():
+    given = {
+        "body": b"1",
+        "message_id": "m",
+        "content_type": "t",
+        "content_encoding": "e",
+        "correlation_id": "c",
+        "subject": "s",
+        "reply_to": "r",
+        "priority": 3,
+        "application_properties": {"a": 1},
+    }
+    made = Message.of_checked(**given)
+    assert (made, type(made), pickle.loads(pickle.dumps(made))) == (Message(**given), Message, made)
+    with pytest.raises(FrozenInstanceError):
+        made.body = b"2"

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Final
 
 from pairmq.model import MAX_PRIORITY, Entity, EntityKind, EnvelopeError, Message, PropertyValue
+from pairmq.model.drafts import draft_of
 
 SESSION_ID: Final = "x-ms-sessionid"
 TIME_TO_LIVE: Final = "x-ms-timetolive"
@@ -34,6 +35,8 @@ ALIASES: Final = frozenset(
 # [0-9]: \d would let the digits of every script through.
 _SECONDS = re.compile(r"[0-9]{1,15}(\.[0-9]{1,6})?")
 _NUMBER = re.compile(r"[0-9]{1,19}")
+_ZERO = timedelta(0)
+_SET_ASIDE = frozenset((SESSION_ID, TIME_TO_LIVE, SCHEDULED_ENQUEUE, PRIORITY))
 _PRIORITIES = {str(priority): priority for priority in range(MAX_PRIORITY + 1)}
 
 
@@ -54,6 +57,9 @@ class Diversion:
     sender_id: str
     sequence: int
     maybe_duplicate: bool = False
+
+
+_DiversionDraft = draft_of(Diversion)
 
 
 def reserved_properties(message: Message) -> tuple[str, ...]:
@@ -120,31 +126,48 @@ def restore(message: Message) -> tuple[Message, Diversion]:
     Raises:
         EnvelopeError: an alias is missing or malformed; the text names it, not its value.
     """
-    properties = dict(message.application_properties)
-    path = _text(properties, PATH)
+    own: dict[str, PropertyValue] = {}
+    found: dict[str, str] = {}
+    for name, value in message.application_properties.items():
+        if name not in ALIASES:
+            own[name] = value
+        elif isinstance(value, str):
+            found[name] = value
+        else:
+            raise EnvelopeError(f"{name} is a {type(value).__name__}: it must be text")
+    get = found.get
+    path = get(PATH)
     if path is None:
         raise EnvelopeError(f"{PATH} is missing: the message was not put here by PairMQ")
-    kind = _text(properties, KIND)
-    diverted_at = _instant(DIVERTED_AT, _text(properties, DIVERTED_AT))
-    sender, sequence = _text(properties, SENDER), _text(properties, SEQUENCE)
+    diverted_at = _instant(DIVERTED_AT, get(DIVERTED_AT))
+    sender, sequence = get(SENDER), get(SEQUENCE)
     if diverted_at is None or not sender or sequence is None or not _NUMBER.fullmatch(sequence):
         missing = DIVERTED_AT if diverted_at is None else SENDER if not sender else SEQUENCE
         raise EnvelopeError(f"{missing} is missing or malformed")
-    duplicate = _text(properties, MAYBE_DUPLICATE)
+    duplicate = get(MAYBE_DUPLICATE)
     if duplicate not in (None, "true"):
         raise EnvelopeError(f"{MAYBE_DUPLICATE} is malformed")
     try:
-        entity = _entity(path, kind)
+        entity = _entity(path, get(KIND))
     except ValueError as error:
         raise EnvelopeError(f"{PATH} or {KIND} is malformed: together they must name a queue or topic") from error
+    envelope = _DiversionDraft()
+    envelope.entity = entity
+    envelope.diverted_at = diverted_at
+    envelope.sender_id = sender
+    envelope.sequence = int(sequence)
+    envelope.maybe_duplicate = duplicate is not None
+    envelope.__class__ = Diversion
+    if _SET_ASIDE.isdisjoint(found) and _is_bare(message):
+        return message.with_properties(own), envelope
     try:
         # Every field by its name: `replace` would look all of them up, and this is on the path of every message home.
         original = Message(
             message.body,
             message.message_id,
-            session_id=_text(properties, SESSION_ID),
-            time_to_live=_seconds(_text(properties, TIME_TO_LIVE)),
-            scheduled_enqueue_at=_instant(SCHEDULED_ENQUEUE, _text(properties, SCHEDULED_ENQUEUE)),
+            session_id=get(SESSION_ID),
+            time_to_live=_seconds(get(TIME_TO_LIVE)),
+            scheduled_enqueue_at=_instant(SCHEDULED_ENQUEUE, get(SCHEDULED_ENQUEUE)),
             content_type=message.content_type,
             content_encoding=message.content_encoding,
             correlation_id=message.correlation_id,
@@ -153,14 +176,24 @@ def restore(message: Message) -> tuple[Message, Diversion]:
             reply_to=message.reply_to,
             reply_to_session_id=message.reply_to_session_id,
             partition_key=message.partition_key,
-            priority=_priority(_text(properties, PRIORITY)),
-            application_properties=properties,
+            priority=_priority(get(PRIORITY)),
+            application_properties=own,
         )
     except (ValueError, TypeError) as error:
         # Only these three can be the reason: a priority is whole by now, and all else was a message's already.
         names = f"{SESSION_ID}, {TIME_TO_LIVE} or {SCHEDULED_ENQUEUE}"
         raise EnvelopeError(f"{names} holds a value that no message can have") from error
-    return original, Diversion(entity, diverted_at, sender, int(sequence), duplicate is not None)
+    return original, envelope
+
+
+def _is_bare(message: Message) -> bool:
+    """Whether nothing is set that the envelope keeps aside, as in every message that `divert` made."""
+    return (
+        message.session_id is None
+        and message.time_to_live is None
+        and message.scheduled_enqueue_at is None
+        and message.priority is None
+    )
 
 
 def elapsed_time_to_live(message: Message, diversion: Diversion, now: datetime) -> float | None:
@@ -183,15 +216,6 @@ def elapsed_time_to_live(message: Message, diversion: Diversion, now: datetime) 
 @lru_cache(maxsize=256)
 def _entity(path: str, kind: str | None) -> Entity:
     return Entity(path, EntityKind.QUEUE if kind is None else EntityKind(kind))
-
-
-def _text(properties: dict[str, PropertyValue], name: str) -> str | None:
-    if name not in properties:
-        return None
-    value = properties.pop(name)
-    if not isinstance(value, str):
-        raise EnvelopeError(f"{name} is a {type(value).__name__}: it must be text")
-    return value
 
 
 def _seconds_text(seconds: float) -> str:
@@ -220,7 +244,7 @@ def _instant(name: str, text: str | None) -> datetime | None:
         return None
     try:
         at = datetime.fromisoformat(text)
-        if at.utcoffset() != timedelta(0):
+        if at.tzinfo is not UTC and at.utcoffset() != _ZERO:
             raise ValueError("not in UTC")
     except ValueError:
         raise EnvelopeError(f"{name} is malformed: it must be an ISO 8601 instant in UTC") from None

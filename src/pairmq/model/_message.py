@@ -11,6 +11,8 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 from uuid import UUID
 
+from pairmq.model.drafts import draft_of
+
 PropertyValue: TypeAlias = (
     "str | bytes | bool | int | float | Decimal | datetime | UUID"
     " | tuple[PropertyValue, ...] | Mapping[str, PropertyValue] | None"
@@ -141,15 +143,89 @@ class Message:
             message_id: 1 to 128 characters; not checked again, as this is on the path of every send.
         """
         # dataclasses.replace would check every field again, once a send.
-        copy = object.__new__(Message)
-        put = object.__setattr__
-        for name in _FIELDS_BUT_ID:
-            put(copy, name, getattr(self, name))
-        put(copy, "message_id", message_id)
-        return copy
+        copy = _draft_of(self)
+        copy.message_id = message_id
+        copy.__class__ = Message
+        made: Message = copy
+        return made
+
+    def with_properties(self, application_properties: dict[str, PropertyValue]) -> Message:
+        """Return this message with other application properties, everything else as it is.
+
+        Args:
+            application_properties: were checked as a message's before, and not checked again; now the copy's own.
+        """
+        copy = _draft_of(self)
+        copy.application_properties = application_properties or _NO_PROPERTIES
+        copy.__class__ = Message
+        made: Message = copy
+        return made
+
+    @staticmethod
+    def of_checked(
+        body: bytes,
+        message_id: str | None,
+        content_type: str | None,
+        content_encoding: str | None,
+        correlation_id: str | None,
+        subject: str | None,
+        reply_to: str | None,
+        priority: int | None,
+        application_properties: dict[str, PropertyValue],
+    ) -> Message:
+        """Make a message of what a transport has checked as the constructor would; as the constructor otherwise.
+
+        Args:
+            body: as for the constructor, like all others here.
+            message_id: 1 to 128 characters.
+            content_type: text.
+            content_encoding: text.
+            correlation_id: text.
+            subject: text.
+            reply_to: text.
+            priority: 0 to 255.
+            application_properties: names and values that a message can have; the message's own from now on.
+        """
+        new = _Draft()
+        new.body = body
+        new.message_id = message_id
+        new.content_type = content_type
+        new.content_encoding = content_encoding
+        new.correlation_id = correlation_id
+        new.subject = subject
+        new.reply_to = reply_to
+        new.priority = priority
+        new.application_properties = application_properties or _NO_PROPERTIES
+        new.session_id = new.time_to_live = new.scheduled_enqueue_at = None
+        new.to = new.reply_to_session_id = new.partition_key = None
+        new.__class__ = Message
+        made: Message = new
+        return made
 
 
-_FIELDS_BUT_ID = tuple(name for name in Message.__slots__ if name != "message_id")
+# A frozen class sets each field by a call of a function, which is most of what making a message costs.
+_Draft = draft_of(Message)
+
+
+def _draft_of(message: Message) -> Any:
+    """Begin a copy."""
+    copy = _Draft()
+    copy.body = message.body
+    copy.message_id = message.message_id
+    copy.session_id = message.session_id
+    copy.time_to_live = message.time_to_live
+    copy.scheduled_enqueue_at = message.scheduled_enqueue_at
+    copy.content_type = message.content_type
+    copy.content_encoding = message.content_encoding
+    copy.correlation_id = message.correlation_id
+    copy.subject = message.subject
+    copy.to = message.to
+    copy.reply_to = message.reply_to
+    copy.reply_to_session_id = message.reply_to_session_id
+    copy.partition_key = message.partition_key
+    copy.priority = message.priority
+    copy.application_properties = message.application_properties
+    return copy
 
 
 def _restored(kind: type[Message], values: tuple[Any, ...]) -> Message:
@@ -216,6 +292,9 @@ def _checked_properties(properties: object) -> dict[str, PropertyValue]:
         raise TypeError(f"application_properties is a {type(properties).__name__}: give a mapping of names to values")
     checked: dict[str, PropertyValue] = {}
     for key, value in properties.items():
+        if type(key) is type(value) is str and 0 < len(key) <= MAX_ID_LENGTH and key.isascii() and value.isascii():
+            checked[key] = value  # as nearly all are
+            continue
         name = _checked_name("application property name", key)
         checked[name] = _checked_value(name, value, 0)
     return checked

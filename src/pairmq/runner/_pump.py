@@ -184,7 +184,10 @@ class Pump:
         full = len(deliveries) == self._batch
         size = sum(len(delivery.message.body) for delivery in deliveries)
         goes_on = full or (self._ahead and bool(deliveries))
-        self._ahead = goes_on and self._flows and not self._rate.limits and size <= _SMALL * len(deliveries)
+        # What is read ahead and can't go on is given back, and delivered once more: that must not happen again and
+        # again because one destination is away while others flow (SPEC 7.3).
+        flows = self._flows and self._gates.all_deliver and not self._rate.limits
+        self._ahead = goes_on and flows and size <= _SMALL * len(deliveries)
         now = self._clock.now()
         groups: dict[Entity, list[Item]] = {}
         aside: list[Settlement] = []
@@ -251,7 +254,10 @@ class Pump:
         items = self._not_home(self._unexpired(await self._intake.fresh(items)))
         if not items:
             return []
-        messages = [self._outgoing(item) for item in items]
+        if self._options.ttl_policy == "restore":
+            messages = [item.message for item in items]
+        else:
+            messages = [self._outgoing(item) for item in items]
         try:
             sender = self._home(gate.entity)
             if len(messages) == 1:

@@ -58,7 +58,8 @@ _MAP = "map"
 _TTL = "ttl"
 _SCHEDULED = "x-opt-scheduled-enqueue-time"
 _REASON, _DESCRIPTION = "x-dead-letter-reason", "x-dead-letter-description"
-_DELIVERY_COUNT = "x-delivery-count"
+DELIVERY_COUNT: Final = "x-delivery-count"
+"""Header in which a quorum queue tells how often a message was given out before."""
 
 # Field of Message, property of AMQP, header for what does not fit there.
 _TEXTS: tuple[tuple[str, str, str], ...] = (
@@ -80,7 +81,7 @@ _HEADERS: tuple[tuple[str, str, bool], ...] = (
 _APP_ID, _TIMESTAMP, _USER_ID, _CLUSTER_ID = "amqp.app_id", "amqp.timestamp", "amqp.user_id", "amqp.cluster_id"
 
 _ROUTING = frozenset(("CC", "BCC"))
-_BROKER_COUNTS = frozenset((_DELIVERY_COUNT, "x-acquired-count"))
+_BROKER_COUNTS = frozenset((DELIVERY_COUNT, "x-acquired-count"))
 # The mark is ours: an application's own header of that name must not be taken for it.
 _BROKER_MADE = frozenset(("x-death", _REASON, _DESCRIPTION, UNREADABLE)) | _BROKER_COUNTS
 _BROKER_PREFIXES = ("x-first-death-", "x-last-death-")
@@ -261,6 +262,11 @@ def _place(name: str) -> int:
     if not _fits_short(name):
         return _SHELTERED
     return _SENT_AS_PROPERTY if name in (_APP_ID, _TIMESTAMP, _USER_ID) else _PLAIN
+
+
+def is_plain(name: str) -> bool:
+    """Whether a header of this name is an application property and nothing else."""
+    return _place(name) == _PLAIN
 
 
 def _put_properties(
@@ -850,9 +856,14 @@ def delivery_count(properties: Basic.Properties, redelivered: bool) -> int:
     Returns:
         The number with this delivery, at least 1; from a classic queue 2 means *more than once*.
     """
-    count = properties.headers.get(_DELIVERY_COUNT) if properties.headers else None
-    if type(count) is int and count >= 0:
-        return count + 1
+    count = properties.headers.get(DELIVERY_COUNT) if properties.headers else None
+    return count_of(count if type(count) is int and count >= 0 else None, redelivered)
+
+
+def count_of(before: int | None, redelivered: bool) -> int:
+    """The same, of how often the broker says that it gave the message out before; None if it does not say."""
+    if before is not None:
+        return before + 1
     return 2 if redelivered else 1
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -115,6 +116,7 @@ class DeliveryChannel:
         self.fetching: asyncio.Task[None] | None = None
         self._news: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._looks_at = math.inf  # when it fires
         self._ahead = 0  # window that was asked for
         self._standing: tuple[str, int] | None = None  # the consumer that stays, and its window
         session.wire.lane.open(raw.number, self)
@@ -171,12 +173,13 @@ class DeliveryChannel:
 
     def give(self, messages: Sequence[Locked]) -> None:
         """Give the first messages of `waiting` to a caller; their locks begin."""
-        now = self._loop.time()
+        until = self._loop.time() + self._lock
         for locked in messages:
             self.waiting.popleft()
             locked.state = State.GIVEN
-            locked.until = min(now + self._lock, locked.arrived + _LAST_END)
-            self._look_at(locked.until)
+            locked.until = min(until, locked.arrived + _LAST_END)
+            if locked.until < self._looks_at:
+                self._look_at(locked.until)
 
     def set_aside(self, locked: Locked) -> None:
         """Take a message that nobody is to get out of `waiting`."""
@@ -289,12 +292,16 @@ class DeliveryChannel:
             return
         now = self._loop.time()
         # Nobody asked for it yet: it is given back when half a lock is over.
-        locked = Locked(tag, redelivered, header, body, now, now + self._lock / 2)
+        until = now + self._lock / 2
+        locked = Locked(tag, redelivered, header, body, now, until)
         self._settling.add(locked)
         self.waiting.append(locked)
-        self._room = max(0, self._room - 1)
-        self._look_at(locked.until)
-        self._wake()
+        if self._room:
+            self._room -= 1
+        if until < self._looks_at:
+            self._look_at(until)
+        if self._news is not None:
+            self._wake()
 
     def returned(self, header: bytes) -> None:
         """Not here: nothing is published on this channel."""
@@ -342,14 +349,15 @@ class DeliveryChannel:
 
     def _look_at(self, instant: float) -> None:
         """See to it that somebody looks after the locks at an instant, or before."""
+        if self._looks_at <= instant:
+            return
         if self._timer is not None:
-            if self._timer.when() <= instant:
-                return
             self._timer.cancel()
+        self._looks_at = instant
         self._timer = self._loop.call_at(instant, self._end_locks)
 
     def _end_locks(self) -> None:
-        self._timer = None
+        self._timer, self._looks_at = None, math.inf
         now = self._loop.time()
         over: list[Locked] = []
         next_end: float | None = None
@@ -380,7 +388,7 @@ class DeliveryChannel:
         self._raw.on_consumer_cancel_callbacks.discard(self._on_consumer_cancel)
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+            self._timer, self._looks_at = None, math.inf
         self.waiting.clear()
         self._settling.lose(self.cause)
         self._wake()

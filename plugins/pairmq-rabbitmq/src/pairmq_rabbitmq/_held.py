@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 
 _lock = threading.Lock()  # transports may live in several threads, each with a loop of its own
-_held: dict[tuple[tuple[str, ...], str], int] = {}
+_shares: dict[tuple[tuple[str, ...], str], list[Share]] = {}
 
 
 def held_by_this_process(identity: tuple[str, ...], queue: str) -> int:
@@ -19,7 +19,7 @@ def held_by_this_process(identity: tuple[str, ...], queue: str) -> int:
         queue: the broker's name of the queue.
     """
     with _lock:
-        return _held.get((identity, queue), 0)
+        return sum(share.count for share in _shares.get((identity, queue), ()))
 
 
 class Share:
@@ -31,27 +31,17 @@ class Share:
     """
 
     def __init__(self, identity: tuple[str, ...], queue: str) -> None:
+        self.count = 0
+        """Changed by the channel's own thread alone, for each message that comes and goes; read by any."""
         self._key = (identity, queue)
-        self._count = 0
-        self._released = False
-
-    def change(self, by: int) -> None:
-        """Count more, or less."""
-        if self._released:
-            return
-        self._count += by
-        self._add(by)
+        with _lock:
+            _shares.setdefault(self._key, []).append(self)
 
     def release(self) -> None:
         """Hold nothing from now on: the channel is gone, and its messages are the broker's again."""
-        if not self._released:
-            self._released = True
-            self._add(-self._count)
-
-    def _add(self, by: int) -> None:
         with _lock:
-            count = _held.get(self._key, 0) + by
-            if count:
-                _held[self._key] = count
-            else:
-                _held.pop(self._key, None)
+            shares = _shares.get(self._key, [])
+            if self in shares:
+                shares.remove(self)
+                if not shares:
+                    del _shares[self._key]

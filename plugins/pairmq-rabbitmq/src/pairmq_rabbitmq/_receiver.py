@@ -16,11 +16,13 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Any
 
 from pairmq.model import Delivery, FailureReason, Source, TransportError
+from pairmq.model.drafts import draft_of
 from pairmq.transport import Receiver
-from pairmq_rabbitmq import _codec, _errors, _header, _names
+from pairmq_rabbitmq import _codec, _errors, _header, _names, _plain
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._dead_letter import DeadLetters
 from pairmq_rabbitmq._delivery_channel import Cancelled, DeliveryChannel, Opening
@@ -34,6 +36,7 @@ __all__ = ["RabbitReceiver", "held_by_this_process"]
 _CLOSE = 1.0  # s
 _PUT_ASIDE = 1.0  # s that a call waits for what nobody is to get to be put away
 _FIRST_RETRY, _LAST_RETRY = 0.5, 10.0
+_DeliveryDraft = draft_of(Delivery)
 
 
 class _Token:
@@ -153,16 +156,18 @@ class RabbitReceiver(Receiver):
 
         None counts as given before the last await, so that a call that is cut off here loses nothing.
         """
-        bad: list[Locked] = []
-        for locked in list(channel.waiting)[:most]:
+        first = list(islice(channel.waiting, most))
+        bad = False
+        for locked in first:
             problem = self._problem(locked)
             if problem is not None:
                 channel.set_aside(locked)
                 self._aside[locked] = (channel, *problem)
-                bad.append(locked)
-        if bad:
-            await self._until(self._background(self._put_aside()), seconds=_PUT_ASIDE)
-            self._check_open(self._doing)
+                bad = True
+        if not bad:
+            return first
+        await self._until(self._background(self._put_aside()), seconds=_PUT_ASIDE)
+        self._check_open(self._doing)
         found: list[Locked] = []
         for locked in channel.waiting:
             if len(found) == most or locked.message is None:
@@ -174,6 +179,12 @@ class RabbitReceiver(Receiver):
         """Read a message; reason and description if nobody is to get it."""
         if locked.message is not None:
             return None
+        plain = None if self._dead else _plain.read(locked.header, locked.body)
+        if plain is not None:
+            locked.message, before = plain
+            locked.count = _codec.count_of(before, locked.redelivered)
+            return None
+        locked.count = _codec.delivery_count(locked.properties, locked.redelivered)
         if self._dead:
             locked.message = _codec.decode_leniently(locked.properties, locked.body)
             return None
@@ -204,9 +215,17 @@ class RabbitReceiver(Receiver):
             assert locked.message is not None  # noqa: S101  # for mypy
             if locked.until != until:  # the same for nearly all
                 until, locked_until = locked.until, clock + timedelta(seconds=locked.until - now)
-            count = _codec.delivery_count(locked.properties, locked.redelivered)
-            token = _Token(locked, channel, self)
-            deliveries.append(Delivery(locked.message, token, count, "", None, locked_until, reason, description))
+            delivery = _DeliveryDraft()
+            delivery.message = locked.message
+            delivery.lock_token = _Token(locked, channel, self)
+            delivery.delivery_count = locked.count
+            delivery.sequence_number = ""
+            delivery.enqueued_at = None
+            delivery.locked_until = locked_until
+            delivery.dead_letter_reason = reason
+            delivery.dead_letter_description = description
+            delivery.__class__ = Delivery
+            deliveries.append(delivery)
         return deliveries
 
     async def _why(self, channel: DeliveryChannel) -> TransportError:
@@ -278,18 +297,19 @@ class RabbitReceiver(Receiver):
             return [error for _ in deliveries]
         # All that can be settled is on one channel: a receiver has no other one before the last is lost.
         fresh: list[Locked] = []
-        jobs: list[Job | None] = []
+        jobs: list[Job | None] = [None] * len(deliveries)
         channel: DeliveryChannel | None = None
         positions: list[int] = []
+        usable = self._channel if self._channel is not None and self._channel.usable else None
+        now = asyncio.get_running_loop().time()
         for position, delivery in enumerate(deliveries):
             token = self._token(delivery)
-            jobs.append(None)
             if token is None:
                 continue
             locked = token.locked
-            if token.channel.is_locked(locked):
+            if token.channel is usable and locked.state is State.GIVEN and locked.until > now:
                 locked.state = State.SETTLING
-                channel = token.channel
+                channel = usable
                 fresh.append(locked)
                 positions.append(position)
             elif locked.job is not None and locked.job.forsaken_as(requeue=requeue):
@@ -299,6 +319,8 @@ class RabbitReceiver(Receiver):
             return [_errors.lock_lost(self._settling) for _ in deliveries]
         if fresh:
             job = channel.settle(fresh, requeue=requeue)
+            if len(fresh) == len(deliveries):
+                return [await self._settled(channel, job)] * len(deliveries)
             for position in positions:
                 jobs[position] = job
         outcomes: dict[Job, TransportError | None] = {}

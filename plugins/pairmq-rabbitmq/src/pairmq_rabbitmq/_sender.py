@@ -13,7 +13,7 @@ from aiormq.exceptions import AMQPChannelError
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, TransportError
 from pairmq.transport import Sender
-from pairmq_rabbitmq import _codec, _errors, _names
+from pairmq_rabbitmq import _codec, _errors, _names, _plain
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._labour import is_laborious
 from pairmq_rabbitmq._nack import why_nacked
@@ -67,14 +67,19 @@ class RabbitSender(Sender):
         except TransportError as error:
             return [error for _ in messages]
         packed: list[Parcel | TransportError] = []
+        parcels: list[Parcel] = []
         for message in messages:
             try:
                 method = await self._where(message) if self._is_special(message) else self._method
-                packed.append(self._parcel(message, method))
+                parcel = self._parcel(message, method)
             except TransportError as error:
                 packed.append(error)
-        parcels = [parcel for parcel in packed if isinstance(parcel, Parcel)]
+            else:
+                packed.append(parcel)
+                parcels.append(parcel)
         answers = await self._context.outlet(self._entity).publish(parcels, self._scope) if parcels else []
+        if answers.count(None) == len(packed):
+            return [None] * len(packed)
         outcomes = iter(await self._explain(answers))
         return [next(outcomes) if isinstance(parcel, Parcel) else parcel for parcel in packed]
 
@@ -93,8 +98,10 @@ class RabbitSender(Sender):
         Raises:
             TransportError: RabbitMQ can't take it.
         """
-        properties = _codec.encode(message, login=self._context.url.username)
-        parcel = Parcel.of(method, properties, message.body)
+        parcel = _plain.pack(method, message)
+        if parcel is None:
+            properties = _codec.encode(message, login=self._context.url.username)
+            parcel = Parcel.of(method, properties, message.body)
         session = self._context.publishing.current
         most = (_FRAME_MAX if session is None else session.frame_max) - _FRAME_OVERHEAD
         if len(parcel.header) > most:

@@ -54,25 +54,38 @@ class Locked:
         arrived: instant of the loop's clock.
     """
 
-    __slots__ = ("_header", "_properties", "arrived", "body", "job", "message", "redelivered", "state", "tag", "until")
+    __slots__ = (
+        "_properties",
+        "arrived",
+        "body",
+        "count",
+        "header",
+        "job",
+        "message",
+        "redelivered",
+        "state",
+        "tag",
+        "until",
+    )
 
     def __init__(self, tag: int, redelivered: bool, header: bytes, body: bytes, arrived: float, until: float) -> None:
         self.tag = tag
         self.redelivered = redelivered
-        self._header = header
+        self.header = header
         self._properties: Basic.Properties | None = None
         self.body = body
         self.arrived = arrived
         self.until = until  # instant of the loop's clock when it is given back
         self.state = State.WAITING
-        self.message: Message | None = None  # once it was decoded
+        self.message: Message | None = None  # once it was decoded, and then
+        self.count = 1  # how many times it was delivered
         self.job: Job | None = None
 
     @property
     def properties(self) -> Basic.Properties:
         """As they came; read when they are first asked for."""
         if self._properties is None:
-            self._properties = _header.read(self._header)
+            self._properties = _header.read(self.header)
         return self._properties
 
 
@@ -169,7 +182,7 @@ class Settling:
     def add(self, locked: Locked) -> None:
         """Note a message that came; tags only grow."""
         self.unsettled[locked.tag] = locked
-        self._share.change(+1)
+        self._share.count += 1
 
     def settle(self, messages: Sequence[Locked], *, requeue: bool) -> Job:
         """Begin to settle messages; it goes on whoever waits for it.
@@ -219,7 +232,7 @@ class Settling:
                 await self._settle(self._under_way)
                 jobs, self._under_way = self._under_way, []
                 for job in jobs:
-                    self._share.change(-len(job.messages))
+                    self._share.count -= len(job.messages)
                     job.end(None)
         except Exception as error:
             self._failed(error)

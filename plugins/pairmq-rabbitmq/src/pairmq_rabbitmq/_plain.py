@@ -1,0 +1,222 @@
+"""The short way between a message and its header, for those that nearly all are.
+
+The long way, `_header` and `_codec`, makes an object of the properties, sorts them into a message's fields, and has
+each checked. Plain texts, whole numbers and truth values under names that mean nothing to PairMQ or the broker need
+only be read and written: what else there is to check is done here, value by value. A header with anything else in it,
+or with a mistake, is left to the long way, whose result is the same.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from functools import lru_cache
+
+from pairmq.model import MAX_ID_LENGTH, Message, PropertyValue
+from pairmq_rabbitmq import _codec
+from pairmq_rabbitmq._publish import Parcel
+
+_FLAGS_AT, _PROPERTIES_AT = 12, 14
+_TYPE, _ENCODING, _HEADERS, _MODE, _PRIORITY = 0x8000, 0x4000, 0x2000, 0x1000, 0x0800
+_CORRELATION, _REPLY_TO, _ID, _SUBJECT = 0x0400, 0x0200, 0x0080, 0x0020
+_OTHERS = 0xFFFF & ~(_TYPE | _ENCODING | _HEADERS | _MODE | _PRIORITY | _CORRELATION | _REPLY_TO | _ID | _SUBJECT)
+_LONG = 1 << 14  # bytes of a header from which it may be too much work
+
+_flags = struct.Struct(">H").unpack_from
+_length = struct.Struct(">I").unpack_from
+_int32 = struct.Struct(">i").unpack_from
+_int64 = struct.Struct(">q").unpack_from
+_S, _I, _l, _t = b"SIlt"
+
+_pack_start = struct.Struct(">HxxQH").pack
+_pack_length = struct.Struct(">I").pack
+_BASIC = 60  # class of all methods that publish
+_SMALL_TABLE = 1 << 13  # bytes of a table, far below what makes a header too long or too much work
+_PERSISTENT = b"\x02"
+_OCTETS = [bytes((number,)) for number in range(256)]
+_LETTERS = 255 // 4  # that many fit, whatever they are
+
+_OTHER, _COUNT = "", "\0"  # no names of plain properties
+
+
+def read(header: bytes, body: bytes) -> tuple[Message, int | None] | None:
+    """Read a message from the payload of its content header frame.
+
+    Args:
+        header: as it came.
+        body: as it came.
+
+    Returns:
+        The message, and how often the broker says that it was delivered before, if it does; None for one that is not
+        plain.
+    """
+    if len(header) > _LONG:
+        return None
+    try:
+        return _read(header, body)
+    except (IndexError, UnicodeDecodeError, struct.error):
+        return None
+
+
+def _read(header: bytes, body: bytes) -> tuple[Message, int | None] | None:
+    (flags,) = _flags(header, _FLAGS_AT)
+    if flags & _OTHERS:
+        return None
+    at = _PROPERTIES_AT
+    content_type = content_encoding = correlation_id = reply_to = message_id = subject = None
+    priority = count = None
+    own: dict[str, PropertyValue] = {}
+    if flags & _TYPE:
+        content_type, at = _short(header, at)
+    if flags & _ENCODING:
+        content_encoding, at = _short(header, at)
+    if flags & _HEADERS:
+        end = at + 4 + _length(header, at)[0]
+        at += 4
+        while at < end:
+            stop = at + 1 + header[at]
+            name = _name(header[at + 1 : stop])
+            if not name:
+                return None
+            kind = header[stop]
+            at = stop + 5
+            value: PropertyValue
+            if kind == _S:
+                stop = at + _length(header, stop + 1)[0]
+                value = header[at:stop].decode()
+                at = stop
+            elif kind == _I:
+                (value,) = _int32(header, stop + 1)
+            elif kind == _l:
+                (value,) = _int64(header, stop + 1)
+                at += 4
+            elif kind == _t:
+                value = header[stop + 1] != 0
+                at -= 3
+            else:
+                return None
+            if name is not _COUNT:
+                own[name] = value
+            elif type(value) is int and value >= 0:
+                count = value
+            else:
+                return None
+        if at != end:
+            return None
+    if flags & _MODE:
+        at += 1
+    if flags & _PRIORITY:
+        priority = header[at]
+        at += 1
+    if flags & _CORRELATION:
+        correlation_id, at = _short(header, at)
+    if flags & _REPLY_TO:
+        reply_to, at = _short(header, at)
+    if flags & _ID:
+        message_id, at = _short(header, at)
+        if not 0 < len(message_id) <= MAX_ID_LENGTH:
+            return None
+    if flags & _SUBJECT:
+        subject, at = _short(header, at)
+    if at != len(header):
+        return None
+    message = Message.of_checked(
+        body, message_id, content_type, content_encoding, correlation_id, subject, reply_to, priority, own
+    )
+    return message, count
+
+
+def _short(header: bytes, at: int) -> tuple[str, int]:
+    end = at + 1 + header[at]
+    return header[at + 1 : end].decode(), end
+
+
+@lru_cache(maxsize=1024)
+def _name(raw: bytes) -> str:
+    """The name of an application property; `_COUNT` for the broker's count, `_OTHER` for what needs the long way.
+
+    Raises:
+        UnicodeDecodeError: it is no text.
+    """
+    name = raw.decode()
+    if name == _codec.DELIVERY_COUNT:
+        return _COUNT
+    return name if 0 < len(name) <= MAX_ID_LENGTH and _codec.is_plain(name) and name != _COUNT else _OTHER
+
+
+def pack(method: bytes, message: Message) -> Parcel | None:
+    """Make a message ready to be written; None for one that is not plain.
+
+    Args:
+        method: that publishes it.
+        message: to be written.
+    """
+    message_id = message.message_id
+    if (
+        message_id is None
+        or len(message_id) > _LETTERS
+        or message.session_id is not None
+        or message.time_to_live is not None
+        or message.scheduled_enqueue_at is not None
+        or message.correlation_id is not None
+        or message.reply_to is not None
+        or message.to is not None
+        or message.reply_to_session_id is not None
+        or message.partition_key is not None
+        or message.priority is not None
+    ):
+        return None
+    flags = _MODE | _ID
+    texts = b""
+    if message.content_type is not None:
+        if len(message.content_type) > _LETTERS:
+            return None
+        flags |= _TYPE
+        texts = _written(message.content_type)
+    if message.content_encoding is not None:
+        if len(message.content_encoding) > _LETTERS:
+            return None
+        flags |= _ENCODING
+        texts += _written(message.content_encoding)
+    table = b""
+    if message.application_properties:
+        values = _table(message.application_properties)
+        if values is None:
+            return None
+        flags |= _HEADERS
+        table = _pack_length(len(values)) + values
+    behind = _written(message_id)
+    if message.subject is not None:
+        if len(message.subject) > _LETTERS:
+            return None
+        flags |= _SUBJECT
+        behind += _written(message.subject)
+    body = message.body
+    header = b"".join((_pack_start(_BASIC, len(body), flags), texts, table, _PERSISTENT, behind))
+    return Parcel(method, message_id, header, body)
+
+
+def _table(properties: Mapping[str, PropertyValue]) -> bytes | None:
+    """Write a table of plain texts; None if there is more to it."""
+    parts: list[bytes] = []
+    for name, value in properties.items():
+        if type(value) is not str:
+            return None
+        key = _key(name)
+        if not key:
+            return None
+        raw = value.encode()
+        parts += (key, _pack_length(len(raw)), raw)
+    table = b"".join(parts)
+    return table if len(table) <= _SMALL_TABLE else None
+
+
+def _written(text: str) -> bytes:
+    raw = text.encode()
+    return _OCTETS[len(raw)] + raw
+
+
+@lru_cache(maxsize=1024)
+def _key(name: str) -> bytes:
+    """A name as it stands before a text in a table; empty for what needs the long way."""
+    return _written(name) + b"S" if len(name) <= _LETTERS and _codec.is_plain(name) else b""
