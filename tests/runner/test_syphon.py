@@ -17,7 +17,7 @@ from pairmq.runner._attempt import TimeLimits
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._syphon import Syphon
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
-from pairmq.transport import Capabilities, QueueProperties
+from pairmq.transport import Capabilities, QueueProperties, Receiver
 
 QUEUE = "east/x-servicebus-transfer/0"
 ORDERS = Entity("orders")
@@ -376,6 +376,26 @@ async def test_an_unavailable_destination_holds_up_no_other(world):
         w.east.heal()
         await drained(w)
         assert sorted(w.home("orders")) == sorted(b"o%d" % n for n in range(100))
+
+
+@in_virtual_time
+async def test_nothing_is_read_ahead_while_a_destination_is_away_however_well_others_flow(world, monkeypatch):
+    hints: list[tuple[bool, int]] = []
+    monkeypatch.setattr(Receiver, "read_ahead", lambda self, messages: hints.append((down, messages)))
+    down = True
+    async with world(enable_syphon=True, syphon_batch=10) as w:
+        w.east.fail(Fault.DOWN, entities=["orders"])
+        leave(w, envelope(b"o"))
+        leave(w, *(envelope(b"p%d" % n, "prices") for n in range(200)))
+        while len(w.home("prices")) < 200:
+            await asyncio.sleep(0.01)
+        down = False
+        w.east.heal()
+        await drained(w)
+        leave(w, *(envelope(b"q%d" % n, "prices") for n in range(200)))
+        await drained(w)
+    while_down = [messages for was_down, messages in hints if was_down]
+    assert (while_down.count(0), any(hint for _, hint in hints)) == (len(while_down), True)
 
 
 @in_virtual_time

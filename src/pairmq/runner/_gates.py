@@ -75,9 +75,17 @@ class Gates:
         self._emit = emit
         self._dropped = dropped
         self._gates: OrderedDict[Entity, Gate] = OrderedDict()  # the one asked for last stands last
+        self._troubled: set[Gate] = set()  # failed, and have not taken a message since
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.any_opened = asyncio.Event()
+
+    @property
+    def all_deliver(self) -> bool:
+        """Whether every destination that failed, and that messages wait for, has taken one since."""
+        if self._troubled:
+            self._troubled = {gate for gate in self._troubled if gate.users or not gate.is_open}
+        return not self._troubled
 
     def of(self, entity: Entity) -> Gate:
         """The gate of a destination, open until it fails."""
@@ -94,6 +102,7 @@ class Gates:
             return
         self._gates.setdefault(gate.entity, gate)  # it may have been forgotten while a message was on its way
         gate.opened.clear()
+        self._troubled.add(gate)
         self._emit(DestinationChanged, entity=gate.entity, open=False, error=str(error))
         task = gate.probing = asyncio.create_task(self._watch(gate), name=f"syphon probe {gate.entity}")
         self._tasks.add(task)
@@ -102,6 +111,7 @@ class Gates:
     def delivered(self, gate: Gate) -> None:
         """A delivery was confirmed: the next failure starts from short waits again."""
         gate.failures = 0
+        self._troubled.discard(gate)
 
     def recovered(self, entity: Entity) -> None:
         """This process's own ping found the entity working."""
