@@ -44,9 +44,9 @@ _ROOM_BACKOFF = Backoff(first=0.1, factor=2.0, cap=2.0)
 _NOT_POISON = frozenset((FailureReason.UNAUTHORIZED, FailureReason.QUOTA, FailureReason.DISABLED, FailureReason.CLOSED))
 
 _REMEMBERED = 10_000  # messages that came home and may come again, because their completion was lost
-_AHEAD = 10  # batches in hand at most while messages are small, so that neither broker waits for the other
+_AHEAD = 5  # batches in hand at most while messages are small, so that neither broker waits for the other
 _SMALL = 1 << 13  # bytes of a body, on a batch's average
-_HOME_AT_ONCE = 5  # batches in one operation at most: when it is cut off, nobody knows of any of them
+_HOME_AT_ONCE = 2  # batches in one operation at most: when it is cut off, nobody knows of any of them
 
 
 class _Line:
