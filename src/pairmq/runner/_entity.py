@@ -46,6 +46,24 @@ class EntityRunner:
         on_change: is told of each change, after the sends that wait were woken.
     """
 
+    # A pair may know a hundred thousand entities.
+    __slots__ = (
+        "_armed_for",
+        "_clock",
+        "_closed",
+        "_emit",
+        "_loop",
+        "_on_change",
+        "_ping_task",
+        "_probe",
+        "_timer",
+        "_waiters",
+        "entity",
+        "last_failure",
+        "machine",
+        "seen",
+    )
+
     def __init__(
         self,
         entity: Entity,
@@ -68,7 +86,7 @@ class EntityRunner:
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for: float | None = None
         self._ping_task: asyncio.Task[None] | None = None
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: set[asyncio.Future[None]] | None = None  # most entities never have any
         self._closed = False
 
     @property
@@ -115,15 +133,16 @@ class EntityRunner:
     async def wait_for_change(self, seconds: float) -> None:
         """Return at the entity's next change, or after ``seconds``."""
         waiter = self._loop.create_future()
-        self._waiters.add(waiter)
+        waiters = self._waiters = self._waiters or set()
+        waiters.add(waiter)
         try:
             await asyncio.wait((waiter,), timeout=seconds)
         finally:
-            self._waiters.discard(waiter)
+            waiters.discard(waiter)
 
     def wake(self) -> None:
         """Let every send that waits look again."""
-        for waiter in self._waiters:
+        for waiter in self._waiters or ():
             if not waiter.done():
                 waiter.set_result(None)
 
