@@ -487,6 +487,30 @@ async def test_large_messages_come_fewer_at_a_time(transport: Transport, message
     assert len(got) == len(set(got)) == 30
 
 
+async def test_a_batch_is_completed_in_any_order_whatever_lies_between(transport: Transport, queue: Entity) -> None:
+    await fill(transport, queue, *"abcdefghij")
+    receiver = transport.receiver(Source(queue))
+    a, b, c, d, e, f, g, h, i, j = await receiver.receive(10, 1)
+    assert not any(await receiver.complete_batch([j, a, e]))  # backwards, and in pieces
+    assert not any(await receiver.complete_batch([b, h, i]))  # more lies between than is asked for
+    await receiver.complete(f)
+    outcomes = await receiver.complete_batch([c, f, d, g])
+    assert [outcome and outcome.reason for outcome in outcomes] == [None, FailureReason.LOCK_LOST, None, None]
+    assert (await transport.admin.counts(Source(queue))).pending == 0
+
+
+async def test_a_delivery_of_an_ended_lock_completes_nothing_in_a_batch(transport: Transport, queue: Entity) -> None:
+    await fill(transport, queue, *"abc")
+    receiver = transport.receiver(Source(queue))
+    stale = await receiver.receive(3, 1)
+    for delivery in stale:
+        await receiver.abandon(delivery)
+    assert bodies(await receiver.receive(3, 1)) == ["a", "b", "c"]  # the same messages, delivered once more
+    outcomes = await receiver.complete_batch(stale)
+    assert [outcome and outcome.reason for outcome in outcomes] == [FailureReason.LOCK_LOST] * 3
+    assert (await transport.admin.counts(Source(queue))).pending == 3
+
+
 async def test_a_wait_ends_within_milliseconds_of_its_time(redis_server: object) -> None:
     async with registry.transport(f"{redis_server.url}?poll_interval=5") as transport:  # type: ignore[attr-defined]
         entity = Entity("punctual")

@@ -18,6 +18,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
@@ -43,6 +44,8 @@ _TEXTS: tuple[tuple[bytes, str], ...] = (
     (b"k", "partition_key"),
 )
 _TEXT_NAMES = dict(_TEXTS)
+_LETTERS = tuple(_TEXT_NAMES)
+_texts_of = attrgetter(*_TEXT_NAMES.values())
 _SMALL_NUMBER = re.compile(rb"[0-9]{1,3}")
 _DECIMAL = re.compile(r"-?[0-9]{1,10}(\.[0-9]{1,16})?(E-[0-9]{1,3})?")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -66,8 +69,7 @@ def encode(message: Message) -> list[bytes]:
         put(repr(message.time_to_live).encode())  # repr of a float reads back as the same float
     put(_BODY)
     put(message.body)
-    for letter, name in _TEXTS:
-        text = getattr(message, name)
+    for letter, text in zip(_LETTERS, _texts_of(message), strict=True):
         if text is not None:
             put(letter)
             put(text.encode())
@@ -159,7 +161,7 @@ def _microseconds(at: datetime) -> int:
 
 
 def _encode_properties(properties: Mapping[str, PropertyValue]) -> bytes:
-    return json.dumps({key: _tagged(value) for key, value in properties.items()}, separators=(",", ":")).encode()
+    return _write({key: _tagged(value) for key, value in properties.items()}).encode()
 
 
 def _tagged(value: PropertyValue) -> object:
@@ -179,10 +181,11 @@ def _tagged(value: PropertyValue) -> object:
 
 
 def _decode_properties(value: bytes) -> dict[str, PropertyValue]:
-    decoded = json.loads(value.decode(), parse_constant=_no_constant)
+    decoded = _read(value.decode())
     if not isinstance(decoded, dict):
         raise MalformedEntry("the application properties are no JSON object")
-    return {key: _untagged(entry, 0) for key, entry in decoded.items()}
+    # Most are text, the envelope's all.
+    return {key: entry if type(entry) is str else _untagged(entry, 0) for key, entry in decoded.items()}
 
 
 def _untagged(value: object, depth: int) -> PropertyValue:
@@ -220,3 +223,8 @@ def _small_number(value: bytes) -> int:
 
 def _no_constant(name: str) -> float:
     raise MalformedEntry(f"an application property is {name}")
+
+
+# With options, `json.dumps` and `json.loads` would make one of these for each message.
+_write = json.JSONEncoder(separators=(",", ":")).encode
+_read = json.JSONDecoder(parse_constant=_no_constant).decode

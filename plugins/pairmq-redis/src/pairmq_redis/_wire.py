@@ -93,7 +93,8 @@ class RedisWire:
         writer = self._connection._writer
         if writer is None:
             raise ConnectionResetError("the connection is closed")
-        writer.write(b"".join(map(_packed, commands)))
+        # Its stub names a tuple of one argument.
+        writer.write(b"".join([hiredis.pack_command(tuple(command)) for command in commands]))  # type: ignore[arg-type]
 
     async def read(self) -> Reply:
         replies = self._replies
@@ -122,9 +123,3 @@ def reply_parser() -> hiredis.Reader:
         replyError=DefaultParser.parse_error,
         notEnoughData=INCOMPLETE,
     )
-
-
-def _packed(command: Command) -> bytes:
-    parts = [b"*%d\r\n" % len(command)]
-    parts += [b"$%d\r\n%b\r\n" % (len(argument), argument) for argument in command]
-    return b"".join(parts)
