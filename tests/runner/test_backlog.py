@@ -18,7 +18,7 @@ from pairmq import (
     TransportError,
 )
 from pairmq.core import restore
-from pairmq.model import Entity
+from pairmq.model import Entity, FailureKind, FailureReason
 from pairmq.model.events import BacklogQueueChecked, RotationChanged, Warned
 from pairmq.runner import Clock
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
@@ -216,3 +216,43 @@ def test_a_template_that_names_no_queue_is_refused():
 
     with pytest.raises(ConfigurationError, match="backlog_name_template"):
         open_it()
+
+
+@in_virtual_time
+async def test_a_pair_connects_to_its_backlog_before_it_needs_it(monkeypatch):
+    """The first diverted send should not begin by connecting."""
+    asked = []
+
+    async def connect(sender):
+        asked.append(sender)
+
+    monkeypatch.setattr(type(SimulatedBroker("any").transport().sender(Entity("any"))), "make_ready", connect)
+    async with Pair(SimulatedBroker("east").transport(), SimulatedBroker("west").transport()):
+        await asyncio.sleep(1)
+        assert len(asked) == 1
+
+
+@in_virtual_time
+async def test_a_secondary_that_cannot_be_connected_to_in_advance_disturbs_nothing(monkeypatch):
+    async def refuse(sender):
+        raise TransportError("nobody there", FailureKind.UNAVAILABLE, FailureReason.CONNECTION)
+
+    monkeypatch.setattr(type(SimulatedBroker("any").transport().sender(Entity("any"))), "make_ready", refuse)
+    async with Pair(SimulatedBroker("east").transport(), SimulatedBroker("west").transport()) as pair:
+        [connecting] = [task for task in asyncio.all_tasks() if task.get_name() == "backlog connection"]
+        pair.hold("orders")
+        assert (await pair.sender("orders").send(Message(b"1"))).route is Route.BACKLOG
+        assert connecting.exception() is None
+
+
+@in_virtual_time
+async def test_closing_gives_up_a_connection_in_advance(monkeypatch):
+    async def hang(sender):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(type(SimulatedBroker("any").transport().sender(Entity("any"))), "make_ready", hang)
+    async with Pair(SimulatedBroker("east").transport(), SimulatedBroker("west").transport()):
+        await asyncio.sleep(1)
+        began = asyncio.get_running_loop().time()
+    assert asyncio.get_running_loop().time() - began < 1
+    assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Collection
 from typing import TypeVar
 
@@ -64,6 +65,7 @@ class BacklogQueues:
         self._limits = limits
         self._senders: dict[int, Sender] = {}
         self._retries: asyncio.Task[None] | None = None
+        self._readying: asyncio.Task[None] | None = None
         self._failed = asyncio.Event()
 
     async def prepare(self, only: Collection[int] | None = None) -> None:
@@ -92,6 +94,8 @@ class BacklogQueues:
                 text = "the secondary did not answer in time"
                 self.take_out(index, TransportError(text, FailureKind.UNAVAILABLE, FailureReason.TIMEOUT))
         self._retries = asyncio.create_task(self._bring_back(), name="backlog queues")
+        if indexes:
+            self._readying = asyncio.create_task(self._make_ready(indexes[0]), name="backlog connection")
 
     async def _prepare_one(self, index: int, turns: asyncio.Semaphore) -> None:
         async with turns:
@@ -124,10 +128,17 @@ class BacklogQueues:
 
     async def close(self) -> None:
         """Stop bringing queues back and close the senders."""
-        if self._retries is not None:
-            self._retries.cancel()
-            await asyncio.wait((self._retries,), timeout=1)
+        tasks = [task for task in (self._retries, self._readying) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=1)
         await asyncio.gather(*(sender.close() for sender in self._senders.values()))
+
+    async def _make_ready(self, index: int) -> None:
+        """Connect for sends now: with the first diverted one it would be part of the outage."""
+        with contextlib.suppress(TransportError):
+            await self._limited(self.sender(index).make_ready())
 
     async def _ensure(self, index: int) -> None:
         """Make the queue, or say where an existing one differs from what is asked for (SPEC 5.3)."""

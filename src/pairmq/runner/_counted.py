@@ -39,6 +39,9 @@ class _Sender(Sender):
         self._operations.sends += 1
         return self._inner.send_batch(messages)
 
+    def make_ready(self) -> Call[None]:
+        return self._inner.make_ready()
+
     def close(self) -> Call[None]:
         return self._inner.close()
 

@@ -84,6 +84,17 @@ class Sender(ABC):
         A cancelled call may have stored any part of them. Nothing but cancellation is raised.
         """
 
+    async def make_ready(self) -> None:  # noqa: B027  # nothing to do is a good answer
+        """Hint that a send may come whose first step should not be to connect, as the first diverted one.
+
+        A transport may connect and open what its first send would; one that knows no use for the hint does nothing.
+
+        Raises:
+            TransportError: it could not. The next send tries anew.
+
+        A cancelled call leaves the sender as it was.
+        """
+
     @abstractmethod
     async def close(self) -> None:
         """Give up the link; idempotent, never raises, returns within 2 s whatever the broker does.

@@ -93,6 +93,19 @@ class Outlet:
                 task.cancel()
         return answers
 
+    async def open(self, scope: Scope) -> None:
+        """Open the channel ahead of the first publish.
+
+        Args:
+            scope: ends the call when it closes.
+
+        Raises:
+            Unsent: it can't be opened.
+            TransportError: the broker blocks publishers, or the scope closed.
+        """
+        async with self._turn:
+            await self._ready(scope)
+
     def release(self) -> None:
         """Give the channel back to the broker when nothing is in flight on it."""
         channel, self._channel = self._channel, None

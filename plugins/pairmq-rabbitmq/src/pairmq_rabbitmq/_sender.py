@@ -15,6 +15,7 @@ from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message
 from pairmq.transport import Sender
 from pairmq_rabbitmq import _codec, _errors, _names, _plain
 from pairmq_rabbitmq._context import Context
+from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._labour import is_laborious
 from pairmq_rabbitmq._nack import why_nacked
 from pairmq_rabbitmq._publish import Answer, Lost, Nacked, Parcel, Returned, publish_method
@@ -82,6 +83,14 @@ class RabbitSender(Sender):
             return [None] * len(packed)
         outcomes = iter(await self._explain(answers))
         return [next(outcomes) if isinstance(parcel, Parcel) else parcel for parcel in packed]
+
+    async def make_ready(self) -> None:
+        self._check_open()
+        try:
+            await self._context.outlet(self._entity).open(self._scope)
+        except Unsent as error:
+            failed = _errors.failure(error, self._doing)
+            raise failed from failed.__cause__
 
     async def close(self) -> None:
         self._scope.close(lambda begun: _errors.closed(self._doing, maybe_applied=begun))

@@ -93,6 +93,9 @@ class RedisSender(Sender):
                 task.cancel()
         return outcomes
 
+    async def make_ready(self) -> None:
+        await self._context.run(self._context.sending, self._scope, [(b"PING",)], self._doing)
+
     async def close(self) -> None:
         self._scope.close(lambda: _errors.closed(self._doing, maybe_applied=True))
         self._context.scopes.discard(self._scope)
