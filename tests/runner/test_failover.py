@@ -12,6 +12,7 @@ from pairmq import ConfigurationError, Message, MessageTooLarge, Pair, Route, Un
 from pairmq.model import EntityState
 from pairmq.model.events import Cause, OperationsCounted, PingCompleted, SendCompleted, Side, StateChanged, Warned
 from pairmq.runner import Clock, Emitter
+from pairmq.runner._entity import EntityRunner
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time
 
 HEALTHY, FAILING, FAILED_OVER = EntityState.HEALTHY, EntityState.FAILING, EntityState.FAILED_OVER
@@ -149,13 +150,13 @@ async def test_a_diverted_send_is_in_flight_before_any_other_task_can_run(world,
         w.pair.force_failover("orders")
         w.west.fail(Fault.HANG, Operation.SEND)
         runner = w.pair._engine.runner(w.pair._entity("orders", "queue"))
-        route, counted = runner.route, []
+        route, counted = EntityRunner.route, []
 
-        def watched():
+        def watched(routed):
             asyncio.get_running_loop().call_soon(lambda: counted.append(runner.machine.diverting))
-            return route()
+            return route(routed)
 
-        monkeypatch.setattr(runner, "route", watched)
+        monkeypatch.setattr(EntityRunner, "route", watched)
         task = asyncio.create_task(w.pair.sender("orders").send(Message(b"1")))
         await asyncio.sleep(0.5)
         task.cancel()

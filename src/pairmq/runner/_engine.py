@@ -166,15 +166,17 @@ class Engine:
         """What a new sender object of an entity needs. Raises as `runner`, and `TransportError` for a bad path."""
         return SenderState(self.runner(entity), self._primary.sender(entity), self._clock.new_id())
 
-    async def send(self, state: SenderState, message: Message, timeout: float) -> Receipt:
-        """Send one message; see `SendProcedure.send`."""
-        return await self._sends.send(state, message, timeout)
+    # Handed on, not awaited: between a send and its broker stand coroutines enough.
 
-    async def send_batch(
+    def send(self, state: SenderState, message: Message, timeout: float) -> Coroutine[Any, Any, Receipt]:
+        """Send one message; see `SendProcedure.send`."""
+        return self._sends.send(state, message, timeout)
+
+    def send_batch(
         self, state: SenderState, messages: list[Message], timeout: float
-    ) -> list[Receipt | SendError]:
+    ) -> Coroutine[Any, Any, list[Receipt | SendError]]:
         """Send several; see `SendProcedure.send_batch`."""
-        return await self._sends.send_batch(state, messages, timeout)
+        return self._sends.send_batch(state, messages, timeout)
 
     def operator(self, entity: Entity, word: str) -> None:
         """Carry out ``mark_healthy``, ``force_failover`` or ``hold`` (SPEC 4.7)."""

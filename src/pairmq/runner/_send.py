@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Final
 
 from pairmq.core import TRANSIENT_RETRIES, Backoff, Diversion, PairOptions, ToPrimary, divert
 from pairmq.model import (
@@ -38,6 +39,9 @@ from pairmq.transport import Sender, Transport
 _BACKOFF = Backoff(first=0.05, factor=2.0, cap=2.0)
 _LAST_STRETCH = 0.1  # s: with less than this left an attempt gets all of it instead of half
 _FAIR_TRIAL = 1.0  # s that an attempt at a backlog queue must have had for its time-out to tell about the queue
+
+_TAKEN: Final[Sequence[TransportError | None]] = (None,)
+"""What came of an attempt with one message that was confirmed."""
 
 _BROKERS_WORDS = frozenset(
     (
@@ -222,6 +226,11 @@ class SendProcedure:
         finally:
             if not answered:  # cancelled
                 runner.abandoned(epoch)
+        if failures is _TAKEN:  # every healthy send: told in few words
+            runner.accepted(epoch)
+            self._endings.accept(state, jobs[0], started, None)
+            self._sizes.look(runner.entity, jobs[0].message)
+            return None
         worst, late = worst_kind(failures), False
         if worst is None:
             if None in failures:
@@ -316,7 +325,7 @@ class SendProcedure:
         try:
             if len(messages) == 1:
                 await self._limits.run(sender.send(messages[0]), limit)
-                return (None,)
+                return _TAKEN
             return await self._limits.run(sender.send_batch(messages), limit)
         except TransportError as error:
             return [error] * len(messages)

@@ -41,9 +41,11 @@ class BacklogSizes:
     def look(self, entity: Entity, message: Message) -> None:
         """Warn if a message that the primary has just taken would have little or no room in the backlog."""
         limit = self._secondary.capabilities.max_message_bytes
-        if limit is None or entity in self._warned:
+        if limit is None:
             return
         if not message.application_properties and len(message.body) < _HEADROOM * limit - _ENVELOPE:
+            return
+        if entity in self._warned:
             return
         size = self._secondary.measure(divert(message, Diversion(entity, self._clock.instant(), "x" * 32, 10**9, True)))
         if size <= _HEADROOM * limit:
