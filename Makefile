@@ -11,12 +11,15 @@ PYTEST_ARGS ?=
 WORKERS ?= 3
 UPGRADE ?=
 HOURS ?=
+NAME ?=
+# What begins with an underscore, and the maker of journals, belongs to others.
+BENCHMARKS := $(filter-out _% journal_generator run_all,$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo test test-long soak simulate chaos mutants model bench-idle bench-send bench-failover bench-cost bench-journal bench-pipeline bench-drain bench-rabbitmq-send bench-rabbitmq-drain check docs format lock clean
+.PHONY: help setup system demo test test-long soak simulate chaos mutants model bench bench-one check docs format lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv with the pinned dependencies, PairMQ and its plugins (PYTHON=...)
 
@@ -66,32 +69,12 @@ mutants: setup ## plant bugs, and see whether the simulation finds them (ARGS=--
 model: setup ## search the model of the design: 21 hazards planted, then the real rules (ARGS="--hazard 7", --write)
 	@$(BIN)/python scripts/model.py $(ARGS)
 
-bench-idle: setup system ## processor time of an idle pair with a syphon (ARGS=--json)
-	@$(BIN)/python benchmarks/idle_cost.py $(ARGS)
+bench: setup system ## all benchmarks beside their peers; figures and pictures go to docs/performance (ARGS="--only NAME")
+	@$(BIN)/python benchmarks/run_all.py $(ARGS)
 
-bench-send: setup system ## a healthy send beside redis-py alone (ARGS=--json)
-	@$(BIN)/python benchmarks/healthy_send.py $(ARGS)
-
-bench-failover: setup system ## kill -9 of a RabbitMQ primary to the first send at the secondary (ARGS=--json)
-	@$(BIN)/python benchmarks/failover_time.py $(ARGS)
-
-bench-cost: setup ## operations of a pair on Service Bus, counted, beside the formula (ARGS=--json)
-	@$(BIN)/python benchmarks/counted_cost.py $(ARGS)
-
-bench-journal: setup system ## what a journal costs a healthy send (ARGS=--json)
-	@$(BIN)/python benchmarks/journal_cost.py $(ARGS)
-
-bench-pipeline: setup system ## all tables of a made journal by Spark, beside DuckDB (ARGS="--events 10000000 --json")
-	@$(BIN)/python benchmarks/pipeline_speed.py $(ARGS)
-
-bench-drain: setup system ## `pairmq pipeline drain` beside `pairmq syphon` on the same backlog (ARGS="--messages 100000")
-	@$(BIN)/python benchmarks/drain_speed.py $(ARGS)
-
-bench-rabbitmq-send: setup system ## sends to RabbitMQ beside aio-pika, kombu and FastStream (ARGS=--json)
-	@$(BIN)/python benchmarks/rabbitmq_send.py $(ARGS)
-
-bench-rabbitmq-drain: setup system ## `pairmq syphon` between two RabbitMQ servers beside Shovel (ARGS="--messages 50000")
-	@$(BIN)/python benchmarks/rabbitmq_drain.py $(ARGS)
+bench-one: setup system ## one benchmark, by its file's name (NAME=redis_send ARGS=--json)
+	@test -f "benchmarks/$(NAME).py" || { echo "give NAME, one of:" $(BENCHMARKS) >&2; exit 2; }
+	@$(BIN)/python benchmarks/$(NAME).py $(ARGS)
 
 docs: setup ## write the generated parts of the reference from the code
 	@$(BIN)/python scripts/generate_docs.py

@@ -4,7 +4,7 @@ Two local namespaces count operations as the service bills them. An idle pair wi
 polls, then messages are diverted one by one, brought home and received. Both counts are put beside the formula, and the
 idle one is drawn out to a month.
 
-Run it with: make bench-cost
+Run it with: make bench-one NAME=counted_cost
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Both as the programs that people run, on two Redis servers, with 1 KiB messages. They take turns. The speed is that of
 the middle four fifths of the messages, from when a tenth is home: starting Spark is told apart, as "start".
 
-Run it with: make bench-drain ARGS="--messages 100000"
+Run it with: make bench-one NAME=drain_speed ARGS="--messages 100000"
 """
 
 from __future__ import annotations

@@ -1,29 +1,35 @@
-"""How long a failover takes: from the primary's kill -9 to the first send that the secondary accepted.
+"""How long a failover takes, from the primary's kill -9 to the first send that the secondary took, and what is lost.
 
-Two real RabbitMQ servers and ``failover_interval=0``. In each turn one message after the other is sent while the
-primary is killed. The peer does by hand, with aio-pika alone, what an application without PairMQ would: it publishes to
-the second server, over a connection that is open already, when publishing to the first one fails. It knows of no ping,
-no backlog and no way back.
-Run it with: make bench-failover
+Two real RabbitMQ servers, and ``failover_interval=0``. In each turn one message after the other is sent while the
+primary is killed. kombu has the second server as its alternate: with the publisher confirms that it has to be asked
+for, and as it comes, without them. aio-pika does by hand what an application without PairMQ would: it publishes over a
+second connection, open already, when publishing over the first one fails. None of these knows a ping, a backlog, or a
+way back. When the killed server is there again, every message that a contender took for sent is looked for on both.
+
+Exit status 1 when PairMQ's median is over the limit or not under kombu's, or when it lost a message.
+
+Run it with: make bench-one NAME=failover_time
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import logging
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import aio_pika
+import kombu
+from _measuring import Contender, arguments, interleaved, report
 
 from pairmq import Entity, EntityState, Message, Pair, PairOptions, Route
 from pairmq_rabbitmq.testing import RabbitServer, start_together
 
 BODY = b"x" * 1024
+QUEUE = "orders"
 LIMIT_MS = 100
 OPTIONS = PairOptions(
     failover_interval=0,
@@ -33,101 +39,181 @@ OPTIONS = PairOptions(
     backlog_queue_count=4,
     enable_syphon=True,
 )
+OURS, KOMBU, UNSAFE, BY_HAND = "PairMQ", "kombu with confirms", "kombu as it comes", "aio-pika by hand"
+
+Send = Callable[[str], Awaitable[bool]]
+"""Sends a message of this id; tells whether the second server took it."""
 
 
-async def until_moved(server: RabbitServer, send: Callable[[], Awaitable[bool]]) -> float:
-    """Send without pause, kill the server in the midst of it, and tell how many ms later a send was taken elsewhere."""
-    killed_at = 0.0
-    for _ in range(50):
-        await send()
+class Failovers:
+    """Turns on two servers, with what was sent and lost in them.
 
-    def kill() -> None:
-        nonlocal killed_at
-        killed_at = time.perf_counter()
-        server.kill(settle=False)
+    Args:
+        east: the server that is killed.
+        west: the other one.
+    """
 
-    server.settle()
-    killing = asyncio.create_task(asyncio.to_thread(kill))
-    while not await send():
-        pass
-    moved_at = time.perf_counter()
-    await killing
-    return (moved_at - killed_at) * 1000
+    def __init__(self, east: RabbitServer, west: RabbitServer) -> None:
+        self._east = east
+        self._west = west
+        self.sent: dict[str, int] = {}
+        self.lost: dict[str, int] = {}
 
+    def contender(self, name: str, opened: Callable[[], AbstractAsyncContextManager[Send]]) -> Contender:
+        """A contender's milliseconds."""
 
-async def ours(east: RabbitServer, west: RabbitServer, turns: int, tell: Callable[[str], None]) -> list[float]:
-    """PairMQ's times in ms."""
-    found = []
-    async with Pair.connect(east.url, west.url, options=OPTIONS) as pair:
-        await pair.primary.admin.create(Entity("orders"))
-        sender = pair.sender("orders")
+        async def run() -> float:
+            self._east.reset()
+            self._west.reset()
+            async with opened() as send:
+                elapsed, sent = await self._until_moved(send)
+            found = await self._found(self._east) | await self._found(self._west)
+            self.sent[name] = self.sent.get(name, 0) + len(sent)
+            self.lost[name] = self.lost.get(name, 0) + len(sent - found)
+            return elapsed
 
-        async def send() -> bool:
-            return (await sender.send(Message(BODY))).route is Route.BACKLOG
+        return run
 
-        for turn in range(turns):
-            found.append(await until_moved(east, send))
-            east.start()  # in this thread: the server ends with the thread that started it
-            while pair.state("orders") is not EntityState.HEALTHY:
+    async def _until_moved(self, send: Send) -> tuple[float, set[str]]:
+        """Send without pause, kill the server in the midst of it; how many ms later a send was taken elsewhere."""
+        killed_at = 0.0
+        sent: set[str] = set()
+
+        async def send_one() -> bool:
+            number = f"m{len(sent)}"
+            moved = await send(number)
+            sent.add(number)
+            return moved
+
+        for _ in range(50):
+            await send_one()
+
+        def kill() -> None:
+            nonlocal killed_at
+            killed_at = time.perf_counter()
+            self._east.kill(settle=False)
+
+        self._east.settle()
+        killing = asyncio.create_task(asyncio.to_thread(kill))
+        while not await send_one():
+            pass
+        moved_at = time.perf_counter()
+        await killing
+        self._east.start()  # in this thread: the server ends with the thread that started it
+        return (moved_at - killed_at) * 1000, sent
+
+    async def _found(self, server: RabbitServer) -> set[str]:
+        """The ids of all messages of a server's queue."""
+        found: set[str] = set()
+        async with await aio_pika.connect(server.url) as connection:
+            channel = await connection.channel()
+            try:
+                queue = await channel.get_queue(QUEUE)
+            except aio_pika.exceptions.ChannelNotFoundEntity:
+                return found
+            while (message := await queue.get(no_ack=True, fail=False)) is not None:
+                found.add(message.message_id or "")
+        return found
+
+    @asynccontextmanager
+    async def ours(self) -> AsyncIterator[Send]:
+        """PairMQ; at the end all of it is home."""
+        async with Pair.connect(self._east.url, self._west.url, options=OPTIONS) as pair:
+            await pair.primary.admin.create(Entity(QUEUE))
+            sender = pair.sender(QUEUE)
+
+            async def send(number: str) -> bool:
+                return (await sender.send(Message(BODY, message_id=number))).route is Route.BACKLOG
+
+            yield send
+            while pair.state(QUEUE) is not EntityState.HEALTHY:
                 await asyncio.sleep(0.05)
-            tell(f"PairMQ {turn + 1}/{turns}: {found[-1]:.0f} ms")
-    return found
 
-
-async def theirs(east: RabbitServer, west: RabbitServer, turns: int, tell: Callable[[str], None]) -> list[float]:
-    """The times in ms of failover by hand, with aio-pika."""
-    found = []
-    for turn in range(turns):
-        connections = [await aio_pika.connect(server.url) for server in (east, west)]
+    @asynccontextmanager
+    async def by_hand(self) -> AsyncIterator[Send]:
+        """aio-pika, twice."""
+        connections = [await aio_pika.connect(server.url) for server in (self._east, self._west)]
         exchanges = []
         for connection in connections:
             channel = await connection.channel(on_return_raises=True)
-            await channel.declare_queue("by-hand", durable=True)
+            await channel.declare_queue(QUEUE, durable=True)
             exchanges.append(channel.default_exchange)
 
-        async def send(exchanges: list[aio_pika.abc.AbstractExchange] = exchanges) -> bool:
+        async def send(number: str) -> bool:
             for exchange in exchanges:
                 try:
-                    message = aio_pika.Message(BODY, delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
-                    await exchange.publish(message, "by-hand")
+                    message = aio_pika.Message(BODY, delivery_mode=aio_pika.DeliveryMode.PERSISTENT, message_id=number)
+                    await exchange.publish(message, QUEUE)
                 except (Exception, asyncio.CancelledError):  # noqa: S112  # a lost connection cancels what waits on it
                     continue
                 return exchange is exchanges[1]
             raise RuntimeError("neither server took the message")
 
-        found.append(await until_moved(east, send))
-        east.start()
+        yield send
         for connection in connections:
             await connection.close()
-        tell(f"by hand {turn + 1}/{turns}: {found[-1]:.0f} ms")
-    return found
+
+    @asynccontextmanager
+    async def kombu(self, confirms: bool) -> AsyncIterator[Send]:
+        """kombu with the second server as the alternate of the first."""
+        queue = kombu.Queue(QUEUE, durable=True)
+        for server in (self._west, self._east):
+            with kombu.Connection(server.url) as connection:
+                queue(connection).declare()
+        urls = f"{self._east.url};{self._west.url}"
+        options = {"confirm_publish": confirms}
+        with kombu.Connection(urls, failover_strategy="round-robin", transport_options=options) as connection:
+            producer = connection.Producer(serializer=None)
+            policy = {"interval_start": 0, "interval_step": 0.1, "interval_max": 0.5, "max_retries": 100}
+
+            async def send(number: str) -> bool:
+                producer.publish(
+                    BODY,
+                    routing_key=QUEUE,
+                    delivery_mode=2,
+                    message_id=number,
+                    content_type="application/octet-stream",
+                    content_encoding="binary",
+                    retry=True,
+                    retry_policy=policy,
+                )
+                await asyncio.sleep(0)  # the kill is another task's
+                return connection.port == self._west.port
+
+            yield send
+
+
+async def measure(
+    east: RabbitServer, west: RabbitServer, rounds: int
+) -> tuple[dict[str, list[float]], dict[str, tuple[int, int]]]:
+    """Milliseconds of each contender, once a round; and how many it lost of how many."""
+    failovers = Failovers(east, west)
+    opened = {
+        OURS: failovers.ours,
+        BY_HAND: failovers.by_hand,
+        KOMBU: lambda: failovers.kombu(True),
+        UNSAFE: lambda: failovers.kombu(False),
+    }
+    contenders = {name: failovers.contender(name, opens) for name, opens in opened.items()}
+    figures = await interleaved(contenders, rounds, warm_up=False)
+    return figures, {name: (failovers.lost[name], failovers.sent[name]) for name in opened}
 
 
 def main() -> int:
-    """Measure and print; exit status 1 when the median is over the limit."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, default=20)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # the peer's connections die noisily
-    tell: Callable[[str], None] = lambda text: print(text, file=sys.stderr)  # noqa: E731
+    """Measure and print."""
+    parser = arguments(__doc__, rounds=10)
+    options = parser.parse_args()
+    for name in ("asyncio", "pairmq", "aio_pika", "aiormq"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # connections die noisily
     with RabbitServer() as east, RabbitServer() as west:
         start_together(east, west)
-        mine = asyncio.run(ours(east, west, arguments.turns, tell))
-        by_hand = asyncio.run(theirs(east, west, arguments.turns, tell))
-    figures = {
-        "turns": arguments.turns,
-        "pairmq_ms": {"median": statistics.median(mine), "min": min(mine), "max": max(mine)},
-        "by_hand_ms": {"median": statistics.median(by_hand), "min": min(by_hand), "max": max(by_hand)},
-        "ratio": statistics.median(mine) / statistics.median(by_hand),
-    }
-    if arguments.json:
-        print(json.dumps(figures))
-    else:
-        for name, times in (("PairMQ", mine), ("by hand with aio-pika", by_hand)):
-            print(f"{name}: median {statistics.median(times):.0f} ms (from {min(times):.0f} to {max(times):.0f})")
-        print(f"ratio {figures['ratio']:.2f}; kill -9 to the first accepted send, {arguments.turns} turns each")
-    return 0 if figures["pairmq_ms"]["median"] < LIMIT_MS else 1
+        figures, losses = asyncio.run(measure(east, west, options.rounds))
+    report(figures, [(OURS, other) for other in (KOMBU, UNSAFE, BY_HAND)], "ms", as_json=options.json)
+    for name, (lost, sent) in losses.items():
+        print(f"{name}: lost {lost:,} of {sent:,} messages that it took for sent", file=sys.stderr)
+    ours = statistics.median(figures[OURS])
+    good = ours < LIMIT_MS and ours < statistics.median(figures[KOMBU]) and losses[OURS][0] == 0
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

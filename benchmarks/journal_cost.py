@@ -1,7 +1,7 @@
 """What the journal costs a healthy send: two pairs on the same brokers, one of them with a journal, in one run.
 
 One message at a time, 1 KiB. The two take turns, each turn half before and half after the other's, and the cost is that
-of each turn: what the machine does meanwhile meets both. Run it with: make bench-journal
+of each turn: what the machine does meanwhile meets both. Run it with: make bench-one NAME=journal_cost
 """
 
 from __future__ import annotations

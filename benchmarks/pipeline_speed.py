@@ -8,7 +8,7 @@ of Spark's is compared with the truth, which the maker of the journal wrote besi
 DuckDB answers less: no percentiles by histogram, no causes or peaks of outages, nothing about topics, holes other than
 missing rows, or second copies in subscriptions.
 
-Run it with: make bench-pipeline ARGS="--events 10000000"
+Run it with: make bench-one NAME=pipeline_speed ARGS="--events 10000000"
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ a prefetch of 1000, PairMQ as the program that people run, which reads, checks a
 take turns. The speed is that of the middle four fifths of the messages, from when a tenth is home: starting Python is
 no part of it.
 
-Run it with: make bench-rabbitmq-drain
+Run it with: make bench-one NAME=rabbitmq_drain
 """
 
 from __future__ import annotations

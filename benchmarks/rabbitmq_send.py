@@ -5,7 +5,7 @@ time, each awaits its confirm before the next is sent. Pipelined, at most 1000 a
 and `send_stream`, aio-pika and FastStream by ``asyncio.gather`` over windows of several sizes, of which the best
 counts. kombu waits for every confirm, as it has no other way.
 
-Run it with: make bench-rabbitmq-send
+Run it with: make bench-one NAME=rabbitmq_send
 """
 
 from __future__ import annotations

@@ -1,0 +1,66 @@
+"""All benchmarks that compare PairMQ with a peer or hold it to a limit, one after the other.
+
+Each is a program of its own, which starts the servers that it needs. Its table is printed, and its figures are written
+as JSON and as a picture. Exit status 1 when one of them failed or missed its limit; the others run all the same.
+
+Run it with: make bench, or make bench ARGS="--only redis_send --only machine_speed"
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from _pictures import draw
+
+HERE = Path(__file__).parent
+TITLES = {
+    "redis_send": "A healthy send to Redis, one at a time",
+    "servicebus_send": "A healthy send to Service Bus (local server), one at a time",
+    "rabbitmq_send": "Healthy sends to RabbitMQ",
+    "redis_drain": "A drain from Redis to Redis",
+    "rabbitmq_drain": "A drain from RabbitMQ to RabbitMQ",
+    "failover_time": "kill -9 of the primary to the first send at the secondary",
+    "machine_speed": "The machine of one entity",
+    "entity_memory": "Memory of an entity, with 100 000 of them",
+    "entities_cost": "A send while 100 000 are in flight",
+    "idle_cost": "An idle pair with 1000 entities",
+}
+
+
+def run(name: str, out: Path) -> bool:
+    """Run one, keep what it found, and print its table; tells whether it held."""
+    program = subprocess.run([sys.executable, str(HERE / f"{name}.py"), "--json"], stdout=subprocess.PIPE)  # noqa: S603  # ours
+    try:
+        figures = json.loads(program.stdout)
+    except ValueError:
+        print(f"{name}: failed, with exit status {program.returncode}")
+        return False
+    (out / f"{name}.json").write_text(json.dumps(figures, indent=2) + "\n")
+    draw(TITLES[name], figures, out / f"{name}.png")
+    print(f"\n{name}: {TITLES[name]}, {figures['unit']}")
+    for kind, form in (("contenders", ",.0f"), ("ratios", ".2f")):
+        for contender, of in figures[kind].items():
+            median, least, greatest = (format(of[key], form) for key in ("median", "min", "max"))
+            print(f"  {contender:<50} {median:>12} (from {least} to {greatest})")
+    if program.returncode:
+        print("  the limit that it has was missed")
+    return program.returncode == 0
+
+
+def main() -> int:
+    """Run them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=TITLES, action="append", help="repeatable; all when left out")
+    parser.add_argument("--out", type=Path, default=HERE.parent / "docs" / "performance")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    held = [run(name, options.out) for name in options.only or TITLES]
+    return 0 if all(held) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
