@@ -37,9 +37,14 @@ def measure(parts: Parts) -> int:
     return size
 
 
-def measure_properties(parts: Parts) -> int:
-    """Give what of the size are not the body: the header and all properties."""
-    return measure(parts) - _SECTION - _variable(len(parts.body))
+def without_body(size: int, parts: Parts) -> int:
+    """Give what of a message's size is not the body: the header and all properties.
+
+    Args:
+        size: as `measure` gave it.
+        parts: of the same message.
+    """
+    return size - _SECTION - _variable(len(parts.body))
 
 
 def _properties(parts: Parts) -> int:

@@ -11,7 +11,7 @@ from pairmq.transport import Sender
 from pairmq_servicebus import _codec, _errors, _names, _private
 from pairmq_servicebus._client import Namespace
 from pairmq_servicebus._codec import Parts
-from pairmq_servicebus._measure import measure, measure_properties
+from pairmq_servicebus._measure import measure, without_body
 from pairmq_servicebus._outbox import Outbox, Parcel
 
 MAX_MESSAGE_BYTES = 256 * 1024
@@ -136,8 +136,9 @@ class BusSender(Sender):
             text = f"Service Bus takes messages of content type {message.content_type} and never delivers them"
             raise _errors.refused(self._doing, text, FailureReason.MALFORMED)
         parts = _codec.take_apart(message)
-        of_properties = measure_properties(parts)
+        size = measure(parts)
+        of_properties = without_body(size, parts)
         if of_properties > MAX_PROPERTY_BYTES:
             text = f"its properties have {of_properties} bytes, and Service Bus takes at most {MAX_PROPERTY_BYTES}"
             raise _errors.refused(self._doing, text, FailureReason.TOO_LARGE)
-        return Parcel(parts, measure(parts), message.session_id or message.partition_key)
+        return Parcel(parts, size, message.session_id or message.partition_key)
