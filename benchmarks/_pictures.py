@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-_OURS, _THEIRS = "#1f6f8b", "#b8bec4"
+_OURS, _THEIRS = "#1f6f8b", "#7d868e"
 _INK = "#333333"
 
 

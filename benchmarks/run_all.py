@@ -31,9 +31,10 @@ TITLES = {
 }
 
 
-def run(name: str, out: Path) -> bool:
+def run(name: str, out: Path, rounds: int | None) -> bool:
     """Run one, keep what it found, and print its table; tells whether it held."""
-    program = subprocess.run([sys.executable, str(HERE / f"{name}.py"), "--json"], stdout=subprocess.PIPE)  # noqa: S603  # ours
+    more = [] if rounds is None else ["--rounds", str(rounds)]
+    program = subprocess.run([sys.executable, str(HERE / f"{name}.py"), "--json", *more], stdout=subprocess.PIPE)  # noqa: S603  # ours
     try:
         figures = json.loads(program.stdout)
     except ValueError:
@@ -55,10 +56,11 @@ def main() -> int:
     """Run them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=TITLES, action="append", help="repeatable; all when left out")
+    parser.add_argument("--rounds", type=int, help="of each; its own number when left out")
     parser.add_argument("--out", type=Path, default=HERE.parent / "docs" / "performance")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    held = [run(name, options.out) for name in options.only or TITLES]
+    held = [run(name, options.out, options.rounds) for name in options.only or TITLES]
     return 0 if all(held) else 1
 
 
