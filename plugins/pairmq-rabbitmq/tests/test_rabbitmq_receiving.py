@@ -668,7 +668,7 @@ async def test_a_lock_that_ends_gives_the_message_to_another(server: RabbitServe
     assert again.delivery_count == 2
     await lost(one, first)
     await other.complete(again)
-    assert held(context) == 0
+    await eventually(lambda: held(context) == 0)
 
 
 async def test_a_lock_that_has_ended_is_lost_even_if_nobody_took_the_message(
