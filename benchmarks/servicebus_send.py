@@ -1,7 +1,7 @@
 """What a healthy send to Service Bus costs beside azure-servicebus alone: 1 KiB, one at a time, in one run.
 
 One local server, which stores every message on disk before it confirms it. Each contender awaits the confirmation of a
-message before it sends the next; both keep one link open.
+message before it sends the next; both keep one link open. PairMQ makes each message an id, azure-servicebus none.
 
 Run it with: make bench-one NAME=servicebus_send
 """
@@ -36,19 +36,19 @@ async def measure(count: int, rounds: int) -> Figures:
         ):
             sender = pair.sender(QUEUE)
 
-            def timed(send: Callable[[str], Awaitable[object]]) -> Contender:
+            def timed(send: Callable[[], Awaitable[object]]) -> Contender:
                 async def run() -> float:
                     await pair.primary.admin.purge(Source(Entity(QUEUE)))
                     started = time.perf_counter()
-                    for number in range(count):
-                        await send(f"message-{number}")
+                    for _ in range(count):
+                        await send()
                     return count / (time.perf_counter() - started)
 
                 return run
 
             contenders = {
-                OURS: timed(lambda number: sender.send(Message(BODY, message_id=number))),
-                THEIRS: timed(lambda number: raw.send_messages(ServiceBusMessage(BODY, message_id=number))),
+                OURS: timed(lambda: sender.send(Message(BODY))),
+                THEIRS: timed(lambda: raw.send_messages(ServiceBusMessage(BODY))),
             }
             return await interleaved(contenders, rounds)
 
