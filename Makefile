@@ -8,7 +8,7 @@ PYPROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 
 ARGS ?=
 PYTEST_ARGS ?=
-WORKERS ?= 3
+WORKERS ?= 4
 UPGRADE ?=
 HOURS ?=
 NAME ?=
@@ -33,7 +33,7 @@ system: ## install the system packages the tests need (redis-server, rabbitmq-se
 demo: setup ## watch a failover happen (ARGS=... go to `pairmq demo`)
 	@$(BIN)/pairmq demo $(ARGS)
 
-# Most tests wait for servers and clients more than they compute, so that three at a time serve two processors. Those of
+# Most tests wait for servers and clients more than they compute, so that four at a time serve two processors. Those of
 # the pipeline share one Spark session, which takes a while to start. Hypothesis draws the same examples each time, so that
 # a change is judged by itself; without the seed it draws new ones.
 test: setup system ## all checks, then all tests (PYTEST_ARGS=... go to pytest; WORKERS=0 for one at a time)
