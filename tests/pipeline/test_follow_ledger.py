@@ -241,3 +241,19 @@ def test_an_entry_is_plain_json(tmp_path):
     committed(tmp_path, entry(0))
     (path,) = (tmp_path / "ledger").iterdir()
     assert json.loads(path.read_text())["seen"] == {"p": [[0, 9]]}
+
+
+def test_each_list_of_names_has_a_millisecond_of_its_own(tmp_path):
+    """The stream gives lists in the order of their times, and the tables count on that of their numbers."""
+    journal = tmp_path / "journal"
+    journal.mkdir()
+    for number in range(20):
+        (journal / f"segment-{number:02d}.parquet").write_bytes(b"x")
+    names = Names(tmp_path / "names", journal)
+    names.note(1)
+    (journal / "segment-99.parquet").write_bytes(b"x")
+    names.note(1)
+    lists = sorted((tmp_path / "names").glob("0*.jsonl"))
+    times = [path.stat().st_mtime_ns // 1_000_000 for path in lists]
+    assert len(times) == 21
+    assert times == sorted(set(times))

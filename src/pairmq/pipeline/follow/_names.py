@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from pathlib import Path
 from pairmq.pipeline.journal_io import segment_files
 
 _KNOWN = "_known.jsonl"
+_MILLISECOND = 1_000_000  # ns
 _MOST_LISTS = 100
 
 
@@ -127,7 +129,9 @@ class Names:
     def _write(self, found: list[Found]) -> None:
         lists = self._lists()
         number = int(lists[-1].stem) + 1 if lists else 0
-        _put(self.folder / f"{number:012d}.jsonl", found)
+        # The stream gives lists in the order of their times, of which it knows the milliseconds: each has its own.
+        earliest = lists[-1].stat().st_mtime_ns // _MILLISECOND + 1 if lists else 0
+        _put(self.folder / f"{number:012d}.jsonl", found, max(earliest, time.time_ns() // _MILLISECOND))
         for each in found:
             self._know(each)
 
@@ -145,13 +149,15 @@ def _read(path: Path) -> list[Found]:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _put(target: Path, found: Iterable[Found]) -> None:
-    """Write a list at one stroke, onto the disk."""
+def _put(target: Path, found: Iterable[Found], changed_at: int | None = None) -> None:
+    """Write a list at one stroke, onto the disk, as if it had been changed at a millisecond since 1970."""
     aside = target.with_name(f".{target.name}")
     with aside.open("w", encoding="ascii") as file:
         file.writelines(each.to_line() for each in found)
         file.flush()
         os.fsync(file.fileno())
+    if changed_at is not None:
+        os.utime(aside, ns=(changed_at * _MILLISECOND,) * 2)
     aside.replace(target)
     descriptor = os.open(target.parent, os.O_RDONLY | os.O_CLOEXEC)
     try:
