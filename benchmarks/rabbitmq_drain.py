@@ -15,22 +15,14 @@ import asyncio
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
+from _draining import LIMIT, ORDERS, leave, watched
 from _measuring import Figures, arguments, interleaved, report
 
-from pairmq import Entity, Message, Pair, PairOptions, Route
-from pairmq.model import Source
 from pairmq.plugins import registry
-from pairmq.transport import Transport
 from pairmq_rabbitmq.testing import RabbitServer
-
-BODY = b"x" * 1024
-ORDERS = Entity("orders")
-LOOK = 0.05  # s
-LIMIT = 120.0  # s
 
 
 class Drains:
@@ -58,34 +50,10 @@ class Drains:
     async def _measured(self, drain: Callable[[str], AbstractContextManager[None]]) -> float:
         self._primary.reset()
         self._secondary.reset()
-        queue = await self._leave()
+        queue = await leave(self._primary.url, self._secondary.url, self._messages)
         async with registry.transport(self._primary.url) as east:
             with drain(queue):
-                return await self._watched(east)
-
-    async def _leave(self) -> str:
-        """Divert messages, and close; gives the name of the backlog queue that holds them."""
-        options = PairOptions(backlog_queue_count=1)
-        async with Pair.connect(self._primary.url, self._secondary.url, options=options) as pair:
-            await pair.primary.admin.create(ORDERS)
-            pair.hold(ORDERS.path)
-            receipts = await pair.sender(ORDERS.path).send_batch(Message(BODY) for _ in range(self._messages))
-            if any(receipt.route is not Route.BACKLOG for receipt in receipts):
-                raise RuntimeError("a message was not diverted")
-            [queue] = pair.backlog_queues
-            return queue.path
-
-    async def _watched(self, east: Transport) -> float:
-        """Look at what is home until nine tenths are; gives the speed from when one tenth was."""
-        points: list[tuple[float, int]] = []
-        async with asyncio.timeout(LIMIT):
-            while not points or points[-1][1] < self._messages * 9 // 10:
-                home = (await east.admin.counts(Source(ORDERS))).pending
-                if home >= self._messages // 10:
-                    points.append((time.perf_counter(), home))
-                await asyncio.sleep(LOOK)
-        (first, low), (last, high) = points[0], points[-1]
-        return (high - low) / (last - first)
+                return await watched(east, self._messages)
 
     @contextmanager
     def _syphon(self, queue: str) -> Iterator[None]:

@@ -13,23 +13,17 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
+from _draining import LIMIT, ORDERS, leave, watched
 from _measuring import Contender, Figures, arguments, interleaved, report
 
-from pairmq import Entity, Message, Pair, PairOptions, Route
 from pairmq.model import Source
 from pairmq.plugins import registry
-from pairmq.transport import Transport
 from pairmq_redis.testing import RedisServer
 
-BODY = b"x" * 1024
-ORDERS = Entity("orders")
 LOOP = Path(__file__).with_name("_redis_loop.py")
-LOOK = 0.02  # s
-LIMIT = 120.0  # s
 OURS, THEIRS = "syphon", "redis-py loop"
 
 
@@ -68,11 +62,11 @@ class Drains:
     async def _measured(self, command_for: Callable[[str], list[str]]) -> float:
         self._primary.flush()
         self._secondary.flush()
-        command = [sys.executable, *command_for(await self._leave())]
+        command = [sys.executable, *command_for(await leave(self._primary.url, self._secondary.url, self._messages))]
         async with registry.transport(self._primary.url) as east:
             program = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)  # noqa: ASYNC220, S603  # ours
             try:
-                speed = await self._watched(east)
+                speed = await watched(east, self._messages)
                 _, said = program.communicate(timeout=LIMIT)
                 if program.returncode:
                     raise RuntimeError(said.decode())
@@ -83,30 +77,6 @@ class Drains:
             finally:
                 program.kill()
                 program.communicate()
-
-    async def _leave(self) -> str:
-        """Divert messages, and close; gives the name of the backlog queue that holds them."""
-        options = PairOptions(backlog_queue_count=1)
-        async with Pair.connect(self._primary.url, self._secondary.url, options=options) as pair:
-            await pair.primary.admin.create(ORDERS)
-            pair.hold(ORDERS.path)
-            receipts = await pair.sender(ORDERS.path).send_batch(Message(BODY) for _ in range(self._messages))
-            if any(receipt.route is not Route.BACKLOG for receipt in receipts):
-                raise RuntimeError("a message was not diverted")
-            [queue] = pair.backlog_queues
-            return queue.path
-
-    async def _watched(self, east: Transport) -> float:
-        """Look at what is home until nine tenths are; gives the speed from when one tenth was."""
-        points: list[tuple[float, int]] = []
-        async with asyncio.timeout(LIMIT):
-            while not points or points[-1][1] < self._messages * 9 // 10:
-                home = (await east.admin.counts(Source(ORDERS))).pending
-                if home >= self._messages // 10:
-                    points.append((time.perf_counter(), home))
-                await asyncio.sleep(LOOK)
-        (first, low), (last, high) = points[0], points[-1]
-        return (high - low) / (last - first)
 
 
 def main() -> int:
