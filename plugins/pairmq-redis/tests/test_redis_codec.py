@@ -134,6 +134,27 @@ def test_known_fields_with_arbitrary_values_raise_nothing_but_malformed(pairs: l
     assert isinstance(_codec.decode_leniently(fields), Message)
 
 
+PLAIN_VALUES = st.text(max_size=5).map(str.encode) | st.dictionaries(
+    st.text(max_size=3), st.text(max_size=3) | st.integers(), max_size=3
+).map(lambda properties: json.dumps(properties, ensure_ascii=False).encode(errors="surrogatepass"))
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), PLAIN_VALUES | st.binary(max_size=5)))
+def test_what_is_read_in_one_step_is_what_all_checks_give(found: dict[bytes, bytes]) -> None:
+    fields = [part for pair in found.items() for part in pair]
+
+    def outcome() -> Message | str:
+        try:
+            return _codec.decode(fields)
+        except _codec.MalformedEntry:
+            return "malformed"
+
+    at_once = outcome()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_codec, "_PLAIN", frozenset())
+        assert outcome() == at_once
+
+
 @pytest.mark.parametrize(
     "properties",
     [
@@ -186,6 +207,8 @@ def test_known_fields_with_arbitrary_values_raise_nothing_but_malformed(pairs: l
         b'{"a":1e999}',
         b'{"a":9223372036854775808}',
         b'{"":1}',
+        b'{"":"text"}',
+        b'{"' + b"k" * 129 + b'":"text"}',
         b'{"a":"\\ud800"}',
         b"[" * 100_000,
         b'{"a":' + b"9" * 5000 + b"}",

@@ -22,12 +22,13 @@ from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
-from pairmq.model import MAX_NESTING, Message, PropertyValue
+from pairmq.model import MAX_ID_LENGTH, MAX_NESTING, Message, PropertyValue
 
 TTL_FIELD = b"t"
 """The time-to-live's field. It always stands first: the scripts look for it there and nowhere else."""
 
 _BODY = b"b"
+_ID = b"i"
 _SCHEDULED = b"e"
 _PRIORITY = b"y"
 _PROPERTIES = b"a"
@@ -45,6 +46,7 @@ _TEXTS: tuple[tuple[bytes, str], ...] = (
 )
 _TEXT_NAMES = dict(_TEXTS)
 _LETTERS = tuple(_TEXT_NAMES)
+_PLAIN = frozenset((_BODY, _ID, _PROPERTIES, b"c", b"n", b"r", b"l", b"p"))
 _texts_of = attrgetter(*_TEXT_NAMES.values())
 _SMALL_NUMBER = re.compile(rb"[0-9]{1,3}")
 _DECIMAL = re.compile(r"-?[0-9]{1,10}(\.[0-9]{1,16})?(E-[0-9]{1,3})?")
@@ -95,13 +97,30 @@ def decode(fields: Sequence[bytes]) -> Message:
         MalformedEntry: they are no message of ours.
     """
     try:
+        found = dict(zip(fields[::2], fields[1::2], strict=True))
+        body = found.get(_BODY)
+        if body is None:
+            raise MalformedEntry("the entry has no body field: it was not written by PairMQ")
+        message_id = found.get(_ID)
+        if _PLAIN.issuperset(found) and (message_id is None or 0 < len(message_id) <= MAX_ID_LENGTH):
+            properties = _plain_properties(found.get(_PROPERTIES, b"{}"))
+            if properties is not None:
+                get = found.get
+                return Message.of_checked(
+                    body,
+                    _text(message_id),
+                    content_type=_text(get(b"c")),
+                    content_encoding=_text(get(b"n")),
+                    correlation_id=_text(get(b"r")),
+                    subject=_text(get(b"l")),
+                    reply_to=_text(get(b"p")),
+                    priority=None,
+                    application_properties=properties,
+                )
         values: dict[str, Any] = {}
-        body = None
-        for name, value in zip(fields[::2], fields[1::2], strict=True):
+        for name, value in found.items():
             if name in _TEXT_NAMES:
                 values[_TEXT_NAMES[name]] = value.decode()
-            elif name == _BODY:
-                body = value
             elif name == TTL_FIELD:
                 values["time_to_live"] = float(value)
             elif name == _SCHEDULED:
@@ -110,8 +129,6 @@ def decode(fields: Sequence[bytes]) -> Message:
                 values["priority"] = _small_number(value)
             elif name == _PROPERTIES:
                 values["application_properties"] = _decode_properties(value)
-        if body is None:
-            raise MalformedEntry("the entry has no body field: it was not written by PairMQ")
         return Message(body, **values)
     except MalformedEntry:
         raise
@@ -188,6 +205,27 @@ def _decode_properties(value: bytes) -> dict[str, PropertyValue]:
     return {key: entry if type(entry) is str else _untagged(entry, 0) for key, entry in decoded.items()}
 
 
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode()
+
+
+def _plain_properties(value: bytes) -> dict[str, PropertyValue] | None:
+    """Read properties that are all short names of text, as nearly all are; None for others, to be read with all checks.
+
+    Without an escape in it, whatever was UTF-8 is text that every broker can hold.
+    """
+    text = value.decode()
+    if "\\" in text:
+        return None
+    decoded, end = _read_at(text)
+    if end != len(text) or type(decoded) is not dict:
+        return None
+    for name, entry in decoded.items():
+        if type(entry) is not str or not 0 < len(name) <= MAX_ID_LENGTH:
+            return None
+    return decoded
+
+
 def _untagged(value: object, depth: int) -> PropertyValue:
     if value is None or isinstance(value, str | bool | int | float):
         return value
@@ -227,4 +265,5 @@ def _no_constant(name: str) -> float:
 
 # With options, `json.dumps` and `json.loads` would make one of these for each message.
 _write = json.JSONEncoder(separators=(",", ":")).encode
-_read = json.JSONDecoder(parse_constant=_no_constant).decode
+_decoder = json.JSONDecoder(parse_constant=_no_constant)
+_read, _read_at = _decoder.decode, _decoder.raw_decode

@@ -23,10 +23,13 @@ import math
 import secrets
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from pairmq.model import Delivery, FailureKind, FailureReason, Source, TransportError
+from pairmq.model.drafts import draft_of
 from pairmq.transport import Receiver
 from pairmq_redis import _codec, _errors, _scripts
 from pairmq_redis._context import Context
@@ -52,13 +55,18 @@ CLEAN_INTERVAL = 60.0
 _SETTLE_CHUNK = 500
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+_DeliveryDraft = draft_of(Delivery)
+
+
 class _Token:
     """What settles a delivery: the entry's id, which of its deliveries it is, and the receiver that got it."""
 
-    id: bytes
-    count: int
-    owner: RedisReceiver
+    __slots__ = ("count", "id", "owner")
+
+    def __init__(self, id_: bytes, count: int, owner: RedisReceiver) -> None:
+        self.id = id_
+        self.count = count
+        self.owner = owner
 
 
 class RedisReceiver(Receiver):
@@ -344,16 +352,23 @@ def delivery_of(
     if len(fields) > 1 and fields[-2].startswith(b"!"):  # the marks stand last, and most messages have none
         marks = dict(zip(fields[::2], fields[1::2], strict=False))
         reason, description = marks.get(b"!reason"), marks.get(b"!description")
-    return Delivery(
-        message=message,
-        lock_token=token,
-        delivery_count=max(int(count), 1),
-        sequence_number=id_.decode(),
-        enqueued_at=_codec.instant(int(id_.partition(b"-")[0])),
-        locked_until=locked_until,
-        dead_letter_reason=None if reason is None else reason.decode(errors="replace"),
-        dead_letter_description=None if description is None else description.decode(errors="replace"),
-    )
+    delivery = _DeliveryDraft()
+    delivery.message = message
+    delivery.lock_token = token
+    delivery.delivery_count = max(int(count), 1)
+    delivery.sequence_number = id_.decode()
+    delivery.enqueued_at = _put_at(id_.partition(b"-")[0])
+    delivery.locked_until = locked_until
+    delivery.dead_letter_reason = None if reason is None else reason.decode(errors="replace")
+    delivery.dead_letter_description = None if description is None else description.decode(errors="replace")
+    delivery.__class__ = Delivery
+    made: Delivery = delivery
+    return made
+
+
+@lru_cache(maxsize=256)  # many entries are put in one millisecond
+def _put_at(ms: bytes) -> datetime:
+    return _codec.instant(int(ms))
 
 
 def _entries_of(reply: Reply) -> list[tuple[bytes, list[bytes]]]:
