@@ -12,6 +12,7 @@ import aio_pika
 import aiormq
 from aio_pika.abc import UnderlayConnection
 from aio_pika.tools import OneShotCallback
+from aiormq.abc import ExceptionType
 from aiormq.channel import Channel
 from aiormq.connection import exception_by_code
 from yarl import URL
@@ -25,6 +26,7 @@ from pairmq_rabbitmq._wire import WatchedStreams, Wire
 T = TypeVar("T")
 
 ACCESS_REFUSED = 403
+_CLEARED = 0.2  # s for the driver to put away what it has of a connection that is gone
 _SPARE_CHANNELS = 8  # of the broker's limit, so that a burst of openings does not reach it
 
 # Every failure is told by exception; what the drivers log besides is for those who ask for it, not for stderr.
@@ -148,6 +150,8 @@ class Session:
             goodbye = self._background(self._connection.close())
             await asyncio.wait((goodbye, self._ended), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         self.end(ConnectionAbortedError("the connection was closed"))
+        if self._tasks:  # nobody may run the loop any more when this is over
+            await asyncio.wait(self._tasks, timeout=_CLEARED)
 
     # ------------------------------------------------------------------ private
 
@@ -219,6 +223,14 @@ class _Driver(aiormq.Connection):
     FRAME_BUFFER_SIZE = 1000
 
 
+class _Underlay(UnderlayConnection):
+    async def close(self, exc: ExceptionType | None) -> None:
+        """As aio-pika's, which when it is cancelled waits for what then may never come, and holds up the loop's end."""
+        if not self.close_callback.finished.is_set():
+            await self.connection.close(exc)
+            await self.close_callback.wait()
+
+
 class _Connection(aio_pika.Connection):
     """aio-pika's plain connection, which never reconnects, over streams of ours.
 
@@ -253,5 +265,5 @@ class _Connection(aio_pika.Connection):
         await driver.connect()
         on_close = OneShotCallback(self._on_connection_close)
         driver.closing.add_done_callback(on_close)
-        self.transport = UnderlayConnection(connection=driver, close_callback=on_close)
+        self.transport = _Underlay(connection=driver, close_callback=on_close)
         await self._on_connected()

@@ -1,0 +1,30 @@
+"""Closing a connection, whatever the driver does meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from aio_pika.tools import OneShotCallback
+from aiormq.abc import AbstractConnection
+
+from pairmq_rabbitmq._session import _Underlay
+
+
+class Silent:
+    """A driver whose goodbye is never answered."""
+
+    async def close(self, exc: Any) -> None:
+        await asyncio.get_running_loop().create_future()
+
+
+async def test_a_goodbye_that_is_cut_off_ends_at_once() -> None:
+    async def closed(*_: object) -> None:
+        """Never called: the driver does not end."""
+
+    underlay = _Underlay(cast("AbstractConnection", Silent()), OneShotCallback(closed))
+    goodbye = asyncio.create_task(underlay.close(None))
+    await asyncio.sleep(0)
+    goodbye.cancel()
+    await asyncio.wait((goodbye,), timeout=10)
+    assert goodbye.cancelled()
