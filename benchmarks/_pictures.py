@@ -40,3 +40,28 @@ def draw(title: str, figures: Mapping[str, Any], path: Path) -> None:
     axes.set_title(title, loc="left", fontsize=11, color=_INK)
     axes.spines[["top", "right"]].set_visible(False)
     picture.savefig(path)
+
+
+def draw_curves(title: str, figures: Mapping[str, Any], path: Path) -> None:
+    """Write a PNG with a curve for each thing that grows: median and spread, both axes logarithmic.
+
+    Args:
+        title: above them.
+        figures: with ``curves``: of what grows, of each setting, ``median``, ``min`` and ``max``.
+        path: of the picture.
+    """
+    curves: dict[str, dict[str, dict[str, float]]] = figures["curves"]
+    picture = Figure(figsize=(3 * len(curves), 3), dpi=90, layout="constrained")
+    picture.suptitle(title, x=0.01, ha="left", fontsize=11, color=_INK)
+    every = picture.subplots(1, len(curves), sharey=True, squeeze=False)[0]
+    for axes, (what, settings) in zip(every, curves.items(), strict=True):
+        places = [int(setting) for setting in settings]
+        of = settings.values()
+        axes.fill_between(places, [o["min"] for o in of], [o["max"] for o in of], color=_OURS, alpha=0.2, linewidth=0)
+        axes.plot(places, [o["median"] for o in of], color=_OURS, marker="o", markersize=4)
+        axes.set(xscale="log", yscale="log")
+        axes.set_xlabel(what, color=_INK)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    every[0].set_ylabel(figures["unit"], color=_INK)
+    picture.savefig(path)

@@ -5,7 +5,7 @@ turns: microseconds for each message accepted by the primary, sent in batches of
 for each that a failed-over entity's backlog takes and the syphon brings home. Beside each stands how many times the
 first setting's it is.
 
-Run it with: make bench-one NAME=growth ARGS="--plot growth.png"
+Run it with: make bench-one NAME=growth, or with its picture: make bench ARGS="--only growth"
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from _measuring import Contender, Figures, arguments, interleaved, ratio, spread
 
@@ -135,27 +134,6 @@ def tell(what: str, settings: Sequence[int], figures: Figures) -> None:
         print(f"{setting:>9,} {what:15} {told}, {growth}")
 
 
-def draw(found: dict[str, Figures], path: Path) -> None:
-    """Draw the curves, median and spread, both axes logarithmic."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(found), figsize=(3.2 * len(found), 3), layout="constrained", sharey=True)
-    for axis, (what, figures) in zip(axes, found.items(), strict=True):
-        settings = [int(setting) for setting in figures]
-        spreads = [spread(values) for values in figures.values()]
-        axis.fill_between(
-            settings, [of["min"] for of in spreads], [of["max"] for of in spreads], alpha=0.2, linewidth=0
-        )
-        axis.plot(settings, [of["median"] for of in spreads], marker="o", markersize=4)
-        axis.set(xscale="log", yscale="log", xlabel=what)
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("µs a message")
-    figure.savefig(path, dpi=100)
-
-
 async def measure(messages: int, rounds: int) -> dict[str, Figures]:
     """All curves on two servers."""
     with RedisServer() as primary, RedisServer() as secondary:
@@ -170,17 +148,14 @@ def main() -> int:
     """Measure, print and draw."""
     parser = arguments(__doc__, rounds=5)
     parser.add_argument("--messages", type=int, default=10_000, help="of 1 KiB in a turn")
-    parser.add_argument("--plot", type=Path, help="a PNG to draw into")
     options = parser.parse_args()
     found = asyncio.run(measure(options.messages, options.rounds))
     if options.json:
         told = {what: {each: spread(values) for each, values in of.items()} for what, of in found.items()}
-        print(json.dumps({"unit": "µs", "curves": told}))
+        print(json.dumps({"unit": "µs a message", "curves": told}))
     else:
         for what, figures in found.items():
             tell(what, [int(setting) for setting in figures], figures)
-    if options.plot:
-        draw(found, options.plot)
     return 0
 
 

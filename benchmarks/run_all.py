@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from _pictures import draw
+from _pictures import draw, draw_curves
 
 HERE = Path(__file__).parent
 TITLES = {
@@ -28,7 +28,16 @@ TITLES = {
     "entity_memory": "Memory of an entity, with 100 000 of them",
     "entities_cost": "A send while 100 000 are in flight",
     "idle_cost": "An idle pair with 1000 entities",
+    "growth": "How the cost of a message grows",
 }
+
+
+def tell_curves(curves: dict[str, dict[str, dict[str, float]]]) -> None:
+    """Print what grows, a line for each setting."""
+    for what, settings in curves.items():
+        for setting, of in settings.items():
+            spread = f"(from {of['min']:,.1f} to {of['max']:,.1f})"
+            print(f"  {f'{int(setting):,} {what}':<50} {of['median']:>12,.1f} {spread}")
 
 
 def run(name: str, out: Path, rounds: int | None) -> bool:
@@ -41,8 +50,11 @@ def run(name: str, out: Path, rounds: int | None) -> bool:
         print(f"{name}: failed, with exit status {program.returncode}")
         return False
     (out / f"{name}.json").write_text(json.dumps(figures, indent=2) + "\n")
-    draw(TITLES[name], figures, out / f"{name}.png")
+    (draw_curves if "curves" in figures else draw)(TITLES[name], figures, out / f"{name}.png")
     print(f"\n{name}: {TITLES[name]}, {figures['unit']}")
+    if "curves" in figures:
+        tell_curves(figures["curves"])
+        return True
     for kind, form in (("contenders", ",.0f"), ("ratios", ".2f")):
         for contender, of in figures[kind].items():
             median, least, greatest = (format(of[key], form) for key in ("median", "min", "max"))
