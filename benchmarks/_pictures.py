@@ -32,10 +32,11 @@ def draw(title: str, figures: Mapping[str, Any], path: Path) -> None:
     ]
     colours = [_OURS if name in ours else _THEIRS for name in names]
     axes.barh(names, medians, xerr=spreads, color=colours, height=0.62, ecolor=_INK, error_kw={"linewidth": 1})
-    for place, median in enumerate(medians):
-        axes.annotate(f"{median:,.0f}", (0, place), (4, 0), textcoords="offset points", va="center", color="white")
+    ends = [contenders[name]["max"] for name in names]
+    for place, (median, end) in enumerate(zip(medians, ends, strict=True)):
+        axes.annotate(f"{median:,.0f}", (end, place), (5, 0), textcoords="offset points", va="center", color=_INK)
     axes.invert_yaxis()
-    axes.set_xlim(left=0)
+    axes.set_xlim(0, 1.12 * max(ends))  # room for the words
     axes.set_xlabel(f"{figures['unit']} (median; least and greatest round)", color=_INK)
     axes.set_title(title, loc="left", fontsize=11, color=_INK)
     axes.spines[["top", "right"]].set_visible(False)

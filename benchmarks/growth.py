@@ -136,7 +136,7 @@ def tell(what: str, settings: Sequence[int], figures: Figures) -> None:
 
 async def measure(messages: int, rounds: int) -> dict[str, Figures]:
     """All curves on two servers."""
-    with RedisServer() as primary, RedisServer() as secondary:
+    with RedisServer(appendfsync="everysec") as primary, RedisServer(appendfsync="everysec") as secondary:
         growth = Growth(primary, secondary, messages)
         return {
             what: await interleaved({str(setting): of(setting) for setting in settings}, rounds)
