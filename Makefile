@@ -16,7 +16,7 @@ NAME ?=
 BENCHMARKS := $(filter-out _% journal_generator run_all,$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo test test-long soak simulate chaos mutants model bench bench-one check docs format lock clean
+.PHONY: help setup system demo test test-long soak simulate chaos mutants model bench bench-one check docs site format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,6 +78,11 @@ bench-one: setup system ## one benchmark, by its file's name (NAME=redis_send AR
 
 docs: setup ## write the generated parts of the reference from the code
 	@$(BIN)/python scripts/generate_docs.py
+
+# Material for MkDocs tells of its own plans on every run; they are not about this site.
+site: setup ## build the documentation as a site in build/site, with warnings as errors
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "site: build/site/index.html"
 
 check: setup ## lint, formatting, types and architecture, without running tests
 	@echo "check: ruff check"

@@ -1,0 +1,84 @@
+"""The documentation's site is built without a warning, and nothing of it comes from elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from doc_blocks import ROOT
+
+LISTS = {folder: ROOT / "docs" / folder / "index.md" for folder in ("tutorial", "how-to", "reference", "explanation")}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as `make site` builds it: a link, an anchor or a page in no list that is wrong is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    # Without a proxy that answers, whatever would be fetched while it is built fails.
+    nowhere = dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env=os.environ | nowhere | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+@pytest.mark.parametrize("folder", LISTS)
+def test_every_page_is_in_the_list_of_its_folder(folder: str) -> None:
+    listed = set(re.findall(r"^- \[[^\]]+\]\(([^)#]+)\)", LISTS[folder].read_text("utf-8"), re.MULTILINE))
+    top = ROOT / "docs" / folder
+    pages = {path.relative_to(top).as_posix() for path in top.rglob("*.md")}
+    assert sorted(pages - listed - {"index.md"}) == [], f"add it to docs/{folder}/index.md, of which the menu is made"
+
+
+@pytest.mark.timeout(120)
+def test_the_site_has_every_page(site: Path) -> None:
+    pages = {path.relative_to(ROOT / "docs").with_suffix(".html") for path in ROOT.glob("docs/**/*.md")}
+    pages |= {Path(f"reference/transports/{name}.html") for name in ("rabbitmq", "redis", "servicebus", "template")}
+    assert [str(page) for page in sorted(pages) if not (site / page).is_file()] == []
+
+
+@pytest.mark.timeout(120)
+def test_no_page_asks_anybody_for_anything(site: Path) -> None:
+    asked = {
+        (path.relative_to(site).as_posix(), url)
+        for path in site.rglob("*.html")
+        for tag in re.findall(r"<(?:script|link|img|iframe|source|object|embed)\b[^>]*>", path.read_text("utf-8"))
+        for url in re.findall(r"""(?:src|href|data)=["']((?:https?:)?//[^"']+)""", tag)
+    }
+    styles = {
+        (path.relative_to(site).as_posix(), url)
+        for path in site.rglob("*.css")
+        for url in re.findall(r"url\(['\"]?((?:https?:)?//[^)'\"]+)", path.read_text("utf-8"))
+    }
+    assert asked | styles == set()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("pairmq", ["pairmq.Pair.connect", "pairmq.PairSender.send", "pairmq.PairOptions"]),
+        ("sync", ["pairmq.sync.Pair.connect", "pairmq.sync.PairReceiver.receive"]),
+        ("model", ["pairmq.model.Message", "pairmq.model.SendUnknown", "pairmq.model.events.StateChanged"]),
+        ("observe", ["pairmq.observe.LogObserver", "pairmq.observe.journal.Journal"]),
+        ("pipeline", ["pairmq.pipeline.run", "pairmq.pipeline.drain.Drain"]),
+        ("plugins", ["pairmq.plugins.TransportRecord", "pairmq.plugins.hookspecs.pairmq_transports"]),
+        ("testing", ["pairmq.testing.simulate", "pairmq.testing.machine.FailoverMachine"]),
+        ("transport", ["pairmq.transport.Sender.send", "pairmq.transport.Capabilities"]),
+    ],
+)
+def test_the_reference_has_what_is_public(site: Path, page: str, names: list[str]) -> None:
+    text = (site / "reference/api" / f"{page}.html").read_text("utf-8")
+    assert [name for name in names if f'id="{name}"' not in text] == []
