@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import duckdb
+import pytest
+
 from pairmq.pipeline.transforms import FAULTS, RULES, TABLES
+from rich_journal import LOST, write_rich_journal
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -35,3 +39,18 @@ def test_the_faults_are_named():
     text = (DOCS / "explanation" / "reconciliation.md").read_text()
     (sentence,) = re.findall(r"Faults are (.*?)\.", text, re.DOTALL)
     assert re.findall(r"\*([^*]+)\*", sentence) == [fault.value for fault in FAULTS]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
+def test_the_program_of_the_how_to_tells_what_is_lost_and_its_queries_find_it(spark, tmp_path, monkeypatch, capsys):
+    page = (DOCS / "how-to" / "run-the-pipeline.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (queries,) = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
+    write_rich_journal(tmp_path / "journal")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(program, "run-the-pipeline.md", "exec"), {})  # what it says is ours
+    assert LOST in capsys.readouterr().out
+    verdicts = dict(duckdb.sql(queries.split(";")[1]).fetchall())
+    assert verdicts["lost"] == 1
+    assert duckdb.sql(queries.split(";")[0]).fetchall()
