@@ -82,7 +82,7 @@ docs: setup ## write the generated parts of the reference from the code
 # Material for MkDocs tells of its own plans on every run; they are not about this site.
 site: setup ## build the documentation as a site in build/site, with warnings as errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
-	@echo "site: build/site/index.html"
+	@echo "site: build/site/index.html; its search needs a server: $(BIN)/python -m http.server --directory build/site"
 
 check: setup ## lint, formatting, types and architecture, without running tests
 	@echo "check: ruff check"

@@ -68,6 +68,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turn links into the repository into links of the site, and list the decisions on their first page."""
     uri = page.file.src_uri
+    if uri == "index.md":
+        page.meta["hide"] = ["navigation"]  # it is alone in its menu
     if uri == "adr/index.md":
         markdown += "\n" + "\n".join(f"- [{title}]({name})" for title, name in _decisions(Path(config.docs_dir)))
     source = next((path for path, generated in OUTSIDE.items() if generated == uri), f"docs/{uri}")
