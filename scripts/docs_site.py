@@ -1,4 +1,4 @@
-"""What the documentation's site needs beyond MkDocs: the menu, and the links that lead out of docs (see mkdocs.yml).
+"""What the documentation's site needs beyond MkDocs: the menu, diagrams, links that lead out of docs (see mkdocs.yml).
 
 The pages are written for two readers: one looks at the files in the repository, the other at the site. So a link leads
 to a file, wherever that is, and is turned here into one that the site has.
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from docs_diagram import drawn
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -38,6 +39,7 @@ OUTSIDE = {
 
 ENTRY = re.compile(r"^- \[(?P<title>[^\]]+)\]\((?P<page>[^)#]+\.md)\)", re.MULTILINE)
 GROUP = re.compile(r"^## (?P<title>.+)$", re.MULTILINE)
+DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE_OR_LINK = re.compile(
     r"^(?P<indent> *)(?P<fence>```+).*?^(?P=indent)(?P=fence) *$"
     r"|(?P<image>!?)\[(?P<text>[^\[\]]*)\]\((?P<target>[^)\s]+)\)"
@@ -66,12 +68,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links into the repository into links of the site, and list the decisions on their first page."""
+    """Make of a page for the repository one of the site: its links, its diagrams, and the list of the decisions."""
     uri = page.file.src_uri
     if uri == "index.md":
         page.meta["hide"] = ["navigation"]  # it is alone in its menu
     if uri == "adr/index.md":
         markdown += "\n" + "\n".join(f"- [{title}]({name})" for title, name in _decisions(Path(config.docs_dir)))
+    markdown = DIAGRAM.sub(lambda match: drawn(match[1]), markdown)
     source = next((path for path, generated in OUTSIDE.items() if generated == uri), f"docs/{uri}")
     return _links_of_the_site(markdown, source, uri)
 

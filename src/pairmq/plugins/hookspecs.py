@@ -12,7 +12,10 @@ PROJECT = "pairmq"
 """The name of the pluggy project and of the entry point group."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
+"""Marks a hook's specification: PairMQ's own use."""
+
 hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Marks a plugin's function as the implementation of the hook that it is named like."""
 
 
 @hookspec
