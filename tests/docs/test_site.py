@@ -20,10 +20,11 @@ LISTS = {folder: ROOT / "docs" / folder / "index.md" for folder in ("tutorial", 
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built as `make site` builds it: a link, an anchor or a page in no list that is wrong is an error."""
     folder = tmp_path_factory.mktemp("site")
+    # Not --quiet: what is not logged is not counted as a warning either.
     # Without a proxy that answers, whatever would be fetched while it is built fails.
     nowhere = dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")
     built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
         cwd=ROOT,
         env=os.environ | nowhere | {"NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
