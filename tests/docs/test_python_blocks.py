@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from doc_blocks import ROOT, Block, example_of, in_languages
-from pairmq_rabbitmq.testing import RabbitServer
+from pairmq_rabbitmq.testing import RabbitServer, pool
 from pairmq_redis.testing import RedisServer
 from pairmq_servicebus.testing import ServiceBusServer
 
@@ -28,9 +28,22 @@ PROGRAMS = sorted({block.page for block in HERE if block not in TESTS})
 
 CONTOSO = "sb://RootManageSharedAccessKey:KEY@contoso.servicebus.windows.net/"
 FABRIKAM = "sb://RootManageSharedAccessKey:KEY@fabrikam.servicebus.windows.net/"
-RABBIT = "amqp://guest:guest@127.0.0.1:5672/"
-EAST = "redis://127.0.0.1:6379/0"
-WEST = "redis://127.0.0.1:6380/0"
+RABBIT = ("amqp://guest:guest@127.0.0.1:5672/", "amqp://guest:guest@127.0.0.1/", "amqp://…")
+EAST = ("redis://127.0.0.1:6379/0", "redis://…")
+WEST = ("redis://127.0.0.1:6380/0",)
+
+
+def given_to(page: str) -> Path:
+    """The file of a page: its own name, or for a README the folder's that it stands in."""
+    path = Path(page)
+    return GIVEN / f"{path.parent.name if path.stem == 'README' and path.parent.name else path.stem}.py"
+
+
+@pytest.fixture(scope="session")
+def rabbit_servers() -> Iterator[Callable[[int], list[RabbitServer]]]:
+    """Gives any number of servers that run and hold nothing, the same ones each time: ask once in a test."""
+    yield pool.take
+    pool.close()
 
 
 @pytest.fixture
@@ -38,19 +51,20 @@ def settled(rabbit_servers: Callable[[int], list[RabbitServer]]) -> Iterator[Cal
     """Starts the servers whose URLs a text names, and puts the real URLs in."""
     with ExitStack() as stack:
         makers = {
-            CONTOSO: lambda: stack.enter_context(ServiceBusServer(queues=["orders"])).url,
-            FABRIKAM: lambda: stack.enter_context(ServiceBusServer()).url,
+            (CONTOSO,): lambda: stack.enter_context(ServiceBusServer(queues=["orders"])).url,
+            (FABRIKAM,): lambda: stack.enter_context(ServiceBusServer()).url,
             RABBIT: lambda: rabbit_servers(1)[0].url,
             EAST: lambda: stack.enter_context(RedisServer()).url,
             WEST: lambda: stack.enter_context(RedisServer()).url,
         }
-        urls: dict[str, str] = {}
+        urls: dict[tuple[str, ...], str] = {}
 
         def settle(text: str) -> str:
-            for printed, make in makers.items():
-                if printed in text:
-                    urls[printed] = urls.get(printed) or make()
-                    text = text.replace(printed, urls[printed])
+            for spellings, make in makers.items():
+                for printed in spellings:
+                    if printed in text:
+                        urls[spellings] = urls.get(spellings) or make()
+                        text = text.replace(printed, urls[spellings])
             return text
 
         yield settle
@@ -75,7 +89,7 @@ def ended(command: list[str], folder: Path) -> str:
 @pytest.mark.parametrize("page", PROGRAMS)
 def test_the_blocks_of_a_page_run_one_after_the_other(page: str, settled: Callable[[str], str], tmp_path: Path) -> None:
     parts = []
-    given = GIVEN / f"{Path(page).stem}.py"
+    given = given_to(page)
     if given.exists():
         parts.append({"place": f"{given.relative_to(ROOT)}:1", "text": settled(given.read_text("utf-8"))})
     parts += [
@@ -128,4 +142,4 @@ def test_what_is_not_run_is_python_all_the_same() -> None:
 
 
 def test_no_page_is_given_what_it_does_not_need() -> None:
-    assert {path.stem for path in GIVEN.glob("*.py")} <= {Path(page).stem for page in PROGRAMS}
+    assert set(GIVEN.glob("*.py")) <= {given_to(page) for page in PROGRAMS}
