@@ -52,3 +52,12 @@ def test_the_tutorial_runs_as_it_is_printed(tmp_path):
     )
     # The tenth of a second that a retry takes is chance.
     assert re.sub(r"1\.\d s", "1.0 s", run.stdout) == printed[1]
+
+
+def test_each_peer_is_compared_by_its_own_documentation_and_fairly():
+    text = (ROOT / "docs/explanation/comparison.md").read_text()
+    sections = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+    peers = {name: body for name, body in sections.items() if name not in ("In short", "What PairMQ does")}
+    assert len(peers) == sections["In short"].count("](#")
+    assert [name for name, body in peers.items() if "](https://" not in body] == []
+    assert [name for name, body in peers.items() if "**Better there:**" not in body] == []
