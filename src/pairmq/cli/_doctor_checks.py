@@ -141,7 +141,7 @@ def _settings(settings: Settings, primary: Transport, secondary: Transport) -> I
         )
     options = settings.options
     try:
-        check_available(options)
+        check_available(options, secondary)
     except ConfigurationError as error:
         yield Finding(Grade.FAIL, "settings", str(error), "no program can open the pair: mend it")
     if options.attempt_timeout >= options.send_timeout:

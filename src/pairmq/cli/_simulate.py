@@ -44,6 +44,10 @@ def simulate(
             "--mode", metavar="safety|liveness", help="Faults to the end, or heal and drain. Default: in turn, by seed."
         ),
     ] = None,
+    ordering: Annotated[
+        str,
+        typer.Option("--ordering", metavar="none|session", help="Of the pairs; with session, order is judged too."),
+    ] = "none",
     trace: Annotated[str | None, typer.Option("--trace", metavar="FILE", help="Write every event of one seed.")] = None,
     replay: Annotated[
         str | None, typer.Option("--replay", metavar="FILE", help="Simulate a scenario that --shrink has written.")
@@ -75,7 +79,7 @@ def simulate(
     if replay is not None:
         return run.replay_file(replay, trace=trace, shrink=shrink, json=json)
     chosen = range(seed or 0, (seed or 0) + 1) if seeds is None else _range(seeds)
-    runs = run.settings(chosen, hours, faults, mode)
+    runs = run.settings(chosen, hours, faults, mode, ordering)
     if len(runs) == 1 and state is None:
         return run.one(runs[0], trace=trace, shrink=shrink, json=json)
     if trace is not None or shrink:

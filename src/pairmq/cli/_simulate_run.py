@@ -35,17 +35,22 @@ from pairmq.testing.simulator import replay as replay_scenario
 from pairmq.testing.simulator import shrink as shrink_scenario
 
 
-def settings(seeds: Iterable[int], hours: float, faults: str, mode: str | None) -> list[Settings]:
+def settings(seeds: Iterable[int], hours: float, faults: str, mode: str | None, ordering: str) -> list[Settings]:
     """What to simulate.
 
     Raises:
-        BadUsage: a kind of faults that does not exist, or hours out of range.
+        BadUsage: a kind of faults or an ordering that does not exist, or hours out of range.
     """
     kinds = {"all": FAULT_KINDS, "none": ()}.get(faults)
     if kinds is None:
         kinds = tuple(part.strip() for part in faults.split(",") if part.strip())
     try:
-        first = Settings(hours=hours, faults=kinds, mode="liveness" if mode == "liveness" else "safety")
+        first = Settings(
+            hours=hours,
+            faults=kinds,
+            mode="liveness" if mode == "liveness" else "safety",
+            ordering=ordering,  # type: ignore[arg-type]  # it refuses what is none
+        )
     except ValueError as error:
         raise BadUsage(str(error)) from None
     # In turn: faults to the very end and into the close, and all healed and drained.
@@ -137,7 +142,8 @@ def _write(path: str, text: str) -> None:
 
 def _again(what: Settings) -> str:
     faults = "" if what.faults == FAULT_KINDS else f" --faults {','.join(what.faults) or 'none'}"
-    return f"again: pairmq simulate --seed {what.seed} --hours {what.hours:g} --mode {what.mode}{faults}"
+    ordering = "" if what.ordering == "none" else f" --ordering {what.ordering}"
+    return f"again: pairmq simulate --seed {what.seed} --hours {what.hours:g} --mode {what.mode}{faults}{ordering}"
 
 
 def _tell(book: _Book, seconds: float) -> None:
@@ -291,7 +297,13 @@ def _whole_lines(text: bytes) -> bytes:
 
 def _head(first: Settings) -> dict[str, Any]:
     """What must agree for two runs to share a file: all but seed and mode, which stand with each outcome."""
-    return {"simulations": 1, "source": _source(), "hours": first.hours, "faults": list(first.faults)}
+    return {
+        "simulations": 1,
+        "source": _source(),
+        "hours": first.hours,
+        "faults": list(first.faults),
+        "ordering": first.ordering,
+    }
 
 
 def _source() -> str:

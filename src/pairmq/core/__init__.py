@@ -3,12 +3,14 @@
 from pairmq.core._effects import Changed, Effect, LateResult, SendPing, StopPing, ToBacklog, ToPrimary
 from pairmq.core._inputs import (
     DIVERT_ENDED,
+    DIVERT_REQUESTED,
     FORCE_FAILOVER,
     HOLD,
     MARK_HEALTHY,
     ROUTE_REQUESTED,
     BacklogSeenEmpty,
     DivertEnded,
+    DivertRequested,
     ForceFailover,
     Hold,
     Input,
@@ -35,15 +37,18 @@ from pairmq.core.envelope import (
 )
 from pairmq.core.machine import EntityMachine, ImpossibleInputError
 from pairmq.core.options import OPTION_NAMES, PairOptions
+from pairmq.core.order import NEARLY_DRAINED, DrainView, KeyOrder, Look, backlog_queue_of
 from pairmq.core.rotation import Rotation
 
 __all__ = [
     "ALIASES",
     "DIVERT_ENDED",
+    "DIVERT_REQUESTED",
     "FORCE_FAILOVER",
     "HOLD",
     "MARK_HEALTHY",
     "MAYBE_DUPLICATE",
+    "NEARLY_DRAINED",
     "OPTION_NAMES",
     "ROUTE_REQUESTED",
     "TRANSIENT_RETRIES",
@@ -53,6 +58,8 @@ __all__ = [
     "Changed",
     "Diversion",
     "DivertEnded",
+    "DivertRequested",
+    "DrainView",
     "Effect",
     "EmptyWatch",
     "EntityMachine",
@@ -61,7 +68,9 @@ __all__ = [
     "Hold",
     "ImpossibleInputError",
     "Input",
+    "KeyOrder",
     "LateResult",
+    "Look",
     "MarkHealthy",
     "PairOptions",
     "PingFailed",
@@ -76,6 +85,7 @@ __all__ = [
     "TimerFired",
     "ToBacklog",
     "ToPrimary",
+    "backlog_queue_of",
     "divert",
     "elapsed_time_to_live",
     "reserved_properties",

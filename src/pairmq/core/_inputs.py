@@ -13,6 +13,10 @@ class RouteRequested(NamedTuple):
     """A send asks where to go; the attempt is in flight from now on, until one of the next four inputs (SPEC 4.6)."""
 
 
+class DivertRequested(NamedTuple):
+    """A send must go to the backlog whatever the health, for the order of its key (SPEC 8.3); in flight as a route."""
+
+
 class PrimaryAccepted(NamedTuple):
     """The primary confirmed an attempt."""
 
@@ -80,6 +84,7 @@ class Hold(NamedTuple):
 
 Input: TypeAlias = (
     RouteRequested
+    | DivertRequested
     | PrimaryAccepted
     | PrimaryFailed
     | PrimaryAbandoned
@@ -94,6 +99,7 @@ Input: TypeAlias = (
 )
 
 ROUTE_REQUESTED = RouteRequested()
+DIVERT_REQUESTED = DivertRequested()
 DIVERT_ENDED = DivertEnded()
 MARK_HEALTHY = MarkHealthy()
 FORCE_FAILOVER = ForceFailover()

@@ -159,6 +159,15 @@ class EntityMachine:
         self._backlog = BACKLOG[self._backlog][BacklogSymbol.DIVERT]
         return (ToBacklog(self._epoch),)
 
+    def _on_divert_requested(self, _: i.DivertRequested, now: float) -> tuple[Effect, ...]:
+        before = self.state
+        self._diverting += 1
+        self._diverted += 1
+        # Without a syphon here nobody would ever tell that the backlog of an entity which is up is clean again.
+        if self._tracks_backlog or self._health not in _RUNNING:
+            self._backlog = BACKLOG[self._backlog][BacklogSymbol.DIVERT]
+        return (ToBacklog(self._epoch), *self._changed(before, Cause.ORDER_KEPT, now))
+
     def _on_accepted(self, input: i.PrimaryAccepted, now: float) -> tuple[Effect, ...]:
         return self._on_result(input.epoch, Symbol.ACCEPTED, now)
 
@@ -352,6 +361,7 @@ _OPERATOR: dict[type, Symbol] = {
 # Any: each handler takes the input type of its own key.
 _HANDLERS: dict[type, Callable[[EntityMachine, Any, float], tuple[Effect, ...]]] = {
     i.RouteRequested: EntityMachine._on_route,
+    i.DivertRequested: EntityMachine._on_divert_requested,
     i.PrimaryAccepted: EntityMachine._on_accepted,
     i.PrimaryFailed: EntityMachine._on_failed,
     i.PrimaryAbandoned: EntityMachine._on_abandoned,

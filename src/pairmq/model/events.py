@@ -25,6 +25,7 @@ class Cause(enum.StrEnum):
     FORCED = "failover forced"
     HELD = "held"
     DRAINED = "backlog drained"
+    ORDER_KEPT = "a send diverted to keep its order"
 
 
 class SendOutcome(enum.StrEnum):

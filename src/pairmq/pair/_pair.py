@@ -54,7 +54,7 @@ class Pair:
         syphon_queues: Iterable[int] | None = None,
     ) -> None:
         self._options = options or PairOptions()
-        check_available(self._options)
+        check_available(self._options, secondary)
         self._syphon_queues = None if syphon_queues is None else frozenset(syphon_queues)
         check_syphon_queues(self._syphon_queues, self._options)
         self._primary = primary
@@ -127,7 +127,7 @@ class Pair:
             journal = journal or settings.journal
         transports = [side if isinstance(side, Transport) else plugins.transport(side) for side in (primary, secondary)]
         pumped = None if syphon_queues is None else frozenset(syphon_queues)
-        check_available(options)  # before observers are made, which may open files
+        check_available(options, transports[1])  # before observers are made, which may open files
         check_syphon_queues(pumped, options)
         watching = [*observers, *(record.factory() for record in plugins.observers() if record.automatic)]
         if journal is not None:

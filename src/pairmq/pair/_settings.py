@@ -12,6 +12,7 @@ from typing import Any
 
 from pairmq.core import OPTION_NAMES, PairOptions
 from pairmq.model import ConfigurationError
+from pairmq.transport import Transport
 
 PREFIX = "PAIRMQ_"
 """What the names of environment variables start with: ``PAIRMQ_FAILOVER_INTERVAL=10``."""
@@ -107,15 +108,22 @@ def check_directory(journal: object) -> None:
         raise ConfigurationError(f"journal is a {type(journal).__name__}: it must be the path of a directory")
 
 
-def check_available(options: PairOptions) -> None:
-    """Refuse what an option promises and no code keeps yet.
+def check_available(options: PairOptions, secondary: Transport) -> None:
+    """Refuse what an option promises and the secondary can't keep.
+
+    Args:
+        options: the pair's.
+        secondary: where the backlog queues are.
 
     Raises:
-        ConfigurationError: ``ordering="session"`` (SPEC 8) is not built yet.
+        ConfigurationError: ``ordering="session"`` needs backlog queues with one consumer at a time, and the word of the
+            secondary on what of them is settled (SPEC 8.2, 8.3).
     """
-    if options.ordering != "none":
+    if options.ordering == "session" and not secondary.capabilities.ordered_consumer:
         raise ConfigurationError(
-            "ordering='session' is not available yet: use ordering='none', and one sender per session meanwhile"
+            f"ordering='session' can't be kept with {secondary.endpoint} as the secondary: its transport can't read a "
+            "queue with one consumer at a time, or can't tell what of it is settled; use one with the capability "
+            "ordered_consumer, such as Redis, or ordering='none'"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Collection
+from dataclasses import replace
 from typing import TypeVar
 
 from pairmq.core import PairOptions, Rotation
@@ -58,6 +59,7 @@ class BacklogQueues:
             raise ConfigurationError(f"backlog_name_template gives a name that no queue can have: {error}") from error
         self.rotation = Rotation(len(self.entities), options.backlog_retry_interval)
         self.last_failure: TransportError | None = None
+        self._properties = replace(BACKLOG_PROPERTIES, single_consumer=options.ordering == "session")
         self._transport = transport
         self._options = options
         self._clock = clock
@@ -144,10 +146,18 @@ class BacklogQueues:
         """Make the queue, or say where an existing one differs from what is asked for (SPEC 5.3)."""
         queue = self.entities[index]
         admin = self._transport.admin
-        created = await self._limited(admin.create(queue, BACKLOG_PROPERTIES))
+        created = await self._limited(admin.create(queue, self._properties))
         differences: tuple[str, ...] = ()
         if not created:
-            differences = BACKLOG_PROPERTIES.differences(await self._limited(admin.properties(queue)))
+            actual = await self._limited(admin.properties(queue))
+            if self._properties.single_consumer and not actual.single_consumer:
+                raise TransportError(
+                    f"existing backlog queue {queue.path} can be read by several consumers at once, and "
+                    "ordering='session' needs one at a time: drain and delete it, or use another backlog_name_template",
+                    FailureKind.REFUSED,
+                    FailureReason.OTHER,
+                )
+            differences = self._properties.differences(actual)
         self._emit(BacklogQueueChecked, queue=queue.path, created=created, differences=differences)
         if differences:
             text = f"existing backlog queue {queue.path}: {'; '.join(differences)}; it is left as it is"

@@ -15,6 +15,7 @@ from pairmq.transport import (
     Admin,
     Capabilities,
     QueueCounts,
+    QueuePositions,
     QueueProperties,
     Receiver,
     Sender,
@@ -110,6 +111,10 @@ class _Admin(Admin):
     def counts(self, source: Source) -> Call[QueueCounts]:
         self._operations.admin += 1
         return self._inner.counts(source)
+
+    def positions(self, entity: Entity) -> Call[QueuePositions]:
+        self._operations.admin += 1
+        return self._inner.positions(entity)
 
     def delete(self, entity: Entity) -> Call[bool]:
         self._operations.admin += 1

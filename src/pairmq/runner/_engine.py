@@ -211,7 +211,7 @@ class Engine:
         stop_syphon = [self.syphon.stop(grace)] if self.syphon is not None else []
         # One second over the grace: what was interrupted at its end still has to give its results back.
         await _bounded(grace + 4, self._sends.wait_idle(grace + 1), *stop_syphon)
-        await _bounded(2.5, *(runner.close() for runner in self._runners.values()))
+        await _bounded(2.5, self._sends.close(), *(runner.close() for runner in self._runners.values()))
         await _bounded(_TRANSPORT_CLOSE, self.backlog.close())
         await _bounded(_TRANSPORT_CLOSE, self._primary.close(), self._secondary.close())
         self._operations.tell()

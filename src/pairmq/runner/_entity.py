@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from pairmq.core import (
     DIVERT_ENDED,
+    DIVERT_REQUESTED,
     ROUTE_REQUESTED,
     BacklogSeenEmpty,
     Changed,
@@ -99,6 +100,12 @@ class EntityRunner:
     def route(self) -> ToPrimary | ToBacklog:
         """Route one attempt and register it as in flight."""
         return self.machine.handle(ROUTE_REQUESTED, self._loop.time())[0]  # type: ignore[return-value]  # the table's ROUTE rows
+
+    def divert(self) -> ToBacklog:
+        """Register one attempt at the backlog, whatever the health (SPEC 8.3)."""
+        effects = self.machine.handle(DIVERT_REQUESTED, self._loop.time())
+        self._carry_out(effects[1:])
+        return effects[0]  # type: ignore[return-value]  # the first one is the route
 
     def accepted(self, epoch: int) -> None:
         """The primary confirmed an attempt."""

@@ -33,7 +33,8 @@ class Item:
 
     ``diversion`` is None for poison that has none; ``locked_until`` is an instant of the loop's clock, and so is
     ``copy_after``, before which no other copy of it is put at its queue's tail: there may be one, in doubt. Its
-    ``identity`` names a diverted message wherever copies of it lie: its id, and its sender's number of it.
+    ``identity`` names a diverted message wherever copies of it lie: its id, and its sender's number of it. Where order
+    is kept, messages of one destination and ``key`` go home one after another.
     """
 
     __slots__ = (
@@ -42,6 +43,7 @@ class Item:
         "delivery",
         "diversion",
         "identity",
+        "key",
         "locked_until",
         "lost",
         "message",
@@ -61,6 +63,8 @@ class Item:
         if diversion is not None:
             self.unknown = diversion.maybe_duplicate
             self.identity = (message.message_id or "", diversion.sender_id, diversion.sequence)
+        session = message.session_id
+        self.key = (False, self.identity[1]) if session is None else (True, session)
 
 
 @dataclass(slots=True)
@@ -109,6 +113,11 @@ class Intake:
         self._told_of_room = let_go
         self._receiver: Receiver | None = None
         self._lock_duration: float | None = None
+        self.ordered = False
+        """The queue has one consumer at a time: what is read of it goes home in order (SPEC 8)."""
+        self.broken = False
+        """A lock was lost that order rests on: nothing of what is in hand may go on, until `reset`."""
+        self._ending = False
         self._asked = asyncio.Event()
         self._polls = TimeLimits()
         self._limits = TimeLimits()
@@ -138,6 +147,7 @@ class Intake:
 
     def end_by(self, instant: float) -> None:
         """End the long poll under way now, and let no other operation last longer than ``instant``."""
+        self._ending = True
         self._polls.end_by(self._clock.now())
         self._limits.end_by(instant)
 
@@ -157,12 +167,15 @@ class Intake:
     async def reset(self) -> None:
         """Begin anew after an error: what is in hand is lost to this pump, and will be delivered again."""
         receiver, self._receiver = self._receiver, None
+        if self.broken and not self._ending:
+            self._polls = TimeLimits()
         if self._retries is not None:
             self._retries.cancel()
             await asyncio.wait((self._retries,), timeout=1)
         unsettled, self._unsettled = self._unsettled, []
         for item in self._hand.values():
             item.lost = True
+        self.broken = False
         self._hand.clear()
         self._places.clear()
         for settlement in unsettled:
@@ -200,12 +213,18 @@ class Intake:
         if self._receiver is None:
             properties = await self.limited(self._secondary.admin.properties(self.queue))
             self._lock_duration = properties.lock_duration
+            self.ordered = properties.single_consumer
             self._asked.set()
             self._receiver = self._secondary.receiver(Source(self.queue))
         wait = self._options.syphon_receive_wait
         limit = self._clock.now() + wait + self._options.attempt_timeout
         self._receiver.read_ahead(ahead)
-        return await self._polls.run(self._receiver.receive(most, wait), limit)
+        if self.broken:
+            raise _order_lost()
+        deliveries = await self._polls.run(self._receiver.receive(most, wait), limit)
+        if self.broken:
+            raise _order_lost()  # what came may stand behind what was lost
+        return deliveries
 
     def read_ahead(self, messages: int) -> None:
         """Change the hint of the last `receive`."""
@@ -252,6 +271,7 @@ class Intake:
         for item in stale:
             if id(item) not in renewed:
                 self._lose(item)
+                self._break_off()
         return [item for item in items if not item.lost]
 
     # Settling.
@@ -323,6 +343,8 @@ class Intake:
             failed.append(settlement)  # it was delivered again meanwhile, and has another lock
         elif item.lost or error.reason in (FailureReason.LOCK_LOST, FailureReason.NOT_FOUND, FailureReason.CLOSED):
             self._lose(item)
+            if settlement.reason is not None:  # what came home is in its place already
+                self._break_off()
             settlement.done(item, error)
         else:
             self._failed(f"settle: {error}", 0.0)
@@ -356,6 +378,19 @@ class Intake:
         """It will be delivered again; sending it from here as well would make a second copy."""
         item.lost = True
         self._let_go(item)
+        self._told_of_room()
+
+    def _break_off(self) -> None:
+        """Let nothing go on that stands behind what was lost just now: that comes again, elsewhere maybe.
+
+        Whatever is in hand is given back, and comes again in its order.
+        """
+        if not self.ordered or self.broken:
+            return
+        self.broken = True
+        for other in self._hand.values():
+            other.lost = True
+        self._polls.end_by(self._clock.now())
         self._told_of_room()
 
     async def _renew_locks(self) -> None:
@@ -395,6 +430,7 @@ class Intake:
                 return self.holds(item)  # it was delivered again meanwhile, and has another lock
             if error.reason is FailureReason.LOCK_LOST:
                 self._lose(item)
+                self._break_off()
             return False
         if item.delivery is used:
             item.delivery, item.locked_until = renewed, ends_at
@@ -413,6 +449,10 @@ def adapted(most: int, tried: int, errors: Sequence[TransportError | None], ceil
     if any(error is not None and error.reason is FailureReason.TIMEOUT for error in errors):
         return max(1, tried // 2)
     return min(ceiling, most * 2)
+
+
+def _order_lost() -> TransportError:
+    return TransportError("a lock was lost, and order with it", FailureKind.UNAVAILABLE, FailureReason.LOCK_LOST)
 
 
 def _gone() -> TransportError:

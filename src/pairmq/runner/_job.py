@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from pairmq.core import reserved_properties
 from pairmq.model import (
@@ -50,7 +51,7 @@ class SenderState:
         sender_id: stands in the envelope of each message that it diverts.
     """
 
-    __slots__ = ("called", "primary", "queue", "runner", "sender_id", "sequence")
+    __slots__ = ("called", "key", "primary", "queue", "runner", "sender_id", "sequence")
 
     def __init__(self, runner: EntityRunner, primary: Sender, sender_id: str) -> None:
         self.runner = runner
@@ -59,6 +60,7 @@ class SenderState:
         self.called = 0
         self.sequence = 0
         self.queue: int | None = None
+        self.key: Any = None  # of `_ordered`, which keeps it here
 
 
 class Job:

@@ -8,6 +8,10 @@ A destination that is unavailable does not stop the others: its messages are hel
 There is room for one batch of held messages; when that is full and the primary as such is there, they go to the tail of
 the same queue to make room for those behind them, again by send, confirm, complete, so that no delivery count is spent
 on an outage.
+
+Of a queue with one consumer at a time order is kept (SPEC 8): what belongs to one key goes home one message an
+operation, so that none is stored while an earlier one is in doubt; nothing goes to the tail; and when a lock is lost
+all that is held is given back.
 """
 
 from __future__ import annotations
@@ -201,7 +205,7 @@ class Pump:
             if self._intake.takes_over(delivery, message, diversion):
                 continue
             item = self._intake.take(delivery, message, diversion, now)
-            problem = self._problem(message, diversion)
+            problem = self._problem(message, diversion, overdue=not self._intake.ordered)
             if problem is not None:
                 aside.append(self._poison(item, diversion.entity.path, *problem))
             elif item.identity in self._arrived:
@@ -213,12 +217,19 @@ class Pump:
         for entity, items in groups.items():
             self._line_up(self._gates.of(entity), items)
 
-    def _problem(self, message: Message, diversion: Diversion) -> tuple[str, str] | None:
-        """Reason and description if the message must not be delivered, whatever the destination says."""
+    def _problem(self, message: Message, diversion: Diversion, *, overdue: bool = True) -> tuple[str, str] | None:
+        """Reason and description if the message must not be delivered, whatever the destination says.
+
+        Args:
+            message: restored.
+            diversion: of the same message.
+            overdue: whether it counts that its time has run out. Where order is kept that is for its turn to find out:
+                should it come again, to a process whose wall clock is behind, those behind it must still be there.
+        """
         entity = diversion.entity
         if entity not in self._lines and not self._admits(entity):  # what has a line was looked at
             return "destination-not-allowed", f"{entity} is not among the pair's allowed_entities"
-        left = self._time_left(message, diversion)
+        left = self._time_left(message, diversion) if overdue else None
         if left is not None and left <= 0:
             text = f"its time-to-live of {message.time_to_live} s ran out in the backlog (ttl_policy is 'elapse')"
             return "TTLExpiredException", text
@@ -239,7 +250,7 @@ class Pump:
         gate.users += 1
         try:
             while items:
-                part, items = items[: gate.most], items[gate.most :]
+                part, items = self._next(gate, items)
                 left = await self._send_part(gate, part)
                 if left:
                     return left + items
@@ -247,11 +258,28 @@ class Pump:
         finally:
             gate.users -= 1
 
+    def _next(self, gate: Gate, items: list[Item]) -> tuple[list[Item], list[Item]]:
+        """What goes in one operation, and what is left, each in order: where order is kept, one message a key."""
+        if not self._intake.ordered:
+            return items[: gate.most], items[gate.most :]
+        first: dict[tuple[bool, str], Item] = {}
+        left: list[Item] = []
+        for item in items:
+            if item.key in first or len(first) >= gate.most:
+                left.append(item)
+            else:
+                first[item.key] = item
+        return list(first.values()), left
+
     async def _send_part(self, gate: Gate, items: list[Item]) -> list[Item]:
         """The same in one operation."""
         if not await self._rate.take(len(items), self._stopping):
             return items
-        items = self._not_home(self._unexpired(await self._intake.fresh(items)))
+        fresh = await self._intake.fresh(items)
+        due, overdue = self._unexpired(fresh)
+        if not await self._put_aside(overdue):
+            return fresh
+        items = self._not_home(due)
         if not items:
             return []
         if self._options.ttl_policy == "restore":
@@ -290,8 +318,34 @@ class Pump:
                 # A primary that takes messages and does not say so gets one copy at each trial, not a whole batch.
                 gate.most = 1
             self._gates.shut(gate, failure)
-        self._intake.settle_soon(settlements)
+        poison = [settlement for settlement in settlements if settlement.reason is not None]
+        if self._intake.ordered and poison:
+            self._intake.settle_soon([settlement for settlement in settlements if settlement.reason is None])
+            if not await self._put_aside(poison):
+                left = [settlement.item for settlement in poison] + left
+        else:
+            self._intake.settle_soon(settlements)
         return left
+
+    async def _put_aside(self, settlements: Sequence[Settlement]) -> bool:
+        """Settle what is not delivered; where order is kept, what stands behind it waits until that is confirmed.
+
+        Returns:
+            Whether the next ones may go.
+        """
+        if not settlements:
+            return True
+        if not self._intake.ordered:
+            self._intake.settle_soon(settlements)
+            return True
+        await self._intake.settle(settlements)
+        retry = 0
+        while any(self._intake.holds(settlement.item) for settlement in settlements):
+            if self._stopping.is_set() or self._intake.broken:
+                return False
+            await self._pause(_ROOM_BACKOFF.wait(retry, self._clock.chance()))
+            retry += 1
+        return not self._intake.broken
 
     def _not_home(self, items: list[Item]) -> list[Item]:
         """Set aside what came home while it was held: its lock was lost unseen, and it was delivered here again."""
@@ -302,22 +356,19 @@ class Pump:
         gone = {id(settlement.item) for settlement in aside}
         return [item for item in items if id(item) not in gone]
 
-    def _unexpired(self, items: list[Item]) -> list[Item]:
-        """Set aside what ran out of time while it was held."""
+    def _unexpired(self, items: list[Item]) -> tuple[list[Item], list[Settlement]]:
+        """What has time left, and how the others are to leave the queue: they ran out of it while they were held."""
         if self._options.ttl_policy == "restore":
-            return items
-        aside = []
+            return items, []
+        aside: list[Settlement] = []
         for item in items:
             left = self._time_left(item.message, item.diversion)
             if left is not None and left <= 0 and item.diversion is not None:
                 problem = self._problem(item.message, item.diversion)
                 if problem is not None:
                     aside.append(self._poison(item, item.diversion.entity.path, *problem))
-        if not aside:
-            return items
-        self._intake.settle_soon(aside)
         gone = {id(settlement.item) for settlement in aside}
-        return [item for item in items if id(item) not in gone]
+        return [item for item in items if id(item) not in gone], aside
 
     def _outgoing(self, item: Item) -> Message:
         left = self._time_left(item.message, item.diversion)
@@ -416,12 +467,12 @@ class Pump:
     async def _make_room(self) -> None:
         """Wait, or postpone, while a whole batch is held or unsettled, or enough is on its way."""
         retry = 0
-        while not self._stopping.is_set():
+        while not self._stopping.is_set() and not self._intake.broken:
             if self._held >= self._options.syphon_batch:
                 self._ahead = False
                 self._intake.read_ahead(0)
                 self._gates.any_opened.clear()
-                if not await self._made_some_room():
+                if self._intake.ordered or not await self._made_some_room():
                     # The whole primary is away, or the secondary: no other destination could be served either.
                     await self._pause(_ROOM_BACKOFF.wait(retry, self._clock.chance()), self._gates.any_opened)
                     retry += 1

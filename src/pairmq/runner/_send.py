@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from pairmq.core import TRANSIENT_RETRIES, Backoff, Diversion, PairOptions, ToPrimary, divert
+from pairmq.core import TRANSIENT_RETRIES, Backoff, Diversion, PairOptions, ToBacklog, ToPrimary, divert
 from pairmq.model import (
     BacklogUnavailable,
     EntityState,
@@ -33,6 +33,7 @@ from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
 from pairmq.runner._entity import EntityRunner
 from pairmq.runner._job import Endings, Job, SenderState, worst_kind
+from pairmq.runner._ordered import Key, Orders, Place
 from pairmq.runner._sizes import BacklogSizes
 from pairmq.transport import Sender, Transport
 
@@ -83,6 +84,7 @@ class SendProcedure:
         self._admission = Admission(options.max_pending_sends)
         self._endings = Endings(clock, emit)
         self._sizes = BacklogSizes(secondary, clock, emit)
+        self._orders = None if options.ordering == "none" else Orders(secondary, backlog, options, clock, limits)
         self._ends_at: float | None = None
         self._fault: BaseException | None = None
         self._given_back = 0
@@ -97,6 +99,11 @@ class SendProcedure:
     def given_back(self) -> int:
         """Sends that ended as unknown because the pair closed."""
         return self._given_back
+
+    async def close(self) -> None:
+        """Stop what works beside the sends."""
+        if self._orders is not None:
+            await self._orders.close()
 
     def end_by(self, instant: float, fault: BaseException | None = None) -> None:
         """Take no new sends, and let those in flight last no longer than ``instant`` (SPEC 9.1)."""
@@ -153,18 +160,23 @@ class SendProcedure:
         deadline = started + timeout
         jobs = [self._endings.begin(state, message) for message in messages]
         pending = [job for job in jobs if job.result is None]
+        places = [] if self._orders is None else self._orders.line_up(state, pending)
         entered = not pending or self._admission.try_enter(len(pending))
         try:
             if not entered:
                 entered = await self._admission.enter(len(pending), deadline)
                 self._check_open(state, pending)
-            if entered:
+            if entered and self._orders is not None:
+                await self._go_in_order(state, places, started, deadline)
+            elif entered:
                 await self._go_round(state, pending, started, deadline)
             else:
                 for job in pending:
                     text = f"{self._admission.limit} sends were in flight until the deadline (max_pending_sends)"
                     self._endings.refuse(state, job, SendRefused, text)
         finally:
+            for place in places:
+                place.leave()
             if entered:
                 self._admission.leave(len(pending))
                 if not self._admission.in_flight:
@@ -174,32 +186,66 @@ class SendProcedure:
 
     # The rounds: route, attempt, and again for what is left.
 
-    async def _go_round(self, state: SenderState, pending: list[Job], started: float, deadline: float) -> None:
+    async def _go_in_order(self, state: SenderState, places: Sequence[Place], started: float, deadline: float) -> None:
+        """Those of one key one after another, different keys side by side."""
+        lines: dict[Key, list[Place]] = {}
+        for place in places:
+            lines.setdefault(place.key, []).append(place)
+        if len(lines) <= 1:
+            await self._go_along(state, places, started, deadline)
+            return
+        tasks = [asyncio.create_task(self._go_along(state, line, started, deadline)) for line in lines.values()]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _go_along(self, state: SenderState, places: Sequence[Place], started: float, deadline: float) -> None:
+        for place in places:
+            if await place.come(deadline):
+                await self._go_round(state, [place.job], started, deadline, place)
+                place.leave()
+            else:
+                why = "earlier sends of its session or sender were under way until the deadline"
+                self._give_up(state, [place.job], why, key=place.key)
+
+    async def _go_round(
+        self, state: SenderState, pending: list[Job], started: float, deadline: float, place: Place | None = None
+    ) -> None:
         runner = state.runner
+        key = None if place is None else place.key
         retry = transient = 0
         while pending:
             if self._ends_at is not None:
                 deadline = min(deadline, self._ends_at)
             if self._clock.now() >= deadline:
-                self._give_up(state, pending, "the deadline passed")
+                self._give_up(state, pending, "the deadline passed", key=key)
                 return
-            route = runner.route()
+            if place is None or self._orders is None:
+                route: ToPrimary | ToBacklog = runner.route()
+            else:
+                way = await self._orders.way(place, runner, deadline)
+                if way is None:
+                    continue
+                route = way
             if type(route) is ToPrimary:
                 worst = await self._try_primary(state, route.epoch, pending, started, deadline, transient)
                 diverting = False
             else:
-                worst = await self._try_backlog(state, pending, started, deadline, transient)
+                worst = await self._try_backlog(state, pending, started, deadline, transient, key)
                 diverting = True
             pending = [job for job in pending if job.result is None]
             if not pending:
                 return
             passing = worst is FailureKind.TRANSIENT or (diverting and worst is FailureKind.BUSY)
             transient = transient + 1 if passing else 0
-            if diverting and worst is FailureKind.UNAVAILABLE:
-                continue  # another queue takes it at once
+            if diverting and worst is FailureKind.UNAVAILABLE and key is None:
+                continue  # another queue takes it at once; a key has but one (SPEC 8.2)
             if not diverting and not self._primary_enabled(runner):
                 continue  # the backlog takes it at once
-            if worst is FailureKind.UNAVAILABLE and self._options.while_failing == "raise":
+            if not diverting and worst is FailureKind.UNAVAILABLE and self._options.while_failing == "raise":
                 self._give_up(state, pending, "the primary failed and while_failing is 'raise'")
                 return
             if self._ends_at is not None:
@@ -260,12 +306,26 @@ class SendProcedure:
         return worst
 
     async def _try_backlog(
-        self, state: SenderState, jobs: list[Job], started: float, deadline: float, transient: int
+        self,
+        state: SenderState,
+        jobs: list[Job],
+        started: float,
+        deadline: float,
+        transient: int,
+        key: Key | None,
     ) -> FailureKind | None:
-        """One attempt at the sender's backlog queue for all jobs; those accepted or refused get their result."""
+        """One attempt at the sender's or key's backlog queue for all jobs; those accepted or refused get their result.
+
+        A key's queue is tried also while it is out of the rotation: there is no other for it.
+        """
         runner, backlog = state.runner, self._backlog
+        maybe_there = False
         try:
-            index = state.queue = backlog.rotation.choose(state.queue, self._clock.chance())
+            index: int | None
+            if key is None:
+                index = state.queue = backlog.rotation.choose(state.queue, self._clock.chance())
+            else:
+                index = key.queue
             if index is None:
                 self._give_up(state, jobs, "no backlog queue takes messages", BacklogUnavailable)
                 return None
@@ -283,8 +343,12 @@ class SendProcedure:
             now = self._clock.now()
             limit = self._limit(deadline)
             fair = limit - now > min(self._options.attempt_timeout, _FAIR_TRIAL) - 0.001
+            maybe_there = True  # also when the attempt is cut off
             failures = await self._attempt(backlog.sender(index), took, [e for _, e in fitting], limit)
+            maybe_there = any(failure is None or failure.maybe_applied for failure in failures)
         finally:
+            if key is not None:
+                key.facts.divert_ended(self._clock.now(), maybe_there=maybe_there)
             runner.divert_ended()
         queue = backlog.entities[index].path
         worst: FailureKind | None = None
@@ -299,7 +363,8 @@ class SendProcedure:
                 continue
             passing = failure.kind in (FailureKind.TRANSIENT, FailureKind.BUSY) and transient < TRANSIENT_RETRIES
             # A throttled queue is left for another one, but the last one is waited for.
-            last = failure.kind is FailureKind.BUSY and len(backlog.rotation.in_use) == 1
+            only = key is not None or len(backlog.rotation.in_use) == 1
+            last = failure.kind is FailureKind.BUSY and only
             if passing or last:
                 worst = worst or failure.kind
             elif failure.reason is FailureReason.TIMEOUT and not fair:
@@ -330,10 +395,17 @@ class SendProcedure:
         except TransportError as error:
             return [error] * len(messages)
 
-    def _give_up(self, state: SenderState, jobs: list[Job], why: str, kind: type[SendRefused] | None = None) -> None:
+    def _give_up(
+        self,
+        state: SenderState,
+        jobs: list[Job],
+        why: str,
+        kind: type[SendRefused] | None = None,
+        key: Key | None = None,
+    ) -> None:
         """End what is left, with every failure that led here."""
         runner = state.runner
-        diverting = not self._primary_enabled(runner)
+        diverting = not self._primary_enabled(runner) or (key is not None and not key.facts.clean)
         if self._ends_at is not None:
             kind, why = SendRefused, "the pair closed" if self._fault is None else f"the pair faulted: {self._fault}"
         elif kind is None:

@@ -10,13 +10,14 @@ from pairmq.transport._transport import (
     is_nothing_sent,
     nothing_sent,
 )
-from pairmq.transport._values import Capabilities, Endpoint, QueueCounts, QueueProperties
+from pairmq.transport._values import Capabilities, Endpoint, QueueCounts, QueuePositions, QueueProperties
 
 __all__ = [
     "Admin",
     "Capabilities",
     "Endpoint",
     "QueueCounts",
+    "QueuePositions",
     "QueueProperties",
     "Receiver",
     "Sender",

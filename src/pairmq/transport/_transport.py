@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Self
 
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, Source, TransportError
-from pairmq.transport._values import Capabilities, Endpoint, QueueCounts, QueueProperties
+from pairmq.transport._values import Capabilities, Endpoint, QueueCounts, QueuePositions, QueueProperties
 
 _NOTHING_SENT = "pairmq_nothing_sent"
 
@@ -264,7 +264,8 @@ class Admin(ABC):
             True when it was made, False when it existed.
 
         Raises:
-            TransportError: neither; reason *not-supported* for ``requires_session`` without the sessions capability.
+            TransportError: neither; reason *not-supported* for ``requires_session`` without the sessions capability,
+                and for ``single_consumer`` without ordered_consumer.
         """
 
     @abstractmethod
@@ -292,6 +293,21 @@ class Admin(ABC):
         Raises:
             TransportError: reason *not-found* when it does not exist.
         """
+
+    async def positions(self, entity: Entity) -> QueuePositions:
+        """Tell how far a queue has been settled, now and exactly, by whomever (SPEC 8.3).
+
+        An estimate will not do: whoever asks gives up the protection of order on the strength of the answer.
+
+        Raises:
+            TransportError: reason *not-supported* without the ordered_consumer capability; *not-found* when the queue
+                does not exist; or the broker could not be asked.
+        """
+        raise TransportError(
+            f"{entity}: this transport can't tell how far a queue has been settled",
+            FailureKind.REFUSED,
+            FailureReason.NOT_SUPPORTED,
+        )
 
     @abstractmethod
     async def delete(self, entity: Entity) -> bool:

@@ -24,8 +24,8 @@ class Capabilities:
         lock_renewal: `Receiver.renew_lock` makes a lock last longer; without it a lock lasts as long as its connection.
         probes: `Admin.probe` proves that an entity accepts writes.
         peek: `Admin.peek` shows messages without locking them.
-        ordered_consumer: a queue can be read by one consumer at a time, which order needs (SPEC 8.2). There is no way
-            to ask for it yet, so that no transport can claim it.
+        ordered_consumer: a queue made with ``QueueProperties.single_consumer`` is read by one consumer at a time, and
+            `Admin.positions` tells what of it is settled: what order needs of a secondary (SPEC 8).
         durable: an accepted message outlives the broker's process.
     """
 
@@ -78,6 +78,8 @@ class QueueProperties:
         dead_letter_on_expiration: an expired message is dead-lettered instead of dropped.
         batched_operations: the broker may batch its writes.
         requires_session: every message must have a session id, and is read through `Transport.accept_session`.
+        single_consumer: one receiver at a time gets messages, in their order: while it holds one under a lock nobody
+            else is given any, and what it gives back, or loses its lock of, is delivered again before anything newer.
     """
 
     max_size_megabytes: int | None = None
@@ -88,6 +90,7 @@ class QueueProperties:
     dead_letter_on_expiration: bool = True
     batched_operations: bool = True
     requires_session: bool = False
+    single_consumer: bool = False
 
     def differences(self, actual: QueueProperties) -> tuple[str, ...]:
         """Name each setting of an existing queue that differs from this one, as a sentence (SPEC 5.3).
@@ -130,3 +133,18 @@ class QueueCounts:
     def pending(self) -> int:
         """All that are not dead-lettered: what a drain still has to move."""
         return self.active + self.locked + self.scheduled
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePositions:
+    """How far a queue has been settled. Positions are whole numbers that grow in the order of delivery.
+
+    Args:
+        oldest: of the oldest message that is not settled, locked ones included; None in an empty queue.
+        newest: at least that of every message whose send was confirmed before the question was asked.
+        left: about how many messages are not settled; exact at 0.
+    """
+
+    oldest: int | None
+    newest: int
+    left: int

@@ -15,7 +15,7 @@ from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReaso
 from pairmq.testing._loop import WALL_EPOCH
 from pairmq.testing.simulator._history import Copy, Gap, Handover, History
 from pairmq.testing.simulator._loop import SimulationLoop
-from pairmq.transport import QueueCounts, QueueProperties
+from pairmq.transport import QueueCounts, QueuePositions, QueueProperties
 
 
 @dataclass(slots=True, eq=False)
@@ -187,13 +187,20 @@ class Broker:
     def serve(self, queue: Queue) -> None:
         """Answer the polls that can be answered."""
         for poll in tuple(queue.polls) if queue.ready else ():
-            if not poll.open():
+            if not poll.open() or self._is_anothers(queue, poll):
                 continue
             found = self.take(queue, poll)
             if not found:
                 return
             queue.polls.remove(poll)
             poll.answer(found)
+
+    @staticmethod
+    def _is_anothers(queue: Queue, poll: Poll) -> bool:
+        """Whether a queue for one consumer at a time has another one now."""
+        if not queue.properties.single_consumer:
+            return False
+        return any(lock.holder is not poll.holder for lock in queue.locks.values())
 
     def take(self, queue: Queue, poll: Poll) -> list[Delivery]:
         """Lock what a poll asks for."""
@@ -248,6 +255,7 @@ class Broker:
         copy = self.held(queue, delivery)
         del queue.copies[copy.number], queue.locks[copy.number]
         self._gone(copy, "completed", by)
+        self._settled(queue)
 
     def dead_letter(self, queue: Queue, delivery: Delivery, reason: str, by: str) -> None:
         """Set a copy aside. Raises as `held`."""
@@ -256,6 +264,11 @@ class Broker:
         queue.dead[copy.number] = copy
         copy.reason = reason
         self._gone(copy, "dead-lettered", by)
+        self._settled(queue)
+
+    def _settled(self, queue: Queue) -> None:
+        if queue.properties.single_consumer and not queue.locks:
+            self.serve(queue)  # another consumer may have its turn
 
     def renew(self, queue: Queue, delivery: Delivery) -> Delivery:
         """Make a lock last its whole duration again. Raises as `held`."""
@@ -308,6 +321,10 @@ class Broker:
         """What a queue holds."""
         locked, scheduled = len(queue.locks), len(queue.scheduled)
         return QueueCounts(len(queue.copies) - locked - scheduled, locked, scheduled, len(queue.dead))
+
+    def positions(self, queue: Queue) -> QueuePositions:
+        """How far a queue has been settled."""
+        return QueuePositions(next(iter(queue.copies), None), self._numbers, len(queue.copies))
 
     def serve_all(self) -> None:
         """Answer every poll that can be answered: the network has changed."""

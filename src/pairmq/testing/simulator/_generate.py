@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -57,7 +58,19 @@ def scenario_of(settings: Settings) -> Scenario:
     seconds = settings.hours * 3600
     faults = _faults(rng, settings, setup, seconds)
     traffic = _traffic(rng, settings, setup, faults, seconds)
-    return Scenario(settings.seed, seconds, settings.mode, setup, faults, traffic)
+    scenario = Scenario(settings.seed, seconds, settings.mode, setup, faults, traffic)
+    return scenario if settings.ordering == "none" else _ordered(scenario)
+
+
+def _ordered(scenario: Scenario) -> Scenario:
+    """The same scenario with pairs that keep order, and more sessions, so that there is an order to keep."""
+    rng = Random(f"pairmq order {scenario.seed}")
+    setup = replace(scenario.setup, options={**scenario.setup.options, "ordering": "session"})
+    traffic = tuple(
+        replace(each, fields=(*each.fields, "session")) if "session" not in each.fields and rng.random() < 0.6 else each
+        for each in scenario.traffic
+    )
+    return replace(scenario, setup=setup, traffic=traffic)
 
 
 def _setup(rng: Random) -> Setup:

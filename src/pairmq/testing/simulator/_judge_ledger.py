@@ -148,8 +148,10 @@ def _marks(facts: Facts, sent: Sent) -> Iterator[Violation]:
 
 
 def _other_queue(facts: Facts, sent: Sent) -> Iterator[Violation]:
-    """A message that a backlog queue did not take goes to another one (SPEC 5.4)."""
+    """A message that a backlog queue did not take goes to another one (SPEC 5.4), unless order forbids it (SPEC 8.2)."""
     options = facts.options[True]
+    if options.ordering == "session":
+        return
     fair = min(options.attempt_timeout, 1.0) - 0.0005
     attempts = [each for each in facts.attempts[sent.number] if each[0].broker == SECONDARY]
     for (one, told), (another, _) in itertools.pairwise(attempts):

@@ -11,6 +11,7 @@ from pairmq.model import Entity, EntityState
 from pairmq.model.events import Cause, PingCompleted, RotationChanged, StateChanged
 from pairmq.testing.simulator._facts import Facts
 from pairmq.testing.simulator._history import Attempt, Copy, Life, Note, Result, Sent
+from pairmq.testing.simulator._judge_order import order_judged
 from pairmq.testing.simulator._scenario import PRIMARY, SECONDARY
 from pairmq.testing.simulator._verdict import Verdict, Violation
 
@@ -34,13 +35,17 @@ _ALLOWED: dict[tuple[EntityState, Cause], tuple[EntityState, ...]] = {
     **{(_FAILED_OVER, cause): _UP for cause in (Cause.PING_RECOVERED, Cause.MARKED_HEALTHY)},
     (_FAILING, Cause.INTERVAL_OVER): (_FAILED_OVER,),
     (_DRAINING, Cause.DRAINED): (_HEALTHY,),
+    (_HEALTHY, Cause.ORDER_KEPT): (_DRAINING,),
 }
 
 
 def pair_judged(facts: Facts) -> Iterator[Violation]:
     """All that is wrong with pairs, and not with a single message."""
     yield from _order(facts)
-    yield from _kept_queues(facts)
+    if facts.options[True].ordering == "none":
+        yield from _kept_queues(facts)
+    else:
+        yield from order_judged(facts)
     for (life, entity), notes in facts.changes.items():
         yield from _states(facts, facts.lives[life], entity, notes)
     for each in facts.lives.values():
@@ -145,7 +150,7 @@ def _states(facts: Facts, life: Life, entity: Entity, notes: list[Note]) -> Iter
         if problem:
             yield Violation(Verdict.STATE, note.at, f"{where}: {problem}")
         state = event.current
-        if event.cause is not Cause.DRAINED:
+        if event.cause not in (Cause.DRAINED, Cause.ORDER_KEPT):
             health_since, on_trial = note.tick, event.cause is Cause.PING_RECOVERED
 
 

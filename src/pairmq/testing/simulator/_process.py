@@ -51,21 +51,31 @@ def number_of(message: Message) -> int | None:
     return int(body[_NUMBER]) if body[:1] == b"m" else None
 
 
-def made(shipment: Shipment, number: int) -> Message:
-    """The message of a number."""
+def made(shipment: Shipment, number: int, owner: str | None = None) -> Message:
+    """The message of a number.
+
+    Args:
+        shipment: whose it is.
+        number: of the message.
+        owner: the process that owns the sessions, where order is kept; None where nobody does.
+    """
     body = b"m%08d" % number
     fields = shipment.fields
     time_to_live = next((seconds for name, seconds in _TIMES_TO_LIVE.items() if name in fields), None)
     return Message(
         body.ljust(shipment.size, b"."),
         message_id=None if "no-id" in fields else f"id-{number}",
-        session_id=f"session-{number % 7}" if "session" in fields else None,
+        session_id=_session(number, owner) if "session" in fields else None,
         time_to_live=time_to_live,
         scheduled_enqueue_at=instant(shipment.at) + timedelta(seconds=_SCHEDULED) if "schedule" in fields else None,
         priority=number % 10 if "priority" in fields else None,
         subject="simulation" if "property" in fields else None,
         application_properties={"number": number, "text": "n"} if "property" in fields else {},
     )
+
+
+def _session(number: int, owner: str | None) -> str:
+    return f"session-{number % 7}" if owner is None else f"{owner}-{number % 3}"
 
 
 class Process:
@@ -263,8 +273,9 @@ class Process:
 
     def _record(self, life: Life, plan: SenderPlan, shipment: Shipment, number: int) -> Sent:
         history, loop = self._world.history, self._world.loop
-        message = made(shipment, number)
-        timeout = shipment.timeout or self._world.options(self.plan).send_timeout
+        options = self._world.options(self.plan)
+        message = made(shipment, number, self.plan.name if options.ordering == "session" else None)
+        timeout = shipment.timeout or options.send_timeout
         record = Sent(number, life.name, plan.name, plan.target, message, loop.time(), history.tick(), timeout)
         history.sent[number] = record
         if history.trace is not None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from pairmq.core import PairOptions
+from pairmq.core.options import Ordering
 from pairmq.model import Entity, EntityKind
 from pairmq.testing.simulator._typed import check_types
 
@@ -60,6 +61,7 @@ class Settings:
         faults: the kinds of faults that may happen, of `FAULT_KINDS`.
         faults_per_hour: on both brokers and all processes together.
         sends_per_hour: spread evenly; as many again, about, come around the faults.
+        ordering: of the pairs; with ``"session"`` most messages have a session, which one process owns.
         trace: keep the trace in the report; one that fails has one anyway.
 
     Raises:
@@ -72,11 +74,14 @@ class Settings:
     faults: tuple[str, ...] = FAULT_KINDS
     faults_per_hour: float = 60.0
     sends_per_hour: float = 400.0
+    ordering: Ordering = "none"
     trace: bool = False
 
     def __post_init__(self) -> None:
         if self.mode not in ("safety", "liveness"):
             raise ValueError(f"mode is {self.mode!r}: it must be 'safety' or 'liveness'")
+        if self.ordering not in get_args(Ordering):
+            raise ValueError(f"ordering is {self.ordering!r}: it must be 'none' or 'session'")
         for name in ("hours", "faults_per_hour", "sends_per_hour"):
             value = getattr(self, name)
             if not 0 <= value < 1e6:

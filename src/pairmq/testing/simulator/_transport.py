@@ -20,7 +20,17 @@ from pairmq.testing.simulator._network import (
     Connection,
     Request,
 )
-from pairmq.transport import Admin, Capabilities, Endpoint, QueueCounts, QueueProperties, Receiver, Sender, Transport
+from pairmq.transport import (
+    Admin,
+    Capabilities,
+    Endpoint,
+    QueueCounts,
+    QueuePositions,
+    QueueProperties,
+    Receiver,
+    Sender,
+    Transport,
+)
 
 
 class SimulatedLink(Transport):
@@ -304,6 +314,10 @@ class _Admin(Admin):
     async def counts(self, source: Source) -> QueueCounts:
         counts: QueueCounts = await self._ask(source.entity, lambda broker: broker.counts(broker.source(source)))
         return counts if self._link.capabilities.counts_scheduled else replace(counts, scheduled=0)
+
+    async def positions(self, entity: Entity) -> QueuePositions:
+        told: QueuePositions = await self._ask(entity, lambda broker: broker.positions(broker.find(entity)))
+        return told
 
     async def delete(self, entity: Entity) -> bool:
         return bool(await self._ask(entity, lambda broker: broker.delete(entity)))

@@ -114,6 +114,7 @@ class World:
             lock_renewal=True,
             probes=True,
             peek=True,
+            ordered_consumer=True,
             durable=True,
         )
         connection = self.network.open(self.brokers[name], life)

@@ -1,0 +1,126 @@
+"""Order through an outage: a key's backlog queue, and when the key may return to the primary (SPEC 8).
+
+A *key* is what order is kept for: a session of an entity, or a sender without sessions. A key is *clean* while nothing
+of it can lie in the backlog, and *dirty* from before its first diverted send leaves. A dirty key becomes clean by one
+proof alone, which comes from the secondary: a *look* at its queue that began after its last diverted send had ended
+tells the newest position given out so far (the mark); once the oldest message still there stands behind the mark, all
+of the key's have been settled, whatever others have put there since. An empty queue is such a proof at once.
+
+A key that this process sees for the first time is dirty: an earlier process may have left messages of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final, NamedTuple
+
+from pairmq.model import Entity
+
+NEARLY_DRAINED: Final = 1000
+"""Messages in a queue up to which a send of a dirty key waits for it to drain instead of joining its end."""
+
+
+def backlog_queue_of(entity: Entity, session: str | None, sender_id: str, count: int) -> int:
+    """Choose the backlog queue of a key: the same one in every process and version (SPEC 8.2).
+
+    Args:
+        entity: where the messages belong.
+        session: their session id; None where the sender is the key.
+        sender_id: the sender's, for those without a session.
+        count: how many backlog queues there are.
+
+    Returns:
+        The queue's index.
+    """
+    kind, name = ("sender", sender_id) if session is None else ("session", session)
+    # No path holds a NUL, so that no two keys give one text. The hash guards nothing, it only has to stay the same.
+    text = f"{entity.kind.value}\0{entity.path}\0{kind}\0{name}"
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:8], "big") % count
+
+
+class Look(NamedTuple):
+    """What one look at a backlog queue told.
+
+    Args:
+        began_at: when it began, on the monotonic clock of the key's facts.
+        oldest: position of the oldest message that is not settled, locked ones included; None in an empty queue.
+        newest: at least the position of every message that was confirmed before the look began.
+        left: about how many messages are in the queue.
+    """
+
+    began_at: float
+    oldest: int | None
+    newest: int
+    left: int
+
+
+class KeyOrder:
+    """Whether one key is clean; its sends go one after another.
+
+    Args:
+        now: the instant of its making.
+        fresh: nobody can have sent anything of this key before, as with the id of a new sender.
+    """
+
+    __slots__ = ("_clean", "_mark", "_returns", "_since")
+
+    def __init__(self, now: float, *, fresh: bool = False) -> None:
+        self._clean = fresh
+        self._returns = False
+        self._since = now
+        self._mark: int | None = None
+
+    @property
+    def clean(self) -> bool:
+        """Whether its next send may go to the primary."""
+        return self._clean
+
+    def doubt(self, now: float) -> None:
+        """Take the key for dirty until a look that begins from ``now`` on: others may have sent meanwhile."""
+        self._clean = self._returns = False
+        self._since, self._mark = now, None
+
+    def diverting(self) -> None:
+        """A diverted send is about to leave: from now on the key is dirty."""
+        self._returns = self._clean
+        self._clean = False
+
+    def divert_ended(self, now: float, *, maybe_there: bool) -> None:
+        """The diverted send has ended.
+
+        Args:
+            now: when.
+            maybe_there: the queue may hold it; False when it certainly does not, and then nothing has changed.
+        """
+        if maybe_there:
+            self._since, self._mark = now, None
+        else:
+            self._clean = self._clean or self._returns
+        self._returns = False
+
+    def seen(self, look: Look) -> None:
+        """Take what a look has told; one that began too early tells nothing."""
+        if look.began_at < self._since:
+            return
+        if look.oldest is None or (self._mark is not None and look.oldest > self._mark):
+            self._clean = True
+        elif self._mark is None:
+            self._mark = look.newest
+
+
+class DrainView:
+    """How a backlog queue drains, as far as looks have told: whether it is worth waiting for."""
+
+    __slots__ = ("_stalled_at",)
+
+    def __init__(self) -> None:
+        self._stalled_at: int | None = None
+
+    def worth_waiting(self, look: Look) -> bool:
+        """Tell whether a send should wait for the queue to drain a little longer, instead of joining its end."""
+        return look.left <= NEARLY_DRAINED and (look.oldest is None or look.oldest != self._stalled_at)
+
+    def waited(self, first: Look, last: Look) -> None:
+        """Note that a send has waited in vain between two looks; where nothing has moved, the next need not wait."""
+        self._stalled_at = last.oldest if last.oldest == first.oldest else None
