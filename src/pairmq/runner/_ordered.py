@@ -57,12 +57,15 @@ class Wait:
 
 
 class Place:
-    """A job's place in the line of its key; ``wait`` while it waits for the key's queue to drain."""
+    """The place of one call's jobs in the line of their key; ``wait`` while they wait for the key's queue to drain.
 
-    __slots__ = ("job", "key", "turn", "wait")
+    It is left when the call gives its receipts, not sooner: a later call's receipt must not come before them.
+    """
 
-    def __init__(self, job: Job, key: Key) -> None:
-        self.job = job
+    __slots__ = ("jobs", "key", "turn", "wait")
+
+    def __init__(self, key: Key) -> None:
+        self.jobs: list[Job] = []
         self.key = key
         self.wait: Wait | None = None
         self.turn = asyncio.get_running_loop().create_future()
@@ -108,8 +111,14 @@ class Orders:
         self._views = [DrainView() for _ in backlog.entities]
 
     def line_up(self, state: SenderState, jobs: Sequence[Job]) -> list[Place]:
-        """Give each job its place behind all earlier ones of its key, at once: calls keep their order."""
-        return [Place(job, self._key(state, job.message.session_id)) for job in jobs]
+        """Give jobs their places behind all earlier ones of their keys, at once: calls keep their order."""
+        places: dict[Key, Place] = {}
+        for job in jobs:
+            key = self._key(state, job.message.session_id)
+            if key not in places:
+                places[key] = Place(key)
+            places[key].jobs.append(job)
+        return list(places.values())
 
     def _key(self, state: SenderState, session: str | None) -> Key:
         now = self._clock.now()

@@ -262,14 +262,12 @@ class Pump:
         """What goes in one operation, and what is left, each in order: where order is kept, one message a key."""
         if not self._intake.ordered:
             return items[: gate.most], items[gate.most :]
-        first: dict[tuple[bool, str], Item] = {}
-        left: list[Item] = []
-        for item in items:
-            if item.key in first or len(first) >= gate.most:
-                left.append(item)
-            else:
-                first[item.key] = item
-        return list(first.values()), left
+        keys: set[tuple[bool, str]] = set()
+        for count, item in enumerate(items):
+            if item.key in keys or count >= gate.most:
+                return items[:count], items[count:]
+            keys.add(item.key)
+        return items, []
 
     async def _send_part(self, gate: Gate, items: list[Item]) -> list[Item]:
         """The same in one operation."""

@@ -188,13 +188,11 @@ class SendProcedure:
 
     async def _go_in_order(self, state: SenderState, places: Sequence[Place], started: float, deadline: float) -> None:
         """Those of one key one after another, different keys side by side."""
-        lines: dict[Key, list[Place]] = {}
-        for place in places:
-            lines.setdefault(place.key, []).append(place)
-        if len(lines) <= 1:
-            await self._go_along(state, places, started, deadline)
+        if len(places) <= 1:
+            for place in places:
+                await self._go_along(state, place, started, deadline)
             return
-        tasks = [asyncio.create_task(self._go_along(state, line, started, deadline)) for line in lines.values()]
+        tasks = [asyncio.create_task(self._go_along(state, place, started, deadline)) for place in places]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -202,14 +200,13 @@ class SendProcedure:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    async def _go_along(self, state: SenderState, places: Sequence[Place], started: float, deadline: float) -> None:
-        for place in places:
-            if await place.come(deadline):
-                await self._go_round(state, [place.job], started, deadline, place)
-                place.leave()
-            else:
-                why = "earlier sends of its session or sender were under way until the deadline"
-                self._give_up(state, [place.job], why, key=place.key)
+    async def _go_along(self, state: SenderState, place: Place, started: float, deadline: float) -> None:
+        if not await place.come(deadline):
+            why = "earlier sends of its session or sender were under way until the deadline"
+            self._give_up(state, place.jobs, why, key=place.key)
+            return
+        for job in place.jobs:
+            await self._go_round(state, [job], started, deadline, place)
 
     async def _go_round(
         self, state: SenderState, pending: list[Job], started: float, deadline: float, place: Place | None = None

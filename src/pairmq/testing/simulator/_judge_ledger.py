@@ -148,7 +148,7 @@ def _marks(facts: Facts, sent: Sent) -> Iterator[Violation]:
 
 
 def _other_queue(facts: Facts, sent: Sent) -> Iterator[Violation]:
-    """A message that a backlog queue did not take goes to another one (SPEC 5.4), unless order forbids it (SPEC 8.2)."""
+    """What a backlog queue did not take goes to another one (SPEC 5.4), unless order forbids it (SPEC 8.2)."""
     options = facts.options[True]
     if options.ordering == "session":
         return
