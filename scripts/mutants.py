@@ -29,7 +29,8 @@ CHILD = """
 import json, sys
 from pairmq.testing.simulator import Settings, simulate
 for seed in range(int(sys.argv[1])):
-    report = simulate(Settings(seed=seed, hours=float(sys.argv[2]), mode="liveness" if seed % 2 else "safety"))
+    mode = "liveness" if seed % 2 else "safety"
+    report = simulate(Settings(seed=seed, hours=float(sys.argv[2]), mode=mode, ordering=sys.argv[3]))
     if not report.ok:
         first = report.violations[0]
         print(json.dumps({"seed": seed, "verdict": first.verdict.value, "text": first.text}))
@@ -46,12 +47,14 @@ class Mutant:
         file: below src/pairmq.
         old: text that stands there exactly once.
         new: what is put in its place.
+        ordering: of the pairs that are simulated.
     """
 
     name: str
     file: str
     old: str
     new: str
+    ordering: str = "none"
 
 
 MUTANTS = (
@@ -153,8 +156,8 @@ MUTANTS = (
     Mutant(
         "the time-to-live is not restored",
         "core/envelope.py",
-        "            time_to_live=_seconds(_text(properties, TIME_TO_LIVE)),",
-        "            time_to_live=_seconds(_text(properties, TIME_TO_LIVE)) and None,",
+        "            time_to_live=_seconds(get(TIME_TO_LIVE)),",
+        "            time_to_live=_seconds(get(TIME_TO_LIVE)) and None,",
     ),
     Mutant(
         "the time-to-live runs in the backlog",
@@ -165,8 +168,8 @@ MUTANTS = (
     Mutant(
         "the session is not restored",
         "core/envelope.py",
-        "            session_id=_text(properties, SESSION_ID),",
-        "            session_id=_text(properties, SESSION_ID) and None,",
+        "            session_id=get(SESSION_ID),",
+        "            session_id=get(SESSION_ID) and None,",
     ),
     Mutant(
         "the syphon uses the backlog when the primary fails",
@@ -259,8 +262,8 @@ MUTANTS = (
     Mutant(
         "a forged destination is delivered to",
         "runner/_pump.py",
-        "        if forbidden or not self._options.allows(entity.path):",
-        "        if False:",
+        "        return not forbidden and self._options.allows(entity.path)",
+        "        return True",
     ),
     Mutant(
         "a sender takes another backlog queue each time",
@@ -283,7 +286,7 @@ MUTANTS = (
     Mutant(
         "what came home is not remembered",
         "runner/_pump.py",
-        "        self._arrived[_identity(item)] = None\n",
+        "        self._arrived[item.identity] = None\n",
         "",
     ),
     Mutant(
@@ -319,8 +322,8 @@ MUTANTS = (
     Mutant(
         "a batch comes home backwards",
         "runner/_pump.py",
-        "        items = self._not_home(self._unexpired(await self._intake.fresh(items)))",
-        "        items = self._not_home(self._unexpired(await self._intake.fresh(items)))[::-1]",
+        "        items = self._not_home(due)\n",
+        "        items = self._not_home(due)[::-1]\n",
     ),
     Mutant(
         "pings go on for ever without an answer",
@@ -355,7 +358,8 @@ MUTANTS = (
     Mutant(
         "what is in hand is taken for another message when it comes again",
         "runner/_intake.py",
-        "        item.delivery, item.locked_until = delivery, self._lock_ends_at()\n        return True",
+        "        item.delivery, item.locked_until = delivery, self._lock_ends_at(self._clock.now())\n"
+        "        return True",
         "        return False",
     ),
     Mutant(
@@ -383,6 +387,97 @@ MUTANTS = (
         "            if failure is None or None in failures:\n"
         "                self._endings.accept(state, job, started, queue)",
     ),
+    Mutant(
+        "a session returns to the primary over its backlog",
+        "runner/_ordered.py",
+        "        if facts.clean:\n            place.wait = None",
+        "        if True:\n            place.wait = None",
+        ordering="session",
+    ),
+    Mutant(
+        "a look that began before a session's last diverted send ended counts",
+        "core/order.py",
+        "        if look.began_at < self._since:\n            return\n",
+        "",
+        ordering="session",
+    ),
+    Mutant(
+        "a diverted send leaves its session clean",
+        "runner/_send.py",
+        "key.facts.divert_ended(self._clock.now(), maybe_there=maybe_there)",
+        "key.facts.divert_ended(self._clock.now(), maybe_there=False)",
+        ordering="session",
+    ),
+    Mutant(
+        "a session's message takes any backlog queue",
+        "runner/_send.py",
+        "                index = key.queue\n",
+        "                index = backlog.rotation.choose(None, self._clock.chance())\n",
+        ordering="session",
+    ),
+    Mutant(
+        "a backlog queue that can't be asked counts as drained for a session",
+        "runner/_ordered.py",
+        "        if look is None:  # who can't be asked may hold messages\n            return self._divert(place, runner)\n",
+        "        if look is None:\n            return runner.route()\n",
+        ordering="session",
+    ),
+    Mutant(
+        "a restarted process takes every session for clean",
+        "runner/_ordered.py",
+        "Key(KeyOrder(now), self._queue(state, session))",
+        "Key(KeyOrder(now, fresh=True), self._queue(state, session))",
+        ordering="session",
+    ),
+    Mutant(
+        "a session is taken for drained with its last message still in the queue",
+        "core/order.py",
+        "look.oldest > self._mark",
+        "look.oldest >= self._mark",
+        ordering="session",
+    ),
+    Mutant(
+        "sends of one session go side by side",
+        "runner/_ordered.py",
+        "        if not self.turn.done():\n            await asyncio.wait(",
+        "        if not self.turn.done():\n            return True\n            await asyncio.wait(",
+        ordering="session",
+    ),
+    Mutant(
+        "backlog queues are made for several consumers at once",
+        "runner/_backlog.py",
+        "single_consumer=options.ordering == \"session\"",
+        "single_consumer=False",
+        ordering="session",
+    ),
+    Mutant(
+        "messages of one session go home in one operation",
+        "runner/_pump.py",
+        "            if item.key in keys or count >= gate.most:",
+        "            if count >= gate.most:",
+        ordering="session",
+    ),
+    Mutant(
+        "what stands behind a lost lock goes on",
+        "runner/_intake.py",
+        "        if not self.ordered or self.broken:\n            return\n",
+        "        return\n",
+        ordering="session",
+    ),
+    Mutant(
+        "an ordered message is put at its queue's tail to make room",
+        "runner/_pump.py",
+        "if self._intake.ordered or not await self._made_some_room():",
+        "if not await self._made_some_room():",
+        ordering="session",
+    ),
+    Mutant(
+        "a session goes on before its poison is set aside",
+        "runner/_pump.py",
+        "        if self._intake.ordered and poison:",
+        "        if False and poison:",
+        ordering="session",
+    ),
 )
 
 
@@ -409,7 +504,7 @@ def hunt(mutant: Mutant, seeds: int, hours: float) -> Found:
             raise SystemExit(f"mutant {mutant.name!r}: its text stands {text.count(mutant.old)} times in {mutant.file}")
         path.write_text(text.replace(mutant.old, mutant.new), "utf-8")
         environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [sys.executable, "-c", CHILD, str(seeds), str(hours)]
+        command = [sys.executable, "-c", CHILD, str(seeds), str(hours), mutant.ordering]
         try:
             ended = subprocess.run(
                 command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False, cwd=folder
