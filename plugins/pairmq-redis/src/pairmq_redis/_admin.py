@@ -9,7 +9,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Source, TransportError
-from pairmq.transport import Admin, QueueCounts, QueueProperties
+from pairmq.transport import Admin, QueueCounts, QueuePositions, QueueProperties
 from pairmq_redis import _codec, _errors, _scripts
 from pairmq_redis._context import Context
 from pairmq_redis._keys import META_PATTERN, QUEUE_GROUP, EntityKeys, SourceKeys, path_of
@@ -54,8 +54,8 @@ class RedisAdmin(Admin):
     async def create(self, entity: Entity, properties: QueueProperties | None = None) -> bool:
         """Make a queue or topic; what Redis does with each setting stands in the README.
 
-        ``lock_duration``, ``max_delivery_count``, ``default_time_to_live`` and
-        ``dead_letter_on_expiration`` are kept to. The others are remembered and told by `properties`, and
+        ``lock_duration``, ``max_delivery_count``, ``default_time_to_live``, ``dead_letter_on_expiration``
+        and, for a queue, ``single_consumer`` are kept to. The others are remembered and told by `properties`, and
         have no effect: Redis has no quota for one stream, deletes no idle one, and always batches. A lock
         duration of None becomes 60 s, since no lock here is bound to a connection.
         """
@@ -75,6 +75,7 @@ class RedisAdmin(Admin):
             b"1" if asked.dead_letter_on_expiration else b"0",
             json.dumps(asdict(asked)).encode(),
             QUEUE_GROUP,
+            b"1" if asked.single_consumer else b"0",
         ]
         all_keys = (keys.stream, keys.dead, keys.meta)
         return bool(await self._script(_scripts.CREATE, all_keys, arguments, doing, replicate=True))
@@ -104,6 +105,15 @@ class RedisAdmin(Admin):
         """
         active, locked, scheduled, dead = await self._source_script(_scripts.COUNT, source, f"count {source}")
         return QueueCounts(active=active, locked=locked, scheduled=scheduled, dead_letter=dead)
+
+    async def positions(self, entity: Entity) -> QueuePositions:
+        """Tell ids of the queue's stream, from which an entry goes as soon as it is settled. Exact, in one step.
+
+        What is scheduled has no position before its time.
+        """
+        doing = f"look at {entity}"
+        oldest, newest, left = await self._source_script(_scripts.POSITIONS, Source(entity), doing)
+        return QueuePositions(_position(oldest) if oldest else None, _position(newest), left)
 
     async def delete(self, entity: Entity) -> bool:
         keys = EntityKeys(entity)
@@ -194,6 +204,11 @@ def _check(asked: QueueProperties, doing: str) -> None:
     count = asked.max_delivery_count
     if count is not None and (count < 1 or count % 1):
         raise _malformed(f"{doing}: max_delivery_count is {count!r}: a whole number from 1 on, or None")
+
+
+def _position(id_: bytes) -> int:
+    milliseconds, _, number = id_.partition(b"-")
+    return int(milliseconds) << 64 | int(number)
 
 
 def _malformed(text: str) -> TransportError:

@@ -8,7 +8,8 @@ by the next message.
 
 New messages end that wait; what comes back to the queue does not: scheduled messages, ended locks,
 abandoned deliveries. So it is cut into slices that end at the next such instant that the script knew of,
-and after ``poll_interval`` for the others.
+and after ``poll_interval`` for the others. A queue with one consumer at a time is asked by the script
+alone, after growing pauses up to ``poll_interval``: a blocking read would not ask whose turn it is.
 
 A call that was cut off (cancelled, connection lost) may have fetched messages that nobody was given. Until
 their locks would have ended, the next calls hand the script the ids that *were* given, and it puts back the
@@ -47,6 +48,7 @@ MAX_BLOCKED = 8
 
 MAX_DESCRIPTION = 1024
 MIN_SLICE = 0.005
+_FIRST_PAUSE = 0.01
 ANSWER_GRACE = 5.0
 """Seconds after a slice's end until the server counts as gone: a half-open connection would never tell."""
 
@@ -93,6 +95,7 @@ class RedisReceiver(Receiver):
         self._sweep_at = b"0"
         self._next_at_ms = 0.0
         self._more = False  # the last take only put expired messages away, and there are more
+        self._single = False  # one consumer at a time: only the script knows whose turn it is
         self._lock_ms = 60_000.0
         self._clock_offset_ms = 0.0  # our wall clock minus the server's, never too large
         self._clean_at = -math.inf
@@ -111,6 +114,7 @@ class RedisReceiver(Receiver):
         want = min(max_messages, MAX_TAKE)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait
+        pause = _FIRST_PAUSE
         self._used = True
         try:
             while True:
@@ -120,6 +124,10 @@ class RedisReceiver(Receiver):
                 left = deadline - loop.time()
                 if deliveries or left <= 0:
                     return deliveries
+                if self._single:
+                    await asyncio.sleep(min(left, pause))
+                    pause = min(2 * pause, self._context.url.poll_interval)
+                    continue
                 until_next = max((self._next_at_ms - now_ms) / 1000, MIN_SLICE)
                 deliveries = await self._block(want, min(left, until_next))
                 if deliveries:
@@ -139,13 +147,14 @@ class RedisReceiver(Receiver):
         if suspect:
             arguments += self._given
         asked_at_ms = time.time() * 1000
-        now, self._sweep_at, next_at, lock, more, entries = await self._script(
+        now, self._sweep_at, next_at, lock, more, entries, single = await self._script(
             self._link, _scripts.TAKE, arguments, self._doing
         )
         if clean:
             self._clean_at = loop.time() + CLEAN_INTERVAL
         now_ms = float(now)
         self._next_at_ms, self._lock_ms, self._more = float(next_at), float(lock), more == 1
+        self._single = single == 1
         self._clock_offset_ms = asked_at_ms - now_ms
         self._prune()
         return await self._deliver(entries, now_ms), now_ms

@@ -205,9 +205,21 @@ if ARGV[8] == '1' then
   end
 end
 
+-- A queue with one consumer at a time gives nothing to anybody else while one holds a lock.
+local single = mode == 'queue' and redis.call('HGET', meta, 'single') == '1'
+if single then
+  for _, other in ipairs(redis.call('XPENDING', stream, group)[4] or {}) do
+    if other[1] ~= me and other[1] ~= 'returned' then
+      for _, pending in ipairs(redis.call('XPENDING', stream, group, '-', '+', other[2], other[1])) do
+        if pending[3] < lock then return {num(now), '0', num(now + lock - pending[3]), num(lock), 0, {}, 1} end
+      end
+    end
+  end
+end
+
 -- 3. What was given back, or whose lock ended, is delivered again. The second needs a walk through all that
--- is pending, so it is done only when a lock may have ended.
-local sweep = now >= sweep_at
+-- is pending, so it is done only when a lock may have ended; but always where nothing newer may come first.
+local sweep = single or now >= sweep_at
 local again
 if sweep then
   again = redis.call('XPENDING', stream, group, 'IDLE', num(lock), '-', '+', want)
@@ -243,7 +255,7 @@ end
 -- 4. New ones. Those that expired unread make room for more, up to a bound, since nobody else is served meanwhile.
 -- Few at a time, since what is read is handed out: one small message does not tell how large the next ones are.
 local step, spent, more = 1, 0, false
-while #out < want and used < room do
+while #out < want and used < room and not (single and #again == want) do
   if spent >= 1000 then
     more = true
     break
@@ -279,11 +291,11 @@ if mode ~= 'dead' then
   local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
   if first[2] and not stuck then next_at = math.min(next_at, tonumber(first[2])) end
 end
-return {num(now), num(sweep_at), num(next_at), num(lock), more and 1 or 0, out}
+return {num(now), num(sweep_at), num(next_at), num(lock), more and 1 or 0, out, single and 1 or 0}
 """,
 )
 """Give a receiver its next messages: now, next sweep, next event, lock duration (ms), 1 when more expired ones
-are to be put away first, entries (id, count, fields)."""
+are to be put away first, entries (id, count, fields), 1 for a queue with one consumer at a time."""
 
 COMPLETE = _script(
     _SOURCE,
@@ -412,6 +424,18 @@ return {unread + free, pending - free, scheduled, buried}
 )
 """Count active, locked, scheduled, dead-lettered."""
 
+POSITIONS = _script(
+    _SOURCE,
+    """
+if mode ~= 'queue' or not group_info() then return nobody end
+-- What is completed or dead-lettered leaves the stream: its first entry is the oldest that is not settled.
+local first = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
+return {first and first[1] or '', info(redis.call('XINFO', 'STREAM', stream))['last-generated-id'],
+  redis.call('XLEN', stream)}
+""",
+)
+"""The ids of the oldest entry there, empty for none, and of the newest ever added, and how many are there."""
+
 PEEK = _script(
     _SOURCE,
     """
@@ -502,7 +526,7 @@ CREATE = _script(
     _TOLD,
     _GROUPS,
     """
--- KEYS: stream, dead, meta; ARGV: kind, lock ms, max, ttl, bury, settings as JSON, group
+-- KEYS: stream, dead, meta; ARGV: kind, lock ms, max, ttl, bury, settings as JSON, group, single
 local clock = redis.call('TIME')
 local kind = redis.call('HGET', KEYS[3], 'kind')
 if kind and kind ~= ARGV[1] then
@@ -519,6 +543,7 @@ redis.call('HSET', KEYS[3], 'kind', ARGV[1], 'lock', ARGV[2], 'bury', ARGV[5], '
   'created', clock[1])
 if ARGV[3] ~= '' then redis.call('HSET', KEYS[3], 'max', ARGV[3]) end
 if ARGV[4] ~= '' then redis.call('HSET', KEYS[3], 'ttl', ARGV[4]) end
+if ARGV[8] == '1' then redis.call('HSET', KEYS[3], 'single', '1') end
 return 1
 """,
 )

@@ -31,9 +31,10 @@ CAPABILITIES = Capabilities(
     lock_renewal=True,
     probes=True,
     peek=True,
+    ordered_consumer=True,
     durable=True,
 )
-"""What Redis does. Durable as far as ``appendfsync`` is on; sessions and single active consumers it does not have."""
+"""What Redis does. Durable as far as ``appendfsync`` is on; sessions it does not have."""
 
 _CLOSE_TIMEOUT = 1.8
 
