@@ -72,6 +72,9 @@ def visible_moves() -> dict[tuple[EntityState, EntityState], set[str]]:
         drained = BACKLOG[Backlog.DIRTY][BacklogSymbol.DRAINED]
         move = visible(health, Backlog.DIRTY), visible(health, drained)
         moves.setdefault(move, set()).add(Cause.DRAINED.value)
+        kept = BACKLOG[Backlog.CLEAN][BacklogSymbol.DIVERT]
+        move = visible(health, Backlog.CLEAN), visible(health, kept)
+        moves.setdefault(move, set()).add(Cause.ORDER_KEPT.value)
     return moves
 
 

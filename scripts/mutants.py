@@ -395,13 +395,6 @@ MUTANTS = (
         ordering="session",
     ),
     Mutant(
-        "a look that began before a session's last diverted send ended counts",
-        "core/order.py",
-        "        if look.began_at < self._since:\n            return\n",
-        "",
-        ordering="session",
-    ),
-    Mutant(
         "a diverted send leaves its session clean",
         "runner/_send.py",
         "key.facts.divert_ended(self._clock.now(), maybe_there=maybe_there)",
@@ -418,7 +411,8 @@ MUTANTS = (
     Mutant(
         "a backlog queue that can't be asked counts as drained for a session",
         "runner/_ordered.py",
-        "        if look is None:  # who can't be asked may hold messages\n            return self._divert(place, runner)\n",
+        "        if look is None:  # who can't be asked may hold messages\n"
+        "            return self._divert(place, runner)\n",
         "        if look is None:\n            return runner.route()\n",
         ordering="session",
     ),
@@ -446,7 +440,7 @@ MUTANTS = (
     Mutant(
         "backlog queues are made for several consumers at once",
         "runner/_backlog.py",
-        "single_consumer=options.ordering == \"session\"",
+        'single_consumer=options.ordering == "session"',
         "single_consumer=False",
         ordering="session",
     ),

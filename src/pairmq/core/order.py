@@ -99,14 +99,15 @@ class KeyOrder:
             self._clean = self._clean or self._returns
         self._returns = False
 
-    def seen(self, look: Look) -> None:
-        """Take what a look has told; one that began too early tells nothing."""
+    def seen(self, look: Look) -> bool:
+        """Take what a look has told, and tell whether the key is clean now; one that began too early tells nothing."""
         if look.began_at < self._since:
-            return
+            return self._clean
         if look.oldest is None or (self._mark is not None and look.oldest > self._mark):
             self._clean = True
         elif self._mark is None:
             self._mark = look.newest
+        return self._clean
 
 
 class DrainView:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from pairmq.core import reserved_properties
 from pairmq.model import (
@@ -49,6 +48,8 @@ class SenderState:
         runner: its entity's.
         primary: the transport's sender to the entity.
         sender_id: stands in the envelope of each message that it diverts.
+
+    ``key`` is for `_ordered` to keep what it knows of the sender.
     """
 
     __slots__ = ("called", "key", "primary", "queue", "runner", "sender_id", "sequence")
@@ -60,7 +61,7 @@ class SenderState:
         self.called = 0
         self.sequence = 0
         self.queue: int | None = None
-        self.key: Any = None  # of `_ordered`, which keeps it here
+        self.key: object = None
 
 
 class Job:

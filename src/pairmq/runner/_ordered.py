@@ -123,7 +123,7 @@ class Orders:
     def _key(self, state: SenderState, session: str | None) -> Key:
         now = self._clock.now()
         if session is None:
-            if state.key is None:
+            if not isinstance(state.key, Key):
                 # The sender's id is new: whatever lies in the backlog is not of this key.
                 state.key = Key(KeyOrder(now, fresh=True), self._queue(state, None))
             return state.key
@@ -168,8 +168,7 @@ class Orders:
         look = await self._watches[key.queue].look(wait.ends_at)
         if look is None:  # who can't be asked may hold messages
             return self._divert(place, runner)
-        facts.seen(look)
-        if facts.clean:
+        if facts.seen(look):
             return None
         view = self._views[key.queue]
         wait.first = wait.first or look

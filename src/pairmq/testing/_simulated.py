@@ -16,7 +16,17 @@ from typing import cast
 
 from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.testing._loop import WALL_EPOCH
-from pairmq.transport import Admin, Capabilities, Endpoint, QueueCounts, QueueProperties, Receiver, Sender, Transport
+from pairmq.transport import (
+    Admin,
+    Capabilities,
+    Endpoint,
+    QueueCounts,
+    QueuePositions,
+    QueueProperties,
+    Receiver,
+    Sender,
+    Transport,
+)
 
 
 class Fault(enum.Enum):
@@ -56,6 +66,7 @@ class _Stored:
     locked_until: float | None = None
     reason: str | None = None
     description: str | None = None
+    holder: object = None
 
 
 @dataclass(slots=True)
@@ -97,6 +108,7 @@ class SimulatedBroker:
             lock_renewal=True,
             probes=True,
             peek=True,
+            ordered_consumer=True,
             durable=True,
         )
         self.operations: Counter[str] = Counter()
@@ -330,6 +342,7 @@ class _SimulatedReceiver(Receiver):
         stored, messages = self._locked(delivery)
         del messages[stored.number]
         self._holding.discard(stored.number)
+        self._settled()
         if lost:
             raise lost_connection()
 
@@ -355,6 +368,7 @@ class _SimulatedReceiver(Receiver):
         del messages[stored.number]
         self._holding.discard(stored.number)
         queue.dead[stored.number] = replace(stored, locked_until=None, reason=reason, description=description)
+        self._settled()
 
     async def renew_lock(self, delivery: Delivery) -> Delivery:
         await self._transport.act(Operation.SETTLE, self._source.entity)
@@ -376,6 +390,10 @@ class _SimulatedReceiver(Receiver):
         now = asyncio.get_running_loop().time()
         queue, messages = self._transport.broker.source(self._source)
         found = []
+        if queue.properties.single_consumer and any(
+            (stored.locked_until or 0.0) > now and stored.holder is not self for stored in messages.values()
+        ):
+            return []
         for stored in list(messages.values()):
             if stored.visible_at > now or (stored.locked_until is not None and stored.locked_until > now):
                 continue
@@ -386,6 +404,7 @@ class _SimulatedReceiver(Receiver):
                 continue
             stored.deliveries += 1
             stored.locked_until = self._lock_ends_at()
+            stored.holder = self
             self._holding.add(stored.number)
             found.append(
                 Delivery(
@@ -424,6 +443,11 @@ class _SimulatedReceiver(Receiver):
         self._holding.discard(stored.number)
         self._transport.broker._notify()
 
+    def _settled(self) -> None:
+        queue, _ = self._transport.broker.source(self._source)
+        if queue.properties.single_consumer:
+            self._transport.broker._notify()  # it may be another one's turn
+
     def _lock_ends_at(self) -> float:
         queue, _ = self._transport.broker.source(self._source)
         return asyncio.get_running_loop().time() + (queue.properties.lock_duration or float(2**31))
@@ -445,6 +469,9 @@ class _SimulatedAdmin(Admin):
         await self._transport.act(Operation.ADMIN, entity)
         if properties is not None and properties.requires_session:
             text = f"create {entity}: requires_session: the simulated broker has no sessions"
+            raise TransportError(text, FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
+        if properties is not None and properties.single_consumer and not self._broker.capabilities.ordered_consumer:
+            text = f"create {entity}: single_consumer: this broker has none"
             raise TransportError(text, FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
         if entity in self._broker.queues:
             return False
@@ -471,6 +498,12 @@ class _SimulatedAdmin(Admin):
         scheduled = sum(1 for s in messages.values() if s.visible_at > now)
         told = scheduled if self._broker.capabilities.counts_scheduled else 0
         return QueueCounts(len(messages) - locked - scheduled, locked, told, len(queue.dead))
+
+    async def positions(self, entity: Entity) -> QueuePositions:
+        await self._transport.act(Operation.ADMIN, entity)
+        messages = self._broker.find(entity).stored
+        newest = next(self._broker._numbers)  # a number more than any message has
+        return QueuePositions(min(messages, default=None), newest, len(messages))
 
     async def delete(self, entity: Entity) -> bool:
         await self._transport.act(Operation.ADMIN, entity)

@@ -1,0 +1,155 @@
+"""Order of a key: its queue, and when it is clean (SPEC 8)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pairmq.core import NEARLY_DRAINED, DrainView, KeyOrder, Look, backlog_queue_of
+from pairmq.model import Entity, EntityKind
+
+ORDERS = Entity("orders")
+
+
+def look(began_at: float, oldest: int | None, newest: int = 9, left: int = 1) -> Look:
+    return Look(began_at, oldest, newest, left)
+
+
+# The queue.
+
+
+def test_the_queue_of_a_session_never_changes():
+    # Written down once: another version that chose otherwise would let a session overtake itself.
+    assert [backlog_queue_of(ORDERS, f"session-{n}", "sender", 10) for n in range(8)] == [2, 8, 7, 9, 6, 6, 6, 9]
+
+
+def test_the_queue_of_a_session_is_the_same_in_every_process():
+    program = (
+        "from pairmq.core import backlog_queue_of; from pairmq.model import Entity\n"
+        "print([backlog_queue_of(Entity('orders'), f'session-{n}', 'sender', 10) for n in range(8)])"
+    )
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+            text=True,
+            timeout=60,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(told) == 1
+
+
+def test_the_sender_matters_only_without_a_session():
+    assert backlog_queue_of(ORDERS, "s", "a", 1000) == backlog_queue_of(ORDERS, "s", "b", 1000)
+    assert backlog_queue_of(ORDERS, None, "a", 1000) != backlog_queue_of(ORDERS, None, "b", 1000)
+
+
+def test_a_session_and_a_sender_of_one_name_are_two_keys():
+    assert backlog_queue_of(ORDERS, "x", "x", 1000) != backlog_queue_of(ORDERS, None, "x", 1000)
+    assert backlog_queue_of(ORDERS, "x", "", 1000) != backlog_queue_of(
+        Entity("orders", EntityKind.TOPIC), "x", "", 1000
+    )
+
+
+@given(session=st.none() | st.text(max_size=20), sender=st.text(max_size=20), count=st.integers(1, 1000))
+def test_every_key_has_one_of_the_queues(session, sender, count):
+    assert 0 <= backlog_queue_of(ORDERS, session, sender, count) < count
+
+
+def test_sessions_spread_over_the_queues():
+    chosen = [backlog_queue_of(ORDERS, str(n), "", 10) for n in range(1000)]
+    assert all(60 < chosen.count(queue) < 140 for queue in range(10))
+
+
+# Clean and dirty.
+
+
+def test_an_unknown_key_is_dirty_and_a_fresh_one_is_not():
+    assert not KeyOrder(0.0).clean
+    assert KeyOrder(0.0, fresh=True).clean
+
+
+def test_a_key_is_dirty_from_before_its_first_diverted_send_leaves():
+    key = KeyOrder(0.0, fresh=True)
+    key.diverting()
+    assert not key.clean
+
+
+def test_a_diverted_send_that_certainly_left_nothing_changes_nothing():
+    key = KeyOrder(0.0, fresh=True)
+    key.diverting()
+    key.divert_ended(1.0, maybe_there=False)
+    assert key.clean
+    key.diverting()
+    key.divert_ended(2.0, maybe_there=True)
+    key.diverting()
+    key.divert_ended(3.0, maybe_there=False)
+    assert not key.clean
+
+
+def test_an_empty_queue_makes_a_key_clean():
+    assert KeyOrder(1.0).seen(look(1.0, None))
+
+
+def test_a_look_from_before_the_last_diverted_send_ended_tells_nothing():
+    key = KeyOrder(0.0)
+    key.diverting()
+    key.divert_ended(5.0, maybe_there=True)
+    assert not key.seen(look(4.9, None))
+    assert key.seen(look(5.0, None))
+
+
+def test_a_key_is_clean_once_the_queue_is_settled_beyond_its_mark():
+    key = KeyOrder(0.0)
+    assert not key.seen(look(0.0, 3, newest=7))
+    assert not key.seen(look(1.0, 7, newest=20))  # its last message may be this one
+    assert key.seen(look(2.0, 8, newest=30))
+
+
+def test_the_first_look_alone_never_passes_its_own_mark():
+    assert not KeyOrder(0.0).seen(look(0.0, 7, newest=7))
+
+
+def test_a_diverted_send_takes_the_mark_back():
+    key = KeyOrder(0.0)
+    key.seen(look(0.0, 3, newest=7))
+    key.diverting()
+    key.divert_ended(1.0, maybe_there=True)
+    assert not key.seen(look(1.0, 8, newest=8))
+    assert key.seen(look(2.0, 9, newest=9))
+
+
+def test_a_key_in_doubt_needs_a_new_look():
+    key = KeyOrder(0.0, fresh=True)
+    key.doubt(5.0)
+    assert not key.seen(look(4.0, None))
+    assert key.seen(look(5.0, None))
+
+
+# Whether waiting is worth it.
+
+
+@pytest.mark.parametrize(("left", "worth"), [(1, True), (NEARLY_DRAINED, True), (NEARLY_DRAINED + 1, False)])
+def test_only_a_queue_that_is_nearly_drained_is_worth_waiting_for(left, worth):
+    assert DrainView().worth_waiting(look(0.0, 3, left=left)) is worth
+
+
+def test_a_queue_that_did_not_move_is_not_waited_for_again_until_it_does():
+    view = DrainView()
+    view.waited(look(0.0, 3), look(2.0, 3))
+    assert not view.worth_waiting(look(3.0, 3))
+    assert view.worth_waiting(look(4.0, 4))
+
+
+def test_a_queue_that_moved_is_waited_for_again():
+    view = DrainView()
+    view.waited(look(0.0, 3), look(2.0, 5))
+    assert view.worth_waiting(look(3.0, 5))
