@@ -46,13 +46,14 @@ class Key:
 
 
 class Wait:
-    """One send's waiting for its queue to drain: how long yet, and what it saw first."""
+    """One send's waiting for its queue to drain: until when at most, and what it saw."""
 
-    __slots__ = ("ends_at", "first", "pause")
+    __slots__ = ("ends_at", "first", "last", "pause")
 
     def __init__(self, ends_at: float) -> None:
         self.ends_at = ends_at
         self.first: Look | None = None
+        self.last: Look | None = None
         self.pause = _FIRST_PAUSE
 
 
@@ -165,19 +166,19 @@ class Orders:
         wait = place.wait
         if wait is None:
             wait = place.wait = Wait(now + min(_LONGEST_WAIT, (deadline - now) / 2))
+        view = self._views[key.queue]
+        if now >= wait.ends_at and wait.first is not None and wait.last is not None:
+            view.waited(wait.first, wait.last)
+            return self._divert(place, runner)
         look = await self._watches[key.queue].look(wait.ends_at)
         if look is None:  # who can't be asked may hold messages
             return self._divert(place, runner)
         if facts.seen(look):
             return None
-        view = self._views[key.queue]
-        wait.first = wait.first or look
+        wait.first, wait.last = wait.first or look, look
         if not view.worth_waiting(look):
             return self._divert(place, runner)
-        if self._clock.now() >= wait.ends_at:
-            view.waited(wait.first, look)
-            return self._divert(place, runner)
-        await runner.wait_for_change(wait.pause)
+        await runner.wait_for_change(max(0.0, min(wait.pause, wait.ends_at - self._clock.now())))
         wait.pause = min(_LONGEST_PAUSE, wait.pause * 1.5)
         return None
 

@@ -110,6 +110,9 @@ def _settings_of(asked: QueueProperties, doing: str) -> Settings:
         TransportError: reason *malformed* or *not-supported*; the text names the setting. To take what can't be kept
             would be a promise that is broken later.
     """
+    if asked.single_consumer:
+        text = f"{doing}: single_consumer: a SQLite queue is read by whoever comes first"
+        raise TransportError(text, FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
     if asked.requires_session:
         text = f"{doing}: requires_session: a SQLite queue can't be read one session at a time"
         raise TransportError(text, FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)

@@ -69,6 +69,10 @@ class RabbitAdmin(Admin):
         _names.check(entity)
         if entity.kind is EntityKind.TOPIC:
             return await self._create_exchange(entity.path, doing)
+        if properties is not None and properties.single_consumer:
+            # It has single active consumers, but tells nobody what they hold: order needs to know (SPEC 8.3).
+            text = "single_consumer: RabbitMQ can't tell what of a queue is settled"
+            raise _errors.refused(doing, text, FailureReason.NOT_SUPPORTED)
         if properties is not None and properties.requires_session:
             text = "requires_session: a RabbitMQ queue can't be read one session at a time"
             raise _errors.refused(doing, text, FailureReason.NOT_SUPPORTED)

@@ -84,6 +84,9 @@ class BusAdmin(Admin):
         """
         _names.check(entity)
         doing = f"create {entity}"
+        if properties is not None and properties.single_consumer:
+            text = "single_consumer: Service Bus has sessions instead, and can't tell what of a queue is settled"
+            raise _errors.refused(doing, text, FailureReason.NOT_SUPPORTED)
         if entity.kind is EntityKind.TOPIC:
             if properties is not None and properties.requires_session:
                 text = "requires_session is a setting of a topic's subscriptions"

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from random import Random
 
 from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.testing._loop import WALL_EPOCH
@@ -294,6 +295,12 @@ class Broker:
                 self.release(each, number)
             if mine:
                 self.serve(each)
+
+    def release_some(self, queue: Queue, chance: Random) -> None:
+        """End about half of a queue's locks."""
+        for number in [number for number in queue.locks if chance.random() < 0.5]:
+            self.release(queue, number)
+        self.serve(queue)
 
     def locks_of(self, life: str) -> tuple[int, ...]:
         """The copies that a process holds."""

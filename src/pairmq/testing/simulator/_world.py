@@ -187,7 +187,10 @@ class World:
                 self.brokers[fault.broker].release_all()
             case "lock-lost":
                 queue = self.brokers[fault.broker].queues.get(Entity(fault.entity))
-                if queue is not None:
+                if queue is not None and queue.properties.single_consumer:
+                    # Where order rests on locks, to lose some of them is worse than to lose all.
+                    self.brokers[fault.broker].release_some(queue, chance)
+                elif queue is not None:
                     self.brokers[fault.broker].release_all(queue=queue)
             case "delete":
                 self._delete(fault)

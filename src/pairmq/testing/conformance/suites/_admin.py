@@ -166,6 +166,38 @@ class Admin(Suite):
         await must_fail(lambda: broker.admin.create(longer), *malformed)
         await must_fail(lambda: broker.sender(longer).send(message("hello")), *malformed)
 
+    @capability("ordered_consumer", disclaimed=refused(lambda broker: _positions(broker)))
+    async def test_positions_tell_what_is_settled_by_whomever(self, broker: Broker) -> None:
+        queue = await broker.queue(single_consumer=True)
+        empty = await broker.admin.positions(queue)
+        assert (empty.oldest, empty.left) == (None, 0)
+        await broker.put(queue, "a", "b")
+        before = await broker.admin.positions(queue)
+        assert before.oldest is not None and empty.newest < before.oldest <= before.newest
+        receiver = broker.connect().receiver(Source(queue))
+        held = await receive_all(receiver, 2)
+        locked = await broker.admin.positions(queue)
+        assert (locked.oldest, locked.left) == (before.oldest, 2), "what another process holds locked is not settled"
+        await receiver.complete(held[0])
+        between = await broker.admin.positions(queue)
+        assert between.oldest is not None and before.oldest < between.oldest <= between.newest
+        await broker.put(queue, "c")
+        await receiver.complete(held[1])
+        after = await broker.admin.positions(queue)
+        assert after.oldest is not None and before.newest < after.oldest <= after.newest
+        assert after.left == 1
+
+    @capability("ordered_consumer", disclaimed=refused(lambda broker: _positions(broker)))
+    async def test_a_missing_queue_has_no_positions(self, broker: Broker) -> None:
+        missing = Entity("there-is-no-such-queue")
+        await must_fail(lambda: broker.admin.positions(missing), FailureKind.REFUSED, FailureReason.NOT_FOUND)
+
+    @capability("ordered_consumer", disclaimed=refused(lambda broker: broker.queue(single_consumer=True)))
+    async def test_one_consumer_at_a_time_is_told_as_a_setting(self, broker: Broker) -> None:
+        queue = await broker.queue(single_consumer=True)
+        assert (await broker.admin.properties(queue)).single_consumer
+        assert not (await broker.admin.properties(await broker.queue())).single_consumer
+
     async def test_entities_are_listed_by_path(self, broker: Broker) -> None:
         for path in ("orders/b", "orders/a", "others"):
             await broker.admin.create(Entity(path))
@@ -183,6 +215,10 @@ class Admin(Suite):
     async def test_what_users_name_is_no_system_entity(self, broker: Broker) -> None:
         assert not broker.admin.is_system_entity(Entity("orders"))
         assert not broker.admin.is_system_entity(Entity("contoso/x-servicebus-transfer/0"))
+
+
+async def _positions(broker: Broker) -> object:
+    return await broker.admin.positions(await broker.queue())
 
 
 async def _peek(broker: Broker) -> object:

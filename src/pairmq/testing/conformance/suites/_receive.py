@@ -30,6 +30,10 @@ async def _a_queue_can_be_shared(broker: Broker) -> None:
     assert sorted(bodies([first, second])) == ["one", "two"]
 
 
+async def _one_consumer_is_refused(broker: Broker) -> None:
+    await must_fail(lambda: broker.queue(single_consumer=True), FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
+
+
 class Receive(Suite):
     """`Receiver.receive` and `Receiver.close`."""
 
@@ -116,7 +120,40 @@ class Receive(Suite):
 
     @capability("ordered_consumer", disclaimed=_a_queue_can_be_shared)
     async def test_one_consumer_at_a_time(self, broker: Broker) -> None:
-        raise AssertionError("there is no way yet to ask for one consumer at a time: disclaim ordered_consumer")
+        queue = await broker.queue(single_consumer=True)
+        await broker.put(queue, *"abc")
+        first, second = broker.receiver(queue), broker.connect().receiver(Source(queue))
+        held = await receive_all(first, 2)
+        assert bodies(held) == ["a", "b"]
+        assert await second.receive(3, 0.5) == [], "another one holds messages: it was not its turn"
+        await first.complete(held[0])
+        assert await second.receive(3, 0.5) == [], "the other one still holds a message"
+        assert bodies(await receive_all(first, 1)) == ["c"]
+
+    @capability("ordered_consumer", disclaimed=_one_consumer_is_refused)
+    async def test_the_next_consumer_begins_with_what_the_last_one_gave_back(self, broker: Broker) -> None:
+        queue = await broker.queue(single_consumer=True)
+        await broker.put(queue, *"abcd")
+        first, second = broker.receiver(queue), broker.connect().receiver(Source(queue))
+        held = await receive_all(first, 3)
+        waiting = asyncio.ensure_future(receive_all(second, 3))
+        await asyncio.sleep(0.2)
+        await first.complete(held[0])
+        await first.close()
+        assert bodies(await waiting) == ["b", "c", "d"], "nothing newer may come before what was given back"
+
+    @capability("ordered_consumer", disclaimed=_one_consumer_is_refused)
+    async def test_the_next_consumer_begins_with_what_the_last_one_lost(self, broker: Broker) -> None:
+        queue = await broker.queue(single_consumer=True, short_locks=True)
+        await broker.put(queue, *"abcd")
+        first, second = broker.receiver(queue), broker.connect().receiver(Source(queue))
+        await receive_all(first, 1)
+        await receive_all(first, 1)  # its lock ends later than that of the first
+        found: list[Delivery] = []
+        deadline = asyncio.get_running_loop().time() + broker.harness.lock_duration + PATIENCE
+        while len(found) < 4 and asyncio.get_running_loop().time() < deadline:
+            found += await second.receive(4 - len(found), 1.0)
+        assert bodies(found) == list("abcd"), "nothing may pass what another one had locked"
 
     async def test_a_lock_that_ends_gives_the_message_to_another(self, broker: Broker) -> None:
         queue = await broker.queue(short_locks=True)

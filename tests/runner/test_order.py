@@ -1,0 +1,364 @@
+"""Order through an outage: SPEC 8, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from pairmq import BacklogUnavailable, ConfigurationError, Entity, Message, Pair, PairOptions, Receipt, Route
+from pairmq.core import backlog_queue_of
+from pairmq.model import EntityState, SendUnknown, TransportError
+from pairmq.model.events import Cause, StateChanged
+from pairmq.runner import Clock, _ordered
+from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
+from pairmq.transport import QueueProperties
+
+ORDERS = Entity("orders")
+PRIMARY, BACKLOG = Route.PRIMARY, Route.BACKLOG
+
+
+def of(session: str, body: str) -> Message:
+    return Message(body.encode(), session_id=session)
+
+
+def queue_of(world, session: str, count: int = 3) -> str:
+    return world.pair.backlog_queues[backlog_queue_of(ORDERS, session, "", count)].path
+
+
+@asynccontextmanager
+async def syphon(world, **options):
+    """Another process that empties the backlog."""
+    chosen = {"backlog_queue_count": 3, "enable_syphon": True, "ordering": "session", "attempt_timeout": 1.0, **options}
+    clock = Clock(virtual_wall, random.Random(2))
+    async with Pair(world.east.transport(), world.west.transport(), PairOptions(**chosen), clock=clock) as pair:
+        yield pair
+
+
+async def diverted(world, sender, session: str, *bodies: str) -> None:
+    """An outage in which messages of a session go to the backlog; at its end the entity is up again."""
+    world.east.fail(Fault.DOWN)
+    for body in bodies:
+        assert (await sender.send(of(session, body))).route is BACKLOG
+    world.east.heal()
+    world.pair.mark_healthy("orders")
+
+
+@in_virtual_time
+async def test_the_first_send_of_a_session_looks_and_goes_to_the_primary(world):
+    async with world(ordering="session") as w:
+        sender = w.pair.sender("orders")
+        before = w.west.operations["ADMIN"]
+        receipts = [await sender.send(of("s", body)) for body in "ab"]
+        assert [receipt.route for receipt in receipts] == [PRIMARY, PRIMARY]
+        assert w.west.operations["ADMIN"] == before + 1  # the second one needs no look
+
+
+@in_virtual_time
+async def test_a_send_without_a_session_needs_no_look(world):
+    async with world(ordering="session") as w:
+        before = w.west.operations["ADMIN"]
+        assert (await w.pair.sender("orders").send(Message(b"1"))).route is PRIMARY
+        assert w.west.operations["ADMIN"] == before
+
+
+@in_virtual_time
+async def test_a_diverted_session_keeps_diverting_to_its_queue_when_the_entity_is_back(world):
+    async with world(ordering="session") as w:
+        sender = w.pair.sender("orders")
+        await diverted(w, sender, "s", "a", "b")
+        receipt = await sender.send(of("s", "c"))
+        assert (receipt.route, receipt.backlog_queue) == (BACKLOG, queue_of(w, "s"))
+        assert [message.body for message in w.west.messages(queue_of(w, "s"))] == [b"a", b"b", b"c"]
+
+
+@in_virtual_time
+async def test_other_keys_return_to_the_primary_at_once(world):
+    async with world(ordering="session") as w:
+        sender = w.pair.sender("orders")
+        assert (await sender.send(of("other", "0"))).route is PRIMARY
+        await diverted(w, sender, "s", "a")
+        assert (await sender.send(of("other", "1"))).route is PRIMARY
+        assert (await w.pair.sender("orders").send(Message(b"2"))).route is PRIMARY
+
+
+@in_virtual_time
+async def test_a_session_returns_when_another_process_has_drained_it(world):
+    async with world(ordering="session") as w:
+        sender = w.pair.sender("orders")
+        await diverted(w, sender, "s", "a", "b")
+        async with syphon(w):
+            assert (await sender.send(of("s", "c"))).route is PRIMARY
+            assert w.home() == [b"a", b"b", b"c"]
+
+
+@in_virtual_time
+async def test_a_session_returns_while_others_go_on_diverting_to_its_queue(world):
+    async with world(ordering="session", backlog_queue_count=1) as w:
+        sender, prices = w.pair.sender("orders"), w.pair.sender("prices")
+        w.pair.hold("prices")
+        await diverted(w, sender, "s", "a")
+        going_on = True
+
+        async def others() -> None:
+            while going_on:
+                assert (await prices.send(of("p", "x"))).route is BACKLOG
+                await asyncio.sleep(0.05)
+
+        task = asyncio.create_task(others())
+        async with syphon(w, backlog_queue_count=1):
+            receipt = await sender.send(of("s", "b"))
+            going_on = False
+            await task
+        assert receipt.route is PRIMARY
+        assert w.home() == [b"a", b"b"]
+
+
+@in_virtual_time
+async def test_a_session_under_continuous_traffic_returns_and_keeps_its_order(world):
+    async with world(ordering="session", enable_syphon=True) as w:
+        sender = w.pair.sender("orders")
+        w.east.fail(Fault.DOWN)
+        receipts = []
+        for number in range(200):
+            if number == 100:
+                w.east.heal()
+            receipts.append(await sender.send(of("s", str(number)), timeout=10))
+            await asyncio.sleep(0.1)
+        assert receipts[50].route is BACKLOG
+        assert receipts[-1].route is PRIMARY
+        assert w.home() == [str(number).encode() for number in range(200)]
+
+
+@in_virtual_time
+async def test_a_restarted_process_does_not_overtake_what_its_predecessor_left(world):
+    async with world(ordering="session") as w:
+        await diverted(w, w.pair.sender("orders"), "s", "a", "b")
+        async with syphon(w, enable_syphon=False) as successor:
+            assert (await successor.sender("orders").send(of("s", "c"))).route is BACKLOG
+
+
+@in_virtual_time
+async def test_a_session_that_rested_is_looked_at_anew(world):
+    async with world(ordering="session") as w:
+        sender = w.pair.sender("orders")
+        assert (await sender.send(of("s", "a"))).route is PRIMARY
+        async with syphon(w, enable_syphon=False) as other:
+            other.force_failover("orders")
+            assert (await other.sender("orders").send(of("s", "b"))).route is BACKLOG
+        await asyncio.sleep(31)
+        assert (await sender.send(of("s", "c"))).route is BACKLOG
+
+
+@in_virtual_time
+async def test_forgotten_sessions_are_looked_at_anew(world, monkeypatch):
+    monkeypatch.setattr(_ordered, "_REMEMBERED", 3)
+    async with world(ordering="session") as w:
+        sender = w.pair.sender("orders")
+        await diverted(w, sender, "s", "a")
+        for number in range(5):
+            await sender.send(of(f"another-{number}", "x"))
+        assert (await sender.send(of("s", "b"))).route is BACKLOG
+
+
+@in_virtual_time
+async def test_nobody_is_asked_for_long_where_no_syphon_works(world):
+    async with world(ordering="session") as w:
+        sender = w.pair.sender("orders")
+        await diverted(w, sender, "s", "a")
+        receipts = [await sender.send(of("s", str(number))) for number in range(10)]
+        assert receipts[0].elapsed == pytest.approx(2.0, abs=0.3)
+        assert all(receipt.elapsed < 0.1 for receipt in receipts[1:])
+
+
+@in_virtual_time
+async def test_sends_of_a_session_whose_queue_is_away_are_refused_and_no_other_queue_has_them(world):
+    async with world(ordering="session") as w:
+        sender = w.pair.sender("orders")
+        await diverted(w, sender, "s", "a")
+        w.west.fail(Fault.DOWN, entities=[queue_of(w, "s")])
+        with pytest.raises(BacklogUnavailable):
+            await sender.send(of("s", "b"), timeout=5)
+        assert w.home() == []
+        w.west.heal()
+        assert [message.body for message in w.backlog()] == [b"a"]
+        assert (await sender.send(of("s", "c"))).backlog_queue == queue_of(w, "s")
+
+
+@in_virtual_time
+async def test_a_send_waits_for_its_queue_inside_its_deadline(world):
+    async with world(ordering="session") as w:
+        sender = w.pair.sender("orders")
+        await diverted(w, sender, "s", "a")
+        w.west.fail(Fault.DOWN, entities=[queue_of(w, "s")])
+        sending = asyncio.create_task(sender.send(of("s", "b"), timeout=20))
+        await asyncio.sleep(5)
+        w.west.heal()
+        assert (await sending).backlog_queue == queue_of(w, "s")
+
+
+@in_virtual_time
+async def test_an_unknown_session_is_refused_while_nobody_can_tell_what_its_queue_holds(world):
+    async with world(ordering="session") as w:
+        sender = w.pair.sender("orders")
+        assert (await sender.send(of("known", "1"))).route is PRIMARY
+        w.west.fail(Fault.HANG)
+        assert (await sender.send(of("known", "2"))).route is PRIMARY
+        with pytest.raises((BacklogUnavailable, SendUnknown)):
+            await sender.send(of("unknown", "3"), timeout=5)
+        assert w.home() == [b"1", b"2"]
+
+
+@in_virtual_time
+async def test_sends_of_one_session_arrive_in_the_order_of_their_calls(world):
+    async with world(ordering="session", max_pending_sends=3) as w:
+        sender, another = w.pair.sender("orders"), w.pair.sender("orders")
+        w.east.fail(Fault.TRANSIENT, Operation.SEND, times=1)  # a retry of the first must not let the second pass
+        sends = [(sender, another)[number % 2].send(of("s", str(number))) for number in range(20)]
+        await asyncio.gather(*sends)
+        assert w.home() == [str(number).encode() for number in range(20)]
+
+
+@in_virtual_time
+async def test_a_batch_keeps_the_order_of_each_session(world):
+    async with world(ordering="session") as w:
+        sender = w.pair.sender("orders")
+        w.east.fail(Fault.TRANSIENT, Operation.SEND, times=3)
+        batch = [of(f"s{number % 3}", str(number)) for number in range(30)]
+        assert all(isinstance(result, Receipt) for result in await sender.send_batch(batch))
+        for rest in range(3):
+            assert [b for b in w.home() if int(b) % 3 == rest] == [str(n).encode() for n in range(30) if n % 3 == rest]
+
+
+@in_virtual_time
+async def test_a_cancelled_send_lets_the_next_one_of_its_session_go(world):
+    async with world(ordering="session") as w:
+        sender = w.pair.sender("orders")
+        await sender.send(of("s", "a"))
+        w.east.fail(Fault.HANG)
+        hanging = asyncio.create_task(sender.send(of("s", "b")))
+        waiting = asyncio.create_task(sender.send(of("s", "c")))
+        await asyncio.sleep(0.1)
+        w.east.heal()
+        hanging.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await hanging
+        assert (await waiting).route is PRIMARY
+
+
+@in_virtual_time
+async def test_a_cancelled_send_that_waits_for_its_turn_leaves_the_line(world):
+    async with world(ordering="session") as w:
+        sender = w.pair.sender("orders")
+        w.east.fail(Fault.SLOW, Operation.SEND, delay=0.5)
+        sends = [asyncio.create_task(sender.send(of("s", body))) for body in "abc"]
+        await asyncio.sleep(0.1)
+        sends[1].cancel()
+        await asyncio.wait(sends)
+        assert w.home() == [b"a", b"c"]
+
+
+@in_virtual_time
+async def test_a_diverted_send_that_certainly_failed_leaves_its_session_where_it_was(world):
+    async with world(ordering="session") as w:
+        sender = w.pair.sender("orders")
+        await sender.send(of("s", "a"))
+        w.pair.force_failover("orders")
+        w.west.fail(Fault.DOWN)
+        with pytest.raises(BacklogUnavailable):
+            await sender.send(of("s", "b"), timeout=1)
+        w.pair.mark_healthy("orders")
+        assert (await sender.send(of("s", "c"))).route is PRIMARY
+
+
+@in_virtual_time
+async def test_an_entity_is_seen_draining_while_a_session_keeps_diverting(world):
+    async with world(ordering="session", enable_syphon=True) as w:
+        sender = w.pair.sender("orders")
+        await asyncio.sleep(10)
+        assert w.pair.state("orders") is EntityState.HEALTHY
+        async with syphon(w, enable_syphon=False) as other:
+            other.force_failover("orders")
+            w.east.fail(Fault.DOWN, Operation.SEND)
+            await other.sender("orders").send(of("s", "a"))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.5):
+                await sender.send(of("t", "b"))
+        w.east.heal()
+        assert (await sender.send(of("s", "c"), timeout=3)).route in (PRIMARY, BACKLOG)
+        await asyncio.sleep(30)
+        assert w.home()[0] == b"a"
+        causes = [event.cause for event in w.of(StateChanged)]
+        assert causes.count(Cause.ORDER_KEPT) <= causes.count(Cause.DRAINED)
+        assert w.pair.state("orders") is EntityState.HEALTHY
+
+
+@in_virtual_time
+async def test_the_syphon_sends_one_message_of_a_session_at_a_time(world):
+    async with world(ordering="session", backlog_queue_count=1) as w:
+        sender = w.pair.sender("orders")
+        await diverted(w, sender, "s", *"abcdef")
+        before = w.east.operations["SEND"]
+        async with syphon(w, backlog_queue_count=1):
+            await asyncio.sleep(5)
+        assert w.home() == [b"a", b"b", b"c", b"d", b"e", b"f"]
+        assert w.east.operations["SEND"] - before == 6
+
+
+@in_virtual_time
+async def test_two_syphons_keep_the_order(world):
+    async with world(ordering="session", backlog_queue_count=1) as w:
+        sender = w.pair.sender("orders")
+        bodies = [str(number) for number in range(60)]
+        await diverted(w, sender, "s", *bodies)
+        async with syphon(w, backlog_queue_count=1, syphon_batch=3), syphon(w, backlog_queue_count=1, syphon_batch=5):
+            await asyncio.sleep(30)
+        assert w.home() == [body.encode() for body in bodies]
+
+
+@in_virtual_time
+async def test_a_syphon_with_another_ordering_keeps_the_order_of_ordered_queues(world):
+    async with world(ordering="session", backlog_queue_count=1) as w:
+        await diverted(w, w.pair.sender("orders"), "s", *"abcdef")
+        before = w.east.operations["SEND"]
+        async with syphon(w, backlog_queue_count=1, ordering="none"):
+            await asyncio.sleep(5)
+        assert w.east.operations["SEND"] - before == 6
+
+
+@in_virtual_time
+async def test_nothing_passes_a_message_whose_lock_was_lost(world):
+    async with world(ordering="session", backlog_queue_count=1) as w:
+        await diverted(w, w.pair.sender("orders"), "s", *"abc")
+        w.east.fail(Fault.DOWN)
+        async with syphon(w, backlog_queue_count=1):
+            await asyncio.sleep(5)
+            first = next(iter(w.west.queues[Entity(queue_of(w, "s", 1))].stored.values()))
+            first.deliveries += 1  # it was given to somebody else, who has died since
+            await asyncio.sleep(40)  # the next renewal tells
+            w.east.heal()
+            await asyncio.sleep(300)
+        assert w.home() == [b"a", b"b", b"c"]
+
+
+@in_virtual_time
+async def test_a_secondary_that_cannot_keep_order_is_refused(world):
+    able = SimulatedBroker("x").capabilities
+    west = SimulatedBroker("west", capabilities=replace(able, ordered_consumer=False))
+    with pytest.raises(ConfigurationError, match="ordering='session' can't be kept with simulated://west"):
+        async with world(west=west, ordering="session"):
+            pass
+
+
+@in_virtual_time
+async def test_an_existing_queue_for_several_consumers_is_refused(world):
+    west = SimulatedBroker("west")
+    transport = west.transport()
+    await transport.admin.create(Entity("east/x-servicebus-transfer/0"), QueueProperties())
+    await transport.close()
+    with pytest.raises(TransportError, match="can be read by several consumers at once"):
+        async with world(west=west, ordering="session"):
+            pass
