@@ -131,9 +131,13 @@ def test_options_and_single_options_are_not_mixed():
         Pair.connect(EAST, WEST, options=PairOptions(), failover_interval=3)
 
 
-def test_session_order_is_refused_until_it_is_built():
-    with pytest.raises(ConfigurationError, match="ordering='session' is not available yet"):
-        Pair.connect("memory://a", "memory://b", ordering="session")
+def test_session_order_is_refused_with_a_secondary_that_cannot_keep_it():
+    with pytest.raises(ConfigurationError, match=r"ordering='session' can't be kept with amqp://.* as the secondary"):
+        Pair.connect("memory://a", "amqp://guest:geheim@127.0.0.1:1/", ordering="session")
+
+
+def test_session_order_is_taken_with_a_secondary_that_can_keep_it():
+    assert Pair.connect("amqp://127.0.0.1:1/", "memory://b", ordering="session").options.ordering == "session"
 
 
 @pytest.mark.parametrize("journal", [EAST, 3])

@@ -24,6 +24,14 @@ def test_nothing_is_lost_doubled_or_late(mode):
     assert sum(report.counts.lives for report in reports) > 30
 
 
+@pytest.mark.parametrize("mode", ["safety", "liveness"])
+def test_sessions_keep_their_order(mode):
+    reports = [simulate(Settings(seed=seed, mode=mode, ordering="session")) for seed in range(600, 603)]
+    failed = [report.text() for report in reports if not report.ok]
+    assert not failed, failed[0]
+    assert sum(report.counts.backlog for report in reports) > 150
+
+
 @pytest.mark.parametrize("kind", FAULT_KINDS)
 def test_each_kind_of_fault_alone_breaks_nothing(kind):
     report = simulate(Settings(seed=7, hours=0.5, faults=(kind,), mode="liveness", faults_per_hour=120))

@@ -143,7 +143,7 @@ def test_entities_are_of_the_kinds_and_paths_asked_for(entity: Entity):
 # ------------------------------------------------------------------------------------------------------------ options
 
 
-# Nothing but order in sessions is promised and not built: a pair refuses it until then.
+# Not every secondary can keep order: it is never drawn.
 @pytest.mark.parametrize("name", sorted(set(OPTION_NAMES) - {"ordering"}))
 @pytest.mark.parametrize("small", [True, False])
 def test_every_option_is_drawn(name: str, small: bool):

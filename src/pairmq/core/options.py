@@ -60,7 +60,8 @@ class PairOptions:
         send_timeout: seconds that one send may take, everything included, 10 ms to 24 h.
         attempt_timeout: seconds that one operation at a broker may take, 10 ms to 10 min; a broker that hangs is
             noticed after this long.
-        ordering: ``"none"``; ``"session"`` (SPEC 8) is not built yet and is refused when the pair is made.
+        ordering: ``"none"``; ``"session"`` keeps the order of each session through an outage (SPEC 8), with a secondary
+            that can.
         ttl_policy: ``"restore"`` gives a message its whole time-to-live again when it comes home; ``"elapse"`` counts
             the time in the backlog.
         failover_on_busy: let throttling count toward failover.

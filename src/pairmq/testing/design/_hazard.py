@@ -31,7 +31,6 @@ class Hazard:
         code: how PairMQ's code keeps the rule.
         tests: of the real code that would notice, as ``file::name``.
         mutants: names of the bugs of ``scripts/mutants.py`` that plant it in the real code.
-        built: whether the feature that it concerns exists; the model has the rule in either case.
     """
 
     number: int
@@ -43,7 +42,6 @@ class Hazard:
     code: str
     tests: tuple[str, ...]
     mutants: tuple[str, ...] = ()
-    built: bool = True
 
     def planted(self, check: Check) -> Design:
         """The design with this behaviour in it, in the world of one of its checks."""

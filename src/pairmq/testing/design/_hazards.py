@@ -17,6 +17,7 @@ _FAILOVER = "tests/runner/test_failover.py::"
 _SENDS = "tests/runner/test_sends.py::"
 _SYPHON = "tests/runner/test_syphon.py::"
 _HOURS = "tests/simulator/test_simulated_hours.py::"
+_ORDER = "tests/runner/test_order.py::"
 
 HAZARDS: Final = (
     Hazard(
@@ -60,9 +61,18 @@ HAZARDS: Final = (
         (Check(worlds.SESSIONS, Verdict.ORDER), Check(worlds.LONG_SESSION, Verdict.ORDER)),
         "A session with messages in the backlog keeps diverting until they are drained.",
         "8.3",
-        'Not built: `ordering="session"` is refused. Without it new sends return at once, as documented.',
-        ("tests/pair/test_settings.py::test_session_order_is_refused_until_it_is_built",),
-        built=False,
+        'With `ordering="session"` a session returns only by a look at its queue that shows it drained (`KeyOrder`); '
+        "without it new sends return at once, as documented.",
+        (
+            f"{_ORDER}test_a_diverted_session_keeps_diverting_to_its_queue_when_the_entity_is_back",
+            f"{_ORDER}test_a_session_returns_when_another_process_has_drained_it",
+            f"{_HOURS}test_sessions_keep_their_order",
+        ),
+        (
+            "a session returns to the primary over its backlog",
+            "a diverted send leaves its session clean",
+            "a session is taken for drained with its last message still in the queue",
+        ),
     ),
     Hazard(
         4,
@@ -76,6 +86,7 @@ HAZARDS: Final = (
             f"{_CORE}test_a_backlog_is_never_drained_while_a_diverted_send_is_in_flight",
             f"{_CORE}test_a_backlog_is_drained_only_by_a_look_that_began_after_the_last_diverted_send_ended",
             f"{_SYPHON}test_drained_is_not_said_while_a_diverted_send_is_in_flight",
+            "tests/core/test_order.py::test_a_look_from_before_the_last_diverted_send_ended_tells_nothing",
         ),
         (
             "drained is said while a diverted send is in flight",
@@ -133,10 +144,13 @@ HAZARDS: Final = (
         (Check(worlds.SESSIONS, Verdict.ORDER),),
         "A session's diverted messages all go to one backlog queue, chosen by a stable hash.",
         "8.2",
-        'Not built: `ordering="session"` is refused. A sender keeps one queue while that works.',
-        ("tests/pair/test_settings.py::test_session_order_is_refused_until_it_is_built",),
-        ("a sender takes another backlog queue each time",),
-        built=False,
+        'With `ordering="session"` `backlog_queue_of` is the only choice; without it a sender keeps one that works.',
+        (
+            f"{_ORDER}test_sends_of_a_session_whose_queue_is_away_are_refused_and_no_other_queue_has_them",
+            "tests/core/test_order.py::test_the_queue_of_a_session_never_changes",
+            "tests/core/test_order.py::test_the_queue_of_a_session_is_the_same_in_every_process",
+        ),
+        ("a session's message takes any backlog queue", "a sender takes another backlog queue each time"),
     ),
     Hazard(
         9,
@@ -145,13 +159,17 @@ HAZARDS: Final = (
         (Check(worlds.DRAIN, Verdict.FALSE_DRAINED), Check(worlds.SESSIONS, Verdict.ORDER)),
         "A queue is empty when it was reached and seen empty.",
         "4.5",
-        "`EmptyWatch` forgets a queue that could not be reached. The order of a session is not built.",
+        "`EmptyWatch` forgets a queue that could not be reached; a session whose queue can't be asked stays diverted.",
         (
             f"{_CORE}test_an_unreachable_queue_keeps_the_entity_draining",
             f"{_CORE}test_a_queue_that_can_no_longer_be_reached_takes_the_emptiness_back",
             f"{_SYPHON}test_an_unreachable_queue_is_not_empty",
+            f"{_ORDER}test_an_unknown_session_is_refused_while_nobody_can_tell_what_its_queue_holds",
         ),
-        ("a backlog queue that can't be reached counts as empty",),
+        (
+            "a backlog queue that can't be reached counts as empty",
+            "a backlog queue that can't be asked counts as drained for a session",
+        ),
     ),
     Hazard(
         10,
@@ -164,8 +182,9 @@ HAZARDS: Final = (
         (
             f"{_CORE}test_a_restarted_process_drains_before_it_is_healthy",
             f"{_SYPHON}test_a_pair_starts_dirty_and_is_healthy_once_every_queue_was_seen_empty",
+            f"{_ORDER}test_a_restarted_process_does_not_overtake_what_its_predecessor_left",
         ),
-        ("a pair with a syphon starts clean",),
+        ("a pair with a syphon starts clean", "a restarted process takes every session for clean"),
     ),
     Hazard(
         11,
@@ -251,12 +270,15 @@ HAZARDS: Final = (
         (Check(worlds.SESSIONS, Verdict.ORDER),),
         "The promise is about first copies; a late one is a marked second copy.",
         "8.1",
-        'Not built: `ordering="session"` is refused. That a late write is nothing but a second copy is tested.',
+        "No send of a session leaves before the outcome of the one before it is told; a late write of an earlier one "
+        "is nothing but a second copy.",
         (
             f"{_HOURS}test_each_kind_of_fault_alone_breaks_nothing",
-            "tests/pair/test_settings.py::test_session_order_is_refused_until_it_is_built",
+            f"{_HOURS}test_sessions_keep_their_order",
+            f"{_ORDER}test_sends_of_one_session_arrive_in_the_order_of_their_calls",
+            f"{_ORDER}test_a_batch_keeps_the_order_of_each_session",
         ),
-        built=False,
+        ("sends of one session go side by side", "messages of one session go home in one operation"),
     ),
     Hazard(
         17,
@@ -265,12 +287,19 @@ HAZARDS: Final = (
         (Check(worlds.TWO_SYPHONS, Verdict.ORDER), Check(worlds.SYPHON_DIES, Verdict.ORDER)),
         "Where order is asked for, a queue has one consumer at a time.",
         "8.2",
-        'Not built: `ordering="session"` is refused. Without it two syphons lose and double nothing.',
+        'With `ordering="session"` queues are made for one consumer at a time, and a pump that lost a lock gives back '
+        "all it holds; without it two syphons lose and double nothing.",
         (
             f"{_SYPHON}test_two_syphons_on_one_pair_lose_and_double_nothing",
-            "tests/pair/test_settings.py::test_session_order_is_refused_until_it_is_built",
+            f"{_ORDER}test_two_syphons_keep_the_order",
+            f"{_ORDER}test_nothing_passes_a_message_whose_lock_was_lost",
+            "plugins/pairmq-redis/tests/test_conformance.py::TestReceive::test_one_consumer_at_a_time",
         ),
-        built=False,
+        (
+            "backlog queues are made for several consumers at once",
+            "what stands behind a lost lock goes on",
+            "an ordered message is put at its queue's tail to make room",
+        ),
     ),
     Hazard(
         18,
