@@ -6,18 +6,17 @@ import os
 import subprocess
 import sys
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pairmq.core import NEARLY_DRAINED, DrainView, KeyOrder, Look, backlog_queue_of
+from pairmq.core import DrainView, KeyOrder, Look, backlog_queue_of
 from pairmq.model import Entity, EntityKind
 
 ORDERS = Entity("orders")
 
 
-def look(began_at: float, oldest: int | None, newest: int = 9, left: int = 1) -> Look:
-    return Look(began_at, oldest, newest, left)
+def look(began_at: float, oldest: int | None, newest: int = 9) -> Look:
+    return Look(began_at, oldest, newest)
 
 
 # The queue.
@@ -135,11 +134,6 @@ def test_a_key_in_doubt_needs_a_new_look():
 
 
 # Whether waiting is worth it.
-
-
-@pytest.mark.parametrize(("left", "worth"), [(1, True), (NEARLY_DRAINED, True), (NEARLY_DRAINED + 1, False)])
-def test_only_a_queue_that_is_nearly_drained_is_worth_waiting_for(left, worth):
-    assert DrainView().worth_waiting(look(0.0, 3, left=left)) is worth
 
 
 def test_a_queue_that_did_not_move_is_not_waited_for_again_until_it_does():

@@ -83,6 +83,16 @@ _TEMPLATE = Annotated[
     ),
 ]
 
+_ORDERING = Annotated[
+    str | None,
+    typer.Option(
+        "--ordering",
+        metavar="none|session",
+        help="Keep the order of each session through an outage. Default none.",
+        rich_help_panel=_BEHAVIOUR,
+    ),
+]
+
 PRIMARY_ONLY: Mapping[str, Any] = {"primary": _PRIMARY, "config": _CONFIG, "attempt_timeout": _ATTEMPT}
 """Options of commands that need the primary and nothing else."""
 
@@ -114,6 +124,7 @@ BACKLOG: Mapping[str, Any] = {
 SENDING: Mapping[str, Any] = {
     **BACKLOG,
     "journal": _JOURNAL,
+    "ordering": _ORDERING,
     "failover_interval": _time("--failover-interval", "An entity may fail this long before failover. Default 10s."),
     "ping_primary_interval": _time("--ping-interval", "Between two pings of a failed-over entity. Default 60s."),
     "backlog_retry_interval": _time(
@@ -144,6 +155,7 @@ SENDING: Mapping[str, Any] = {
 SYPHON: Mapping[str, Any] = {
     **BACKLOG,
     "journal": _JOURNAL,
+    "ordering": _ORDERING,
     "ping_primary_interval": _time("--ping-interval", "Longest wait between probes of a destination. Default 60s."),
     "close_grace": SENDING["close_grace"],
     "syphon_receive_wait": _time("--receive-wait", "One long poll at a backlog queue. Default 15min."),

@@ -37,7 +37,7 @@ from pairmq.core.envelope import (
 )
 from pairmq.core.machine import EntityMachine, ImpossibleInputError
 from pairmq.core.options import OPTION_NAMES, PairOptions
-from pairmq.core.order import NEARLY_DRAINED, DrainView, KeyOrder, Look, backlog_queue_of
+from pairmq.core.order import DrainView, KeyOrder, Look, backlog_queue_of
 from pairmq.core.rotation import Rotation
 
 __all__ = [
@@ -48,7 +48,6 @@ __all__ = [
     "HOLD",
     "MARK_HEALTHY",
     "MAYBE_DUPLICATE",
-    "NEARLY_DRAINED",
     "OPTION_NAMES",
     "ROUTE_REQUESTED",
     "TRANSIENT_RETRIES",

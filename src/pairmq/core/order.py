@@ -12,12 +12,9 @@ A key that this process sees for the first time is dirty: an earlier process may
 from __future__ import annotations
 
 import hashlib
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from pairmq.model import Entity
-
-NEARLY_DRAINED: Final = 1000
-"""Messages in a queue up to which a send of a dirty key waits for it to drain instead of joining its end."""
 
 
 def backlog_queue_of(entity: Entity, session: str | None, sender_id: str, count: int) -> int:
@@ -46,13 +43,11 @@ class Look(NamedTuple):
         began_at: when it began, on the monotonic clock of the key's facts.
         oldest: position of the oldest message that is not settled, locked ones included; None in an empty queue.
         newest: at least the position of every message that was confirmed before the look began.
-        left: about how many messages are in the queue.
     """
 
     began_at: float
     oldest: int | None
     newest: int
-    left: int
 
 
 class KeyOrder:
@@ -111,7 +106,11 @@ class KeyOrder:
 
 
 class DrainView:
-    """How a backlog queue drains, as far as looks have told: whether it is worth waiting for."""
+    """How a backlog queue drains, as far as looks have told: whether it is worth waiting for.
+
+    A send that would join its end waits while it moves. Without that, a key whose sends are faster than the syphon
+    would never return, and its backlog would grow for ever.
+    """
 
     __slots__ = ("_stalled_at",)
 
@@ -120,7 +119,7 @@ class DrainView:
 
     def worth_waiting(self, look: Look) -> bool:
         """Tell whether a send should wait for the queue to drain a little longer, instead of joining its end."""
-        return look.left <= NEARLY_DRAINED and (look.oldest is None or look.oldest != self._stalled_at)
+        return look.oldest is None or look.oldest != self._stalled_at
 
     def waited(self, first: Look, last: Look) -> None:
         """Note that a send has waited in vain between two looks; where nothing has moved, the next need not wait."""

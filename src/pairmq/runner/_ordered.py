@@ -231,7 +231,7 @@ class _QueueWatch:
             told = await self._limits.run(self._admin.positions(self._queue), began_at + self._time_limit)
         except TransportError:
             return None
-        return Look(began_at, told.oldest, told.newest, told.left)
+        return Look(began_at, told.oldest, told.newest)
 
     async def close(self) -> None:
         task = self._task

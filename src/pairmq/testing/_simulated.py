@@ -503,7 +503,7 @@ class _SimulatedAdmin(Admin):
         await self._transport.act(Operation.ADMIN, entity)
         messages = self._broker.find(entity).stored
         newest = next(self._broker._numbers)  # a number more than any message has
-        return QueuePositions(min(messages, default=None), newest, len(messages))
+        return QueuePositions(min(messages, default=None), newest)
 
     async def delete(self, entity: Entity) -> bool:
         await self._transport.act(Operation.ADMIN, entity)

@@ -142,9 +142,7 @@ class QueuePositions:
     Args:
         oldest: of the oldest message that is not settled, locked ones included; None in an empty queue.
         newest: at least that of every message whose send was confirmed before the question was asked.
-        left: about how many messages are not settled; exact at 0.
     """
 
     oldest: int | None
     newest: int
-    left: int

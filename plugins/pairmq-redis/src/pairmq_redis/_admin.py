@@ -112,8 +112,8 @@ class RedisAdmin(Admin):
         What is scheduled has no position before its time.
         """
         doing = f"look at {entity}"
-        oldest, newest, left = await self._source_script(_scripts.POSITIONS, Source(entity), doing)
-        return QueuePositions(_position(oldest) if oldest else None, _position(newest), left)
+        oldest, newest = await self._source_script(_scripts.POSITIONS, Source(entity), doing)
+        return QueuePositions(_position(oldest) if oldest else None, _position(newest))
 
     async def delete(self, entity: Entity) -> bool:
         keys = EntityKeys(entity)

@@ -430,11 +430,10 @@ POSITIONS = _script(
 if mode ~= 'queue' or not group_info() then return nobody end
 -- What is completed or dead-lettered leaves the stream: its first entry is the oldest that is not settled.
 local first = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
-return {first and first[1] or '', info(redis.call('XINFO', 'STREAM', stream))['last-generated-id'],
-  redis.call('XLEN', stream)}
+return {first and first[1] or '', info(redis.call('XINFO', 'STREAM', stream))['last-generated-id']}
 """,
 )
-"""The ids of the oldest entry there, empty for none, and of the newest ever added, and how many are there."""
+"""The ids of the oldest entry there, empty for none, and of the newest ever added."""
 
 PEEK = _script(
     _SOURCE,

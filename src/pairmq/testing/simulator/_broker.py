@@ -331,7 +331,7 @@ class Broker:
 
     def positions(self, queue: Queue) -> QueuePositions:
         """How far a queue has been settled."""
-        return QueuePositions(next(iter(queue.copies), None), self._numbers, len(queue.copies))
+        return QueuePositions(next(iter(queue.copies), None), self._numbers)
 
     def serve_all(self) -> None:
         """Answer every poll that can be answered: the network has changed."""

@@ -170,14 +170,14 @@ class Admin(Suite):
     async def test_positions_tell_what_is_settled_by_whomever(self, broker: Broker) -> None:
         queue = await broker.queue(single_consumer=True)
         empty = await broker.admin.positions(queue)
-        assert (empty.oldest, empty.left) == (None, 0)
+        assert empty.oldest is None
         await broker.put(queue, "a", "b")
         before = await broker.admin.positions(queue)
         assert before.oldest is not None and empty.newest < before.oldest <= before.newest
         receiver = broker.connect().receiver(Source(queue))
         held = await receive_all(receiver, 2)
         locked = await broker.admin.positions(queue)
-        assert (locked.oldest, locked.left) == (before.oldest, 2), "what another process holds locked is not settled"
+        assert locked.oldest == before.oldest, "what another process holds locked is not settled"
         await receiver.complete(held[0])
         between = await broker.admin.positions(queue)
         assert between.oldest is not None and before.oldest < between.oldest <= between.newest
@@ -185,7 +185,6 @@ class Admin(Suite):
         await receiver.complete(held[1])
         after = await broker.admin.positions(queue)
         assert after.oldest is not None and before.newest < after.oldest <= after.newest
-        assert after.left == 1
 
     @capability("ordered_consumer", disclaimed=refused(lambda broker: _positions(broker)))
     async def test_a_missing_queue_has_no_positions(self, broker: Broker) -> None:
