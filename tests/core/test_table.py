@@ -13,6 +13,7 @@ import pytest
 
 from pairmq.core import (
     DIVERT_ENDED,
+    DIVERT_REQUESTED,
     FORCE_FAILOVER,
     HOLD,
     MARK_HEALTHY,
@@ -639,3 +640,38 @@ def test_the_causes_of_all_rows_are_used():
         Cause.DRAINED,
         Cause.ORDER_KEPT,
     }
+
+
+# A divert for the order of a key: whatever the health (SPEC 8.3).
+
+
+@pytest.mark.parametrize("tracks", [True, False])
+@pytest.mark.parametrize("health", list(Health))
+def test_a_divert_for_order_is_in_flight_in_every_health(health: Health, tracks: bool):
+    machine = in_health(health, tracks_backlog=tracks)
+    epoch = machine.epoch
+    first, *rest = machine.handle(DIVERT_REQUESTED, 1000)
+    assert (first, rest, machine.diverting) == (ToBacklog(epoch), [], 1)
+    assert machine.health is health
+    machine.handle(DIVERT_ENDED, 1000)
+    assert machine.diverting == 0
+
+
+@pytest.mark.parametrize("health", list(Health))
+def test_without_a_syphon_a_divert_for_order_leaves_no_backlog_that_nobody_would_call_drained(health: Health):
+    machine = in_health(health, tracks_backlog=False)
+    machine.handle(DIVERT_REQUESTED, 1000)
+    away = health in (Health.DOWN, Health.HELD)  # it is clean again when the entity comes up
+    assert machine.backlog is (Backlog.DIRTY if away else Backlog.CLEAN)
+
+
+def test_with_a_syphon_a_divert_for_order_makes_a_healthy_entity_drain():
+    machine = EntityMachine(OPTIONS, 0, tracks_backlog=True)
+    machine.handle(BacklogSeenEmpty(1), 2)
+    _, change = machine.handle(DIVERT_REQUESTED, 3)
+    assert isinstance(change, Changed)
+    assert (change.previous, change.current) == (EntityState.HEALTHY, EntityState.DRAINING)
+    assert (change.cause, change.diverted) == (Cause.ORDER_KEPT, 1)
+    assert machine.handle(BacklogSeenEmpty(3), 4) == ()  # one is in flight
+    machine.handle(DIVERT_ENDED, 5)
+    assert machine.handle(BacklogSeenEmpty(5), 6)[0].cause is Cause.DRAINED

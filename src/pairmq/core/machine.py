@@ -21,6 +21,7 @@ PING_JITTER: Final = 0.1
 """Share of the ping interval by which a ping may come early or late (SPEC 4.8)."""
 
 _RUNNING = (Health.UP, Health.TRIAL)
+_AWAY = (Health.DOWN, Health.HELD)
 _NOTHING: tuple[Effect, ...] = ()
 
 
@@ -163,8 +164,8 @@ class EntityMachine:
         before = self.state
         self._diverting += 1
         self._diverted += 1
-        # Without a syphon here nobody would ever tell that the backlog of an entity which is up is clean again.
-        if self._tracks_backlog or self._health not in _RUNNING:
+        # Without a syphon here nothing but coming up makes a backlog clean: an entity that is not down stays as it is.
+        if self._tracks_backlog or self._health in _AWAY:
             self._backlog = BACKLOG[self._backlog][BacklogSymbol.DIVERT]
         return (ToBacklog(self._epoch), *self._changed(before, Cause.ORDER_KEPT, now))
 
@@ -316,7 +317,7 @@ class EntityMachine:
         if starts_epoch(left, health):
             self._epoch += 1
             self._to_primary = (ToPrimary(self._epoch),)
-        if left in (Health.DOWN, Health.HELD) and health in _RUNNING:
+        if left in _AWAY and health in _RUNNING:
             self._recovered_at = self._settled_at = now
             if not self._tracks_backlog:
                 self._backlog = BACKLOG[self._backlog][BacklogSymbol.CAME_UP_UNTRACKED]

@@ -31,9 +31,11 @@ def _first_copies(facts: Facts) -> Iterator[Violation]:
     keys: dict[Key, list[tuple[int, int, Sent]]] = defaultdict(list)
     for sent in facts.history.sent.values():
         home = facts.at_primary[sent.number]
-        # Where a scheduled message stands is a matter of its time.
         if not home or sent.result is None or not sent.result.accepted or sent.end_tick is None:
             continue
+        if any(copy.gone == "deleted" for copy in facts.at_secondary[sent.number]):
+            continue  # with its queue; what comes home all the same was written late
+        # Where a scheduled message stands is a matter of its time.
         if sent.message.scheduled_enqueue_at is None:
             keys[_key(sent)].append((sent.end_tick, home[0].number, sent))
     for key, sends in keys.items():
