@@ -80,6 +80,22 @@ def test_a_setting_out_of_its_range_is_refused(wrong: dict[str, float]) -> None:
         Settings(**wrong)  # type: ignore[arg-type]
 
 
+def test_an_unknown_ordering_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="ordering is 'fifo': it must be none or session"):
+        Settings(ordering="fifo")  # type: ignore[arg-type]
+
+
+def test_the_clients_keep_the_order_that_is_asked_for() -> None:
+    assert "ordering" not in planned(PAIR, Settings(), FAULTS).options
+    assert planned(PAIR, Settings(ordering="session"), FAULTS).options["ordering"] == "session"
+
+
+def test_no_two_clients_share_a_session() -> None:
+    sessions = [{made(first_number(place, 1) + n).session_id for n in range(100)} - {None} for place in range(3)]
+    assert all(sessions)
+    assert len(set.union(*sessions)) == sum(map(len, sessions))
+
+
 def test_an_unknown_product_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigurationError, match="known are rabbitmq, redis, servicebus"):
         chaos_broker("carrier-pigeons")

@@ -75,6 +75,7 @@ def _run(options: argparse.Namespace, pair: str, seed: int) -> ChaosReport:
                 clients=options.clients,
                 rate=options.rate,
                 consumers=options.consumers,
+                ordering=options.ordering,
             )
             slower = max(broker.attempt_timeout for broker in brokers)
             plan = planned((products[0], products[1]), settings, (brokers[0].faults, brokers[1].faults), slower)
@@ -129,6 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--clients", type=int, default=3, help="processes (3)")
     parser.add_argument("--rate", type=float, default=20.0, help="sends a second of each process (20)")
     parser.add_argument("--consumers", type=int, default=0, help="processes that read the primary meanwhile (0)")
+    parser.add_argument("--ordering", default="none", choices=("none", "session"), help="of the pairs, judged (none)")
     parser.add_argument("--plan", metavar="FILE", help="carry out this plan instead")
     parser.add_argument("--keep", metavar="DIRECTORY", help="keep plan, ledgers and report there")
     parser.add_argument("--journal", metavar="DIRECTORY", help="keep a journal of all processes in a folder there")

@@ -34,7 +34,10 @@ async def make_queues(plan: Plan, primary: str, secondary: str) -> None:
     """
     # As a pair asks for them (SPEC 5.2), but for the locks: what a killed syphon held is to come back soon.
     properties = QueueProperties(
-        max_size_megabytes=5120, max_delivery_count=2**31 - 1, lock_duration=plan.settings.lock_duration
+        max_size_megabytes=5120,
+        max_delivery_count=2**31 - 1,
+        lock_duration=plan.settings.lock_duration,
+        single_consumer=plan.settings.ordering == "session",
     )
     async with registry.transport(primary) as home:
         for path in ENTITIES:

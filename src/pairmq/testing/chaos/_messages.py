@@ -34,7 +34,8 @@ def made(number: int) -> Message:
     return Message(
         (b"m%08d" % number).ljust(_LENGTHS[number % len(_LENGTHS)], b"."),
         message_id=f"id-{number}",
-        session_id=f"session-{number % 7}" if some else None,
+        # Order is a promise while one process at a time owns a session's sends.
+        session_id=f"session-{number // _A_CLIENT}-{number % 7}" if some else None,
         time_to_live=3600.0 if number % 5 == 0 else None,
         correlation_id=f"about-{number}" if some else None,
         subject="chaos",

@@ -11,8 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, get_args
 
+from pairmq.core.options import Ordering
 from pairmq.model import ConfigurationError
 from pairmq.testing.chaos.broker import FaultKind
 from pairmq.testing.chaos.network import NETWORK_FAULTS
@@ -48,6 +49,7 @@ class Settings:
         lock_duration: seconds of a lock in the backlog queues: what a killed syphon held comes back after as long.
         patience: seconds until everything must be drained when all is healed.
         consumers: processes that read the primary meanwhile; they are killed and restarted as the clients are.
+        ordering: of the clients' pairs; with ``"session"`` the order of each session is judged.
 
     Raises:
         ConfigurationError: a value out of its range.
@@ -63,8 +65,11 @@ class Settings:
     lock_duration: float = 5.0
     patience: float = 120.0
     consumers: int = 0
+    ordering: Ordering = "none"
 
     def __post_init__(self) -> None:
+        if self.ordering not in get_args(Ordering):
+            raise ConfigurationError(f"ordering is {self.ordering!r}: it must be none or session")
         for name, low, high in (
             ("seconds", 1.0, 1e6),
             ("every", 0.1, 1e6),
@@ -201,7 +206,7 @@ def planned(
     chance = Random(f"{settings.seed} clients")
     for at, kind, seconds in _drawn(chance, settings, CLIENT_FAULTS):
         strikes.append(Strike(at, kind.name, seconds, "", chance.choice(names)))
-    options = {
+    options: dict[str, Any] = {
         "failover_interval": 0.5 * attempt_timeout,
         "ping_primary_interval": 0.7,
         "ping_timeout": attempt_timeout,
@@ -214,6 +219,8 @@ def planned(
         "close_grace": 2.0,
         "flap_window": 5.0,
     }
+    if settings.ordering != "none":
+        options["ordering"] = settings.ordering
     # Some limits end long before a failover can, and show whether a send gives up.
     timeouts = tuple(factor * attempt_timeout for factor in (6.0, 0.4, 6.0, 1.5))
     return Plan(products, settings, options, timeouts, tuple(sorted(strikes, key=lambda strike: strike.at)))
