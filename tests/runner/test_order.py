@@ -354,6 +354,31 @@ async def test_a_secondary_that_cannot_keep_order_is_refused(world):
 
 
 @in_virtual_time
+async def test_a_queue_for_several_consumers_that_is_seen_later_gets_nothing_of_a_session(world):
+    west = SimulatedBroker("west")
+    west.fail(Fault.DOWN)
+    async with world(west=west, ordering="session") as w:
+        west.heal()
+        transport = west.transport()
+        await transport.admin.create(Entity(queue_of(w, "s")), QueueProperties())
+        await transport.close()
+        w.pair.force_failover("orders")
+        with pytest.raises(BacklogUnavailable, match="can be read by several consumers at once"):
+            await w.pair.sender("orders").send(of("s", "a"), timeout=5)
+        assert w.west.messages(queue_of(w, "s")) == []
+
+
+@in_virtual_time
+async def test_a_queue_that_is_seen_later_and_is_fit_is_used(world):
+    west = SimulatedBroker("west")
+    west.fail(Fault.DOWN)
+    async with world(west=west, ordering="session") as w:
+        west.heal()
+        w.pair.force_failover("orders")
+        assert (await w.pair.sender("orders").send(of("s", "a"), timeout=5)).backlog_queue == queue_of(w, "s")
+
+
+@in_virtual_time
 async def test_an_existing_queue_for_several_consumers_is_refused(world):
     west = SimulatedBroker("west")
     transport = west.transport()

@@ -22,7 +22,7 @@ from pairmq.pair import Settings, check_available
 from pairmq.pipeline import PipelineUnavailable
 from pairmq.pipeline.session import check_java, check_packages
 from pairmq.plugins import registry
-from pairmq.runner import BACKLOG_PROPERTIES
+from pairmq.runner import backlog_properties
 from pairmq.transport import Transport
 
 _SLOW = 0.5  # s: a broker that answers slower than this makes every send slow
@@ -87,7 +87,7 @@ async def all_checks(pair: PairArguments) -> AsyncIterator[Finding]:
         if all(reachable.values()):
             yield _size(primary, secondary)
         if reachable["secondary"]:
-            async for finding in _queues(secondary, backlog_queues(primary, settings.options), limit):
+            async for finding in _queues(primary, secondary, settings.options, limit):
                 yield finding
 
 
@@ -206,8 +206,11 @@ def _size(primary: Transport, secondary: Transport) -> Finding:
     return Finding(Grade.OK, "message size", f"up to about {grouped(min(most, largest))} bytes fit both brokers")
 
 
-async def _queues(secondary: Transport, queues: tuple[Entity, ...], limit: float) -> AsyncIterator[Finding]:
-    """Whether the backlog queues are what SPEC 5.2 asks for."""
+async def _queues(
+    primary: Transport, secondary: Transport, options: PairOptions, limit: float
+) -> AsyncIterator[Finding]:
+    """Whether the backlog queues are what SPEC 5.2 and 8.2 ask for."""
+    queues, wanted = backlog_queues(primary, options), backlog_properties(options)
     missing, sound = [], 0
     for queue in queues:
         try:
@@ -218,7 +221,7 @@ async def _queues(secondary: Transport, queues: tuple[Entity, ...], limit: float
                 continue
             yield Finding(Grade.FAIL, f"backlog queue {queue}", at_broker(secondary, error), "look at the secondary")
             return
-        differences = BACKLOG_PROPERTIES.differences(actual)
+        differences = wanted.differences(actual)
         if differences:
             yield Finding(
                 Grade.WARN,

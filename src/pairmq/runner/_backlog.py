@@ -16,7 +16,7 @@ from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
 from pairmq.transport import QueueProperties, Sender, Transport
 
-BACKLOG_PROPERTIES = QueueProperties(
+_PROPERTIES = QueueProperties(
     max_size_megabytes=5120,
     max_delivery_count=2**31 - 1,
     default_time_to_live=None,
@@ -25,11 +25,15 @@ BACKLOG_PROPERTIES = QueueProperties(
     dead_letter_on_expiration=True,
     batched_operations=True,
 )
-"""What backlog queues are asked to be (SPEC 5.2)."""
 
 T = TypeVar("T")
 
 _AT_ONCE = 8  # queues checked side by side: soon done, without a burst of connections
+
+
+def backlog_properties(options: PairOptions) -> QueueProperties:
+    """Tell what a pair's backlog queues are asked to be (SPEC 5.2), where order is kept too (SPEC 8.2)."""
+    return replace(_PROPERTIES, single_consumer=options.ordering == "session")
 
 
 class BacklogQueues:
@@ -59,13 +63,14 @@ class BacklogQueues:
             raise ConfigurationError(f"backlog_name_template gives a name that no queue can have: {error}") from error
         self.rotation = Rotation(len(self.entities), options.backlog_retry_interval)
         self.last_failure: TransportError | None = None
-        self._properties = replace(BACKLOG_PROPERTIES, single_consumer=options.ordering == "session")
+        self._properties = backlog_properties(options)
         self._transport = transport
         self._options = options
         self._clock = clock
         self._emit = emit
         self._limits = limits
         self._senders: dict[int, Sender] = {}
+        self._checked: set[int] = set()
         self._retries: asyncio.Task[None] | None = None
         self._readying: asyncio.Task[None] | None = None
         self._failed = asyncio.Event()
@@ -115,6 +120,19 @@ class BacklogQueues:
             sender = self._senders[index] = self._transport.sender(self.entities[index])
         return sender
 
+    async def check(self, index: int) -> None:
+        """Make sure that a queue was looked at, and is what it must be for order to be kept in it.
+
+        Raises:
+            TransportError: it could not be asked, or is not; nothing was sent to it.
+        """
+        if index in self._checked:
+            return
+        try:
+            await self._ensure(index)
+        except TransportError as error:
+            raise TransportError(str(error), error.kind, error.reason) from error
+
     def take_out(self, index: int, error: TransportError) -> None:
         """Take a queue that failed out of use for all senders of the pair (SPEC 5.4)."""
         self.last_failure = error
@@ -158,6 +176,7 @@ class BacklogQueues:
                     FailureReason.OTHER,
                 )
             differences = self._properties.differences(actual)
+        self._checked.add(index)
         self._emit(BacklogQueueChecked, queue=queue.path, created=created, differences=differences)
         if differences:
             text = f"existing backlog queue {queue.path}: {'; '.join(differences)}; it is left as it is"

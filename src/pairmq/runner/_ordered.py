@@ -144,11 +144,13 @@ class Orders:
         return backlog_queue_of(state.runner.entity, session, state.sender_id, count)
 
     def _forget_some(self) -> None:
-        while len(self._sessions) > _REMEMBERED:
+        excess = len(self._sessions) - _REMEMBERED
+        for _ in range(min(2, excess)):
             name, key = next(iter(self._sessions.items()))
-            if key.turns:
-                return  # as many sends are in flight: they bound the memory themselves
-            del self._sessions[name]
+            if key.turns:  # something of it is in flight: it must not hold up the others behind it
+                self._sessions.move_to_end(name)
+            else:
+                del self._sessions[name]
 
     async def way(self, place: Place, runner: EntityRunner, deadline: float) -> ToPrimary | ToBacklog | None:
         """Where the send goes whose turn it is; None when it has waited a moment, and must ask again.

@@ -340,9 +340,14 @@ class SendProcedure:
             now = self._clock.now()
             limit = self._limit(deadline)
             fair = limit - now > min(self._options.attempt_timeout, _FAIR_TRIAL) - 0.001
-            maybe_there = True  # also when the attempt is cut off
-            failures = await self._attempt(backlog.sender(index), took, [e for _, e in fitting], limit)
-            maybe_there = any(failure is None or failure.maybe_applied for failure in failures)
+            unfit = None if key is None else await self._unfit(index, limit)
+            maybe_there = unfit is None  # also when the attempt is cut off
+            failures: Sequence[TransportError | None]
+            if unfit is None:
+                failures = await self._attempt(backlog.sender(index), took, [e for _, e in fitting], limit)
+                maybe_there = any(failure is None or failure.maybe_applied for failure in failures)
+            else:
+                failures = [unfit] * len(took)
         finally:
             if key is not None:
                 key.facts.divert_ended(self._clock.now(), maybe_there=maybe_there)
@@ -371,6 +376,17 @@ class SendProcedure:
                 worst = FailureKind.UNAVAILABLE
                 backlog.take_out(index, failure)
         return worst
+
+    async def _unfit(self, index: int, limit: float) -> TransportError | None:
+        """Why no order can be kept in a backlog queue, as far as anybody can tell; None when it can."""
+        try:
+            async with asyncio.timeout_at(limit):
+                await self._backlog.check(index)
+        except TransportError as error:
+            return error
+        except TimeoutError:
+            return TransportError("no answer within the time limit", FailureKind.UNAVAILABLE, FailureReason.TIMEOUT)
+        return None
 
     def _limit(self, deadline: float) -> float:
         """When the next attempt must end: half of the time left at most, as the other half is for the other broker."""
