@@ -273,10 +273,12 @@ class Pump:
         """The same in one operation."""
         if not await self._rate.take(len(items), self._stopping):
             return items
-        fresh = await self._intake.fresh(items)
-        due, overdue = self._unexpired(fresh)
-        if not await self._put_aside(overdue):
-            return fresh
+        due, overdue = self._unexpired(await self._intake.fresh(items))
+        while overdue:
+            if not await self._put_aside(overdue):
+                return [item for item in items if not item.lost]
+            # Where order is kept that has taken a while, and with it the others' time.
+            due, overdue = self._unexpired(await self._intake.fresh(due)) if self._intake.ordered else (due, [])
         items = self._not_home(due)
         if not items:
             return []
