@@ -26,7 +26,8 @@ from pairmq.pair._events import EventStream
 from pairmq.pair._receiver import PairReceiver
 from pairmq.pair._sender import PairSender
 from pairmq.pair._settings import PREFIX, check_available, check_directory, check_syphon_queues, load_settings
-from pairmq.plugins import Observer, Registry, ValuesObserver, registry
+from pairmq.pair._tracing import SendTracing
+from pairmq.plugins import Observer, Registry, TracingObserver, ValuesObserver, registry
 from pairmq.runner import Clock, Emitter, Engine
 from pairmq.transport import Transport
 
@@ -64,7 +65,10 @@ class Pair:
         self._observers = tuple(observers)
         for observer in self._observers:
             values = observer.on_values if isinstance(observer, ValuesObserver) else None
-            self._emit.add(observer.on_event, values=values)
+            follower = observer.on_message_event if isinstance(observer, TracingObserver) else None
+            self._emit.add(observer.on_event, values=values, follower=follower)
+        tracing = [observer for observer in self._observers if isinstance(observer, TracingObserver)]
+        self._tracing = SendTracing(tracing, self._emit) if tracing else None
         # The log is always on; its lines for single messages cost the hot path nothing unless someone reads them.
         debugging = logging.getLogger("pairmq").isEnabledFor(logging.DEBUG)
         self._emit.add(LogObserver().on_event, per_message=debugging)
@@ -239,7 +243,7 @@ class Pair:
             state = engine.sender_state(entity)
         except TransportError as error:
             raise ConfigurationError(f"entity {entity}: {error}") from error
-        return PairSender(engine, entity, state, self._options.send_timeout)
+        return PairSender(engine, entity, state, self._options.send_timeout, self._tracing)
 
     def receiver(
         self, path: str, *, subscription: str | None = None, dead_letter: bool = False, prefetch: int = 1

@@ -12,11 +12,9 @@ from pairmq.core import Backoff
 from pairmq.model import Delivery, FailureKind, FailureReason, LockLost, Message, Source, TransportError
 from pairmq.model.events import Event, MessageDelivered, Settlement
 from pairmq.runner import Clock, Engine, TimeLimits
-from pairmq.transport import Receiver, Transport
+from pairmq.transport import Endpoint, Receiver, Transport
 
 T = TypeVar("T")
-Limited = Callable[[Awaitable[Any]], Awaitable[Any]]
-Report = Callable[[Delivery, float, Settlement, str | None, str | None], None]
 
 _POLL = 60.0  # s: one long poll of an iteration; only its cost depends on it
 _BACKOFF = Backoff(first=0.1, factor=2.0, cap=5.0)
@@ -25,15 +23,12 @@ _BACKOFF = Backoff(first=0.1, factor=2.0, cap=5.0)
 class PairDelivery:
     """A received message, locked for this receiver until it is settled by one of the methods below."""
 
-    __slots__ = ("_delivery", "_limited", "_received_at", "_receiver", "_report")
+    __slots__ = ("_delivery", "_giver", "_received_at", "_receiver")
 
-    def __init__(
-        self, delivery: Delivery, receiver: Receiver, limited: Limited, report: Report, received_at: float
-    ) -> None:
+    def __init__(self, delivery: Delivery, receiver: Receiver, giver: PairReceiver, received_at: float) -> None:
         self._delivery = delivery
         self._receiver = receiver
-        self._limited = limited
-        self._report = report
+        self._giver = giver
         self._received_at = received_at
 
     @property
@@ -50,6 +45,16 @@ class PairDelivery:
     def body(self) -> bytes:
         """The message's body."""
         return self._delivery.message.body
+
+    @property
+    def source(self) -> Source:
+        """What it was read from."""
+        return self._giver.source
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The broker that it was read from, without its password."""
+        return self._giver.endpoint
 
     async def complete(self) -> None:
         """Remove the message from the broker for good.
@@ -72,19 +77,19 @@ class PairDelivery:
     async def renew_lock(self) -> None:
         """Make the lock last its whole duration from now. Raises as `complete`."""
         with _lock_errors():
-            self._delivery = await self._limited(self._receiver.renew_lock(self._delivery))
+            self._delivery = await self._giver._limited(self._receiver.renew_lock(self._delivery))
 
     async def _settle(self, operation: Awaitable[None], settlement: Settlement, reason: str | None = None) -> None:
         error: str | None = "cancelled"
         try:
             with _lock_errors():
-                await self._limited(operation)
+                await self._giver._limited(operation)
             error = None
         except Exception as failure:
             error = str(failure) or type(failure).__name__
             raise
         finally:
-            self._report(self._delivery, self._received_at, settlement, reason, error)
+            self._giver._settled(self._delivery, self._received_at, settlement, reason, error)
 
     def __repr__(self) -> str:
         return f"PairDelivery({self._delivery!r})"
@@ -127,6 +132,11 @@ class PairReceiver:
         """What it reads."""
         return self._source
 
+    @property
+    def endpoint(self) -> Endpoint:
+        """The broker that it reads, without its password."""
+        return self._transport.endpoint
+
     async def receive(self, max_messages: int = 1, wait: float = 60.0) -> list[PairDelivery]:
         """Receive up to ``max_messages``, waiting for the first at most ``wait`` seconds.
 
@@ -151,7 +161,7 @@ class PairReceiver:
         limit = wait + self._engine.options.attempt_timeout
         deliveries = await self._limits.run(receiver.receive(max_messages, wait), self._clock.now() + limit)
         now = self._clock.wall()
-        return [PairDelivery(delivery, receiver, self._limited, self._settled, now) for delivery in deliveries]
+        return [PairDelivery(delivery, receiver, self, now) for delivery in deliveries]
 
     def _settled(
         self, delivery: Delivery, received_at: float, settlement: Settlement, reason: str | None, error: str | None
@@ -172,7 +182,7 @@ class PairReceiver:
             "error": error,
             "receiver": self._id,
         }
-        emit(MessageDelivered, **values)
+        emit.of_message(delivery.message, MessageDelivered, **values)
         for sink in self._sinks:
             sink(MessageDelivered(at=self._clock.wall(), pair=emit.pair, **values))
 

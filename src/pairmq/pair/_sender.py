@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from pairmq.model import Entity, Message, PairClosed, PairFaulted, Receipt, SendError, SendRefused
+from pairmq.pair._tracing import SendTracing
 from pairmq.runner import Engine, SenderState
 
 _CHUNK = 500  # messages in one operation: large enough for the brokers' batches, small beside the attempt's time limit
@@ -21,11 +22,14 @@ class PairSender:
     Cheap to make and safe to share between tasks. Made by `Pair.sender`.
     """
 
-    def __init__(self, engine: Engine, entity: Entity, state: SenderState, timeout: float) -> None:
+    def __init__(
+        self, engine: Engine, entity: Entity, state: SenderState, timeout: float, tracing: SendTracing | None = None
+    ) -> None:
         self._engine = engine
         self._entity = entity
         self._state = state
         self._timeout = timeout
+        self._tracing = tracing
         self._closed = False
         self._in_flight = 0
 
@@ -60,11 +64,17 @@ class PairSender:
         A cancelled send's outcome is unknown; nothing else of the pair is disturbed (SPEC 3.7).
         """
         self._check_open()
+        limit = self._timeout if timeout is None else timeout
         self._in_flight += 1
         try:
-            return await self._engine.send(self._state, message, self._timeout if timeout is None else timeout)
+            if self._tracing is None:
+                return await self._engine.send(self._state, message, limit)
+            result = (await self._send_traced(self._tracing, (message,), limit))[0]
         finally:
             await self._leave()
+        if isinstance(result, Receipt):
+            return result
+        raise result
 
     async def send_batch(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -159,7 +169,9 @@ class PairSender:
         limit = self._timeout if timeout is None else timeout
         self._in_flight += 1
         try:
-            return await self._engine.send_batch(self._state, list(chunk), limit)
+            if self._tracing is None:
+                return await self._engine.send_batch(self._state, list(chunk), limit)
+            return await self._send_traced(self._tracing, chunk, limit)
         except (PairClosed, PairFaulted) as error:
             # The pair ended between two chunks: the earlier results must not be lost with it.
             if raising:
@@ -167,6 +179,14 @@ class PairSender:
             return [_ended(self._entity, message, error) for message in chunk]
         finally:
             await self._leave()
+
+    async def _send_traced(
+        self, tracing: SendTracing, messages: Sequence[Message], limit: float
+    ) -> list[Receipt | SendError]:
+        async def operation(messages: list[Message]) -> list[Receipt | SendError]:
+            return await self._engine.send_batch(self._state, messages, limit)
+
+        return await tracing.run(self._entity, messages, operation)
 
 
 class _Stream:

@@ -6,6 +6,8 @@ from pairmq.plugins._records import (
     LocalServer,
     Observer,
     ObserverRecord,
+    SendTrace,
+    TracingObserver,
     TransportRecord,
     ValuesObserver,
 )
@@ -18,6 +20,8 @@ __all__ = [
     "ObserverRecord",
     "PluginInfo",
     "Registry",
+    "SendTrace",
+    "TracingObserver",
     "TransportRecord",
     "ValuesObserver",
     "hookimpl",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from pairmq.model import Entity, Message, Receipt, SendError
 from pairmq.model.events import Event
 from pairmq.model.records import Values
 from pairmq.transport import Capabilities, Transport
@@ -107,6 +108,44 @@ class ValuesObserver(Observer, Protocol):
 
     def on_values(self, values: Values) -> None:
         """Take a `SendCompleted` that was not made yet, in the place of `on_event`, and like it."""
+
+
+class SendTrace(Protocol):
+    """One call of a sender, from before its messages are given to a broker until their results are known."""
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """What is sent in the place of what was given: the same messages, which may carry a trace's context."""
+
+    def end(self, results: Sequence[Receipt | SendError] | BaseException) -> None:
+        """Take what came of it: a result for each message, or what the call raised. Called once, in the same task."""
+
+
+@runtime_checkable
+class TracingObserver(Observer, Protocol):
+    """An observer that follows the messages themselves, and not only what is told of them (SPEC 10.1).
+
+    Only it can let a trace's context travel with a message. Without one, a send pays for a single comparison.
+    """
+
+    def begin_send(self, pair: str, entity: Entity, messages: Sequence[Message]) -> SendTrace:
+        """Begin to follow one send, or one operation of a batch.
+
+        Called in the task of the caller, so that what it finds in its context is the caller's. If it raises, that is
+        reported once, and the messages are sent as they are.
+
+        Args:
+            pair: the pair's name, as events carry it.
+            entity: where the messages belong.
+            messages: as the caller gave them; at least one. One that has no message id is given it later.
+        """
+
+    def on_message_event(self, event: Event, message: Message) -> None:
+        """Take an event once more, with the message that it is about, as it was sent.
+
+        These are the events of what the syphon moved or dead-lettered, and of what a receiver settled. It comes right
+        after `on_event`, and like it.
+        """
 
 
 @dataclass(frozen=True, slots=True)

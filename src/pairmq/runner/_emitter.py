@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from pairmq.model import Message
 from pairmq.model.events import AttemptFailed, Event, MessageDelivered, MessageMoved, SendCompleted
 from pairmq.model.records import Values, event_from
 from pairmq.runner._clock import Clock
@@ -16,6 +17,7 @@ _log = logging.getLogger("pairmq")
 _PER_MESSAGE = frozenset((SendCompleted, AttemptFailed, MessageMoved, MessageDelivered))
 
 Sink = Callable[[Event], None]
+Follower = Callable[[Event, Message], None]
 
 
 class Emitter:
@@ -35,11 +37,19 @@ class Emitter:
         self._message_sinks: tuple[Sink, ...] = ()
         self._send_sinks: tuple[Sink, ...] = ()
         self._values_sinks: tuple[Callable[[Values], None], ...] = ()
+        self._followers: tuple[Follower, ...] = ()
         self._reported: set[int] = set()
-        self._waiting: deque[tuple[tuple[Callable[[Any], None], ...], Event | Values]] = deque()
+        self._waiting: deque[tuple[tuple[Callable[..., None], ...], tuple[Any, ...]]] = deque()
         self._handing_out = False
 
-    def add(self, sink: Sink, *, per_message: bool = True, values: Callable[[Values], None] | None = None) -> None:
+    def add(
+        self,
+        sink: Sink,
+        *,
+        per_message: bool = True,
+        values: Callable[[Values], None] | None = None,
+        follower: Follower | None = None,
+    ) -> None:
         """Give ``sink`` every event from now on, or all but those of single messages.
 
         Args:
@@ -47,7 +57,10 @@ class Emitter:
             per_message: also those of single messages.
             values: takes the values of every `SendCompleted` in the place of ``sink``. To make that event costs more
                 than all else that is done for it, and there is one for every send.
+            follower: takes what `of_message` hands out, with its message, besides ``sink``.
         """
+        if follower is not None:
+            self._followers = (*self._followers, follower)
         self._sinks = (*self._sinks, sink)
         if not per_message:
             return
@@ -73,7 +86,17 @@ class Emitter:
         """Make an event of now and hand it out."""
         sinks = self._message_sinks if kind in _PER_MESSAGE else self._sinks
         if sinks:
-            self._waiting.append((sinks, kind(at=self._clock.wall(), pair=self.pair, **values)))
+            self._waiting.append((sinks, (kind(at=self._clock.wall(), pair=self.pair, **values),)))
+            self._hand_out_all()
+
+    def of_message(self, message: Message, kind: type[Event], /, **values: Any) -> None:
+        """The same for what became of a message that is at hand, for those too who follow messages."""
+        sinks = self._message_sinks if kind in _PER_MESSAGE else self._sinks
+        if sinks:
+            event = kind(at=self._clock.wall(), pair=self.pair, **values)
+            self._waiting.append((sinks, (event,)))
+            if self._followers:
+                self._waiting.append((self._followers, (event, message)))
             self._hand_out_all()
 
     def send_completed(self, values: Values) -> None:
@@ -86,16 +109,16 @@ class Emitter:
                     try:
                         sink(values)
                     except Exception:
-                        self._report(sink)
+                        self.report(sink)
             finally:
                 self._handing_out = False
             if self._waiting:  # a taker has caused events
                 self._hand_out_all()
             return
         if self._values_sinks:
-            self._waiting.append((self._values_sinks, values))
+            self._waiting.append((self._values_sinks, (values,)))
         if self._send_sinks:
-            self._waiting.append((self._send_sinks, event_from(values)))
+            self._waiting.append((self._send_sinks, (event_from(values),)))
         self._hand_out_all()
 
     def _hand_out_all(self) -> None:
@@ -108,15 +131,15 @@ class Emitter:
         finally:
             self._handing_out = False
 
-    def _hand_out(self, sinks: tuple[Callable[[Any], None], ...], event: Event | Values) -> None:
+    def _hand_out(self, sinks: tuple[Callable[..., None], ...], arguments: tuple[Any, ...]) -> None:
         for sink in sinks:
             try:
-                sink(event)
+                sink(*arguments)
             except Exception:
-                self._report(sink)
+                self.report(sink)
 
-    def _report(self, sink: object) -> None:
-        """Say that an observer fails: once for each, as one that always does must not fill the log in an outage."""
+    def report(self, sink: object) -> None:
+        """Say, where it is caught, that an observer fails: once for each, as a log must not be filled in an outage."""
         if id(sink) not in self._reported:
             self._reported.add(id(sink))
             _log.exception("an observer failed; its further failures are not reported: %r", sink)

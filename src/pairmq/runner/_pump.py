@@ -381,7 +381,8 @@ class Pump:
         self._completed_again(item, error)
         if self._emit.active and item.diversion is not None:
             waited = (self._clock.instant() - item.diversion.diverted_at).total_seconds()
-            self._emit(
+            self._emit.of_message(
+                item.message,
                 MessageMoved,
                 queue=self.queue.path,
                 entity=item.diversion.entity,
@@ -407,7 +408,8 @@ class Pump:
             if error is not None:
                 return  # it comes again, and so does this
             self.dead_lettered += 1
-            self._emit(
+            self._emit.of_message(
+                item.message,
                 MessageDeadLettered,
                 queue=self.queue.path,
                 entity=path,

@@ -11,6 +11,7 @@ from pairmq import pair as asynchronous
 from pairmq.model import Delivery, LockLost, Message, PairMQError, Source
 from pairmq.model.events import Event
 from pairmq.sync._loop import PerProcess, run
+from pairmq.transport import Endpoint
 
 
 class PairDelivery:
@@ -38,6 +39,16 @@ class PairDelivery:
     def body(self) -> bytes:
         """The message's body."""
         return self._inner.value.body
+
+    @property
+    def source(self) -> Source:
+        """What it was read from."""
+        return self._inner.value.source
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The broker that it was read from, without its password."""
+        return self._inner.value.endpoint
 
     def complete(self) -> None:
         """Remove the message from the broker for good.
