@@ -1,0 +1,101 @@
+"""How many messages wait in the backlog, as a metric that is asked for from time to time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from opentelemetry.metrics import MeterProvider, Observation
+
+from pairmq.model import Entity, Source, TransportError
+from pairmq.observe.otel import _names as names
+from pairmq.observe.otel._instruments import instruments
+from pairmq.transport import Transport
+
+_log = logging.getLogger("pairmq")
+
+
+class BackloggedPair(Protocol):
+    """What is needed of a pair."""
+
+    @property
+    def name(self) -> str:
+        """``primary>secondary``."""
+
+    @property
+    def secondary(self) -> Transport:
+        """Where the backlog is."""
+
+    @property
+    def backlog_queues(self) -> Sequence[Entity]:
+        """The queues of the backlog."""
+
+
+@asynccontextmanager
+async def watch_backlog(
+    pair: BackloggedPair, *, every: float = 60.0, limit: float = 10.0, meter_provider: MeterProvider | None = None
+) -> AsyncIterator[None]:
+    """Count the messages in a pair's backlog queues from time to time, as ``pairmq.backlog.messages``.
+
+    Only the broker knows them, so this is no part of the observer: each round asks one question for each queue, which
+    some brokers charge for. One process for each pair is enough; the one that hosts the syphon knows best when to end.
+
+    Args:
+        pair: an open `pairmq.Pair`.
+        every: seconds between two rounds; above 0.
+        limit: seconds for the answer of one queue.
+        meter_provider: takes the counts; the program's global one when left out.
+
+    Raises:
+        ValueError: ``every`` or ``limit`` is not above 0.
+
+    A queue that can't be counted has no value until it can be again: an old one would look like a calm backlog.
+    """
+    if not every > 0 or not limit > 0:
+        raise ValueError(f"every is {every} and limit {limit}: both must be above 0 seconds")
+    counts: dict[str, Mapping[str, int]] = {}
+
+    def values() -> Iterator[Observation]:
+        for queue, of in tuple(counts.items()):
+            for state, count in of.items():
+                yield Observation(count, {names.PAIR: pair.name, names.QUEUE: queue, names.MESSAGE_STATE: state})
+
+    stop_telling = instruments(meter_provider).ask(names.BACKLOG_MESSAGES, values)
+    task = asyncio.create_task(_count_for_ever(pair, counts, every, limit), name="count backlog")
+    try:
+        yield
+    finally:
+        stop_telling()
+        task.cancel()
+        await asyncio.wait((task,))
+
+
+async def _count_for_ever(
+    pair: BackloggedPair, counts: dict[str, Mapping[str, int]], every: float, limit: float
+) -> None:
+    while True:
+        for queue in pair.backlog_queues:
+            found = await _counted(pair.secondary, queue, limit)
+            if found is None:
+                counts.pop(queue.path, None)
+            else:
+                counts[queue.path] = found
+        await asyncio.sleep(every)
+
+
+async def _counted(secondary: Transport, queue: Entity, limit: float) -> Mapping[str, int] | None:
+    try:
+        async with asyncio.timeout(limit):
+            found = await secondary.admin.counts(Source(queue))
+    except (TransportError, TimeoutError) as error:
+        _log.debug("backlog queue %s could not be counted: %s", queue, error)
+        return None
+    return {
+        "active": found.active,
+        "locked": found.locked,
+        "scheduled": found.scheduled,
+        "dead_letter": found.dead_letter,
+    }

@@ -1,0 +1,221 @@
+"""Sends, moves and pings as spans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar, Token
+from typing import Final
+
+from opentelemetry import context, trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanKind, StatusCode, Tracer
+from opentelemetry.util.types import AttributeValue
+
+from pairmq.model import Entity, Message, Receipt, Route, SendError
+from pairmq.model.events import AttemptFailed, MessageDeadLettered, MessageMoved, PingCompleted, Side
+from pairmq.observe.otel import _names as names
+from pairmq.observe.otel._brokers import Broker, Brokers
+from pairmq.observe.otel._propagation import carried_by, context_of, span_context_of, with_context
+
+_MOST_LINKS: Final = 100
+_ROOT: Final = Context()
+
+_sending: ContextVar[Span | None] = ContextVar("pairmq_sending", default=None)
+"""The span of the send that this task is in: attempts are told by events, which know nothing of spans."""
+
+
+class SendSpan:
+    """The span of one call of a sender, and what its messages carry of it.
+
+    Args:
+        tracer: makes the span.
+        pair: the pair's name.
+        entity: where the messages belong.
+        messages: as given; one that carries a context already keeps it, and the span links to it.
+        brokers: the primary and the secondary.
+        propagate: whether messages carry the span's context.
+    """
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        pair: str,
+        entity: Entity,
+        messages: Sequence[Message],
+        brokers: tuple[Broker, Broker],
+        *,
+        propagate: bool,
+    ) -> None:
+        self._secondary = brokers[1]
+        attributes: dict[str, AttributeValue] = {
+            **brokers[0].attributes,
+            names.DESTINATION: entity.path,
+            names.OPERATION_NAME: "send",
+            names.OPERATION_TYPE: "send",
+            names.PAIR: pair,
+        }
+        if len(messages) > 1:
+            attributes[names.BATCH_COUNT] = len(messages)
+        else:
+            attributes[names.BODY_SIZE] = len(messages[0].body)
+        carried = [span_context_of(message) for message in messages]
+        linked = {(found.trace_id, found.span_id): found for found in carried if found is not None}
+        links = [Link(found) for found in list(linked.values())[:_MOST_LINKS]]
+        self._span = tracer.start_span(
+            f"send {entity.path}", kind=SpanKind.PRODUCER, attributes=attributes, links=links
+        )
+        here = trace.set_span_in_context(self._span)
+        self.messages = messages
+        if propagate:
+            ours = carried_by(here)
+            self.messages = [
+                with_context(message, ours) if before is None else message
+                for message, before in zip(messages, carried, strict=True)
+            ]
+        self._outside: Token[Context] = context.attach(here)
+        self._before = _sending.set(self._span)
+
+    def end(self, results: Sequence[Receipt | SendError] | BaseException) -> None:
+        """Tell what came of it, and end the span."""
+        _sending.reset(self._before)
+        context.detach(self._outside)
+        span = self._span
+        if span.is_recording():
+            if isinstance(results, BaseException):
+                _failed(span, results)
+            elif len(results) == 1:
+                self._ended(span, results[0])
+            else:
+                self._batch_ended(span, results)
+        span.end()
+
+    def _ended(self, span: Span, result: Receipt | SendError) -> None:
+        if result.message_id is not None:
+            span.set_attribute(names.MESSAGE_ID, result.message_id)
+        if isinstance(result, SendError):
+            _failed(span, result)
+            return
+        span.set_attribute(names.ATTEMPTS, result.attempts)
+        self._accepted(span, [result])
+
+    def _batch_ended(self, span: Span, results: Sequence[Receipt | SendError]) -> None:
+        errors = [result for result in results if isinstance(result, SendError)]
+        self._accepted(span, [result for result in results if isinstance(result, Receipt)])
+        if errors:
+            _failed(span, errors[0])
+
+    def _accepted(self, span: Span, receipts: Sequence[Receipt]) -> None:
+        diverted = [receipt for receipt in receipts if receipt.route is Route.BACKLOG]
+        if diverted:
+            queue = diverted[0].backlog_queue
+            span.set_attributes({**self._secondary.attributes, names.QUEUE: queue or ""})
+        sides = {receipt.route for receipt in receipts}
+        if len(sides) == 1:
+            span.set_attribute(names.OUTCOME, f"accepted-{sides.pop().value}")
+        if any(receipt.maybe_duplicate for receipt in receipts):
+            span.set_attribute(names.MAYBE_DUPLICATE, True)
+
+
+def attempt_failed(event: AttemptFailed) -> None:
+    """Write a failed attempt into the span of the send that this task is in."""
+    span = _sending.get()
+    if span is None or not span.is_recording():
+        return
+    attributes: dict[str, AttributeValue] = {
+        names.MESSAGE_ID: event.message_id,
+        names.SIDE: (Side.PRIMARY if event.queue is None else Side.SECONDARY).value,
+        names.FAILURE_KIND: event.kind,
+        "error.message": event.error,
+    }
+    if event.queue is not None:
+        attributes[names.QUEUE] = event.queue
+    span.add_event("attempt failed", attributes)
+
+
+def pinged(tracer: Tracer, event: PingCompleted, brokers: Brokers) -> None:
+    """Make the span of a ping that has ended."""
+    span = tracer.start_span(
+        f"ping {event.entity.path}",
+        # A root: the task of the pings was begun by some send, and is none of its doing.
+        _ROOT,
+        SpanKind.CLIENT,
+        {
+            **brokers.primary(event.pair).attributes,
+            names.DESTINATION: event.entity.path,
+            names.OPERATION_NAME: "ping",
+            names.PAIR: event.pair,
+        },
+        start_time=_nanoseconds(event.at - event.elapsed),
+    )
+    if not event.ok:
+        span.set_attribute(names.ERROR_TYPE, "PingFailed")
+        span.set_status(StatusCode.ERROR, event.error)
+    span.end(_nanoseconds(event.at))
+
+
+def moved(tracer: Tracer, event: MessageMoved, message: Message, brokers: Brokers) -> None:
+    """Make the span of a message's way home, from its divert to its delivery.
+
+    It is a child of the send's, so that whoever sampled the send has its end too; the link says what it is to it.
+    """
+    attributes = {
+        **brokers.primary(event.pair).attributes,
+        names.DESTINATION: event.entity.path,
+        names.OPERATION_NAME: "move",
+        names.OPERATION_TYPE: "send",
+        names.MESSAGE_ID: event.message_id,
+        names.PAIR: event.pair,
+        names.QUEUE: event.queue,
+        names.WAITED: event.waited,
+    }
+    if event.maybe_duplicate:
+        attributes[names.MAYBE_DUPLICATE] = True
+    span = tracer.start_span(
+        f"move {event.entity.path}",
+        context_of(message),
+        SpanKind.PRODUCER,
+        attributes,
+        links=_links(message),
+        start_time=_nanoseconds(event.at - event.waited),
+    )
+    span.end(_nanoseconds(event.at))
+
+
+def dead_lettered(tracer: Tracer, event: MessageDeadLettered, message: Message, brokers: Brokers) -> None:
+    """Make the span of a message's end in a dead-letter queue; its name holds nothing that a message said."""
+    at = _nanoseconds(event.at)
+    attributes: dict[str, AttributeValue] = {
+        **brokers.secondary(event.pair).attributes,
+        names.DESTINATION: event.queue,
+        names.OPERATION_NAME: "dead_letter",
+        names.OPERATION_TYPE: "settle",
+        names.PAIR: event.pair,
+        names.REASON: event.reason,
+        names.ERROR_TYPE: event.reason,
+    }
+    if event.message_id is not None:
+        attributes[names.MESSAGE_ID] = event.message_id
+    span = tracer.start_span(
+        f"dead_letter {event.queue}",
+        context_of(message),
+        SpanKind.CLIENT,
+        attributes,
+        links=_links(message),
+        start_time=at,
+    )
+    span.set_status(StatusCode.ERROR, event.description)
+    span.end(at)
+
+
+def _links(message: Message) -> list[Link]:
+    found = span_context_of(message)
+    return [] if found is None else [Link(found)]
+
+
+def _failed(span: Span, error: BaseException) -> None:
+    span.set_attribute(names.ERROR_TYPE, type(error).__name__)
+    span.set_status(StatusCode.ERROR, str(error) or None)
+
+
+def _nanoseconds(at: float) -> int:
+    return int(at * 1e9)

@@ -1,0 +1,232 @@
+"""What happens to a pair, as metrics."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from pairmq import Entity, Message, SendError
+from pairmq.model.events import PairOpened, SendCompleted, SendOutcome
+from pairmq.model.records import values_of
+from pairmq.observe.otel import OpenTelemetryObserver, watch_backlog
+from pairmq.testing import Fault, in_virtual_time
+
+
+def opened(pair: str = "east>west", primary: str = "redis://east:6379/0", secondary: str = "amqps://west/"):
+    return PairOpened(at=1.0, pair=pair, primary=primary, secondary=secondary, version="1", options="{}")
+
+
+def sent(path: str = "orders", outcome: SendOutcome = SendOutcome.PRIMARY, **fields):
+    queue = "q/0" if outcome is SendOutcome.BACKLOG else None
+    values = {"attempts": 1, "elapsed": 0.02, "maybe_duplicate": False, "size": 1, **fields}
+    return SendCompleted(
+        at=1.0, pair="east>west", entity=Entity(path), message_id="m", outcome=outcome, backlog_queue=queue, **values
+    )
+
+
+@in_virtual_time
+async def test_sends_are_counted_and_timed_by_entity_and_outcome(telemetry, world):
+    async with world(telemetry.observer()) as w:
+        for path in ("orders", "orders", "prices"):
+            await w.pair.sender(path).send(Message(b"1"))
+    for metric in ("messaging.client.sent.messages", "messaging.client.operation.duration"):
+        assert telemetry.value(metric, messaging_destination_name="orders", pairmq_outcome="accepted-primary") == 2
+        assert telemetry.value(metric, messaging_destination_name="prices") == 1
+
+
+@in_virtual_time
+async def test_a_diverted_send_is_one_of_the_secondary(telemetry, world):
+    async with world(telemetry.observer(), enable_syphon=False) as w:
+        w.pair.hold("orders")
+        await w.pair.sender("orders").send(Message(b"1"))
+    (point,) = telemetry.points("messaging.client.sent.messages")
+    assert point.attributes["server.address"] == "west"
+    assert point.attributes["pairmq.outcome"] == "accepted-backlog"
+    assert point.attributes["messaging.destination.name"] == "orders"
+
+
+@in_virtual_time
+async def test_a_refused_send_names_its_error(telemetry, world):
+    async with world(telemetry.observer()) as w:
+        with pytest.raises(SendError):
+            await w.pair.sender("unknown").send(Message(b"1"))
+    assert telemetry.value("messaging.client.sent.messages", error_type="EntityNotFound", pairmq_outcome="refused") == 1
+
+
+@in_virtual_time
+async def test_an_outage_is_told_from_end_to_end(telemetry, world):
+    async with world(telemetry.observer()) as w:
+        sender = w.pair.sender("orders")
+        await sender.send(Message(b"before"))
+        w.east.fail(Fault.DOWN)
+        await sender.send(Message(b"during"))
+        assert telemetry.value("pairmq.entity.state", pairmq_state="failed-over") == 1
+        assert telemetry.value("pairmq.entity.state", pairmq_state="healthy") == 0
+        await asyncio.sleep(20)
+        w.east.heal()
+        await asyncio.sleep(60)
+        assert telemetry.value("pairmq.entity.state", pairmq_state="healthy") == 1
+    value = telemetry.value
+    assert value("pairmq.entity.transitions", pairmq_state="failed-over", pairmq_cause="failover interval over") == 1
+    assert value("pairmq.send.failed_attempts", pairmq_side="primary", pairmq_failure_kind="unavailable") >= 1
+    assert value("pairmq.pings", pairmq_result="failed") >= 1
+    assert value("pairmq.pings", pairmq_result="good") >= 1
+    assert value("messaging.client.operation.duration", messaging_operation_name="ping") >= 2
+    assert value("pairmq.syphon.moved", messaging_destination_name="orders") == 1
+    (wait,) = telemetry.points("pairmq.backlog.wait")
+    assert 20 < wait.sum < 60
+
+
+@in_virtual_time
+async def test_a_lost_backlog_queue_leaves_the_rotation(telemetry, world):
+    async with world(telemetry.observer(), enable_syphon=False, backlog_retry_interval=600) as w:
+        assert telemetry.value("pairmq.backlog.queues.in_use") == 2
+        w.pair.hold("orders")
+        w.west.fail(Fault.DOWN, entities=[w.pair.backlog_queues[0].path])
+        for _ in range(10):  # each sender picks a queue by chance
+            await w.pair.sender("orders").send(Message(b"1"))
+        assert telemetry.value("pairmq.backlog.queues.in_use") == 1
+    assert telemetry.value("pairmq.backlog.rotation.changes", pairmq_backlog_queue_in_use=False) == 1
+
+
+@in_virtual_time
+async def test_dead_letters_are_counted_by_reason_and_never_by_what_a_message_says(telemetry, world):
+    async with world(telemetry.observer(), allowed_entities=("prices",)) as w:
+        w.pair.hold("orders")
+        await w.pair.sender("orders").send(Message(b"1"))
+        await asyncio.sleep(5)
+    (point,) = telemetry.points("pairmq.syphon.dead_lettered")
+    assert dict(point.attributes) == {"pairmq.pair": w.pair.name, "pairmq.reason": "destination-not-allowed"}
+
+
+@in_virtual_time
+async def test_what_consumers_settle_is_counted(telemetry, world):
+    async with world(telemetry.observer()) as w:
+        sender = w.pair.sender("orders")
+        await sender.send_batch([Message(b"1"), Message(b"2")])
+        async with w.pair.receiver("orders") as receiver:
+            first, second = await receiver.receive(2)
+            await first.complete()
+            await second.dead_letter("bad")
+    value = telemetry.value
+    assert value("messaging.client.consumed.messages", pairmq_settlement="completed") == 1
+    assert value("messaging.client.consumed.messages", messaging_operation_name="dead_letter") == 1
+
+
+@in_virtual_time
+async def test_operations_of_brokers_are_counted(telemetry, world):
+    async with world(telemetry.observer(), enable_syphon=False) as w:
+        await w.pair.sender("orders").send(Message(b"1"))
+    assert telemetry.value("pairmq.broker.operations", pairmq_side="primary", pairmq_operation="sends") == 1
+
+
+@in_virtual_time
+async def test_a_closed_pair_has_no_present_values(telemetry, world):
+    async with world(telemetry.observer()) as w:
+        await w.pair.sender("orders").send(Message(b"1"))
+        assert telemetry.points("pairmq.entity.state")
+        assert telemetry.points("pairmq.backlog.queues.in_use")
+    assert not telemetry.points("pairmq.entity.state")
+    assert not telemetry.points("pairmq.backlog.queues.in_use")
+    assert telemetry.points("messaging.client.sent.messages")  # what was counted stays
+
+
+@in_virtual_time
+async def test_the_gauges_of_two_observers_stand_side_by_side(telemetry, world):
+    async with world(telemetry.observer()) as one:
+        await one.pair.sender("orders").send(Message(b"1"))
+        async with world(telemetry.observer()) as two:
+            await two.pair.sender("prices").send(Message(b"1"))
+            found = {
+                point.attributes["messaging.destination.name"] for point in telemetry.points("pairmq.entity.state")
+            }
+    assert found == {"orders", "prices"}
+
+
+@in_virtual_time
+async def test_the_backlog_is_counted_while_it_is_watched(telemetry, world):
+    async with world(telemetry.observer(), enable_syphon=False) as w:
+        w.pair.hold("orders")
+        async with watch_backlog(w.pair, every=10, meter_provider=telemetry.meters):
+            await w.pair.sender("orders").send_batch([Message(b"1"), Message(b"2")])
+            await asyncio.sleep(11)
+            assert telemetry.value("pairmq.backlog.messages", pairmq_message_state="active") == 2
+        assert not telemetry.points("pairmq.backlog.messages")
+
+
+@in_virtual_time
+async def test_a_backlog_that_cannot_be_counted_has_no_value(telemetry, world):
+    async with (
+        world(telemetry.observer(), enable_syphon=False) as w,
+        watch_backlog(w.pair, every=10, meter_provider=telemetry.meters),
+    ):
+        await asyncio.sleep(1)
+        assert telemetry.points("pairmq.backlog.messages")
+        w.west.fail(Fault.HANG)
+        await asyncio.sleep(60)
+        assert not telemetry.points("pairmq.backlog.messages")
+        w.west.heal()
+        await asyncio.sleep(60)
+        assert telemetry.points("pairmq.backlog.messages")
+
+
+@pytest.mark.parametrize("wrong", [{"every": 0}, {"limit": -1}])
+async def test_a_backlog_is_not_watched_without_a_pause(wrong):
+    with pytest.raises(ValueError, match="above 0"):
+        async with watch_backlog(None, **wrong):  # type: ignore[arg-type]
+            pass
+
+
+def test_a_send_is_the_same_as_values_and_as_an_event(telemetry):
+    observer = telemetry.observer()
+    observer.on_event(opened())
+    observer.on_event(sent(error="X", outcome=SendOutcome.UNKNOWN, maybe_duplicate=True))
+    observer.on_values(values_of(sent(error="X", outcome=SendOutcome.UNKNOWN, maybe_duplicate=True)))
+    assert [point.value for point in telemetry.points("messaging.client.sent.messages")] == [2]
+    assert [point.value for point in telemetry.points("pairmq.send.maybe_duplicates")] == [2]
+
+
+def test_the_brokers_are_named_as_the_conventions_name_them(telemetry):
+    observer = telemetry.observer()
+    observer.on_event(opened())
+    observer.on_event(sent())
+    observer.on_event(sent(outcome=SendOutcome.BACKLOG))
+    (primary,) = telemetry.points("messaging.client.sent.messages", messaging_system="redis")
+    (secondary,) = telemetry.points("messaging.client.sent.messages", messaging_system="rabbitmq")
+    assert (primary.attributes["server.address"], primary.attributes["server.port"]) == ("east", 6379)
+    assert secondary.attributes["server.address"] == "west"
+    assert "server.port" not in secondary.attributes
+
+
+@pytest.mark.parametrize("url", ["", "redis://[", "redis://east:port/"])
+def test_a_broker_whose_url_cannot_be_read_is_unknown(telemetry, url):
+    observer = telemetry.observer()
+    observer.on_event(opened(primary=url))
+    observer.on_event(sent())
+    assert telemetry.value("messaging.client.sent.messages", messaging_system="pairmq") == 1
+
+
+def test_metrics_name_no_more_entities_than_they_may(telemetry):
+    observer = telemetry.observer(max_entities=2)
+    observer.on_event(opened())
+    for n in range(1000):
+        observer.on_event(sent(f"q{n}"))
+    found = {
+        point.attributes["messaging.destination.name"]: point.value
+        for point in telemetry.points("messaging.client.sent.messages")
+    }
+    assert found == {"q0": 1, "q1": 1, "other": 998}
+
+
+def test_no_metric_names_a_message(telemetry):
+    observer = telemetry.observer()
+    observer.on_event(opened())
+    observer.on_event(sent(session_id="session-7"))
+    assert "session-7" not in str(telemetry.points("messaging.client.sent.messages"))
+    assert not any("id" in name for p in telemetry.points("messaging.client.sent.messages") for name in p.attributes)
+
+
+def test_an_observer_without_entities_is_refused():
+    with pytest.raises(ValueError, match="max_entities"):
+        OpenTelemetryObserver(max_entities=0)
