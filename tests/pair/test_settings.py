@@ -150,3 +150,19 @@ def test_a_journal_that_is_no_directory_is_refused_without_its_password(journal)
 def test_a_pair_takes_no_url_for_its_journal():
     with pytest.raises(ConfigurationError, match="journal is a URL"):
         Pair.connect(EAST, WEST, options=PairOptions(), journal=EAST)
+
+
+def test_observers_are_named_in_the_file_or_in_the_environment(tmp_path):
+    path = tmp_path / "pairmq.toml"
+    path.write_text(f'[pair]\nprimary = "{EAST}"\nsecondary = "{WEST}"\nobservers = ["opentelemetry", "audit"]\n')
+    assert load_settings(config=path, environ={}).observers == ("opentelemetry", "audit")
+    assert load_settings(config=path, environ={"PAIRMQ_OBSERVERS": " one, two,"}).observers == ("one", "two")
+    assert load_settings(primary=EAST, secondary=WEST, environ={}).observers == ()
+
+
+@pytest.mark.parametrize("wrong", ['"opentelemetry"', "[1]", "true"])
+def test_observers_are_a_list_of_names(tmp_path, wrong):
+    path = tmp_path / "pairmq.toml"
+    path.write_text(f'[pair]\nprimary = "{EAST}"\nsecondary = "{WEST}"\nobservers = {wrong}\n')
+    with pytest.raises(ConfigurationError, match="must be a list of names"):
+        load_settings(config=path, environ={})

@@ -105,7 +105,13 @@ def send(
     }
     template = _template(id_prefix, shared)
     settings = pair.settings()
-    opened = Pair.connect(settings.primary, settings.secondary, options=settings.options, journal=settings.journal)
+    opened = Pair.connect(
+        settings.primary,
+        settings.secondary,
+        options=settings.options,
+        journal=settings.journal,
+        observers=settings.observers,
+    )
     lines = LineSource(input, b"\0" if null else b"\n")
     with Outputs(lines, json=json, receipts=receipts, failed=failed, separator=b"\0" if null else b"\n") as outputs:
         job = SendJob(opened, target, lines, template, outputs, create=create, window=window, first_line=first_line)

@@ -44,7 +44,13 @@ def syphon(
     pair faulted; with --until-empty 0 when all queues are empty, 1 when a message had to be dead-lettered.
     """
     settings = pair.settings(enable_syphon=True)
-    opened = Pair.connect(settings.primary, settings.secondary, options=settings.options, journal=settings.journal)
+    opened = Pair.connect(
+        settings.primary,
+        settings.secondary,
+        options=settings.options,
+        journal=settings.journal,
+        observers=settings.observers,
+    )
     job = SyphonJob(
         opened,
         lambda: transport_of(settings.secondary),

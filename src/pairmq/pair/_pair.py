@@ -23,9 +23,10 @@ from pairmq.model.events import Event
 from pairmq.observe import LogObserver
 from pairmq.pair import _active
 from pairmq.pair._events import EventStream
+from pairmq.pair._observers import named_in_environment, observers_of
 from pairmq.pair._receiver import PairReceiver
 from pairmq.pair._sender import PairSender
-from pairmq.pair._settings import PREFIX, check_available, check_directory, check_syphon_queues, load_settings
+from pairmq.pair._settings import PREFIX, check_available, check_syphon_queues, load_settings
 from pairmq.pair._tracing import SendTracing
 from pairmq.plugins import Observer, Registry, TracingObserver, ValuesObserver, registry
 from pairmq.runner import Clock, Emitter, Engine
@@ -85,7 +86,7 @@ class Pair:
         *,
         options: PairOptions | None = None,
         config: str | os.PathLike[str] | None = None,
-        observers: Iterable[Observer] = (),
+        observers: Iterable[Observer | str] = (),
         journal: str | os.PathLike[str] | Journal | None = None,
         plugins: Registry = registry,
         clock: Clock | None = None,
@@ -101,7 +102,8 @@ class Pair:
             options: all options at once; or leave it out and name single ones in ``overrides``, which then complete
                 those of the settings.
             config: a TOML file with a ``[pair]`` table, under the ``PAIRMQ_*`` variables, under what is given here.
-            observers: see every event, besides those that installed plugins bring of themselves.
+            observers: see every event, besides those that installed plugins bring of themselves, and those that the
+                settings or ``PAIRMQ_OBSERVERS`` name; each an object, or a name: ``"opentelemetry"``, or a plugin's.
             journal: a directory that takes every event, or a journal that others use too; else the one of the settings
                 or of ``PAIRMQ_JOURNAL``, else none. Needs ``pairmq[journal]``.
             plugins: where transports are looked up.
@@ -117,6 +119,7 @@ class Pair:
         if options is not None and overrides:
             raise ConfigurationError(f"give either options or {', '.join(overrides)}, not both")
         journal = journal or os.environ.get(f"{PREFIX}JOURNAL") or None
+        named = named_in_environment()
         if options is None or primary is None or secondary is None:
             # A transport of the caller's own needs no URL; any stands in for it.
             settings = load_settings(
@@ -129,13 +132,12 @@ class Pair:
             primary = primary or settings.primary
             secondary = secondary or settings.secondary
             journal = journal or settings.journal
+            named = settings.observers
         transports = [side if isinstance(side, Transport) else plugins.transport(side) for side in (primary, secondary)]
         pumped = None if syphon_queues is None else frozenset(syphon_queues)
         check_available(options, transports[1])  # before observers are made, which may open files
         check_syphon_queues(pumped, options)
-        watching = [*observers, *(record.factory() for record in plugins.observers() if record.automatic)]
-        if journal is not None:
-            watching.append(_journal_observer(journal))
+        watching = observers_of(observers, named, journal, plugins)
         return cls(transports[0], transports[1], options, observers=watching, clock=clock, syphon_queues=pumped)
 
     # Life.
@@ -376,17 +378,6 @@ class Pair:
         if len(path) > longest:
             raise ConfigurationError(f"entity path of {len(path)} characters: the primary takes at most {longest}")
         return entity
-
-
-def _journal_observer(journal: str | os.PathLike[str] | Journal) -> Observer:
-    if isinstance(journal, str):
-        check_directory(journal)
-    try:
-        # Not before it is asked for: it needs pyarrow, which takes longer to import than all of PairMQ.
-        from pairmq.observe.journal import JournalObserver
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(str(error)) from error
-    return JournalObserver(journal)
 
 
 async def _close_observer(observer: Observer) -> None:

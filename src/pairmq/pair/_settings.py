@@ -20,6 +20,9 @@ PREFIX = "PAIRMQ_"
 _TEXTS = ("primary", "secondary", "journal")
 """Settings that are no options of the pair."""
 
+_LISTS = ("observers",)
+"""Likewise, and lists of names."""
+
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|min|m|h|d)?")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, None: 1.0}
 _TRUE = frozenset(("1", "true", "yes", "on"))
@@ -36,12 +39,14 @@ class Settings:
         secondary: the secondary's URL, likewise.
         options: how the pair behaves.
         journal: the directory of the journal, None for no journal.
+        observers: names of observers that watch the pair.
     """
 
     primary: str = field(repr=False)
     secondary: str = field(repr=False)
     options: PairOptions
     journal: str | None = None
+    observers: tuple[str, ...] = ()
 
 
 def load_settings(
@@ -77,6 +82,8 @@ def load_settings(
         text = environ.get(PREFIX + name.upper())
         if text:
             values[name] = text if name in _TEXTS else _parse(name, text, PREFIX + name.upper())
+    for name in _LISTS:
+        values[name] = names_in(environ.get(PREFIX + name.upper(), "")) or _checked_names(name, values.get(name, ()))
     given = {"primary": primary, "secondary": secondary, "journal": journal, **(overrides or {})}
     values.update({name: value for name, value in given.items() if value is not None})
     urls = []
@@ -90,10 +97,16 @@ def load_settings(
         urls.append(url)
     directory = values.pop("journal", None)
     check_directory(directory)
+    observers = values.pop("observers")
     unknown = sorted(set(values) - set(OPTION_NAMES))
     if unknown:
         raise ConfigurationError(f"unknown option {', '.join(unknown)}: known are {', '.join(OPTION_NAMES)}")
-    return Settings(urls[0], urls[1], PairOptions(**values), directory)
+    return Settings(urls[0], urls[1], PairOptions(**values), directory, observers)
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """The names in a text that divides them by commas."""
+    return tuple(name for part in text.split(",") if (name := part.strip()))
 
 
 def check_directory(journal: object) -> None:
@@ -174,13 +187,20 @@ def _read(path: str | os.PathLike[str] | None) -> dict[str, Any]:
     table = document.get("pair", {})
     if not isinstance(table, dict):
         raise ConfigurationError(f"settings file {_shown(path)}: [pair] must be a table")
-    unknown = sorted(set(table) - {*_TEXTS, *OPTION_NAMES})
+    known = (*_TEXTS, *_LISTS, *OPTION_NAMES)
+    unknown = sorted(set(table) - set(known))
     if unknown:
         raise ConfigurationError(
             f"settings file {_shown(path)}: unknown {', '.join(map(_shown, unknown))} in [pair]; "
-            f"known are {', '.join((*_TEXTS, *OPTION_NAMES))}"
+            f"known are {', '.join(known)}"
         )
     return table
+
+
+def _checked_names(name: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, tuple) and all(isinstance(each, str) for each in value):
+        return value
+    raise ConfigurationError(f"{name} in the settings file must be a list of names, e.g. {name} = ['opentelemetry']")
 
 
 def _shown(text: str | os.PathLike[str], how: Callable[[str], str] = str) -> str:

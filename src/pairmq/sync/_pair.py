@@ -50,7 +50,7 @@ class Pair:
         *,
         options: PairOptions | None = None,
         config: str | os.PathLike[str] | None = None,
-        observers: Iterable[Observer] = (),
+        observers: Iterable[Observer | str] = (),
         journal: str | os.PathLike[str] | Journal | None = None,
         plugins: Registry = registry,
         **overrides: Any,
@@ -62,7 +62,8 @@ class Pair:
             secondary: likewise. A pair with transports of your own can't be used after a fork.
             options: all options at once; or leave it out and name single ones in ``overrides``.
             config: a TOML file with a ``[pair]`` table, under the ``PAIRMQ_*`` variables, under what is given here.
-            observers: see every event, in the thread of the event loop: they must not call anything that blocks.
+            observers: see every event, in the thread of the event loop: they must not call anything that blocks; or
+                names of such, as for `pairmq.Pair.connect`.
             journal: a directory that takes every event, or a journal that others use too. Needs ``pairmq[journal]``.
             plugins: where transports are looked up.
             overrides: options by name, as in `PairOptions`.

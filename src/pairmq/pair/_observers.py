@@ -1,0 +1,79 @@
+"""Observers that a pair is given by their names, as settings can't hold objects."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pairmq.model import ConfigurationError
+from pairmq.pair._settings import PREFIX, check_directory, names_in
+from pairmq.plugins import Observer, Registry
+
+if TYPE_CHECKING:
+    from pairmq.observe.journal import Journal
+
+OPEN_TELEMETRY = "opentelemetry"
+"""The name of the observer that comes with PairMQ, and that needs ``pairmq[otel]``."""
+
+
+def observers_of(
+    given: Iterable[Observer | str],
+    named: Sequence[str],
+    journal: str | os.PathLike[str] | Journal | None,
+    plugins: Registry,
+) -> list[Observer]:
+    """Put a pair's observers together.
+
+    Args:
+        given: by the caller, some perhaps by their names.
+        named: those to add by their names; a name counts once, and one that is there without asking is not added again.
+        journal: where to keep a journal, None for none.
+        plugins: bring those with a name, and those that watch every pair.
+
+    Raises:
+        ConfigurationError: no observer has such a name, or what it needs is not installed.
+    """
+    given = tuple(given)
+    watching = [observer for observer in given if not isinstance(observer, str)]
+    named = (*(name for name in given if isinstance(name, str)), *named)
+    records = {record.name: record for record in plugins.observers()}
+    watching += [record.factory() for record in records.values() if record.automatic]
+    for name in dict.fromkeys(named):
+        if name == OPEN_TELEMETRY:
+            watching += _open_telemetry(watching)
+        elif name not in records:
+            known = ", ".join(sorted({OPEN_TELEMETRY, *records}))
+            raise ConfigurationError(f"no observer is named {name!r}: known are {known}")
+        elif not records[name].automatic:
+            watching.append(records[name].factory())
+    if journal is not None:
+        watching.append(_journal(journal))
+    return watching
+
+
+def named_in_environment(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """The observers that ``PAIRMQ_OBSERVERS`` names, divided by commas."""
+    environ = os.environ if environ is None else environ
+    return names_in(environ.get(f"{PREFIX}OBSERVERS", ""))
+
+
+def _open_telemetry(watching: Sequence[Observer]) -> list[Observer]:
+    try:
+        # Not before it is asked for, as it is an extra.
+        from pairmq.observe.otel import OpenTelemetryObserver
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(str(error)) from error
+    # One that the program made itself has its own providers; a second one would count everything twice.
+    return [] if any(isinstance(each, OpenTelemetryObserver) for each in watching) else [OpenTelemetryObserver()]
+
+
+def _journal(journal: str | os.PathLike[str] | Journal) -> Observer:
+    if isinstance(journal, str):
+        check_directory(journal)
+    try:
+        # Not before it is asked for: it needs pyarrow, which takes longer to import than all of PairMQ.
+        from pairmq.observe.journal import JournalObserver
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(str(error)) from error
+    return JournalObserver(journal)

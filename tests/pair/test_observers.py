@@ -1,0 +1,92 @@
+"""Which observers a pair gets."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+from pairmq import ConfigurationError, Entity, Message, Pair
+from pairmq.observe.otel import OpenTelemetryObserver
+from pairmq.pair._observers import named_in_environment, observers_of
+from pairmq.plugins import ObserverRecord, Registry, hookimpl
+from pairmq.testing import memory_broker
+
+
+class Audit:
+    """An observer of a plugin's."""
+
+    def on_event(self, event):
+        pass
+
+    async def close(self):
+        pass
+
+
+class Watch(Audit):
+    """One that every pair gets."""
+
+
+@pytest.fixture
+def plugins():
+    """A registry with one plugin, which brings both."""
+
+    def pairmq_observers():
+        yield ObserverRecord(name="audit", factory=Audit)
+        yield ObserverRecord(name="watch", factory=Watch, automatic=True)
+
+    plugin = types.ModuleType("plugin")
+    plugin.pairmq_observers = hookimpl(pairmq_observers)
+    registry = Registry()
+    registry.register(plugin)
+    return registry
+
+
+def kinds(observers):
+    return sorted(type(observer).__name__ for observer in observers)
+
+
+def test_without_names_there_are_the_given_and_the_automatic_ones(plugins):
+    given = Audit()
+    observers = observers_of([given], (), None, plugins)
+    assert observers[0] is given
+    assert kinds(observers) == ["Audit", "Watch"]
+
+
+def test_an_observer_is_added_by_its_name_once(plugins):
+    assert kinds(observers_of(["audit"], ("audit", "watch"), None, plugins)) == ["Audit", "Watch"]
+
+
+def test_open_telemetry_needs_no_plugin(plugins):
+    assert kinds(observers_of([], ("opentelemetry",), None, plugins)) == ["OpenTelemetryObserver", "Watch"]
+
+
+def test_a_program_s_own_open_telemetry_is_not_doubled(plugins):
+    own = OpenTelemetryObserver()
+    observers = observers_of([own], ("opentelemetry",), None, plugins)
+    assert [each for each in observers if isinstance(each, OpenTelemetryObserver)] == [own]
+
+
+def test_a_name_that_nobody_has_is_an_error_that_lists_the_others(plugins):
+    with pytest.raises(ConfigurationError, match="named 'adit': known are audit, opentelemetry, watch"):
+        observers_of([], ("adit",), None, plugins)
+
+
+def test_the_environment_names_observers_whatever_else_is_given(monkeypatch):
+    monkeypatch.setenv("PAIRMQ_OBSERVERS", "nobody")
+    assert named_in_environment() == ("nobody",)
+    with pytest.raises(ConfigurationError, match="'nobody'"):
+        Pair.connect("memory://a", "memory://b")
+
+
+async def test_a_pair_is_observed_by_name(monkeypatch):
+    seen = []
+    monkeypatch.setattr(OpenTelemetryObserver, "on_values", lambda self, values: seen.append(values))
+    async with (
+        memory_broker() as east,
+        memory_broker() as west,
+        Pair.connect(east.url, west.url, observers=["opentelemetry"]) as pair,
+    ):
+        await pair.primary.admin.create(Entity("orders"))
+        await pair.sender("orders").send(Message(b"1"))
+    assert len(seen) == 1
