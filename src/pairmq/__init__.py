@@ -27,11 +27,12 @@ from pairmq.model import (
     TransportError,
     Unauthorized,
 )
-from pairmq.pair import Pair, PairDelivery, PairReceiver, PairSender
+from pairmq.pair import Deduplicator, FirstDelivery, MemoryClaims, Pair, PairDelivery, PairReceiver, PairSender
 
 __all__ = [
     "BacklogUnavailable",
     "ConfigurationError",
+    "Deduplicator",
     "Delivery",
     "Entity",
     "EntityKind",
@@ -39,7 +40,9 @@ __all__ = [
     "EntityState",
     "FailureKind",
     "FailureReason",
+    "FirstDelivery",
     "LockLost",
+    "MemoryClaims",
     "Message",
     "MessageTooLarge",
     "Pair",

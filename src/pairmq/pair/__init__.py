@@ -1,11 +1,16 @@
 """The front door: a pair of brokers, its senders and its receivers."""
 
+from pairmq.pair._claims import MemoryClaims
+from pairmq.pair._deduplicator import Deduplicator, FirstDelivery
 from pairmq.pair._pair import Pair
 from pairmq.pair._receiver import PairDelivery, PairReceiver
 from pairmq.pair._sender import PairSender
 from pairmq.pair._settings import Settings, check_available, load_settings, parse_duration
 
 __all__ = [
+    "Deduplicator",
+    "FirstDelivery",
+    "MemoryClaims",
     "Pair",
     "PairDelivery",
     "PairReceiver",

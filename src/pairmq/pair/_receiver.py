@@ -23,13 +23,14 @@ _BACKOFF = Backoff(first=0.1, factor=2.0, cap=5.0)
 class PairDelivery:
     """A received message, locked for this receiver until it is settled by one of the methods below."""
 
-    __slots__ = ("_delivery", "_giver", "_received_at", "_receiver")
+    __slots__ = ("_delivery", "_giver", "_received_at", "_receiver", "_settlement")
 
     def __init__(self, delivery: Delivery, receiver: Receiver, giver: PairReceiver, received_at: float) -> None:
         self._delivery = delivery
         self._receiver = receiver
         self._giver = giver
         self._received_at = received_at
+        self._settlement: Settlement | None = None
 
     @property
     def message(self) -> Message:
@@ -56,6 +57,11 @@ class PairDelivery:
         """The broker that it was read from, without its password."""
         return self._giver.endpoint
 
+    @property
+    def settlement(self) -> Settlement | None:
+        """How it was settled, or should have been where the broker did not confirm it; None when it was not yet."""
+        return self._settlement
+
     async def complete(self) -> None:
         """Remove the message from the broker for good.
 
@@ -81,6 +87,7 @@ class PairDelivery:
 
     async def _settle(self, operation: Awaitable[None], settlement: Settlement, reason: str | None = None) -> None:
         error: str | None = "cancelled"
+        self._settlement = settlement
         try:
             with _lock_errors():
                 await self._giver._limited(operation)

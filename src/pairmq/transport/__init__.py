@@ -1,5 +1,6 @@
 """The abstract interfaces to a broker, and what transports tell about themselves."""
 
+from pairmq.transport._claims import Claim, ClaimStore
 from pairmq.transport._counting import counts_of
 from pairmq.transport._transport import (
     Admin,
@@ -15,6 +16,8 @@ from pairmq.transport._values import Capabilities, Endpoint, QueueCounts, QueueP
 __all__ = [
     "Admin",
     "Capabilities",
+    "Claim",
+    "ClaimStore",
     "Endpoint",
     "QueueCounts",
     "QueuePositions",

@@ -1,1 +1,5 @@
 """Redis (Streams) for PairMQ: ``redis://``, ``rediss://`` and ``memory://``."""
+
+from pairmq_redis._claims import RedisClaims
+
+__all__ = ["RedisClaims"]

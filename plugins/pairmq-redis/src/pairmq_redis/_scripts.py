@@ -24,10 +24,14 @@ class Script:
     text: bytes
     sha: bytes
 
+    @classmethod
+    def of(cls, *parts: str) -> Script:
+        """Make one of its parts."""
+        text = "\n".join(parts).encode()
+        return cls(text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())
 
-def _script(*parts: str) -> Script:
-    text = "\n".join(parts).encode()
-    return Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())
+
+_script = Script.of
 
 
 _TOLD = """

@@ -1,0 +1,80 @@
+"""Claims that several consumers share, in Redis: one small key for each message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pairmq.model import ConfigurationError
+from pairmq.transport import Claim, ClaimStore
+from pairmq_redis import _errors
+from pairmq_redis._claim_scripts import CLAIM, CONFIRM, RELEASE, RENEW
+from pairmq_redis._link import Scope
+from pairmq_redis._memory import MemoryTransport
+from pairmq_redis._scripts import Script
+from pairmq_redis._transport import RedisTransport, StreamsTransport
+
+_LONGEST_PREFIX = 100
+
+
+class RedisClaims(ClaimStore):
+    """A store for `pairmq.Deduplicator` that all consumers of a queue share.
+
+    Args:
+        url: ``redis://``, ``rediss://`` or ``memory://``, as for the transport; its own connection. With
+            ``wait_replicas`` in it, what was handled is confirmed by so many replicas.
+        prefix: what the keys begin with, to tell them from others; 1 to 100 characters of printable ASCII.
+
+    Raises:
+        ConfigurationError: the URL can't work, or the prefix can't be one.
+
+    A key lives as long as its lease or window, by the server's clock, so that the memory needed is that of the ids of
+    one window: about 150 bytes each. A server that evicts keys (``maxmemory-policy``), or that loses its last writes in
+    a crash (``appendfsync``), forgets ids, and copies of those are handled again.
+    """
+
+    def __init__(self, url: str, *, prefix: str = "pairmq:once:") -> None:
+        if not (1 <= len(prefix) <= _LONGEST_PREFIX and prefix.isascii() and prefix.isprintable()):
+            raise ConfigurationError(f"prefix must have 1 to {_LONGEST_PREFIX} characters of printable ASCII")
+        in_memory = url.lower().startswith("memory:")
+        self._transport: StreamsTransport = MemoryTransport(url) if in_memory else RedisTransport(url)
+        self._context = self._transport._context
+        self._prefix = prefix
+        self._scope = Scope()
+
+    async def claim(self, key: str, token: str, lease: float) -> Claim:
+        """See `ClaimStore`."""
+        reply = await self._run(CLAIM, key, (token.encode(), _milliseconds(lease)), "claim a message")
+        return Claim(reply.decode()) if isinstance(reply, bytes) else Claim.HELD
+
+    async def renew(self, key: str, token: str, lease: float) -> bool:
+        """See `ClaimStore`."""
+        return bool(await self._run(RENEW, key, (token.encode(), _milliseconds(lease)), "renew a claim"))
+
+    async def confirm(self, key: str, token: str, window: float) -> bool:
+        """See `ClaimStore`."""
+        arguments = (token.encode(), _milliseconds(window))
+        return bool(await self._run(CONFIRM, key, arguments, "note a handled message", replicate=True))
+
+    async def release(self, key: str, token: str) -> None:
+        """See `ClaimStore`."""
+        await self._run(RELEASE, key, (token.encode(),), "give a claim back")
+
+    async def close(self) -> None:
+        """See `ClaimStore`."""
+        self._scope.close(lambda: _errors.closed("the call was under way", maybe_applied=True))
+        await self._transport.close()
+
+    def __repr__(self) -> str:
+        return f"RedisClaims({self._transport.endpoint.url!r})"
+
+    async def _run(
+        self, script: Script, key: str, arguments: Sequence[bytes], doing: str, *, replicate: bool = False
+    ) -> object:
+        keys = ((self._prefix + key).encode(),)
+        context = self._context
+        return await context.script(context.control, self._scope, script, keys, arguments, doing, replicate=replicate)
+
+
+def _milliseconds(seconds: float) -> bytes:
+    """For PX, which takes at least 1, and at most what fits 63 bits beside the present time."""
+    return b"%d" % min(max(1, round(seconds * 1000)), 10**15)

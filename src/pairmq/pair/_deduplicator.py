@@ -1,0 +1,305 @@
+"""Handling each message once, as far as that can be had (SPEC 3.3: copies have one message id).
+
+At least once is what every sender, syphon and broker gives, so that a consumer meets second copies. A key for each
+message id goes from free to *held*, by the consumer that handles the message, to *done*. Both steps are needed: an id
+that is remembered only after its handler would let two consumers handle two copies side by side; one that is remembered
+for good before it would lose the message when the consumer dies on the way. So the first is a lease that ends by
+itself, and only the second one lasts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import random
+import uuid
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from pairmq.core import Backoff
+from pairmq.model import FailureKind, LockLost, Message, TransportError
+from pairmq.model.events import Settlement
+from pairmq.pair._claims import MemoryClaims
+from pairmq.pair._receiver import PairDelivery
+from pairmq.runner import TimeLimits
+from pairmq.transport import Claim, ClaimStore
+
+T = TypeVar("T")
+
+_log = logging.getLogger("pairmq")
+
+_STORE_TIMEOUT = 5.0  # s for one call of the store
+_CONFIRM_RETRIES = 3
+_BACKOFF = Backoff(first=0.05, factor=2.0, cap=1.0)
+
+
+class Deduplicator:
+    """Lets a consumer handle each message once, by its message id.
+
+        dedupe = Deduplicator()
+        async for delivery in receiver:
+            async with dedupe.once(delivery) as first:
+                if first:
+                    await handle(delivery.message)
+
+    Args:
+        store: keeps what is known; this process's memory when left out. Consumers that share a queue share a store,
+            such as ``pairmq_redis.RedisClaims``.
+        window: seconds for which an id is remembered after its message was handled. A second copy may come as late as
+            an outage and its drain last.
+        lease: seconds after which a consumer that died loses its claim; while a handler works inside `once` it is
+            renewed.
+        scope: names the consumers that share their work. Two of different scopes each handle every message.
+
+    Raises:
+        ValueError: ``window`` or ``lease`` is not above 0.
+
+    What it can't do: a consumer that dies after its handler's work and before the store has noted it leaves a message
+    that is handled again. Only a handler that notes the message id together with its own work closes that gap. A copy
+    that comes after the window is handled again, too, and so is any message without an id. Messages of one id count as
+    copies of each other only where they were read from one source.
+    """
+
+    def __init__(
+        self, store: ClaimStore | None = None, *, window: float = 86_400.0, lease: float = 60.0, scope: str = ""
+    ) -> None:
+        if not window > 0 or not lease > 0:
+            raise ValueError(f"window is {window} and lease {lease}: both must be above 0 seconds")
+        self._store = store if store is not None else MemoryClaims()
+        self._window = window
+        self._lease = lease
+        self._scope = scope
+        self._limits = TimeLimits()
+
+    @asynccontextmanager
+    async def once(self, delivery: PairDelivery) -> AsyncIterator[bool]:
+        """Claim a delivery's message, and settle both the claim and the delivery when the inside has ended.
+
+        Args:
+            delivery: of `Pair.receiver`, not settled.
+
+        Yields:
+            True if the message is to be handled; False for a copy of one that was. A message that another consumer
+            handles just now is waited for: it is done soon, or its lease ends and the message is this consumer's.
+
+        When the inside ends well, the message is remembered, and then the delivery is completed, unless the inside has
+        settled it. When it raises, or abandons the delivery, the claim is given back, and an unsettled delivery stays
+        as it is: abandon it, dead-letter it, or let its lock end. A copy is completed.
+
+        Raises:
+            TransportError: the store can't be reached: nobody knows whether the message was handled.
+            BaseException: what the inside raises.
+
+        A lost lock, or a broker that can't be reached, at the end is no error: the delivery comes again, and is then
+        known as a copy. Cancelled inside, it gives the claim back; cancelled on the way in, the lease has to end.
+        """
+        held = await self._claimed(delivery)
+        if held is None:
+            yield False
+            await _completed(delivery)
+            return
+        renewals = asyncio.create_task(held.renew_for_ever(), name="renew claim")
+        try:
+            yield True
+        except BaseException:
+            await _end(renewals)
+            await held.release()
+            raise
+        await _end(renewals)
+        if delivery.settlement is Settlement.ABANDONED:
+            await held.release()
+            return
+        await held.confirm()
+        if delivery.settlement is None:
+            await _completed(delivery)
+
+    async def first_only(self, receiver: AsyncIterable[PairDelivery]) -> AsyncIterator[FirstDelivery]:
+        """Iterate over the deliveries whose messages are to be handled; copies are completed on the way.
+
+        Args:
+            receiver: of `Pair.receiver`.
+
+        Yields:
+            Deliveries that are claimed, and settle the claim with themselves. Settle each within ``lease`` seconds, or
+            renew it: nothing renews it meanwhile, as with its lock.
+
+        Raises:
+            TransportError: the store refuses this user. While it can't be reached the iteration waits.
+        """
+        async for delivery in receiver:
+            held = await self._patiently_claimed(delivery)
+            if held is None:
+                await _completed(delivery)
+            else:
+                yield FirstDelivery(delivery, held)
+
+    async def close(self) -> None:
+        """Close the store; idempotent, never raises."""
+        await self._store.close()
+
+    async def _patiently_claimed(self, delivery: PairDelivery) -> _Held | None:
+        retry = 0
+        while True:
+            try:
+                return await self._claimed(delivery)
+            except TransportError as error:
+                if error.kind is FailureKind.REFUSED:
+                    raise
+                await _pause(retry)
+                retry += 1
+
+    async def _claimed(self, delivery: PairDelivery) -> _Held | None:
+        """The claim of a message that is to be handled; None for a copy."""
+        held = _Held(self, self._key(delivery), uuid.uuid4().hex)
+        retry = 0
+        while held.key is not None:
+            answer = await self._asked(self._store.claim(held.key, held.token, self._lease))
+            if answer is Claim.DONE:
+                return None
+            if answer is Claim.WON:
+                break
+            await _pause(retry)
+            retry += 1
+        return held
+
+    def _key(self, delivery: PairDelivery) -> str | None:
+        """Name a message in the store: hashed, as ids and paths are others' words, of any length and character."""
+        message_id = delivery.message.message_id
+        if message_id is None:
+            return None
+        parts = [self._scope, str(delivery.source), message_id]
+        digest = hashlib.blake2b(digest_size=20)
+        for part in parts:
+            raw = part.encode("utf-8", "surrogatepass")
+            digest.update(b"%d:" % len(raw) + raw)
+        return digest.hexdigest()
+
+    async def _asked(self, operation: Awaitable[T]) -> T:
+        return await self._limits.run(operation, asyncio.get_running_loop().time() + _STORE_TIMEOUT)
+
+
+class _Held:
+    """A claim that this consumer has; one without a key, of a message without an id, stands for nothing."""
+
+    __slots__ = ("_of", "key", "token")
+
+    def __init__(self, of: Deduplicator, key: str | None, token: str) -> None:
+        self._of = of
+        self.key = key
+        self.token = token
+
+    async def renew(self) -> bool:
+        """Let it last its lease from now; False when it is lost."""
+        of = self._of
+        return self.key is None or await of._asked(of._store.renew(self.key, self.token, of._lease))
+
+    async def renew_for_ever(self) -> None:
+        """Renew it until cancelled, or lost."""
+        while self.key is not None:
+            await asyncio.sleep(self._of._lease / 3)
+            try:
+                if not await self.renew():
+                    _log.warning("a claim ended before its handler did: another consumer may handle the message too")
+                    return
+            except TransportError as error:
+                _log.debug("a claim could not be renewed: %s", error)
+
+    async def confirm(self) -> None:
+        """Remember that the message was handled; it was, so that a store that is away is no reason to fail."""
+        of = self._of
+        for retry in range(_CONFIRM_RETRIES) if self.key is not None else ():
+            try:
+                await of._asked(of._store.confirm(self.key or "", self.token, of._window))
+            except TransportError as error:
+                _log.debug("a claim could not be confirmed: %s", error)
+                await _pause(retry)
+            else:
+                return
+        if self.key is not None:
+            _log.warning("the store did not note that a message was handled: a second copy would be handled again")
+
+    async def release(self) -> None:
+        """Give it back, as far as the store can be reached: else the lease ends."""
+        if self.key is None:
+            return
+        try:
+            await self._of._asked(self._of._store.release(self.key, self.token))
+        except TransportError as error:
+            _log.debug("a claim could not be given back, and ends with its lease: %s", error)
+
+
+class FirstDelivery:
+    """A delivery whose message this consumer has claimed; made by `Deduplicator.first_only`."""
+
+    __slots__ = ("_delivery", "_held")
+
+    def __init__(self, delivery: PairDelivery, held: _Held) -> None:
+        self._delivery = delivery
+        self._held = held
+
+    @property
+    def delivery(self) -> PairDelivery:
+        """The delivery itself."""
+        return self._delivery
+
+    @property
+    def message(self) -> Message:
+        """What was sent."""
+        return self._delivery.message
+
+    @property
+    def body(self) -> bytes:
+        """The message's body."""
+        return self._delivery.body
+
+    async def complete(self) -> None:
+        """Remember that the message was handled, and remove it from the broker for good.
+
+        Raises:
+            LockLost, TransportError: as `PairDelivery.complete`; the message is remembered all the same.
+        """
+        await self._held.confirm()
+        await self._delivery.complete()
+
+    async def abandon(self) -> None:
+        """Give claim and message back at once, for whoever comes next. Raises as `PairDelivery.complete`."""
+        await self._held.release()
+        await self._delivery.abandon()
+
+    async def dead_letter(self, reason: str, description: str = "") -> None:
+        """Set the message aside, and remember it: a copy would have the same fate. Raises as `complete`."""
+        await self._held.confirm()
+        await self._delivery.dead_letter(reason, description)
+
+    async def renew_lock(self) -> None:
+        """Make the lock, and the lease, last their whole duration from now.
+
+        Raises:
+            LockLost: the lock or the claim has ended; another consumer may have the message.
+            TransportError: the broker or the store could not be reached.
+        """
+        if not await self._held.renew():
+            raise LockLost(f"the claim on message {self.message.message_id} has ended")
+        await self._delivery.renew_lock()
+
+    def __repr__(self) -> str:
+        return f"FirstDelivery({self._delivery!r})"
+
+
+async def _completed(delivery: PairDelivery) -> None:
+    """Complete what needs no handling any more; if that fails it comes again, and is completed then."""
+    try:
+        await delivery.complete()
+    except (LockLost, TransportError) as error:
+        _log.debug("a handled message could not be completed, and will come again: %s", error)
+
+
+async def _pause(retry: int) -> None:
+    await asyncio.sleep(_BACKOFF.wait(retry, random.random()))  # noqa: S311  # jitter
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait((task,))

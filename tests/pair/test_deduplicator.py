@@ -1,0 +1,484 @@
+"""Each message handled once, as far as that can be had."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pairmq import Deduplicator, LockLost, MemoryClaims, Message
+from pairmq.model import FailureKind, FailureReason, TransportError
+from pairmq.model.events import Settlement
+from pairmq.testing import Fault, Operation, in_virtual_time, run_virtual, simulated_pair
+from pairmq.transport import Claim
+
+
+@asynccontextmanager
+async def orders(*ids: str | None, prefetch: int = 1):
+    """A pair with messages of these ids in ``orders``, and a receiver."""
+    async with simulated_pair() as it:
+        for n, message_id in enumerate(ids):
+            it.primary.store(it.pair.sender("orders").entity, Message(b"%d" % n, message_id=message_id))
+        async with it.pair.receiver("orders", prefetch=prefetch) as receiver:
+            yield it, receiver
+
+
+# What happens to one delivery.
+
+
+@in_virtual_time
+async def test_a_message_is_handled_and_its_copy_is_completed_unseen():
+    async with orders("m", "m") as (it, receiver):
+        dedupe, handled = Deduplicator(), []
+        for _ in range(2):
+            async with dedupe.once((await receiver.receive())[0]) as first:
+                if first:
+                    handled.append(first)
+        assert handled == [True]
+        assert it.delivered("orders") == []
+
+
+@in_virtual_time
+async def test_a_handler_that_fails_leaves_the_message_to_be_handled_again():
+    async with orders("m") as (it, receiver):
+        dedupe = Deduplicator()
+        (delivery,) = await receiver.receive()
+        with pytest.raises(ZeroDivisionError):
+            async with dedupe.once(delivery) as first:
+                raise ZeroDivisionError
+        assert delivery.settlement is None
+        await delivery.abandon()
+        (again,) = await receiver.receive()
+        async with dedupe.once(again) as first:
+            assert first
+        assert it.delivered("orders") == []
+
+
+@in_virtual_time
+async def test_a_cancelled_handler_gives_its_claim_back_at_once():
+    async with orders("m") as (_, receiver):
+        dedupe = Deduplicator(lease=600)
+        (delivery,) = await receiver.receive()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1), dedupe.once(delivery):
+                await asyncio.sleep(60)
+        async with asyncio.timeout(1), dedupe.once(delivery) as first:
+            assert first
+
+
+@in_virtual_time
+async def test_a_handler_that_abandons_is_not_remembered():
+    async with orders("m") as (_, receiver):
+        dedupe = Deduplicator()
+        (delivery,) = await receiver.receive()
+        async with dedupe.once(delivery):
+            await delivery.abandon()
+        (again,) = await receiver.receive()
+        async with dedupe.once(again) as first:
+            assert first
+
+
+@in_virtual_time
+async def test_a_handler_may_dead_letter_and_its_copy_is_not_handled():
+    async with orders("m", "m") as (it, receiver):
+        dedupe = Deduplicator()
+        (delivery,) = await receiver.receive()
+        async with dedupe.once(delivery):
+            await delivery.dead_letter("bad")
+        (copy,) = await receiver.receive()
+        async with dedupe.once(copy) as first:
+            assert not first
+        assert len(it.primary.dead_letters("orders")) == 1
+
+
+@in_virtual_time
+async def test_it_is_remembered_before_the_broker_is_told():
+    """Else a crash in between would let a second copy in."""
+    async with orders("m") as (_, receiver):
+        steps = []
+
+        class Told(MemoryClaims):
+            async def confirm(self, key, token, window):
+                steps.append(("confirm", delivery.settlement))
+                return await super().confirm(key, token, window)
+
+        (delivery,) = await receiver.receive()
+        async with Deduplicator(Told()).once(delivery):
+            pass
+        assert steps == [("confirm", None)]
+        assert delivery.settlement is Settlement.COMPLETED
+
+
+@in_virtual_time
+async def test_a_lost_lock_is_no_error_as_the_message_is_known_when_it_comes_again():
+    async with orders("m") as (it, receiver):
+        dedupe = Deduplicator(lease=600)
+        (delivery,) = await receiver.receive()
+        async with dedupe.once(delivery):
+            await asyncio.sleep(300)  # longer than the lock of the queue
+        (again,) = await receiver.receive()
+        assert again.delivery.delivery_count == 2
+        async with dedupe.once(again) as first:
+            assert not first
+        assert it.delivered("orders") == []
+
+
+@in_virtual_time
+async def test_messages_without_an_id_are_all_handled():
+    async with orders(None, None) as (_, receiver):
+        dedupe = Deduplicator()
+        for _ in range(2):
+            async with dedupe.once((await receiver.receive())[0]) as first:
+                assert first
+
+
+@in_virtual_time
+async def test_messages_of_one_id_in_two_queues_are_two_messages():
+    async with simulated_pair(entities=("orders", "prices")) as it:
+        dedupe = Deduplicator()
+        for path in ("orders", "prices"):
+            await it.pair.sender(path).send(Message(b"", message_id="m"))
+            (delivery,) = await it.pair.receiver(path).receive()
+            async with dedupe.once(delivery) as first:
+                assert first
+
+
+@in_virtual_time
+async def test_two_scopes_each_handle_every_message():
+    async with orders("m", "m") as (_, receiver):
+        store = MemoryClaims()
+        for scope in ("billing", "shipping"):
+            async with Deduplicator(store, scope=scope).once((await receiver.receive())[0]) as first:
+                assert first
+
+
+# Two consumers.
+
+
+@in_virtual_time
+async def test_a_copy_waits_for_the_consumer_that_handles_the_message():
+    async with orders("m", "m", prefetch=2) as (it, receiver):
+        dedupe, steps = Deduplicator(), []
+        one, two = await receiver.receive(2)
+
+        async def handle(delivery, name):
+            async with dedupe.once(delivery) as first:
+                steps.append((name, first))
+                await asyncio.sleep(10 if first else 0)
+                steps.append((name, "end"))
+
+        await asyncio.gather(handle(one, "one"), handle(two, "two"))
+        assert steps == [("one", True), ("one", "end"), ("two", False), ("two", "end")]
+        assert it.delivered("orders") == []
+
+
+@in_virtual_time
+async def test_a_waiting_copy_takes_over_from_a_handler_that_fails():
+    async with orders("m", "m", prefetch=2) as (_, receiver):
+        dedupe, firsts = Deduplicator(), []
+        one, two = await receiver.receive(2)
+
+        async def fail():
+            async with dedupe.once(one):
+                await asyncio.sleep(10)
+                raise ZeroDivisionError
+
+        async def handle():
+            await asyncio.sleep(1)
+            async with dedupe.once(two) as first:
+                firsts.append(first)
+
+        results = await asyncio.gather(fail(), handle(), return_exceptions=True)
+        assert isinstance(results[0], ZeroDivisionError)
+        assert firsts == [True]
+
+
+@in_virtual_time
+async def test_the_claim_of_a_consumer_that_died_ends_with_its_lease():
+    async with orders("m") as (_, receiver):
+        store = MemoryClaims()
+        (delivery,) = await receiver.receive()
+        # It claimed, and nothing was heard of it again.
+        dead = Deduplicator(store, lease=30)
+        assert await dead._claimed(delivery) is not None
+        started = asyncio.get_running_loop().time()
+        async with Deduplicator(store, lease=30).once(delivery) as first:
+            assert first
+        assert 29 < asyncio.get_running_loop().time() - started < 32
+
+
+@in_virtual_time
+async def test_a_claim_lasts_as_long_as_its_handler_works():
+    async with orders("m", "m", prefetch=2) as (_, receiver):
+        dedupe = Deduplicator(lease=1)
+        one, two = await receiver.receive(2)
+        async with dedupe.once(one):
+            await asyncio.sleep(30)
+            assert await dedupe._store.claim(dedupe._key(two), "another", 1) is Claim.HELD
+
+
+# Iterating.
+
+
+@in_virtual_time
+async def test_iterating_gives_first_deliveries_only():
+    async with orders("a", "b", "a", "b", "c") as (it, receiver):
+        found = []
+        async for delivery in Deduplicator().first_only(receiver):
+            found.append(delivery.message.message_id)
+            await delivery.complete()
+            if found[-1] == "c":
+                break
+        assert found == ["a", "b", "c"]
+        assert it.delivered("orders") == []
+
+
+@in_virtual_time
+async def test_an_abandoned_delivery_comes_again_in_the_iteration():
+    async with orders("a") as (_, receiver):
+        found = []
+        async for delivery in Deduplicator().first_only(receiver):
+            found.append(delivery.delivery.delivery.delivery_count)
+            if len(found) == 2:
+                await delivery.complete()
+                break
+            await delivery.abandon()
+        assert found == [1, 2]
+
+
+@in_virtual_time
+async def test_a_dead_lettered_delivery_is_remembered():
+    async with orders("a", "a", "b") as (_, receiver):
+        async for delivery in Deduplicator().first_only(receiver):
+            if delivery.message.message_id == "b":
+                break
+            await delivery.dead_letter("bad")
+        assert delivery.body == b"2"
+
+
+@in_virtual_time
+async def test_renewing_a_delivery_renews_its_lease_and_tells_when_that_is_lost():
+    async with orders("a") as (_, receiver):
+        dedupe = Deduplicator(lease=20)
+        async for delivery in dedupe.first_only(receiver):
+            await asyncio.sleep(15)
+            await delivery.renew_lock()
+            await asyncio.sleep(15)
+            await delivery.renew_lock()
+            await asyncio.sleep(25)
+            with pytest.raises(LockLost, match="claim on message a"):
+                await delivery.renew_lock()
+            break
+
+
+# A store that is away.
+
+
+def away(kind=FailureKind.UNAVAILABLE):
+    return TransportError("the store is away", kind, FailureReason.CONNECTION)
+
+
+class Store(MemoryClaims):
+    """Fails as often as it is told."""
+
+    def __init__(self, **failures):
+        super().__init__()
+        self.failures = failures
+        self.kind = FailureKind.UNAVAILABLE
+
+    def _fail(self, call):
+        if self.failures.get(call, 0) > 0:
+            self.failures[call] -= 1
+            raise away(self.kind)
+
+    async def claim(self, *arguments):
+        self._fail("claim")
+        return await super().claim(*arguments)
+
+    async def confirm(self, *arguments):
+        self._fail("confirm")
+        return await super().confirm(*arguments)
+
+    async def release(self, *arguments):
+        self._fail("release")
+        return await super().release(*arguments)
+
+
+@in_virtual_time
+async def test_nothing_is_handled_while_nobody_knows_whether_it_was():
+    async with orders("m") as (it, receiver):
+        (delivery,) = await receiver.receive()
+        with pytest.raises(TransportError, match="away"):
+            async with Deduplicator(Store(claim=1)).once(delivery):
+                pytest.fail("it was handled")
+        assert len(it.delivered("orders")) == 1
+
+
+@in_virtual_time
+async def test_an_iteration_waits_until_the_store_is_back():
+    async with orders("m") as (_, receiver):
+        async for delivery in Deduplicator(Store(claim=5)).first_only(receiver):
+            assert delivery.body == b"0"
+            break
+
+
+@in_virtual_time
+async def test_an_iteration_ends_when_the_store_refuses():
+    async with orders("m") as (_, receiver):
+        store = Store(claim=1)
+        store.kind = FailureKind.REFUSED
+        with pytest.raises(TransportError):
+            await anext(Deduplicator(store).first_only(receiver))
+
+
+@in_virtual_time
+async def test_noting_is_tried_again():
+    async with orders("m", "m") as (_, receiver):
+        dedupe = Deduplicator(Store(confirm=2))
+        async with dedupe.once((await receiver.receive())[0]):
+            pass
+        async with dedupe.once((await receiver.receive())[0]) as first:
+            assert not first
+
+
+@in_virtual_time
+async def test_what_could_not_be_noted_is_completed_and_told(caplog):
+    """Left in the queue it would be handled again for certain."""
+    async with orders("m") as (it, receiver):
+        async with Deduplicator(Store(confirm=99)).once((await receiver.receive())[0]):
+            pass
+        assert it.delivered("orders") == []
+    assert "a second copy would be handled again" in caplog.text
+
+
+@in_virtual_time
+async def test_a_claim_that_cannot_be_given_back_hides_no_error():
+    async with orders("m") as (_, receiver):
+        with pytest.raises(ZeroDivisionError):
+            async with Deduplicator(Store(release=99)).once((await receiver.receive())[0]):
+                raise ZeroDivisionError
+
+
+@in_virtual_time
+async def test_a_store_that_hangs_is_given_up():
+    class Hanging(MemoryClaims):
+        async def claim(self, *arguments):
+            await asyncio.get_running_loop().create_future()
+
+    async with orders("m") as (_, receiver):
+        with pytest.raises(TransportError, match="time limit"):
+            async with Deduplicator(Hanging()).once((await receiver.receive())[0]):
+                pass
+
+
+@in_virtual_time
+async def test_a_broker_that_is_away_at_the_end_is_no_error():
+    async with orders("m") as (it, receiver):
+        dedupe = Deduplicator()
+        async with dedupe.once((await receiver.receive())[0]):
+            it.primary.fail(Fault.DOWN, Operation.SETTLE)
+        it.primary.heal()
+        await asyncio.sleep(120)
+        async with dedupe.once((await receiver.receive())[0]) as first:
+            assert not first
+
+
+CONSUMERS = st.lists(
+    st.tuples(st.integers(0, 3), st.sampled_from(("ends", "fails", "dies")), st.floats(0.0, 40.0)),
+    min_size=1,
+    max_size=25,
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(CONSUMERS)
+def test_no_message_is_handled_twice_to_its_end_nor_by_two_at_once(visits):
+    """Each visit is a consumer with a copy of one of four messages: its handler ends, fails, or dies on the way."""
+
+    async def run():
+        dedupe = Deduplicator(MemoryClaims(), lease=10)
+        inside: dict[int, int] = {}
+        ended: list[int] = []
+
+        async def visit(number, fate, delay):
+            await asyncio.sleep(delay)
+            delivery = _Copy(str(number))
+            if fate == "dies":
+                await dedupe._claimed(delivery)  # and is never heard of again
+                return
+            with pytest.raises(ZeroDivisionError) if fate == "fails" else _nothing():
+                async with dedupe.once(delivery) as first:
+                    if not first:
+                        assert number in ended
+                        raise ZeroDivisionError if fate == "fails" else _Seen
+                    inside[number] = inside.get(number, 0) + 1
+                    assert inside[number] == 1
+                    await asyncio.sleep(3)
+                    inside[number] -= 1
+                    if fate == "fails":
+                        raise ZeroDivisionError
+                    ended.append(number)
+
+        await asyncio.gather(*(visit(*each) for each in visits))
+        assert sorted(ended) == sorted(set(ended))
+        assert {number for number, fate, _ in visits if fate == "ends"} <= set(ended)
+
+    run_virtual(run())
+
+
+class _Seen(Exception):
+    """A copy was met."""
+
+
+class _nothing:  # used as a function
+    def __enter__(self):
+        pass
+
+    def __exit__(self, kind, error, trace):
+        return kind is _Seen
+
+
+class _Copy:
+    """As much of a delivery as a deduplicator asks for."""
+
+    source = "orders"
+
+    def __init__(self, message_id):
+        self.message = Message(b"", message_id=message_id)
+        self.settlement = None
+
+    async def complete(self):
+        self.settlement = Settlement.COMPLETED
+
+
+@pytest.mark.parametrize("wrong", [{"window": 0}, {"lease": -1}, {"window": float("nan")}])
+def test_times_are_above_zero(wrong):
+    with pytest.raises(ValueError, match="above 0"):
+        Deduplicator(**wrong)
+
+
+@in_virtual_time
+async def test_a_key_tells_nothing_of_the_message():
+    async with orders("customer-4711") as (_, receiver):
+        (delivery,) = await receiver.receive()
+        key = Deduplicator()._key(delivery)
+        assert len(key) == 40
+        assert key.isascii()
+        assert "4711" not in key
+
+
+@in_virtual_time
+async def test_a_lost_claim_is_told_in_the_log(caplog):
+    caplog.set_level(logging.WARNING, "pairmq")
+
+    class Losing(MemoryClaims):
+        async def renew(self, *arguments):
+            return False
+
+    async with orders("m") as (_, receiver), Deduplicator(Losing(), lease=3).once((await receiver.receive())[0]):
+        await asyncio.sleep(2)
+    assert "another consumer may handle the message too" in caplog.text

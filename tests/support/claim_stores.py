@@ -1,0 +1,57 @@
+"""What every store of claims keeps, whatever it is made of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from pairmq.transport import Claim, ClaimStore
+
+Wait = Callable[[float], Awaitable[None]]
+
+
+async def check_claim_store(store: ClaimStore, wait: Wait = asyncio.sleep) -> None:
+    """Put a fresh store through all that `ClaimStore` promises; about 2 s of its time."""
+    # Claims exclude each other, and one's own may be claimed again: its answer may have been lost.
+    assert await store.claim("a", "one", 60) is Claim.WON
+    assert await store.claim("a", "one", 60) is Claim.WON
+    assert await store.claim("a", "two", 60) is Claim.HELD
+    assert await store.claim("b", "two", 60) is Claim.WON
+
+    # Only its holder renews a claim, or gives it back.
+    assert await store.renew("a", "one", 60)
+    assert not await store.renew("a", "two", 60)
+    assert not await store.renew("nobody's", "one", 60)
+    await store.release("a", "two")
+    assert await store.claim("a", "two", 60) is Claim.HELD
+    await store.release("a", "one")
+    await store.release("a", "one")
+    assert await store.claim("a", "two", 60) is Claim.WON
+
+    # What was handled is done for everybody, and can't be given back or renewed.
+    assert await store.confirm("a", "two", 60)
+    assert await store.confirm("a", "two", 60)
+    await store.release("a", "two")
+    assert not await store.renew("a", "two", 60)
+    assert await store.claim("a", "two", 60) is Claim.DONE
+    assert await store.claim("a", "one", 60) is Claim.DONE
+
+    # A lease ends by itself; whoever lost it may still have done the work, which is then remembered.
+    assert await store.claim("c", "one", 0.5) is Claim.WON
+    await wait(0.7)
+    assert not await store.renew("c", "one", 60)
+    assert await store.claim("c", "two", 60) is Claim.WON
+    assert not await store.confirm("c", "one", 60)
+    assert await store.claim("c", "two", 60) is Claim.DONE
+
+    # A renewed lease lasts longer than the first one.
+    assert await store.claim("d", "one", 0.5) is Claim.WON
+    assert await store.renew("d", "one", 60)
+    await wait(0.7)
+    assert await store.claim("d", "two", 60) is Claim.HELD
+
+    # A window ends.
+    assert await store.claim("e", "one", 60) is Claim.WON
+    assert await store.confirm("e", "one", 0.5)
+    await wait(0.7)
+    assert await store.claim("e", "two", 60) is Claim.WON
