@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from pairmq import pair as asynchronous
 from pairmq.model import Delivery, LockLost, Message, PairMQError, Source
-from pairmq.model.events import Event
+from pairmq.model.events import Event, Settlement
 from pairmq.sync._loop import PerProcess, run
 from pairmq.transport import Endpoint
 
@@ -50,6 +50,11 @@ class PairDelivery:
         """The broker that it was read from, without its password."""
         return self._inner.value.endpoint
 
+    @property
+    def settlement(self) -> Settlement | None:
+        """How it was settled, or should have been where the broker did not confirm it; None when it was not yet."""
+        return self._inner.value.settlement
+
     def complete(self) -> None:
         """Remove the message from the broker for good.
 
@@ -71,9 +76,18 @@ class PairDelivery:
         """Make the lock last its whole duration from now. Raises as `complete`."""
         self._settle(self._inner.value.renew_lock)
 
-    def _settle(self, operation: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def own(self) -> asynchronous.PairDelivery:
+        """The delivery on the loop's side, for what else works with it there.
+
+        Raises:
+            LockLost: it is another process's.
+        """
         if not self._inner.is_here:
             raise LockLost(f"message {self.message.message_id} was delivered to the process that forked this one")
+        return self._inner.value
+
+    def _settle(self, operation: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self.own()
         run(operation())
 
     def __repr__(self) -> str:
