@@ -21,7 +21,7 @@ class MemoryClaims(ClaimStore):
     when there are too many; a claim that is held is never given up for want of room.
 
     Args:
-        entries: ids that it remembers at most, about 250 bytes each.
+        entries: ids that it remembers at most, about 200 bytes each.
 
     Raises:
         ValueError: ``entries`` is below 1.

@@ -100,14 +100,14 @@ class Deduplicator:
             yield False
             await _completed(delivery)
             return
-        renewals = asyncio.create_task(held.renew_for_ever(), name="renew claim")
+        renewals = _Renewals(held, self._lease)
         try:
             yield True
         except BaseException:
-            await _end(renewals)
+            await renewals.end()
             await held.release()
             raise
-        await _end(renewals)
+        await renewals.end()
         if delivery.settlement is Settlement.ABANDONED:
             await held.release()
             return
@@ -195,17 +195,6 @@ class _Held:
         of = self._of
         return self.key is None or await of._asked(of._store.renew(self.key, self.token, of._lease))
 
-    async def renew_for_ever(self) -> None:
-        """Renew it until cancelled, or lost."""
-        while self.key is not None:
-            await asyncio.sleep(self._of._lease / 3)
-            try:
-                if not await self.renew():
-                    _log.warning("a claim ended before its handler did: another consumer may handle the message too")
-                    return
-            except TransportError as error:
-                _log.debug("a claim could not be renewed: %s", error)
-
     async def confirm(self) -> None:
         """Remember that the message was handled; it was, so that a store that is away is no reason to fail."""
         of = self._of
@@ -228,6 +217,41 @@ class _Held:
             await self._of._asked(self._of._store.release(self.key, self.token))
         except TransportError as error:
             _log.debug("a claim could not be given back, and ends with its lease: %s", error)
+
+
+class _Renewals:
+    """Renews a claim three times a lease, until told to end.
+
+    Most handlers have ended before the first of these: a timer is all that they pay for, and a task is made for others.
+    """
+
+    __slots__ = ("_every", "_held", "_task", "_timer")
+
+    def __init__(self, held: _Held, lease: float) -> None:
+        self._held = held
+        self._every = lease / 3
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(self._every, self._begin)
+
+    async def end(self) -> None:
+        """Renew it no more."""
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+
+    def _begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._renew(), name="renew claim")
+
+    async def _renew(self) -> None:
+        while True:
+            try:
+                if not await self._held.renew():
+                    _log.warning("a claim ended before its handler did: another consumer may handle the message too")
+                    return
+            except TransportError as error:
+                _log.debug("a claim could not be renewed: %s", error)
+            await asyncio.sleep(self._every)
 
 
 class FirstDelivery:
@@ -298,8 +322,3 @@ async def _completed(delivery: PairDelivery) -> None:
 
 async def _pause(retry: int) -> None:
     await asyncio.sleep(_BACKOFF.wait(retry, random.random()))  # noqa: S311  # jitter
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait((task,))

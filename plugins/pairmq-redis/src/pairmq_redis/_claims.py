@@ -28,7 +28,7 @@ class RedisClaims(ClaimStore):
         ConfigurationError: the URL can't work, or the prefix can't be one.
 
     A key lives as long as its lease or window, by the server's clock, so that the memory needed is that of the ids of
-    one window: about 150 bytes each. A server that evicts keys (``maxmemory-policy``), or that loses its last writes in
+    one window: about 200 bytes each. A server that evicts keys (``maxmemory-policy``), or that loses its last writes in
     a crash (``appendfsync``), forgets ids, and copies of those are handled again.
     """
 
