@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from pairmq.core import Diversion, divert
 from pairmq.model import Entity, Message
 from pairmq.model.events import Warned
@@ -11,6 +13,8 @@ from pairmq.transport import Transport
 
 _HEADROOM = 0.8  # share of the limit from which a warning names the rest
 _ENVELOPE = 4096  # bytes that an envelope surely needs less than; a cheap first look before the exact measure
+_A_CHARACTER = 12  # bytes at most, as an escape in JSON
+_A_PROPERTY = 64  # bytes that surely hold what a codec writes beside a property's name and text
 
 
 class BacklogSizes:
@@ -43,9 +47,7 @@ class BacklogSizes:
         limit = self._secondary.capabilities.max_message_bytes
         if limit is None:
             return
-        if not message.application_properties and len(message.body) < _HEADROOM * limit - _ENVELOPE:
-            return
-        if entity in self._warned:
+        if _at_most(message) < _HEADROOM * limit - _ENVELOPE or entity in self._warned:
             return
         size = self._secondary.measure(divert(message, Diversion(entity, self._clock.instant(), "x" * 32, 10**9, True)))
         if size <= _HEADROOM * limit:
@@ -55,3 +57,17 @@ class BacklogSizes:
         room = f"{left} bytes of headroom are left" if left >= 0 else "it would be refused in an outage"
         text = f"a message of {size} bytes in its backlog form nears the secondary's limit of {limit}: {room}"
         self._emit(Warned, subject=str(entity), text=text)
+
+
+def _at_most(message: Message) -> float:
+    """Bytes that a message surely needs no more of, without its envelope; infinite where only measuring can tell.
+
+    Nearly every message has some short texts for properties, a trace's context for one. To measure each of them exactly
+    would cost a healthy send as much as the rest of it.
+    """
+    size = len(message.body)
+    for name, value in message.application_properties.items():
+        if type(value) is not str:
+            return math.inf
+        size += _A_PROPERTY + _A_CHARACTER * (len(name) + len(value))
+    return size
