@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from pairmq import Entity, Message, SendError
-from pairmq.model.events import PairOpened, SendCompleted, SendOutcome
+from pairmq import Entity, EntityState, Message, SendError
+from pairmq.model.events import Cause, PairEnded, PairOpened, SendCompleted, SendOutcome, StateChanged
 from pairmq.model.records import values_of
 from pairmq.observe.otel import OpenTelemetryObserver, watch_backlog
 from pairmq.testing import Fault, in_virtual_time
@@ -130,6 +130,28 @@ async def test_a_closed_pair_has_no_present_values(telemetry, world):
     assert not telemetry.points("pairmq.entity.state")
     assert not telemetry.points("pairmq.backlog.queues.in_use")
     assert telemetry.points("messaging.client.sent.messages")  # what was counted stays
+
+
+def test_of_two_pairs_the_one_that_is_open_keeps_its_present_values(telemetry):
+    observer = telemetry.observer()
+    for pair in ("east>west", "north>south"):
+        options = '{"backlog_queue_count": 3}'
+        observer.on_event(PairOpened(at=1.0, pair=pair, primary="", secondary="", version="", options=options))
+        observer.on_event(
+            StateChanged(
+                at=1.0,
+                pair=pair,
+                entity=Entity("orders"),
+                previous=EntityState.HEALTHY,
+                current=EntityState.FAILING,
+                cause=Cause.SEND_FAILED,
+                epoch=1,
+                lasted=1.0,
+            )
+        )
+    observer.on_event(PairEnded(at=2.0, pair="east>west"))
+    for gauge in ("pairmq.entity.state", "pairmq.backlog.queues.in_use"):
+        assert {point.attributes["pairmq.pair"] for point in telemetry.points(gauge)} == {"north>south"}
 
 
 @in_virtual_time
