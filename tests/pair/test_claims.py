@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from claim_stores import check_claim_store
 from pairmq import MemoryClaims
 from pairmq.testing import in_virtual_time, run_virtual
+from pairmq.testing.claims import check_claim_store
 from pairmq.transport import Claim
 
 

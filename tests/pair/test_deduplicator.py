@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import asynccontextmanager
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pairmq import Deduplicator, LockLost, MemoryClaims, Message
-from pairmq.model import FailureKind, FailureReason, TransportError
+from pairmq import Deduplicator, MemoryClaims, Message
 from pairmq.model.events import Settlement
-from pairmq.testing import Fault, Operation, in_virtual_time, run_virtual, simulated_pair
+from pairmq.testing import in_virtual_time, run_virtual, simulated_pair
 from pairmq.transport import Claim
-
-
-@asynccontextmanager
-async def orders(*ids: str | None, prefetch: int = 1):
-    """A pair with messages of these ids in ``orders``, and a receiver."""
-    async with simulated_pair() as it:
-        for n, message_id in enumerate(ids):
-            it.primary.store(it.pair.sender("orders").entity, Message(b"%d" % n, message_id=message_id))
-        async with it.pair.receiver("orders", prefetch=prefetch) as receiver:
-            yield it, receiver
-
+from received_orders import orders
 
 # What happens to one delivery.
 
@@ -219,172 +207,6 @@ async def test_a_claim_lasts_as_long_as_its_handler_works():
         async with dedupe.once(one):
             await asyncio.sleep(30)
             assert await dedupe._store.claim(dedupe._key(two), "another", 1) is Claim.HELD
-
-
-# Iterating.
-
-
-@in_virtual_time
-async def test_iterating_gives_first_deliveries_only():
-    async with orders("a", "b", "a", "b", "c") as (it, receiver):
-        found = []
-        async for delivery in Deduplicator().first_only(receiver):
-            found.append(delivery.message.message_id)
-            await delivery.complete()
-            if found[-1] == "c":
-                break
-        assert found == ["a", "b", "c"]
-        assert it.delivered("orders") == []
-
-
-@in_virtual_time
-async def test_an_abandoned_delivery_comes_again_in_the_iteration():
-    async with orders("a") as (_, receiver):
-        found = []
-        async for delivery in Deduplicator().first_only(receiver):
-            found.append(delivery.delivery.delivery.delivery_count)
-            if len(found) == 2:
-                await delivery.complete()
-                break
-            await delivery.abandon()
-        assert found == [1, 2]
-
-
-@in_virtual_time
-async def test_a_dead_lettered_delivery_is_remembered():
-    async with orders("a", "a", "b") as (_, receiver):
-        async for delivery in Deduplicator().first_only(receiver):
-            if delivery.message.message_id == "b":
-                break
-            await delivery.dead_letter("bad")
-        assert delivery.body == b"2"
-
-
-@in_virtual_time
-async def test_renewing_a_delivery_renews_its_lease_and_tells_when_that_is_lost():
-    async with orders("a") as (_, receiver):
-        dedupe = Deduplicator(lease=20)
-        async for delivery in dedupe.first_only(receiver):
-            await asyncio.sleep(15)
-            await delivery.renew_lock()
-            await asyncio.sleep(15)
-            await delivery.renew_lock()
-            await asyncio.sleep(25)
-            with pytest.raises(LockLost, match="claim on message a"):
-                await delivery.renew_lock()
-            break
-
-
-# A store that is away.
-
-
-def away(kind=FailureKind.UNAVAILABLE):
-    return TransportError("the store is away", kind, FailureReason.CONNECTION)
-
-
-class Store(MemoryClaims):
-    """Fails as often as it is told."""
-
-    def __init__(self, **failures):
-        super().__init__()
-        self.failures = failures
-        self.kind = FailureKind.UNAVAILABLE
-
-    def _fail(self, call):
-        if self.failures.get(call, 0) > 0:
-            self.failures[call] -= 1
-            raise away(self.kind)
-
-    async def claim(self, *arguments):
-        self._fail("claim")
-        return await super().claim(*arguments)
-
-    async def confirm(self, *arguments):
-        self._fail("confirm")
-        return await super().confirm(*arguments)
-
-    async def release(self, *arguments):
-        self._fail("release")
-        return await super().release(*arguments)
-
-
-@in_virtual_time
-async def test_nothing_is_handled_while_nobody_knows_whether_it_was():
-    async with orders("m") as (it, receiver):
-        (delivery,) = await receiver.receive()
-        with pytest.raises(TransportError, match="away"):
-            async with Deduplicator(Store(claim=1)).once(delivery):
-                pytest.fail("it was handled")
-        assert len(it.delivered("orders")) == 1
-
-
-@in_virtual_time
-async def test_an_iteration_waits_until_the_store_is_back():
-    async with orders("m") as (_, receiver):
-        async for delivery in Deduplicator(Store(claim=5)).first_only(receiver):
-            assert delivery.body == b"0"
-            break
-
-
-@in_virtual_time
-async def test_an_iteration_ends_when_the_store_refuses():
-    async with orders("m") as (_, receiver):
-        store = Store(claim=1)
-        store.kind = FailureKind.REFUSED
-        with pytest.raises(TransportError):
-            await anext(Deduplicator(store).first_only(receiver))
-
-
-@in_virtual_time
-async def test_noting_is_tried_again():
-    async with orders("m", "m") as (_, receiver):
-        dedupe = Deduplicator(Store(confirm=2))
-        async with dedupe.once((await receiver.receive())[0]):
-            pass
-        async with dedupe.once((await receiver.receive())[0]) as first:
-            assert not first
-
-
-@in_virtual_time
-async def test_what_could_not_be_noted_is_completed_and_told(caplog):
-    """Left in the queue it would be handled again for certain."""
-    async with orders("m") as (it, receiver):
-        async with Deduplicator(Store(confirm=99)).once((await receiver.receive())[0]):
-            pass
-        assert it.delivered("orders") == []
-    assert "a second copy would be handled again" in caplog.text
-
-
-@in_virtual_time
-async def test_a_claim_that_cannot_be_given_back_hides_no_error():
-    async with orders("m") as (_, receiver):
-        with pytest.raises(ZeroDivisionError):
-            async with Deduplicator(Store(release=99)).once((await receiver.receive())[0]):
-                raise ZeroDivisionError
-
-
-@in_virtual_time
-async def test_a_store_that_hangs_is_given_up():
-    class Hanging(MemoryClaims):
-        async def claim(self, *arguments):
-            await asyncio.get_running_loop().create_future()
-
-    async with orders("m") as (_, receiver):
-        with pytest.raises(TransportError, match="time limit"):
-            async with Deduplicator(Hanging()).once((await receiver.receive())[0]):
-                pass
-
-
-@in_virtual_time
-async def test_a_broker_that_is_away_at_the_end_is_no_error():
-    async with orders("m") as (it, receiver):
-        dedupe = Deduplicator()
-        async with dedupe.once((await receiver.receive())[0]):
-            it.primary.fail(Fault.DOWN, Operation.SETTLE)
-        it.primary.heal()
-        await asyncio.sleep(120)
-        async with dedupe.once((await receiver.receive())[0]) as first:
-            assert not first
 
 
 CONSUMERS = st.lists(

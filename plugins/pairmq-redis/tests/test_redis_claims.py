@@ -9,9 +9,9 @@ import textwrap
 
 import pytest
 
-from claim_stores import check_claim_store
 from pairmq import ConfigurationError, Entity, Message, Pair
 from pairmq.model import TransportError
+from pairmq.testing.claims import check_claim_store
 from pairmq.transport import Claim, QueueProperties
 from pairmq_redis import RedisClaims
 from pairmq_redis.testing import RedisServer

@@ -42,8 +42,7 @@ class OpenTelemetryObserver:
         ValueError: ``max_entities`` is below 1.
 
     Metrics name pairs, entities, backlog queues and brokers, and no message; spans name the message's id, and nothing
-    of its body. One observer may serve several pairs of
-    different names.
+    of its body. One observer may serve several pairs of different names.
     """
 
     def __init__(

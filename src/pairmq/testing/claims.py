@@ -1,4 +1,4 @@
-"""What every store of claims keeps, whatever it is made of."""
+"""What every `pairmq.transport.ClaimStore` keeps, whatever it is made of: for whoever writes one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ Wait = Callable[[float], Awaitable[None]]
 
 
 async def check_claim_store(store: ClaimStore, wait: Wait = asyncio.sleep) -> None:
-    """Put a fresh store through all that `ClaimStore` promises; about 2 s of its time."""
+    """Put a fresh store through all that `ClaimStore` promises; about 2 s of its time.
+
+    Args:
+        store: knows nothing yet.
+        wait: lets seconds of the store's time pass.
+
+    Raises:
+        AssertionError: it breaks a promise; the line says which.
+    """
     # Claims exclude each other, and one's own may be claimed again: its answer may have been lost.
     assert await store.claim("a", "one", 60) is Claim.WON
     assert await store.claim("a", "one", 60) is Claim.WON
