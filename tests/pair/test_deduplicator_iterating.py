@@ -117,6 +117,25 @@ async def test_an_iteration_waits_until_the_store_is_back():
 
 
 @in_virtual_time
+async def test_a_claim_whose_answer_was_lost_is_not_waited_for():
+    class Forgetful(MemoryClaims):
+        lost = 0
+
+        async def claim(self, *arguments):
+            answer = await super().claim(*arguments)
+            if self.lost < 2:
+                self.lost += 1
+                raise away()
+            return answer
+
+    async with orders("m") as (_, receiver):
+        started = asyncio.get_running_loop().time()
+        async for _delivery in Deduplicator(Forgetful(), lease=600).first_only(receiver):
+            break
+        assert asyncio.get_running_loop().time() - started < 60
+
+
+@in_virtual_time
 async def test_an_iteration_ends_when_the_store_refuses():
     async with orders("m") as (_, receiver):
         store = Store(claim=1)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pairmq.transport import Claim, ClaimStore
 
 
-class _Held(NamedTuple):
+class _Lease(NamedTuple):
     token: str
     ends_at: float
 
@@ -31,7 +31,7 @@ class MemoryClaims(ClaimStore):
         if entries < 1:
             raise ValueError(f"entries is {entries}: it must be at least 1")
         self._entries = entries
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _Lease] = {}
         self._done: OrderedDict[str, float] = OrderedDict()
         """When each is forgotten, the first to be handled first."""
 
@@ -47,14 +47,14 @@ class MemoryClaims(ClaimStore):
         held = self._held.get(key)
         if held is not None and held.token != token and held.ends_at > now:
             return Claim.HELD
-        self._held[key] = _Held(token, now + lease)
+        self._held[key] = _Lease(token, now + lease)
         return Claim.WON
 
     async def renew(self, key: str, token: str, lease: float) -> bool:
         """See `ClaimStore`."""
         if not self._is_own(key, token):
             return False
-        self._held[key] = _Held(token, self._now() + lease)
+        self._held[key] = _Lease(token, self._now() + lease)
         return True
 
     async def confirm(self, key: str, token: str, window: float) -> bool:

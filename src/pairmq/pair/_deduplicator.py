@@ -129,7 +129,7 @@ class Deduplicator:
             TransportError: the store refuses this user. While it can't be reached the iteration waits.
         """
         async for delivery in receiver:
-            held = await self._patiently_claimed(delivery)
+            held = await self._claimed(delivery, patient=True)
             if held is None:
                 await _completed(delivery)
             else:
@@ -139,27 +139,27 @@ class Deduplicator:
         """Close the store; idempotent, never raises."""
         await self._store.close()
 
-    async def _patiently_claimed(self, delivery: PairDelivery) -> _Held | None:
-        retry = 0
-        while True:
-            try:
-                return await self._claimed(delivery)
-            except TransportError as error:
-                if error.kind is FailureKind.REFUSED:
-                    raise
-                await _pause(retry)
-                retry += 1
+    async def _claimed(self, delivery: PairDelivery, *, patient: bool = False) -> _Held | None:
+        """The claim of a message that is to be handled; None for a copy.
 
-    async def _claimed(self, delivery: PairDelivery) -> _Held | None:
-        """The claim of a message that is to be handled; None for a copy."""
+        Args:
+            delivery: whose message.
+            patient: wait for a store that is away.
+        """
+        # One token for all trials: a claim whose answer was lost is one's own, and not to be waited for.
         held = _Held(self, self._key(delivery), uuid.uuid4().hex)
         retry = 0
         while held.key is not None:
-            answer = await self._asked(self._store.claim(held.key, held.token, self._lease))
-            if answer is Claim.DONE:
-                return None
-            if answer is Claim.WON:
-                break
+            try:
+                answer = await self._asked(self._store.claim(held.key, held.token, self._lease))
+            except TransportError as error:
+                if not patient or error.kind is FailureKind.REFUSED:
+                    raise
+            else:
+                if answer is Claim.DONE:
+                    return None
+                if answer is Claim.WON:
+                    break
             await _pause(retry)
             retry += 1
         return held
