@@ -118,8 +118,8 @@ async def measure(count: int, rounds: int, ids: int, as_json: bool) -> None:
 
 def main() -> int:
     """Read the command line and measure."""
-    parser = arguments(__doc__, rounds=7)
-    parser.add_argument("--count", type=int, default=2000, help="messages a turn")
+    parser = arguments(__doc__, rounds=25)
+    parser.add_argument("--count", type=int, default=300, help="messages a turn")
     parser.add_argument("--ids", type=int, default=20_000, help="ids of which the memory is measured")
     chosen = parser.parse_args()
     asyncio.run(measure(chosen.count, chosen.rounds, chosen.ids, chosen.json))
