@@ -92,7 +92,7 @@ CONSUMER = """
     from pairmq_redis import RedisClaims
 
     async def main(primary, secondary, name):
-        dedupe = Deduplicator(RedisClaims(primary), lease=2)
+        dedupe = Deduplicator(RedisClaims(primary), lease=6)
         async with Pair.connect(primary, secondary, backlog_queue_count=1) as pair:
             async with pair.receiver("orders") as receiver:
                 print("ready", flush=True)
