@@ -109,6 +109,7 @@ class SimulatedBroker:
             probes=True,
             peek=True,
             ordered_consumer=True,
+            quiet_peek=True,
             durable=True,
         )
         self.operations: Counter[str] = Counter()

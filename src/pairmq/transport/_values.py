@@ -26,6 +26,8 @@ class Capabilities:
         peek: `Admin.peek` shows messages without locking them.
         ordered_consumer: a queue made with ``QueueProperties.single_consumer`` is read by one consumer at a time, and
             `Admin.positions` tells what of it is settled: what order needs of a secondary (SPEC 8).
+        quiet_peek: a peek leaves no trace: nobody has to wait for a message meanwhile, and it counts as no delivery. What
+            looks again and again, as a dashboard does, peeks only then.
         durable: an accepted message outlives the broker's process.
     """
 
@@ -40,6 +42,7 @@ class Capabilities:
     lock_renewal: bool = False
     probes: bool = False
     peek: bool = False
+    quiet_peek: bool = False
     ordered_consumer: bool = False
     durable: bool = False
 

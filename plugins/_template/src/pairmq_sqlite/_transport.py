@@ -23,6 +23,7 @@ CAPABILITIES = Capabilities(
     lock_renewal=True,
     probes=True,
     peek=True,
+    quiet_peek=True,
     durable=True,
 )
 """What SQLite does, as `_store` uses it. What is not named is disclaimed: there are no sessions, and any number of

@@ -32,6 +32,7 @@ CAPABILITIES = Capabilities(
     probes=True,
     peek=True,
     ordered_consumer=True,
+    quiet_peek=True,
     durable=True,
 )
 """What Redis does. Durable as far as ``appendfsync`` is on; sessions it does not have."""

@@ -29,6 +29,7 @@ CAPABILITIES = Capabilities(
     lock_renewal=True,
     probes=True,
     peek=True,
+    quiet_peek=True,
     durable=True,
 )
 """What Service Bus does through this transport; its README tells the fine print."""

@@ -127,6 +127,14 @@ class Admin(Suite):
         await broker.admin.peek(Source(queue), 3)
         assert bodies(await receive_all(broker.receiver(queue), 3)) == list("abc")
 
+    @capability("quiet_peek", disclaimed=lambda broker: _peeking_counts_as_a_delivery(broker))
+    async def test_peeking_counts_as_no_delivery(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        await broker.put(queue, "hello")
+        for _ in range(3):
+            await broker.admin.peek(Source(queue), 1)
+        assert (await receive_one(broker.receiver(queue))).delivery_count == 1
+
     @capability("peek", disclaimed=refused(lambda broker: _peek(broker)))
     async def test_peeking_into_nothing_shows_nothing(self, broker: Broker) -> None:
         queue = await broker.queue()
@@ -222,6 +230,16 @@ async def _positions(broker: Broker) -> object:
 
 async def _peek(broker: Broker) -> object:
     return await broker.admin.peek(Source(await broker.queue()), 1)
+
+
+async def _peeking_counts_as_a_delivery(broker: Broker) -> None:
+    if not broker.capabilities.peek:
+        await must_fail(lambda: _peek(broker), FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
+        return
+    queue = await broker.queue()
+    await broker.put(queue, "hello")
+    await broker.admin.peek(Source(queue), 1)
+    assert (await receive_one(broker.receiver(queue))).delivery_count > 1
 
 
 async def _nothing_is_dead_lettered(broker: Broker) -> None:
