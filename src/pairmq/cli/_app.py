@@ -14,6 +14,7 @@ from typer.main import get_command
 from pairmq.cli import (
     _backlog,
     _cost,
+    _dashboard,
     _demo,
     _doctor,
     _entity,
@@ -90,6 +91,7 @@ for _command in (
     _receive,
     _syphon,
     _status,
+    _dashboard,
     _ping,
     _backlog,
     _entity,

@@ -7,6 +7,7 @@ import math
 import signal
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 
 from rich.live import Live
@@ -14,6 +15,7 @@ from rich.text import Text
 
 from pairmq.cli._backlog_counts import Depths, count_queues
 from pairmq.cli._common import at_broker, within
+from pairmq.cli._dashboard_serve import Serving
 from pairmq.cli._errors import CommandFailed, printable
 from pairmq.cli._output import note, put_json, stderr_console, warn
 from pairmq.cli._progress import Speed
@@ -39,16 +41,25 @@ class SyphonJob:
         until_empty: leave when nothing is left.
         interval: seconds between two progress lines.
         json: write them as JSON on stdout.
+        page: where a dashboard is served meanwhile; None for nowhere.
     """
 
     def __init__(
-        self, pair: Pair, recount: Callable[[], Transport], *, until_empty: bool, interval: float, json: bool
+        self,
+        pair: Pair,
+        recount: Callable[[], Transport],
+        *,
+        until_empty: bool,
+        interval: float,
+        json: bool,
+        page: Serving | None = None,
     ) -> None:
         self._pair = pair
         self._recount = recount
         self._until_empty = until_empty
         self._interval = interval
         self._json = json
+        self._page = page
         self._speed = Speed()
         self._per_second = 0.0
         self._depths: Depths | None = None
@@ -64,6 +75,15 @@ class SyphonJob:
 
     async def run(self, stop: Stop) -> int:
         """Move messages until a signal, or until nothing is left; returns the exit status."""
+        if self._page is None:
+            return await self._run(stop)
+        # It is begun first, as its port may be taken, and ends last: it shows how the pair ends.
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._pair.close)
+            self._page.tell(*await self._page.begin(stack, self._pair))
+            return await self._run(stop)
+
+    async def _run(self, stop: Stop) -> int:
         limit = self._pair.options.attempt_timeout
         if self._until_empty:
             # As a service it waits for its brokers; a run that is to end must not wait for ever.

@@ -24,10 +24,10 @@ class Capabilities:
         lock_renewal: `Receiver.renew_lock` makes a lock last longer; without it a lock lasts as long as its connection.
         probes: `Admin.probe` proves that an entity accepts writes.
         peek: `Admin.peek` shows messages without locking them.
+        quiet_peek: a peek leaves no trace: nobody has to wait for a message meanwhile, and it counts as no delivery.
+            What looks again and again, as a dashboard does, peeks only then.
         ordered_consumer: a queue made with ``QueueProperties.single_consumer`` is read by one consumer at a time, and
             `Admin.positions` tells what of it is settled: what order needs of a secondary (SPEC 8).
-        quiet_peek: a peek leaves no trace: nobody has to wait for a message meanwhile, and it counts as no delivery. What
-            looks again and again, as a dashboard does, peeks only then.
         durable: an accepted message outlives the broker's process.
     """
 

@@ -1,0 +1,253 @@
+"""The dashboard as an ASGI application."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from importlib.resources import files
+from types import TracebackType
+from typing import Any, Self
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from pairmq.dashboard._guard import Guard
+from pairmq.dashboard._history import History
+from pairmq.dashboard._looks import Looks
+from pairmq.dashboard._texts import shown
+from pairmq.dashboard._view import MOST_ROWS, Query, View
+from pairmq.dashboard._watched import Brokers, Watched
+from pairmq.model import ConfigurationError, Entity, EntityKind, EntityState, PairMQError
+from pairmq.pair import Pair
+
+_HEADERS = {
+    "cache-control": "no-store",
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+    ),
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+_FILES = {
+    "/": ("index.html", "text/html"),
+    "/dashboard.css": ("dashboard.css", "text/css"),
+    "/dashboard.js": ("dashboard.js", "text/javascript"),
+    "/parts.js": ("parts.js", "text/javascript"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+_LONGEST_BODY = 4096  # bytes of what an operator or a browser says
+_FIRST_LOOK = 1.5  # s that the first answer waits for the first looks
+_SHARE = 20  # an answer that took long to make is given again until this many times as long has passed
+_WORDS: dict[str, Callable[..., None]] = {
+    "hold": Pair.hold,
+    "force_failover": Pair.force_failover,
+    "mark_healthy": Pair.mark_healthy,
+}
+
+
+class Dashboard:
+    """A page of a pair, or of two brokers: an ASGI application, to be mounted or served.
+
+    It watches from the moment it is made. It belongs to the event loop of its pair, and what it asks of the brokers is
+    asked only while somebody looks: nothing of it is on the path of a message.
+
+    Args:
+        of: the pair, open or not yet; or two brokers, which are only looked at.
+        token: lets operators in (16 to 512 characters); a random one when left out: see `token`.
+        read_only: nobody can hold, force or mark anything from the page, with or without a token.
+        open_to_read: looking needs no token. Without it the page asks for the token first.
+        allowed_hosts: names under which it may be called, besides ``localhost`` and IP addresses; ``*`` where the
+            application around it checks them.
+        entities: entities of the primary that are shown and probed too, used here or not.
+
+    Raises:
+        ConfigurationError: the token can't be one.
+    """
+
+    def __init__(
+        self,
+        of: Pair | Brokers,
+        *,
+        token: str | None = None,
+        read_only: bool = False,
+        open_to_read: bool = False,
+        allowed_hosts: Collection[str] = (),
+        entities: Iterable[Entity] = (),
+    ) -> None:
+        self._guard = Guard(token, open_to_read=open_to_read, allowed_hosts=allowed_hosts)
+        self._watched = Watched(of)
+        self._operable = self._watched.pair is not None and not read_only
+        self._history = History()
+        self._looks = Looks(self._watched, tuple(entities))
+        self._view = View(self._watched, self._history, self._looks)
+        self._kept: dict[Query, tuple[float, dict[str, Any]]] = {}
+        # Without the events of single messages, which would cost every send something.
+        self._unsubscribe = (
+            None
+            if self._watched.pair is None
+            else self._watched.pair.subscribe(self._history.on_event, per_message=False)
+        )
+        routes = [Route(path, _file(*each), methods=["GET"]) for path, each in _page_files().items()]
+        routes += [
+            Route("/api/status", self._status, methods=["GET"]),
+            Route("/api/session", self._sign_in, methods=["POST"]),
+            Route("/api/session", self._sign_out, methods=["DELETE"]),
+            Route("/api/operate", self._operate, methods=["POST"]),
+        ]
+        self._app = Starlette(routes=routes)
+
+    @property
+    def token(self) -> str:
+        """What lets operators in: as given, or made at random."""
+        return self._guard.token
+
+    @property
+    def open_to_read(self) -> bool:
+        """Whether looking needs no token."""
+        return self._guard.open_to_read
+
+    def status(self, *, search: str = "", state: EntityState | None = None, limit: int = 200) -> Mapping[str, Any]:
+        """What ``GET api/status`` tells, of what was seen so far; asks nobody.
+
+        Args:
+            search: a part of the names of the entities wanted.
+            state: only entities in this state.
+            limit: how many entities, at most 1000.
+        """
+        return self._view.status(Query(search, state, max(0, min(limit, MOST_ROWS))))
+
+    async def close(self) -> None:
+        """Stop watching; idempotent. What it asks of a broker at this moment is given up."""
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+            self._unsubscribe = None
+        await self._looks.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, as ASGI has it."""
+        if scope["type"] == "http" and not self._guard.host_is_ours(Request(scope)):
+            text = "this dashboard is not known by that name: call it by its address, or allow the name\n"
+            await Response(text, 421, _HEADERS, "text/plain")(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    # Answers.
+
+    async def _status(self, request: Request) -> Response:
+        if not self._guard.may_read(request):
+            return _refusal(401, "the token is needed")
+        query = _query_of(request.query_params)
+        if query is None:
+            return _refusal(400, "state must be a state, limit a number")
+        if self._history.ended is None:
+            self._looks.wanted()
+            await self._looks.first(_FIRST_LOOK)
+        knows = self._guard.knows_token(request)
+        access = {"read_only": not self._operable, "operator": knows, "may_operate": knows and self._operable}
+        return JSONResponse(self._recent(query) | {"at": time.time(), "access": access}, headers=_HEADERS)
+
+    def _recent(self, query: Query) -> dict[str, Any]:
+        """The status; where it took long to make, as of 100 000 entities, the last one serves for a while."""
+        now = time.monotonic()
+        self._kept = {asked: kept for asked, kept in self._kept.items() if now < kept[0]}
+        kept = self._kept.get(query)
+        if kept is not None:
+            return kept[1]
+        status = self._view.status(query)
+        done = time.monotonic()
+        if done - now > 0.005:
+            self._kept[query] = (done + _SHARE * (done - now), status)
+        return status
+
+    async def _sign_in(self, request: Request) -> Response:
+        told = await _told(request)
+        if not self._guard.is_ours(request):
+            return _refusal(403, "this was not asked by the dashboard's own page")
+        if not self._guard.is_token(told.get("token")):
+            return _refusal(403, "that is not the token")
+        response = Response(status_code=204, headers=_HEADERS)
+        self._guard.let_in(request, response)
+        return response
+
+    async def _sign_out(self, request: Request) -> Response:
+        if not self._guard.is_ours(request):
+            return _refusal(403, "this was not asked by the dashboard's own page")
+        response = Response(status_code=204, headers=_HEADERS)
+        self._guard.let_out(request, response)
+        return response
+
+    async def _operate(self, request: Request) -> Response:
+        told = await _told(request)
+        if not self._guard.knows_token(request):
+            return _refusal(401, "the token is needed")
+        if not self._guard.is_ours(request):
+            return _refusal(403, "this was not asked by the dashboard's own page")
+        pair = self._watched.pair
+        if pair is None or not self._operable:
+            return _refusal(403, "this dashboard is read-only")
+        word, path, kind = (told.get(name) for name in ("word", "entity", "kind"))
+        act = _WORDS.get(word) if isinstance(word, str) else None
+        if act is None or not isinstance(path, str) or kind not in tuple(EntityKind):
+            return _refusal(400, f"word must be one of {', '.join(_WORDS)}, entity a path, kind queue or topic")
+        try:
+            act(pair, path, kind=kind)
+            state = pair.state(path, kind=kind)
+        except ConfigurationError as error:
+            return _refusal(400, str(error))
+        except PairMQError as error:
+            return _refusal(409, str(error))
+        self._kept.clear()
+        return JSONResponse({"entity": path, "kind": kind, "state": state.value}, headers=_HEADERS)
+
+
+def _page_files() -> dict[str, tuple[bytes, str]]:
+    folder = files(__package__).joinpath("page")
+    return {path: (folder.joinpath(name).read_bytes(), kind) for path, (name, kind) in _FILES.items()}
+
+
+def _file(content: bytes, kind: str) -> Callable[[Request], Awaitable[Response]]:
+    async def give(_: Request) -> Response:
+        return Response(content, headers=_HEADERS, media_type=kind)
+
+    return give
+
+
+def _query_of(told: Mapping[str, str]) -> Query | None:
+    state, limit = told.get("state"), told.get("limit", "200")
+    if (state and state not in tuple(EntityState)) or not (limit.isdecimal() and limit.isascii() and len(limit) < 9):
+        return None
+    return Query(told.get("search", "")[:300], EntityState(state) if state else None, min(int(limit), MOST_ROWS))
+
+
+async def _told(request: Request) -> dict[str, Any]:
+    """The JSON object in a request's body; empty for anything else, and for what is longer than anyone needs."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _LONGEST_BODY:
+            return {}
+    try:
+        told = json.loads(bytes(body))
+    except (ValueError, RecursionError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _refusal(status: int, text: str) -> Response:
+    return JSONResponse({"error": shown(text)}, status, _HEADERS)

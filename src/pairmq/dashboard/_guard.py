@@ -1,0 +1,122 @@
+"""Who may look, and who may act: a token, a cookie that stands for it, and checks of where a request comes from."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import secrets
+from collections.abc import Collection
+
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+
+from pairmq.model import ConfigurationError
+
+MARK = "x-pairmq-dashboard"
+"""A header that the page's own script sends with what changes anything; no other site's page can send it."""
+
+_SHORTEST, _LONGEST = 16, 512
+
+
+class Guard:
+    """Decides what a request may do.
+
+    Args:
+        token: what operators know; a random one when left out.
+        open_to_read: looking needs no token.
+        allowed_hosts: names under which the dashboard may be called, besides ``localhost`` and IP addresses; a site
+            that makes its own name lead here (DNS rebinding) is refused so. ``*`` for any.
+
+    Raises:
+        ConfigurationError: the token is too short, too long, or has characters that no header can carry.
+    """
+
+    def __init__(self, token: str | None, *, open_to_read: bool, allowed_hosts: Collection[str] = ()) -> None:
+        self.token = secrets.token_urlsafe(24) if token is None else _checked(token)
+        self.open_to_read = open_to_read
+        self._hosts = frozenset(host.casefold() for host in allowed_hosts)
+        # The cookie is no token: it is worth nothing in another process, nor once this one has ended. Its name is this
+        # process's too, as a browser sends a cookie to every port of a host.
+        key = secrets.token_bytes(32)
+        self._cookie = hmac.new(key, self.token.encode(), hashlib.sha256).hexdigest()
+        self._cookie_name = f"pairmq-{secrets.token_hex(4)}"
+
+    def host_is_ours(self, connection: HTTPConnection) -> bool:
+        """Whether the request names this server, and not a name that somebody else made lead here."""
+        host = _host_of(connection.headers.get("host", "")).casefold()
+        if "*" in self._hosts or host in self._hosts or host == "localhost" or host.endswith(".localhost"):
+            return True
+        try:
+            ipaddress.ip_address(host.partition("%")[0])
+        except ValueError:
+            return False
+        return True
+
+    def is_token(self, told: object) -> bool:
+        """Whether somebody told the token; takes the same time for every wrong one."""
+        return isinstance(told, str) and _same(told, self.token)
+
+    def knows_token(self, request: Request) -> bool:
+        """Whether a request comes from an operator."""
+        scheme, _, told = request.headers.get("authorization", "").partition(" ")
+        if scheme.casefold() == "bearer" and self.is_token(told.strip()):
+            return True
+        return _same(request.cookies.get(self._cookie_name, ""), self._cookie)
+
+    def may_read(self, request: Request) -> bool:
+        """Whether a request may see the status."""
+        return self.open_to_read or self.knows_token(request)
+
+    def is_ours(self, request: Request) -> bool:
+        """Whether a request that changes something was made by the page itself, or by a program.
+
+        A browser lets another site send a form or a simple request with the cookie of this one, but no header of this
+        name, and it tells where a request comes from.
+        """
+        if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+            return False
+        origin = request.headers.get("origin")
+        if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
+            return False
+        return request.headers.get(MARK) == "1"
+
+    def let_in(self, request: Request, response: Response) -> None:
+        """Give the browser the cookie."""
+        response.set_cookie(
+            self._cookie_name,
+            self._cookie,
+            path=_path_of(request),
+            secure=request.url.scheme == "https",
+            httponly=True,
+            samesite="strict",
+        )
+
+    def let_out(self, request: Request, response: Response) -> None:
+        """Take the browser's cookie away."""
+        response.delete_cookie(self._cookie_name, path=_path_of(request), httponly=True, samesite="strict")
+
+
+def _checked(token: str) -> str:
+    if not _SHORTEST <= len(token) <= _LONGEST:
+        raise ConfigurationError(
+            f"the dashboard's token has {len(token)} characters: it must have {_SHORTEST} to {_LONGEST}"
+        )
+    if not (token.isascii() and token.isprintable() and " " not in token):
+        raise ConfigurationError("the dashboard's token must be of printable ASCII characters, without spaces")
+    return token
+
+
+def _same(told: str, known: str) -> bool:
+    return hmac.compare_digest(told.encode(), known.encode())
+
+
+def _host_of(header: str) -> str:
+    """The name in a Host header, without its port: ``[::1]:80``, ``name:80``, ``name``."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.rpartition(":")[0] if header.rpartition(":")[2].isdecimal() and ":" in header else header
+
+
+def _path_of(request: Request) -> str:
+    return f"{request.scope.get('root_path', '').rstrip('/')}/"

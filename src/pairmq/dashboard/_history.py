@@ -1,0 +1,163 @@
+"""What happened to a pair since the dashboard began to watch, bounded in memory."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from types import MappingProxyType
+from typing import NamedTuple
+
+from pairmq.dashboard._sentences import Sentence, sentence_of
+from pairmq.model import Entity, EntityState
+from pairmq.model.events import (
+    Cause,
+    DestinationChanged,
+    Event,
+    MessageDeadLettered,
+    PairEnded,
+    PingCompleted,
+    RotationChanged,
+    StateChanged,
+)
+
+MOST_ENTITIES = 5000
+"""Entities whose past is kept; of the others only the present state is shown."""
+
+MOST_CHANGES = 64
+"""Changes of one entity that are kept."""
+
+MOST_LINES = 200
+"""Lines of the list of events."""
+
+_LOOK_BACK = 16  # lines among which an event looks for one that says the same
+
+
+class Change(NamedTuple):
+    """An entity entered a state.
+
+    Args:
+        at: wall-clock seconds since 1970 UTC.
+        state: the state.
+        held: failed over by an operator's word, without pings.
+    """
+
+    at: float
+    state: EntityState
+    held: bool
+
+
+class Past:
+    """What is known of one entity."""
+
+    __slots__ = ("changes", "error", "last", "open", "ping")
+
+    def __init__(self) -> None:
+        self.changes: deque[Change] = deque(maxlen=MOST_CHANGES)
+        self.last: StateChanged | None = None
+        self.ping: PingCompleted | None = None
+        self.open = True
+        """Whether the syphon delivers to it."""
+        self.error: str | None = None
+        """Why the syphon does not."""
+
+    @property
+    def held(self) -> bool:
+        """Whether an operator holds it failed over."""
+        return bool(self.changes) and self.changes[-1].held
+
+
+class Line:
+    """One line of the list.
+
+    Args:
+        at: when it happened first.
+        sentence: what happened.
+    """
+
+    __slots__ = ("at", "count", "last_at", "sentence")
+
+    def __init__(self, at: float, sentence: Sentence) -> None:
+        self.at = self.last_at = at
+        self.sentence = sentence
+        self.count = 1
+
+
+class History:
+    """Takes a pair's events, and keeps what a page shows of them.
+
+    The events of single messages are not asked for: to be watched costs a send nothing.
+    """
+
+    def __init__(self) -> None:
+        self.revision = 0
+        """Grows with every event that changed anything here."""
+        self.dead_lettered = 0
+        """Messages that this process's syphon set aside."""
+        self.ended: PairEnded | None = None
+        self._pasts: OrderedDict[Entity, Past] = OrderedDict()  # what changed last stands last
+        self._lines: deque[Line] = deque(maxlen=MOST_LINES)  # newest first
+        self._out: dict[str, RotationChanged] = {}
+
+    @property
+    def pasts(self) -> Mapping[Entity, Past]:
+        """What is known of entities."""
+        return MappingProxyType(self._pasts)
+
+    @property
+    def out(self) -> Mapping[str, RotationChanged]:
+        """The backlog queues that went out of use and have not come back, by name."""
+        return MappingProxyType(self._out)
+
+    def lines(self) -> Iterator[Line]:
+        """The list of events, newest first."""
+        return iter(self._lines)
+
+    def on_event(self, event: Event) -> None:
+        """Take one event."""
+        match event:
+            case StateChanged():
+                past = self._past(event.entity)
+                if not past.changes:
+                    # How long it was in the state before is told, too: that may have begun before anyone watched.
+                    past.changes.append(Change(event.at - event.lasted, event.previous, False))
+                past.changes.append(Change(event.at, event.current, event.cause is Cause.HELD))
+                past.last = event
+                if event.current is not EntityState.FAILED_OVER:
+                    past.ping = None
+            case PingCompleted():
+                self._past(event.entity).ping = event
+            case DestinationChanged():
+                past = self._past(event.entity)
+                past.open, past.error = event.open, event.error
+            case RotationChanged(in_use=True):
+                self._out.pop(event.queue, None)
+            case RotationChanged():
+                self._out[event.queue] = event
+            case MessageDeadLettered():
+                self.dead_lettered += 1
+            case PairEnded():
+                self.ended = event
+        sentence = sentence_of(event)
+        if sentence is not None:
+            self._tell(event.at, sentence)
+        self.revision += 1
+
+    def _past(self, entity: Entity) -> Past:
+        past = self._pasts.get(entity)
+        if past is None:
+            past = self._pasts[entity] = Past()
+            if len(self._pasts) > MOST_ENTITIES:
+                self._pasts.popitem(last=False)
+        self._pasts.move_to_end(entity)
+        return past
+
+    def _tell(self, at: float, sentence: Sentence) -> None:
+        """Enter a line; one that says the same again only counts, or a broken queue would push all else out."""
+        for line in islice(self._lines, _LOOK_BACK):
+            if line.sentence.key == sentence.key:
+                line.count += 1
+                line.last_at = at
+                line.sentence = sentence
+                return
+        self._lines.appendleft(Line(at, sentence))

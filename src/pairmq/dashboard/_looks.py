@@ -1,0 +1,205 @@
+"""Looks at both brokers and at the backlog, for as long as somebody looks at the page."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from pairmq.core.envelope import DIVERTED_AT
+from pairmq.dashboard._drain import Drain, Sample
+from pairmq.dashboard._texts import shown
+from pairmq.dashboard._watched import Watched
+from pairmq.model import Delivery, Entity, FailureReason, Source, TransportError
+from pairmq.model.events import Side
+from pairmq.transport import QueueCounts, Transport, counts_of
+
+_LONGEST = 5.0  # s that one answer may take, where the options allow more: the page is to say that there is none
+_CHECKS, _COUNTS, _AGES, _PROBES = 5.0, 2.0, 10.0, 5.0  # s between two looks
+_AT_ONCE = 8
+_AGED = 50  # queues whose oldest message is looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a broker, or an entity of the primary, answered.
+
+    Args:
+        at: when it was asked, wall-clock seconds since 1970 UTC.
+        seconds: how long it took.
+        error: why there was no good answer; None when there was.
+    """
+
+    at: float
+    seconds: float
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """What a backlog queue holds.
+
+    Args:
+        queue: which one.
+        counts: None when it does not exist or could not be asked.
+        error: why it could not be asked; None when it was, or does not exist.
+    """
+
+    queue: Entity
+    counts: QueueCounts | None
+    error: str | None
+
+    @property
+    def pending(self) -> int:
+        """Messages that wait in it, as far as is known."""
+        return 0 if self.counts is None else self.counts.pending
+
+
+class Looks:
+    """What was seen at the brokers the last time.
+
+    Nothing is asked of a broker while nobody asks here: `wanted` begins what is due, and returns at once.
+
+    Args:
+        watched: the pair or the brokers.
+        entities: entities of the primary that are probed too.
+    """
+
+    def __init__(self, watched: Watched, entities: Sequence[Entity] = ()) -> None:
+        self.entities = tuple(entities)
+        self.brokers: dict[Side, Answer] = {}
+        self.depths: tuple[Depth, ...] | None = None
+        self.counted_at: float | None = None
+        self.oldest: dict[Entity, float] = {}
+        """Instants at which the oldest message of each queue was diverted, where it could be seen."""
+        self.probes: dict[Entity, Answer] = {}
+        self.drain = Drain(own=watched.hosts_syphon)
+        self._watched = watched
+        self._limit = min(_LONGEST, watched.options.attempt_timeout)
+        self._chores = [
+            _Chore(_CHECKS, lambda: self._check(Side.PRIMARY, watched.primary)),
+            _Chore(_CHECKS, lambda: self._check(Side.SECONDARY, watched.secondary)),
+            _Chore(_COUNTS, self._count),
+        ]
+        if watched.secondary.capabilities.quiet_peek:
+            self._chores.append(_Chore(_AGES, self._look_at_ages))
+        if self.entities:
+            self._chores.append(_Chore(_PROBES, self._probe))
+
+    def wanted(self) -> None:
+        """Begin every look that is due."""
+        for chore in self._chores:
+            chore.begin_if_due()
+
+    async def first(self, seconds: float) -> None:
+        """Wait for the first looks to end, for at most so long."""
+        tasks = [chore.task for chore in self._chores if chore.task is not None and chore.runs == 1]
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
+
+    async def close(self) -> None:
+        """Stop all looks."""
+        tasks = [chore.task for chore in self._chores if chore.task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=1)
+
+    async def _check(self, side: Side, transport: Transport) -> None:
+        self.brokers[side] = await self._answer(transport.admin.check())
+
+    async def _answer(self, operation: Awaitable[None]) -> Answer:
+        at, started = time.time(), time.monotonic()
+        error = None
+        try:
+            async with asyncio.timeout(self._limit):
+                await operation
+        except (TransportError, TimeoutError) as failure:
+            error = self._words(failure)
+        return Answer(at, time.monotonic() - started, error)
+
+    async def _count(self) -> None:
+        queues = self._watched.queues()
+        if not queues:
+            return
+        at = time.time()
+        told = await counts_of(self._watched.secondary, queues, self._limit)
+        self.depths = tuple(self._depth(*each) for each in zip(queues, told, strict=True))
+        self.counted_at = at
+        if all(depth.error is None for depth in self.depths):
+            pending = sum(depth.pending for depth in self.depths)
+            self.drain.counted(Sample(at, pending, self._watched.moved()))
+
+    def _depth(self, queue: Entity, told: QueueCounts | TransportError) -> Depth:
+        if isinstance(told, QueueCounts):
+            return Depth(queue, told, None)
+        missing = told.reason is FailureReason.NOT_FOUND
+        return Depth(queue, None, None if missing else self._words(told))
+
+    async def _look_at_ages(self) -> None:
+        fullest = sorted(self.depths or (), key=lambda depth: -depth.pending)[:_AGED]
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(queue: Entity) -> tuple[Entity, float | None]:
+            async with turns:
+                try:
+                    async with asyncio.timeout(self._limit):
+                        found = await self._watched.secondary.admin.peek(Source(queue), 1)
+                except (TransportError, TimeoutError):
+                    return queue, None
+            return queue, _diverted_at(found[0]) if found else None
+
+        seen = await asyncio.gather(*(one(depth.queue) for depth in fullest if depth.pending))
+        self.oldest = {queue: at for queue, at in seen if at is not None}
+
+    async def _probe(self) -> None:
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(entity: Entity) -> None:
+            async with turns:
+                self.probes[entity] = await self._answer(self._watched.primary.admin.probe(entity))
+
+        await asyncio.gather(*(one(entity) for entity in self.entities))
+
+    def _words(self, failure: Exception) -> str:
+        if isinstance(failure, TimeoutError):
+            return f"no answer within {self._limit:g} s"
+        return shown(str(failure) or type(failure).__name__)
+
+
+class _Chore:
+    """Something that is done again once a while has passed, and never twice at a time."""
+
+    def __init__(self, interval: float, work: Callable[[], Awaitable[None]]) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.runs = 0
+        self._interval = interval
+        self._work = work
+        self._due_at = float("-inf")
+
+    def begin_if_due(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now < self._due_at or (self.task is not None and not self.task.done()):
+            return
+        self.runs += 1
+        self._due_at = now + self._interval
+        self.task = asyncio.create_task(self._run(), name="dashboard look")
+
+    async def _run(self) -> None:
+        await self._work()
+
+
+def _diverted_at(delivery: Delivery) -> float | None:
+    """When a message was diverted, as its envelope says, or else the broker."""
+    properties: Mapping[str, object] = delivery.message.application_properties
+    told = properties.get(DIVERTED_AT)
+    try:
+        return datetime.fromisoformat(told).timestamp() if isinstance(told, str) else _enqueued_at(delivery)
+    except (ValueError, OverflowError, OSError):
+        return _enqueued_at(delivery)  # forged: a backlog queue may hold anyone's messages
+
+
+def _enqueued_at(delivery: Delivery) -> float | None:
+    return None if delivery.enqueued_at is None else delivery.enqueued_at.timestamp()

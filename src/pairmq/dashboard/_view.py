@@ -1,0 +1,200 @@
+"""What the page shows, as values for JSON: `Dashboard.status` and ``GET api/status``."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import platform
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from pairmq._version import version
+from pairmq.dashboard._history import History, Past
+from pairmq.dashboard._looks import Answer, Depth, Looks
+from pairmq.dashboard._texts import shown
+from pairmq.dashboard._watched import Watched
+from pairmq.model import Entity, EntityState
+from pairmq.model.events import Side
+
+MOST_ROWS = 1000
+"""Entities that one answer holds."""
+
+_ROWS = 200
+_QUEUES = 100
+_LINES = 100
+
+# What wants to be looked at first stands first.
+_RANKS = {EntityState.FAILED_OVER: 0, EntityState.FAILING: 1, EntityState.DRAINING: 3, EntityState.HEALTHY: 4, None: 5}
+_SHUT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which entities are asked for.
+
+    Args:
+        search: a part of their names, in any case; empty for all.
+        state: only those in this state.
+        limit: how many at most.
+    """
+
+    search: str = ""
+    state: EntityState | None = None
+    limit: int = _ROWS
+
+
+class View:
+    """Puts together what is known.
+
+    Args:
+        watched: the pair or the brokers.
+        history: what happened.
+        looks: what was seen at the brokers.
+    """
+
+    def __init__(self, watched: Watched, history: History, looks: Looks) -> None:
+        self._watched = watched
+        self._history = history
+        self._looks = looks
+        self._since = time.time()
+
+    def status(self, query: Query) -> dict[str, Any]:
+        """Everything that the page shows, for JSON; instants are wall-clock seconds since 1970 UTC."""
+        return {
+            "at": time.time(),
+            "since": self._since,
+            "pair": shown(self._watched.name),
+            "process": {"host": platform.node(), "pid": os.getpid(), "version": version()},
+            "sends": self._watched.pair is not None,
+            "syphon": self._watched.hosts_syphon,
+            "ended": self._ended(),
+            "brokers": {side.value: self._broker(side) for side in Side},
+            "backlog": self._backlog(),
+            "drain": self._drain(),
+            "entities": self._entities(query),
+            "events": [
+                {
+                    "at": line.at,
+                    "last_at": line.last_at,
+                    "count": line.count,
+                    "tone": line.sentence.tone.value,
+                    "subject": line.sentence.subject,
+                    "text": line.sentence.text,
+                }
+                for line in islice(self._history.lines(), _LINES)
+            ],
+        }
+
+    def _ended(self) -> dict[str, Any] | None:
+        ended = self._history.ended
+        if ended is None:
+            return None
+        return {"at": ended.at, "fault": None if ended.fault is None else shown(ended.fault)}
+
+    def _broker(self, side: Side) -> dict[str, Any]:
+        transport = self._watched.primary if side is Side.PRIMARY else self._watched.secondary
+        answer = self._looks.brokers.get(side)
+        return {"url": shown(transport.endpoint.url), "answer": None if answer is None else _answer(answer)}
+
+    # The backlog.
+
+    def _backlog(self) -> dict[str, Any]:
+        looks, out = self._looks, self._history.out
+        depths = looks.depths or ()
+        error = next((depth.error for depth in depths if depth.error is not None), None)
+        known = looks.depths is not None and error is None
+        first = heapq.nsmallest(
+            _QUEUES, enumerate(depths), key=lambda each: (each[1].queue.path not in out, -each[1].pending, each[0])
+        )
+        return {
+            "counted_at": looks.counted_at,
+            "pending": sum(depth.pending for depth in depths) if known else None,
+            "dead_letter": sum(depth.counts.dead_letter for depth in depths if depth.counts) if known else None,
+            "oldest": min(looks.oldest.values(), default=None),
+            "error": error,
+            "queues": len(depths) or self._watched.options.backlog_queue_count,
+            "in_use": None if self._watched.pair is None else self._watched.options.backlog_queue_count - len(out),
+            "rows": [self._queue(depth) for _, depth in sorted(first, key=lambda each: each[0])],
+            "depth": [[round(at, 1), pending] for at, pending, _ in looks.drain.samples],
+        }
+
+    def _queue(self, depth: Depth) -> dict[str, Any]:
+        counts, gone = depth.counts, self._history.out.get(depth.queue.path)
+        return {
+            "name": depth.queue.path,
+            "missing": counts is None and depth.error is None,
+            "error": depth.error,
+            "active": None if counts is None else counts.active,
+            "locked": None if counts is None else counts.locked,
+            "scheduled": None if counts is None else counts.scheduled,
+            "dead_letter": None if counts is None else counts.dead_letter,
+            "oldest": self._looks.oldest.get(depth.queue) if depth.pending else None,
+            "out": None if gone is None else {"since": gone.at, "error": shown(gone.error or "")},
+        }
+
+    def _drain(self) -> dict[str, Any]:
+        progress = self._looks.drain.progress()
+        return {
+            "moved": self._watched.moved(),
+            "dead_lettered": self._history.dead_lettered,
+            "peak": progress.peak,
+            "per_second": round(progress.per_second, 2),
+            "seconds_left": None if progress.seconds_left is None else round(progress.seconds_left, 1),
+        }
+
+    # The entities.
+
+    def _entities(self, query: Query) -> dict[str, Any]:
+        states, pasts = self._watched.states(), self._history.pasts
+        every: dict[Entity, EntityState | None] = dict(states)
+        for entity in (*pasts, *self._looks.entities):
+            every.setdefault(entity, None)
+        by_state = Counter(state for state in every.values() if state is not None)
+        found = list(self._found(every, query))
+        first = heapq.nsmallest(query.limit, found, key=lambda each: (self._rank(*each), each[0].path, each[0].kind))
+        return {
+            "total": len(every),
+            "found": len(found),
+            "by_state": {state.value: by_state[state] for state in EntityState},
+            "held": sum(1 for past in pasts.values() if past.held),
+            "shut": sum(1 for past in pasts.values() if not past.open),
+            "rows": [self._row(entity, state, pasts.get(entity)) for entity, state in first],
+        }
+
+    def _found(
+        self, every: dict[Entity, EntityState | None], query: Query
+    ) -> Iterator[tuple[Entity, EntityState | None]]:
+        search = query.search.casefold()
+        for entity, state in every.items():
+            if (query.state is None or state is query.state) and (not search or search in str(entity).casefold()):
+                yield entity, state
+
+    def _rank(self, entity: Entity, state: EntityState | None) -> int:
+        past = self._history.pasts.get(entity)
+        rank = _RANKS[state]
+        return min(rank, _SHUT) if past is not None and not past.open else rank
+
+    def _row(self, entity: Entity, state: EntityState | None, past: Past | None) -> dict[str, Any]:
+        last = None if past is None else past.last
+        ping = None if past is None else past.ping
+        probe = self._looks.probes.get(entity)
+        return {
+            "path": entity.path,
+            "kind": entity.kind.value,
+            "state": None if state is None else state.value,
+            "held": past is not None and past.held,
+            "since": None if last is None else last.at,
+            "cause": None if last is None else last.cause.value,
+            "changes": [] if past is None else [[round(at, 3), entered.value] for at, entered, _ in past.changes],
+            "ping": None if ping is None else {"at": ping.at, "ok": ping.ok, "error": shown(ping.error or "")},
+            "shut": None if past is None or past.open else shown(past.error or ""),
+            "probe": None if probe is None else _answer(probe),
+        }
+
+
+def _answer(answer: Answer) -> dict[str, Any]:
+    return {"at": answer.at, "ok": answer.error is None, "seconds": round(answer.seconds, 4), "error": answer.error}

@@ -1,0 +1,87 @@
+"""What a dashboard shows: a pair, or two brokers that this process only looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pairmq.core import PairOptions
+from pairmq.model import ConfigurationError, Entity, EntityState, PairClosed, PairFaulted
+from pairmq.pair import Pair
+from pairmq.transport import Transport
+
+
+@dataclass(frozen=True, slots=True)
+class Brokers:
+    """Two brokers to be looked at, without a pair: nothing is made there, sent or moved.
+
+    Args:
+        primary: the transport to the primary; whoever made it closes it.
+        secondary: likewise.
+        options: how many backlog queues there are, what they are called, and how long an answer may take.
+
+    Raises:
+        ConfigurationError: the options give a name that no queue can have.
+    """
+
+    primary: Transport
+    secondary: Transport
+    options: PairOptions = field(default_factory=PairOptions)
+
+    def __post_init__(self) -> None:
+        self.queues()
+
+    def queues(self) -> tuple[Entity, ...]:
+        """The backlog queues, by their index."""
+        try:
+            return tuple(Entity(name) for name in self.options.backlog_queue_names(self.primary.endpoint.name))
+        except ValueError as error:
+            raise ConfigurationError(f"backlog_name_template gives a name that no queue can have: {error}") from error
+
+
+class Watched:
+    """A pair or two brokers, asked in one way.
+
+    Args:
+        of: what is shown.
+    """
+
+    def __init__(self, of: Pair | Brokers) -> None:
+        self.pair = of if isinstance(of, Pair) else None
+        self.brokers = of if isinstance(of, Brokers) else None
+        self.primary = of.primary
+        self.secondary = of.secondary
+        self.options = of.options
+
+    @property
+    def name(self) -> str:
+        """``primary>secondary``."""
+        return f"{self.primary.endpoint.name}>{self.secondary.endpoint.name}"
+
+    @property
+    def hosts_syphon(self) -> bool:
+        """Whether this process moves messages home."""
+        return self.pair is not None and self.options.enable_syphon
+
+    def queues(self) -> tuple[Entity, ...]:
+        """The backlog queues; none while the pair is not open."""
+        if self.brokers is not None:
+            return self.brokers.queues()
+        try:
+            return self.pair.backlog_queues if self.pair is not None else ()
+        except ConfigurationError:
+            return ()
+
+    def states(self) -> Mapping[Entity, EntityState]:
+        """The states of all entities that this process has used."""
+        try:
+            return {} if self.pair is None else self.pair.states()
+        except ConfigurationError:
+            return {}
+
+    def moved(self) -> int:
+        """Messages that this process's syphon has brought home."""
+        try:
+            return 0 if self.pair is None else self.pair.moved
+        except (ConfigurationError, PairClosed, PairFaulted):
+            return 0

@@ -1,0 +1,377 @@
+// Asks for the status again and again, shows it, and hands on an operator's words.
+import { $, area, clock, duration, drawn, grouped, keyed, make, mark, plural, say, span, STATES, timeline } from "./parts.js";
+
+const EVERY = 1000; // ms between two questions
+const LONGEST = 8000; // ms that an answer may take
+const PAGE = 200; // entities that are shown at first
+const HEADERS = { "x-pairmq-dashboard": "1", "content-type": "application/json" };
+const WORDS = {
+  hold: ["Hold", "Its sends go to the backlog, and no ping ends that, until somebody marks it healthy or forces a failover."],
+  force_failover: ["Force failover", "Its sends go to the backlog until pings find the primary working, or somebody marks it healthy."],
+  mark_healthy: ["Mark healthy", "Its sends go to the primary at once, and a hold ends."],
+};
+
+let limit = PAGE;
+let last = null; // what was told last
+let asking = null;
+let touched = -Infinity; // when somebody was about to use the table
+let turns = 0;
+
+// Asking.
+
+async function ask(path, options = {}) {
+  const ending = new AbortController();
+  const timer = setTimeout(() => ending.abort(), LONGEST);
+  try {
+    return await fetch(path, { ...options, signal: ending.signal, cache: "no-store" });
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+async function look() {
+  const turn = ++turns;
+  const query = new URLSearchParams({ search: $("search").value, state: $("state").value, limit: String(limit) });
+  try {
+    const answer = await ask(`api/status?${query}`);
+    if (answer.status === 401) return mustSignIn();
+    if (!answer.ok) throw new Error(`the server answers ${answer.status}`);
+    const told = await answer.json();
+    if (turn !== turns) return; // a later question was asked meanwhile
+    last = told;
+    live();
+    show(told);
+  } catch {
+    if (turn === turns) lost();
+  }
+}
+
+async function round() {
+  clearTimeout(asking);
+  if (!document.hidden) await look();
+  clearTimeout(asking);
+  asking = setTimeout(round, EVERY);
+}
+
+function live() {
+  delete document.body.dataset.stale;
+  delete $("live").dataset.lost;
+  say($("live"), "live");
+}
+
+function lost() {
+  const since = last ? `stale since ${clock(last.at)}` : "";
+  $("live").dataset.lost = "";
+  document.body.dataset.stale = "";
+  say($("live"), `no answer from the server${since ? `, ${since}` : ""}`);
+  document.title = "! PairMQ";
+}
+
+// Showing.
+
+function show(told) {
+  $("main").hidden = false;
+  say($("pair"), told.pair);
+  verdict(told);
+  tiles(told);
+  entities(told);
+  backlog(told);
+  events(told);
+  const sign = $("sign");
+  sign.hidden = told.access.read_only && !told.access.operator;
+  say(sign, told.access.operator ? "Sign out" : "Sign in");
+  sign.title = told.access.operator ? "" : "to hold, fail over and mark entities";
+  say($("foot"), scope(told));
+}
+
+function scope(told) {
+  const { host, pid, version } = told.process;
+  const where = `process ${pid} on ${host} (PairMQ ${version})`;
+  if (!told.sends) return `This is what ${where} sees of the two brokers since ${clock(told.since)}. It sends nothing: the states of entities are known to the programs that send.`;
+  const does = told.syphon ? "sends and moves the backlog home" : "sends";
+  return `This is what ${where} sees since ${clock(told.since)}. States are those of its own pair, which ${does}; other programs have pairs of their own, and nothing that is done here reaches them.`;
+}
+
+function verdict(told) {
+  const { by_state: states, held, shut } = told.entities;
+  const over = states["failed-over"], failing = states.failing, left = told.backlog.pending;
+  const down = ["primary", "secondary"].filter((side) => told.brokers[side].answer && !told.brokers[side].answer.ok);
+  const more = [];
+  let tone = "good", sign = "✓", said;
+  if (told.ended) {
+    [tone, sign, said] = told.ended.fault ? ["bad", "✗", `The pair has faulted: ${told.ended.fault}`] : ["warn", "!", "The pair is closed."];
+  } else if (over) {
+    [tone, sign] = ["bad", "✗"];
+    said = over === 1 ? "1 entity is failed over: its sends go to the backlog." : `${grouped(over)} entities are failed over: their sends go to the backlog.`;
+    if (held) more.push(`${held} held by an operator`);
+  } else if (down.length) {
+    [tone, sign, said] = ["bad", "✗", `The ${down.join(" and the ")} ${down.length > 1 ? "do" : "does"} not answer.`];
+  } else if (failing || shut) {
+    [tone, sign] = ["warn", "!"];
+    said = failing ? `${failing === 1 ? "1 entity fails" : `${grouped(failing)} entities fail`}; failover is near.` : `${shut === 1 ? "1 destination takes" : `${grouped(shut)} destinations take`} none of the syphon's messages.`;
+  } else if (left || states.draining) {
+    [tone, sign] = ["plain", "↩"];
+    said = left ? `${plural(left, "message")} ${left === 1 ? "waits" : "wait"} in the backlog.` : "The backlog is being looked at.";
+  } else {
+    said = told.sends ? "All is well." : "Both brokers answer.";
+    if (left === null) said = told.backlog.error ? "The backlog can't be counted." : "Looking at the brokers.";
+    if (left === null) [tone, sign] = ["warn", "…"];
+  }
+  if (over && left) more.push(`${plural(left, "message")} in the backlog`);
+  if (told.drain.seconds_left !== null) more.push(`empty in about ${span(told.drain.seconds_left)} at ${pace(told.drain.per_second)}`);
+  if (down.length && over) more.push(`the ${down.join(" and the ")} ${down.length > 1 ? "do" : "does"} not answer`);
+  if (!more.length && tone === "good") more.push(left === 0 ? "The backlog is empty." : "");
+  const box = $("verdict");
+  mark(box, "tone", tone);
+  say(box.querySelector(".mark"), sign);
+  say(box.querySelector(".said"), said);
+  const text = more.filter(Boolean).join("; ");
+  say(box.querySelector(".more"), text && text[0].toUpperCase() + text.slice(1) + (text.endsWith(".") ? "" : "."));
+  const title = `${sign} ${said} PairMQ`;
+  if (document.title !== title) document.title = title;
+}
+
+const pace = (perSecond) => `${perSecond < 10 ? perSecond.toFixed(1) : grouped(perSecond)} a second`;
+
+function tiles(told) {
+  const { backlog: found, drain } = told;
+  const broker = (name) => {
+    const { url, answer } = told.brokers[name];
+    if (!answer) return { name, value: "…", note: url, tone: "plain" };
+    return { name, value: answer.ok ? "answers" : "no answer", note: answer.ok ? `${url} in ${duration(answer.seconds)}` : answer.error, tone: answer.ok ? "good" : "bad" };
+  };
+  const waiting = { name: "in the backlog", value: found.pending === null ? "?" : grouped(found.pending), note: "", tone: "plain" };
+  if (found.pending) waiting.note = found.oldest === null ? "" : `the oldest for ${span(told.at - found.oldest)}`;
+  else waiting.note = found.pending === 0 ? "nothing waits" : found.error || "not counted yet";
+  if (found.error) waiting.tone = "bad";
+  const moving = { name: "drain", value: drain.per_second ? `${drain.per_second < 10 ? drain.per_second.toFixed(1) : grouped(drain.per_second)}/s` : "–", note: "", tone: "plain" };
+  if (drain.seconds_left !== null) moving.note = `about ${span(drain.seconds_left)} left`;
+  else if (found.pending) moving.note = told.syphon ? "nothing moves now" : "no syphon in this process";
+  else moving.note = told.syphon ? `${grouped(drain.moved)} moved home so far` : "no syphon in this process";
+  if (found.pending && drain.peak) moving.part = 1 - found.pending / drain.peak;
+  const out = found.in_use === null ? 0 : found.queues - found.in_use;
+  const use = { name: "queues in use", value: found.in_use === null ? grouped(found.queues) : `${found.in_use} of ${found.queues}`, note: found.in_use === null ? "as asked for" : out ? `${out} out after a failure` : "all work", tone: out ? (out === found.queues ? "bad" : "warn") : "plain" };
+  const dead = { name: "dead-lettered", value: found.dead_letter === null ? "?" : grouped(found.dead_letter), note: found.dead_letter ? "pairmq backlog peek --dead-letter shows them" : "", tone: found.dead_letter ? "warn" : "plain" };
+  const all = [broker("primary"), broker("secondary"), waiting, moving, use, dead];
+  keyed($("tiles"), all, (tile) => tile.name, newTile, (element, tile) => {
+    mark(element, "tone", tile.tone);
+    say(element.querySelector(".value"), tile.value);
+    say(element.querySelector(".note"), tile.note);
+    const bar = element.querySelector("progress");
+    bar.hidden = tile.part === undefined;
+    if (tile.part !== undefined) bar.value = tile.part;
+  });
+}
+
+function newTile(tile) {
+  const bar = make("progress", { max: 1, hidden: true });
+  bar.setAttribute("aria-label", "part of the backlog that has left");
+  return make("div", { className: "tile" }, make("dt", { textContent: tile.name }), make("dd", {}, make("div", { className: "value" }), bar, make("div", { className: "note" })));
+}
+
+function entities(told) {
+  const table = $("entities"), seconds = Number($("window").value), from = told.at - seconds;
+  table.toggleAttribute("data-acts", told.access.may_operate);
+  say($("axis-from"), `${$("window").selectedOptions[0].textContent} ago`);
+  // Nothing may move away from under a pointer or a finger that is about to press a button.
+  const frozen = performance.now() - touched < 5000;
+  keyed(table.tBodies[0], told.entities.rows, (row) => `${row.kind} ${row.path}`, newRow, (element, row) => {
+    const state = element.querySelector(".state");
+    state.className = `state ${row.held ? "held" : (row.state ?? "seen")}`;
+    say(state, row.held ? "held" : row.state === null ? "not used here" : STATES[row.state]);
+    reasons(element.querySelector(".reasons"), row, told.at);
+    timeline(element.querySelector(".line"), row, from, told.at);
+    const buttons = element.querySelectorAll(".acts button");
+    buttons[0].disabled = row.held;
+    buttons[1].disabled = row.state === "failed-over" && !row.held;
+    buttons[2].disabled = row.state === "healthy" || row.state === "draining";
+  }, frozen);
+  const { total, found, rows } = told.entities;
+  const note = total === 0 ? (told.sends ? "This process has used no entity yet." : "None was named: --entity NAME probes one.") : found === 0 ? "No entity is like that." : rows.length < found ? `${grouped(rows.length)} of ${grouped(found)} are shown, those in trouble first.` : "";
+  say($("entities-more"), note);
+  $("more").hidden = rows.length >= found || rows.length >= 1000;
+}
+
+function newRow(row) {
+  const name = make("th", { scope: "row" }, row.path);
+  if (row.kind !== "queue") name.append(make("span", { className: "kind", textContent: row.kind }));
+  const acts = make("td", { className: "acts" });
+  for (const [word, [label]] of Object.entries(WORDS)) {
+    const button = make("button", { type: "button", textContent: label });
+    button.setAttribute("aria-label", `${label}: ${row.path}`);
+    button.addEventListener("click", () => confirm(word, row));
+    acts.append(button);
+  }
+  const state = make("td", {}, make("span", { className: "state" }), make("span", { className: "reasons" }));
+  return make("tr", {}, name, state, make("td", { className: "wide" }, drawn("svg", { class: "line", role: "img" })), acts);
+}
+
+function reasons(element, row, now) {
+  const lines = [];
+  if (row.since !== null) lines.push(["", `for ${span(now - row.since)}: ${row.cause}`]);
+  if (row.ping) lines.push(["", row.ping.ok ? "the last ping was good" : `ping ${span(now - row.ping.at)} ago: ${row.ping.error}`]);
+  if (row.shut !== null) lines.push(["bad", `the syphon waits: ${row.shut}`]);
+  if (row.probe) lines.push([row.probe.ok ? "" : "bad", row.probe.ok ? `takes messages, ${duration(row.probe.seconds)}` : `takes none: ${row.probe.error}`]);
+  keyed(element, lines.map((line, index) => [...line, String(index)]), (line) => line[2], () => make("span"), (child, [tone, text]) => {
+    child.className = `why ${tone}`;
+    say(child, text);
+  });
+}
+
+function backlog(told) {
+  const { rows, queues, counted_at: at, depth } = told.backlog;
+  say($("backlog-note"), at === null ? "" : `counted at ${clock(at)}, while this page is looked at`);
+  keyed($("queues").tBodies[0], rows, (row) => row.name, () => {
+    const cells = [1, 2, 3, 4].map(() => make("td", { className: "n" }));
+    return make("tr", {}, make("th", { scope: "row" }), ...cells, make("td"));
+  }, (element, row) => {
+    const cells = element.children;
+    const count = (number) => (number === null ? "" : grouped(number));
+    say(cells[0], row.name);
+    say(cells[1], row.scheduled ? `${count(row.active)} + ${count(row.scheduled)} scheduled` : count(row.active));
+    say(cells[2], count(row.locked));
+    say(cells[3], row.oldest === null ? "" : span(told.at - row.oldest));
+    say(cells[4], count(row.dead_letter));
+    cells[5].className = row.out || row.error ? "out" : "";
+    say(cells[5], row.out ? `✗ out for ${span(told.at - row.out.since)}: ${row.out.error}` : row.error ? `✗ ${row.error}` : row.missing ? "missing" : "✓ in use");
+  });
+  say($("queues-more"), rows.length && rows.length < queues ? `${grouped(queues - rows.length)} more queues hold less.` : "");
+  $("depth").hidden = depth.length < 2;
+  if (depth.length >= 2) {
+    const most = area(document.querySelector(".area"), depth);
+    const words = `from ${clock(depth[0][0])} to ${clock(depth[depth.length - 1][0])}, at most ${grouped(most)}`;
+    say($("depth-note"), words);
+    document.querySelector(".depth").setAttribute("aria-label", `Messages in the backlog, ${words}`);
+  }
+}
+
+const TONES = { good: "✓", plain: "·", warn: "!", bad: "✗" };
+
+function events(told) {
+  $("events-none").hidden = told.events.length > 0;
+  const keyOf = (event) => `${event.at} ${event.subject} ${event.text}`;
+  keyed($("events"), told.events, keyOf, (event) => {
+    const words = make("span", { className: "words" }, make("strong", { textContent: event.subject }), ` ${event.text}`);
+    const tone = make("span", { className: "tone", textContent: TONES[event.tone] });
+    const item = make("li", {}, make("time"), tone, words);
+    item.dataset.tone = event.tone;
+    return item;
+  }, (element, event) => {
+    say(element.firstChild, clock(event.last_at));
+    let times = element.querySelector(".times");
+    if (event.count > 1 && !times) {
+      times = make("span", { className: "times" });
+      element.lastChild.append(times);
+    }
+    if (times) say(times, `${grouped(event.count)} times`);
+  });
+}
+
+// Operators.
+
+async function signIn(token) {
+  const answer = await ask("api/session", { method: "POST", headers: HEADERS, body: JSON.stringify({ token }) });
+  if (answer.ok) return "";
+  return (await answer.json()).error;
+}
+
+function mustSignIn() {
+  $("main").hidden = true;
+  $("sign").hidden = false;
+  say($("sign"), "Sign in");
+  say($("live"), "the token is needed");
+  if (!$("login").open) openLogin();
+}
+
+function openLogin() {
+  say($("login-wrong"), "");
+  $("token").value = "";
+  $("login").showModal();
+}
+
+$("sign").addEventListener("click", async () => {
+  if (last?.access.operator) {
+    await ask("api/session", { method: "DELETE", headers: HEADERS });
+    last = null;
+    await round();
+  } else {
+    openLogin();
+  }
+});
+
+$("login").querySelector("form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  try {
+    const wrong = await signIn($("token").value.trim());
+    say($("login-wrong"), wrong);
+    if (wrong) return;
+  } catch {
+    say($("login-wrong"), "the server does not answer");
+    return;
+  }
+  $("login").close();
+  await round();
+});
+$("login-cancel").addEventListener("click", () => $("login").close());
+
+let asked = null; // what the dialog is about
+
+function confirm(word, row) {
+  asked = { word, row };
+  const [label, text] = WORDS[word];
+  say($("ask-title"), `${label}: ${row.path}`);
+  say($("ask-text"), text);
+  say($("ask-scope"), "This reaches the pair of the process that serves this page, and no other.");
+  say($("ask-yes"), label);
+  say($("ask-wrong"), "");
+  $("ask").showModal();
+}
+
+$("ask").querySelector("form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const { word, row } = asked;
+  $("ask-yes").disabled = true;
+  try {
+    const body = JSON.stringify({ word, entity: row.path, kind: row.kind });
+    const answer = await ask("api/operate", { method: "POST", headers: HEADERS, body });
+    if (answer.ok) $("ask").close();
+    else say($("ask-wrong"), (await answer.json()).error);
+  } catch {
+    say($("ask-wrong"), "the server does not answer: nobody knows whether it was done");
+  } finally {
+    $("ask-yes").disabled = false;
+  }
+  await round();
+});
+$("ask-no").addEventListener("click", () => $("ask").close());
+
+// The rest.
+
+const table = $("entities");
+for (const sign of ["pointermove", "pointerdown", "focusin", "keydown"]) {
+  table.addEventListener(sign, () => { touched = performance.now(); });
+}
+let typing = null;
+$("tools").addEventListener("submit", (event) => event.preventDefault());
+$("tools").addEventListener("input", () => {
+  limit = PAGE;
+  clearTimeout(typing);
+  typing = setTimeout(round, 150);
+});
+$("more").addEventListener("click", () => {
+  limit = 1000;
+  round();
+});
+document.addEventListener("visibilitychange", () => { if (!document.hidden) round(); });
+
+async function start() {
+  // The token comes behind "#", which no browser sends anywhere; it leaves the address, and the history, at once.
+  const token = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (token !== null) {
+    history.replaceState(null, "", location.pathname + location.search);
+    await signIn(token).catch(() => {});
+  }
+  await round();
+}
+
+start();
