@@ -17,7 +17,7 @@ from pairmq.model.events import Side
 from pairmq.transport import QueueCounts, Transport, counts_of
 
 _LONGEST = 5.0  # s that one answer may take, where the options allow more: the page is to say that there is none
-_CHECKS, _COUNTS, _AGES, _PROBES = 5.0, 2.0, 10.0, 5.0  # s between two looks
+_CHECKS, _COUNTS, _AGES, _PROBES = 5.0, 2.0, 4.0, 5.0  # s between two looks
 _AT_ONCE = 8
 _AGED = 50  # queues whose oldest message is looked at
 

@@ -147,6 +147,8 @@ class _Server(uvicorn.Server):
 
 
 async def _listening(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65535:
+        raise ConfigurationError(f"port {port}: it must be 0 to 65535")  # the resolver would take the rest of it
     try:
         found = await asyncio.get_running_loop().getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -162,7 +164,7 @@ async def _listening(host: str, port: int) -> socket.socket:
         except BaseException:
             listener.close()
             raise
-    except (OSError, OverflowError, UnicodeError) as error:
+    except (OSError, UnicodeError) as error:
         raise ConfigurationError(_why_not(host, port, error)) from error
     return listener
 
@@ -173,8 +175,6 @@ def _why_not(host: str, port: int, error: Exception) -> str:
         return f"port {port} of {host} is taken: choose another one, or 0 for any that is free"
     if number == errno.EACCES:
         return f"port {port} needs more rights than this program has: choose one above 1023"
-    if isinstance(error, OverflowError):
-        return f"port {port}: it must be 0 to 65535"
     return f"can't listen at {host}, port {port}: {error}"
 
 

@@ -1,13 +1,13 @@
 // Asks for the status again and again, shows it, and hands on an operator's words.
-import { $, area, clock, duration, drawn, grouped, keyed, make, mark, plural, say, span, STATES, timeline } from "./parts.js";
+import { $, area, clock, duration, drawn, grouped, keyed, make, mark, plural, say, span, STATES, timeline, whole } from "./parts.js";
 
 const EVERY = 1000; // ms between two questions
 const LONGEST = 8000; // ms that an answer may take
 const PAGE = 200; // entities that are shown at first
 const HEADERS = { "x-pairmq-dashboard": "1", "content-type": "application/json" };
 const WORDS = {
-  hold: ["Hold", "Its sends go to the backlog, and no ping ends that, until somebody marks it healthy or forces a failover."],
-  force_failover: ["Force failover", "Its sends go to the backlog until pings find the primary working, or somebody marks it healthy."],
+  hold: ["Hold", "Its sends go to the backlog, and no ping ends that, until somebody marks it healthy or fails it over without a hold."],
+  force_failover: ["Fail over", "Its sends go to the backlog until pings find the primary working, or somebody marks it healthy."],
   mark_healthy: ["Mark healthy", "Its sends go to the primary at once, and a hold ends."],
 };
 
@@ -135,28 +135,29 @@ const pace = (perSecond) => `${perSecond < 10 ? perSecond.toFixed(1) : grouped(p
 
 function tiles(told) {
   const { backlog: found, drain } = told;
-  const broker = (name) => {
-    const { url, answer } = told.brokers[name];
+  const broker = (side) => {
+    const { url, answer } = told.brokers[side];
+    const name = side === "primary" ? "Primary" : "Secondary";
     if (!answer) return { name, value: "…", note: url, tone: "plain" };
     return { name, value: answer.ok ? "answers" : "no answer", note: answer.ok ? `${url} in ${duration(answer.seconds)}` : answer.error, tone: answer.ok ? "good" : "bad" };
   };
-  const waiting = { name: "in the backlog", value: found.pending === null ? "?" : grouped(found.pending), note: "", tone: "plain" };
+  const waiting = { name: "In the backlog", value: found.pending === null ? "?" : grouped(found.pending), note: "", tone: "plain" };
   if (found.pending) waiting.note = found.oldest === null ? "" : `the oldest for ${span(told.at - found.oldest)}`;
   else waiting.note = found.pending === 0 ? "nothing waits" : found.error || "not counted yet";
   if (found.error) waiting.tone = "bad";
-  const moving = { name: "drain", value: drain.per_second ? `${drain.per_second < 10 ? drain.per_second.toFixed(1) : grouped(drain.per_second)}/s` : "–", note: "", tone: "plain" };
+  const moving = { name: "Drain", value: drain.per_second ? `${drain.per_second < 10 ? drain.per_second.toFixed(1) : grouped(drain.per_second)}/s` : "–", note: "", tone: "plain" };
   if (drain.seconds_left !== null) moving.note = `about ${span(drain.seconds_left)} left`;
   else if (found.pending) moving.note = told.syphon ? "nothing moves now" : "no syphon in this process";
   else moving.note = told.syphon ? `${grouped(drain.moved)} moved home so far` : "no syphon in this process";
   if (found.pending && drain.peak) moving.part = 1 - found.pending / drain.peak;
   const out = found.in_use === null ? 0 : found.queues - found.in_use;
-  const use = { name: "queues in use", value: found.in_use === null ? grouped(found.queues) : `${found.in_use} of ${found.queues}`, note: found.in_use === null ? "as asked for" : out ? `${out} out after a failure` : "all work", tone: out ? (out === found.queues ? "bad" : "warn") : "plain" };
-  const dead = { name: "dead-lettered", value: found.dead_letter === null ? "?" : grouped(found.dead_letter), note: found.dead_letter ? "pairmq backlog peek --dead-letter shows them" : "", tone: found.dead_letter ? "warn" : "plain" };
+  const use = { name: "Queues in use", value: found.in_use === null ? grouped(found.queues) : `${found.in_use} of ${found.queues}`, note: found.in_use === null ? "as asked for" : out ? `${out} out after a failure` : "all work", tone: out ? (out === found.queues ? "bad" : "warn") : "plain" };
+  const dead = { name: "Dead-lettered", value: found.dead_letter === null ? "?" : grouped(found.dead_letter), note: found.dead_letter ? "pairmq backlog peek --dead-letter shows them" : "", tone: found.dead_letter ? "warn" : "plain" };
   const all = [broker("primary"), broker("secondary"), waiting, moving, use, dead];
   keyed($("tiles"), all, (tile) => tile.name, newTile, (element, tile) => {
     mark(element, "tone", tile.tone);
     say(element.querySelector(".value"), tile.value);
-    say(element.querySelector(".note"), tile.note);
+    whole(element.querySelector(".note"), tile.note);
     const bar = element.querySelector("progress");
     bar.hidden = tile.part === undefined;
     if (tile.part !== undefined) bar.value = tile.part;
@@ -170,9 +171,11 @@ function newTile(tile) {
 }
 
 function entities(told) {
-  const table = $("entities"), seconds = Number($("window").value), from = told.at - seconds;
+  const table = $("entities");
+  // What was before this process began to watch is not known, and would only press the rest together.
+  const from = Math.max(told.at - Number($("window").value), Math.min(told.since - 5, told.at - 60));
   table.toggleAttribute("data-acts", told.access.may_operate);
-  say($("axis-from"), `${$("window").selectedOptions[0].textContent} ago`);
+  say($("axis-from"), `${span(told.at - from)} ago`);
   // Nothing may move away from under a pointer or a finger that is about to press a button.
   const frozen = performance.now() - touched < 5000;
   keyed(table.tBodies[0], told.entities.rows, (row) => `${row.kind} ${row.path}`, newRow, (element, row) => {
@@ -208,13 +211,14 @@ function newRow(row) {
 
 function reasons(element, row, now) {
   const lines = [];
-  if (row.since !== null) lines.push(["", `for ${span(now - row.since)}: ${row.cause}`]);
-  if (row.ping) lines.push(["", row.ping.ok ? "the last ping was good" : `ping ${span(now - row.ping.at)} ago: ${row.ping.error}`]);
-  if (row.shut !== null) lines.push(["bad", `the syphon waits: ${row.shut}`]);
+  if (row.held) lines.push(["", `for ${span(now - row.since)}, by an operator's word; no pings`]);
+  else if (row.since !== null) lines.push(["", `for ${span(now - row.since)}: ${row.cause}`]);
+  if (row.ping && !row.held) lines.push(["", row.ping.ok ? "the last ping was good" : `ping ${span(now - row.ping.at)} ago: ${row.ping.error}`]);
+  if (row.shut !== null && row.state !== "failed-over") lines.push(["bad", `the syphon waits: ${row.shut}`]);
   if (row.probe) lines.push([row.probe.ok ? "" : "bad", row.probe.ok ? `takes messages, ${duration(row.probe.seconds)}` : `takes none: ${row.probe.error}`]);
   keyed(element, lines.map((line, index) => [...line, String(index)]), (line) => line[2], () => make("span"), (child, [tone, text]) => {
     child.className = `why ${tone}`;
-    say(child, text);
+    whole(child, text);
   });
 }
 
@@ -238,8 +242,8 @@ function backlog(told) {
   say($("queues-more"), rows.length && rows.length < queues ? `${grouped(queues - rows.length)} more queues hold less.` : "");
   $("depth").hidden = depth.length < 2;
   if (depth.length >= 2) {
-    const most = area(document.querySelector(".area"), depth);
-    const words = `from ${clock(depth[0][0])} to ${clock(depth[depth.length - 1][0])}, at most ${grouped(most)}`;
+    const most = area(document.querySelector(".area"), depth, told.at);
+    const words = `since ${clock(depth[0][0])}, at most ${grouped(most)}`;
     say($("depth-note"), words);
     document.querySelector(".depth").setAttribute("aria-label", `Messages in the backlog, ${words}`);
   }

@@ -22,6 +22,12 @@ export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+// A text that may be cut where it is shown: the whole of it comes up when one points at it.
+export function whole(element, text) {
+  say(element, text);
+  if (element.title !== text) element.title = text;
+}
+
 export function mark(element, name, value) {
   if (element.dataset[name] !== value) element.dataset[name] = value;
 }
@@ -31,6 +37,7 @@ export const grouped = (number) => GROUPS.format(number).replaceAll(",", "\u202f
 export const plural = (number, word) => (number === 1 ? `1 ${word}` : `${grouped(number)} ${word}s`);
 
 export function duration(seconds) {
+  if (seconds < 0.001) return "less than 1 ms";
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 10) return `${seconds.toFixed(1)} s`;
   const whole = Math.round(seconds);
@@ -42,7 +49,7 @@ export function duration(seconds) {
 }
 
 // For what grows while one looks: no tenths that flicker.
-export const span = (seconds) => duration(seconds < 10 ? Math.floor(Math.max(0, seconds)) || 0 : seconds).replace(/^0 ms$/, "0 s");
+export const span = (seconds) => (seconds < 60 ? `${Math.max(0, Math.floor(seconds))} s` : duration(seconds));
 
 const CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
@@ -81,10 +88,10 @@ export function timeline(svg, row, from, now) {
 const percent = (part) => `${(100 * part).toFixed(3)}%`;
 
 /** The depth of the backlog over time. */
-export function area(path, samples) {
+export function area(path, samples, now) {
   const most = Math.max(...samples.map(([, pending]) => pending), 1);
   const from = samples[0][0];
-  const length = Math.max(1, samples[samples.length - 1][0] - from);
+  const length = Math.max(1, now - from);
   const x = (at) => (((at - from) / length) * 1000).toFixed(1);
   const y = (pending) => (100 - (96 * pending) / most).toFixed(1);
   let way = "M0 100";
@@ -92,7 +99,7 @@ export function area(path, samples) {
     if (index) way += `L${x(at)} ${y(samples[index - 1][1])}`;
     way += `L${x(at)} ${y(pending)}`;
   });
-  path.setAttribute("d", `${way}L1000 100Z`);
+  path.setAttribute("d", `${way}L1000 ${y(samples[samples.length - 1][1])}L1000 100Z`);
   return most;
 }
 
