@@ -22,11 +22,10 @@ async def pair():
 
 
 async def test_it_is_served_at_any_free_port_and_gone_at_the_end(pair):
-    async with serving(pair, port=0) as address:
-        async with httpx.AsyncClient() as client:
-            told = (await client.get(f"{address.url}api/status")).json()
-            assert told["pair"] == pair.name
-            assert (await client.get(address.url)).headers.get("server") is None
+    async with serving(pair, port=0) as address, httpx.AsyncClient() as client:
+        told = (await client.get(f"{address.url}api/status")).json()
+        assert told["pair"] == pair.name
+        assert (await client.get(address.url)).headers.get("server") is None
     with pytest.raises(httpx.ConnectError):
         httpx.get(address.url)
 
