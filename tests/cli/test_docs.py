@@ -42,6 +42,7 @@ def test_every_command_has_its_section(page: str) -> None:
         "receive",
         "syphon",
         "status",
+        "dashboard",
         "ping",
         "backlog",
         "entity",

@@ -124,7 +124,7 @@ def test_a_change_says_why_and_how_many():
 def test_a_hold_of_an_entity_that_is_failed_over_already_is_told():
     told = sentence_of(changed(EntityState.FAILED_OVER, EntityState.FAILED_OVER, Cause.HELD))
     assert told is not None
-    assert told.text == "is held in failover still: held"
+    assert told.text == "was held in failover by an operator"
 
 
 def test_every_event_that_a_person_should_see_has_a_sentence():

@@ -202,9 +202,9 @@ async def test_two_brokers_without_a_pair_are_only_looked_at():
         primary, secondary = page.it.primary.transport(), page.it.secondary.transport()
         brokers = Brokers(primary, secondary, page.it.pair.options)
         watched = Entity("orders"), Entity("nowhere")
-        async with primary, secondary, Dashboard(brokers, open_to_read=True, entities=watched) as dashboard:
-            async with client_of(dashboard) as client:
-                told = (await client.get("/api/status")).json()
+        dashboard = Dashboard(brokers, open_to_read=True, entities=watched)
+        async with primary, secondary, dashboard, client_of(dashboard) as client:
+            told = (await client.get("/api/status")).json()
     assert (told["sends"], told["syphon"], told["backlog"]["pending"]) == (False, False, 1)
     rows = {row["path"]: row for row in told["entities"]["rows"]}
     assert rows["orders"]["probe"]["ok"] is True

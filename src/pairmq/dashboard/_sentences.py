@@ -97,14 +97,12 @@ def sentence_of(event: Event) -> Sentence | None:
 
 
 def _change(event: StateChanged) -> str:
-    if event.previous is event.current:
-        text = f"is {_word(event)} still"
-    else:
-        text = f"is {_word(event)}, was {event.previous.value.replace('-', ' ')}"
-    text += f": {event.cause.value}"
+    previous, current = (state.value.replace("-", " ") for state in (event.previous, event.current))
+    words = {
+        Cause.HELD: "was held in failover by an operator",
+        Cause.FORCED: "was failed over by an operator",
+        Cause.MARKED_HEALTHY: f"was marked healthy by an operator, and is {current}",
+    }
+    text = words.get(event.cause, f"is {current}, was {previous}: {event.cause.value}")
     counted = [f"{count} {what}" for count, what in ((event.diverted, "diverted"), (event.failed, "failed")) if count]
     return f"{text} ({', '.join(counted)})" if counted else text
-
-
-def _word(event: StateChanged) -> str:
-    return "held in failover" if event.cause is Cause.HELD else event.current.value.replace("-", " ")
