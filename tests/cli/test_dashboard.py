@@ -150,6 +150,12 @@ def test_a_token_that_is_none_is_refused_and_not_repeated(cli, brokers, tmp_path
     assert (ended.status, len(ended.error_lines)) == (2, 1)
 
 
+@pytest.mark.parametrize("option", [("--max-rate", "5"), ("--journal", "somewhere"), ("--allow", "x")])
+def test_an_option_of_the_syphon_without_one_is_refused(cli, brokers, option) -> None:
+    ended = cli("dashboard", "--port", "0", *option, *brokers)
+    assert (ended.status, "--syphon" in ended.err) == (2, True)
+
+
 def test_beyond_loopback_it_warns_and_asks_everyone_for_the_token(program, brokers) -> None:
     page = program("dashboard", "--host", "0.0.0.0", "--port", "0", *brokers)
     page.wait_for(b"not encrypted")

@@ -304,3 +304,20 @@ async def test_hostile_texts_come_as_texts_without_control_characters_and_logins
     assert "hunter2" not in answer.text
     [line] = [line for line in answer.json()["events"] if "amqp" in line["text"]]
     assert line["text"] == line["subject"] == r"\x1b[31mamqp://…@broker/\u202e"
+
+
+def test_served_by_another_loop_than_its_pair_s_it_says_so():
+    pair = Pair(SimulatedBroker("east").transport(), SimulatedBroker("west").transport())
+    dashboard = Dashboard(pair)
+
+    async def open_and_close() -> None:
+        async with pair:
+            pass
+
+    async def ask() -> None:
+        async with client_of(dashboard) as client:
+            await client.get("/")
+
+    asyncio.run(open_and_close())
+    with pytest.raises(RuntimeError, match="event loop of its pair"):
+        asyncio.run(ask())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import datetime
 
 import pytest
 
 from pairmq import Entity, EntityState, Message
-from pairmq.dashboard import Brokers, Dashboard
+from pairmq.dashboard import Brokers, Dashboard, _app
+from pairmq.dashboard._view import Query, View
 from pairmq.testing import Fault, in_virtual_time
 from shown_dashboard import client_of, shown
 
@@ -217,3 +219,25 @@ async def test_two_brokers_without_a_pair_are_only_looked_at():
 async def test_a_question_that_makes_no_sense_is_refused(query):
     async with shown() as page:
         assert (await page.client.get("/api/status", params=query)).status_code == 400
+
+
+@in_virtual_time
+async def test_what_takes_long_to_tell_is_told_again_instead_of_made_again(monkeypatch):
+    async with shown() as page:
+        made = []
+        tell = View.status
+
+        def slow(view: View, query: Query) -> dict[str, object]:
+            made.append(query)
+            ends_at = time.monotonic() + 0.02
+            while time.monotonic() < ends_at:
+                pass
+            return tell(view, query)
+
+        monkeypatch.setattr(View, "status", slow)
+        monkeypatch.setattr(_app, "_SHARE", 10_000)  # minutes, which are virtual, and no machine is as slow as that
+        first, second = await page.status(), await page.status()
+        assert len(made) == 1
+        assert first["entities"] == second["entities"]
+        await page.status(search="x")
+        assert len(made) == 2

@@ -9,9 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pairmq.cli._common import SYPHON, Json, Kind, PairArguments, entity_of, examples, transport_of, with_pair
+from pairmq.cli._common import (
+    BACKLOG,
+    SYPHON,
+    Json,
+    Kind,
+    PairArguments,
+    entity_of,
+    examples,
+    transport_of,
+    with_pair,
+)
 from pairmq.cli._dashboard_serve import Serving, check_dashboard
-from pairmq.cli._errors import CommandFailed
+from pairmq.cli._errors import BadUsage, CommandFailed
 from pairmq.cli._output import note, put_json
 from pairmq.cli._signals import Stop, run_async
 from pairmq.model import EntityKind
@@ -71,6 +81,11 @@ def dashboard(
     """
     check_dashboard()
     from pairmq.dashboard import Brokers
+
+    if not syphon and (
+        pair.journal or any(pair.options[name] is not None for name in pair.options if name not in BACKLOG)
+    ):
+        raise BadUsage("options of the syphon, and --journal, need --syphon: without it nothing is moved")
 
     settings = pair.settings(**({"enable_syphon": True} if syphon else {}))
     place = Serving(

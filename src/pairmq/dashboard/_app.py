@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
@@ -22,6 +23,7 @@ from pairmq.dashboard._texts import shown
 from pairmq.dashboard._view import MOST_ROWS, Query, View
 from pairmq.dashboard._watched import Brokers, Watched
 from pairmq.model import ConfigurationError, Entity, EntityKind, EntityState, PairMQError
+from pairmq.model.events import Event
 from pairmq.pair import Pair
 
 _HEADERS = {
@@ -45,7 +47,8 @@ _FILES = {
 }
 _LONGEST_BODY = 4096  # bytes of what an operator or a browser says
 _FIRST_LOOK = 1.5  # s that the first answer waits for the first looks
-_SHARE = 20  # an answer that took long to make is given again until this many times as long has passed
+_SHORT = 0.005  # s: an answer that takes no longer to make is made whenever it is asked for
+_SHARE = 20  # after a longer one, this many times as long passes until the next
 _WORDS: dict[str, Callable[..., None]] = {
     "hold": Pair.hold,
     "force_failover": Pair.force_failover,
@@ -89,11 +92,12 @@ class Dashboard:
         self._looks = Looks(self._watched, tuple(entities))
         self._view = View(self._watched, self._history, self._looks)
         self._kept: dict[Query, tuple[float, dict[str, Any]]] = {}
+        self._making = asyncio.Lock()
+        self._rested_at = 0.0
+        self._loop: asyncio.AbstractEventLoop | None = None
         # Without the events of single messages, which would cost every send something.
         self._unsubscribe = (
-            None
-            if self._watched.pair is None
-            else self._watched.pair.subscribe(self._history.on_event, per_message=False)
+            None if self._watched.pair is None else self._watched.pair.subscribe(self._on_event, per_message=False)
         )
         routes = [Route(path, _file(*each), methods=["GET"]) for path, each in _page_files().items()]
         routes += [
@@ -140,12 +144,23 @@ class Dashboard:
         await self.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, as ASGI has it."""
+        """Serve one request, as ASGI has it.
+
+        Raises:
+            RuntimeError: it is served by another event loop than its pair's, whose state it can't touch safely.
+        """
+        if self._loop is not None and self._loop is not asyncio.get_running_loop():
+            raise RuntimeError("a dashboard belongs to the event loop of its pair: serve it there")
         if scope["type"] == "http" and not self._guard.host_is_ours(Request(scope)):
             text = "this dashboard is not known by that name: call it by its address, or allow the name\n"
             await Response(text, 421, _HEADERS, "text/plain")(scope, receive, send)
             return
         await self._app(scope, receive, send)
+
+    def _on_event(self, event: Event) -> None:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        self._history.on_event(event)
 
     # Answers.
 
@@ -160,20 +175,27 @@ class Dashboard:
             await self._looks.first(_FIRST_LOOK)
         knows = self._guard.knows_token(request)
         access = {"read_only": not self._operable, "operator": knows, "may_operate": knows and self._operable}
-        return JSONResponse(self._recent(query) | {"at": time.time(), "access": access}, headers=_HEADERS)
+        return JSONResponse(await self._recent(query) | {"at": time.time(), "access": access}, headers=_HEADERS)
 
-    def _recent(self, query: Query) -> dict[str, Any]:
-        """The status; where it took long to make, as of 100 000 entities, the last one serves for a while."""
-        now = time.monotonic()
-        self._kept = {asked: kept for asked, kept in self._kept.items() if now < kept[0]}
-        kept = self._kept.get(query)
-        if kept is not None:
-            return kept[1]
-        status = self._view.status(query)
-        done = time.monotonic()
-        if done - now > 0.005:
-            self._kept[query] = (done + _SHARE * (done - now), status)
-        return status
+    async def _recent(self, query: Query) -> dict[str, Any]:
+        """The status, so that no number of questions takes more than a part of the loop's time from the sends.
+
+        Where it took long to make, as of 100 000 entities, the last answer to the same question serves for a while, and
+        another question waits.
+        """
+        async with self._making:
+            now = time.monotonic()
+            self._kept = {asked: kept for asked, kept in self._kept.items() if now < kept[0]}
+            if query in self._kept:
+                return self._kept[query][1]
+            await asyncio.sleep(max(0.0, self._rested_at - now))
+            began = time.monotonic()
+            status = self._view.status(query)
+            took = time.monotonic() - began
+            if took > _SHORT:
+                self._rested_at = began + _SHARE * took
+                self._kept[query] = (self._rested_at, status)
+            return status
 
     async def _sign_in(self, request: Request) -> Response:
         told = await _told(request)

@@ -71,6 +71,7 @@ function lost() {
 
 function show(told) {
   $("main").hidden = false;
+  document.body.toggleAttribute("data-looks", !told.sends);
   say($("pair"), told.pair);
   verdict(told);
   tiles(told);
@@ -111,14 +112,15 @@ function verdict(told) {
     said = failing ? `${failing === 1 ? "1 entity fails" : `${grouped(failing)} entities fail`}; failover is near.` : `${shut === 1 ? "1 destination takes" : `${grouped(shut)} destinations take`} none of the syphon's messages.`;
   } else if (left || states.draining) {
     [tone, sign] = ["plain", "↩"];
-    said = left ? `${plural(left, "message")} ${left === 1 ? "waits" : "wait"} in the backlog.` : "The backlog is being looked at.";
+    said = left ? "Messages wait in the backlog." : "The backlog is being looked at.";
   } else {
     said = told.sends ? "All is well." : "Both brokers answer.";
     if (left === null) said = told.backlog.error ? "The backlog can't be counted." : "Looking at the brokers.";
     if (left === null) [tone, sign] = ["warn", "…"];
   }
-  if (over && left) more.push(`${plural(left, "message")} in the backlog`);
-  if (told.drain.seconds_left !== null) more.push(`empty in about ${span(told.drain.seconds_left)} at ${pace(told.drain.per_second)}`);
+  // What changes from second to second stands here, and not in the sentence, which screen readers say aloud.
+  if (left) more.push(`${plural(left, "message")} in the backlog`);
+  if (told.drain.seconds_left !== null) more.push(`empty in about ${soon(told.drain.seconds_left)} at ${pace(told.drain.per_second)}`);
   if (down.length && over) more.push(`the ${down.join(" and the ")} ${down.length > 1 ? "do" : "does"} not answer`);
   if (!more.length && tone === "good") more.push(left === 0 ? "The backlog is empty." : "");
   const box = $("verdict");
@@ -131,7 +133,9 @@ function verdict(told) {
   if (document.title !== title) document.title = title;
 }
 
-const pace = (perSecond) => `${perSecond < 10 ? perSecond.toFixed(1) : grouped(perSecond)} a second`;
+const soon = (seconds) => span(Math.max(1, seconds));
+const number = (perSecond) => (perSecond < 10 ? perSecond.toFixed(1) : grouped(perSecond));
+const pace = (perSecond) => `${number(perSecond)} a second`;
 
 function tiles(told) {
   const { backlog: found, drain } = told;
@@ -145,8 +149,8 @@ function tiles(told) {
   if (found.pending) waiting.note = found.oldest === null ? "" : `the oldest for ${span(told.at - found.oldest)}`;
   else waiting.note = found.pending === 0 ? "nothing waits" : found.error || "not counted yet";
   if (found.error) waiting.tone = "bad";
-  const moving = { name: "Drain", value: drain.per_second ? `${drain.per_second < 10 ? drain.per_second.toFixed(1) : grouped(drain.per_second)}/s` : "–", note: "", tone: "plain" };
-  if (drain.seconds_left !== null) moving.note = `about ${span(drain.seconds_left)} left`;
+  const moving = { name: "Drain", value: drain.per_second ? `${number(drain.per_second)}/s` : "–", note: "", tone: "plain" };
+  if (drain.seconds_left !== null) moving.note = `about ${soon(drain.seconds_left)} left`;
   else if (found.pending) moving.note = told.syphon ? "nothing moves now" : "no syphon in this process";
   else moving.note = told.syphon ? `${grouped(drain.moved)} moved home so far` : "no syphon in this process";
   if (found.pending && drain.peak) moving.part = 1 - found.pending / drain.peak;
@@ -196,17 +200,18 @@ function entities(told) {
 }
 
 function newRow(row) {
-  const name = make("th", { scope: "row" }, row.path);
+  // The roles stay when the style makes blocks of the cells, on narrow screens.
+  const name = make("th", { scope: "row", role: "rowheader" }, row.path);
   if (row.kind !== "queue") name.append(make("span", { className: "kind", textContent: row.kind }));
-  const acts = make("td", { className: "acts" });
+  const acts = make("td", { className: "acts", role: "cell" });
   for (const [word, [label]] of Object.entries(WORDS)) {
     const button = make("button", { type: "button", textContent: label });
     button.setAttribute("aria-label", `${label}: ${row.path}`);
     button.addEventListener("click", () => confirm(word, row));
     acts.append(button);
   }
-  const state = make("td", {}, make("span", { className: "state" }), make("span", { className: "reasons" }));
-  return make("tr", {}, name, state, make("td", { className: "wide" }, drawn("svg", { class: "line", role: "img" })), acts);
+  const state = make("td", { role: "cell" }, make("span", { className: "state" }), make("span", { className: "reasons" }));
+  return make("tr", { role: "row" }, name, state, make("td", { className: "wide", role: "cell" }, drawn("svg", { class: "line", role: "img" })), acts);
 }
 
 function reasons(element, row, now) {
