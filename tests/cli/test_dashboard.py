@@ -1,13 +1,14 @@
-import asyncio
 import json
 import re
 import signal
 import socket
+import time
 
 import httpx
 import pytest
 
 from pairmq.cli import _dashboard_serve
+from pairmq_redis.testing import RedisServer
 
 MARK = {"x-pairmq-dashboard": "1"}
 
@@ -18,12 +19,13 @@ def address_in(err: bytes) -> tuple[str, str | None]:
     return found[1].decode(), found[2].decode() if found[2] else None
 
 
-async def until(ask, seconds: float = 30.0):
-    """Ask until the answer is good."""
-    async with asyncio.timeout(seconds):
-        while not (answer := await ask()):
-            await asyncio.sleep(0.1)
-    return answer
+def status_when(url: str, holds, seconds: float = 30.0):
+    """Ask for the status until something holds of it."""
+    ends_at = time.monotonic() + seconds
+    while not holds(told := httpx.get(f"{url}api/status", timeout=20).json()):
+        assert time.monotonic() < ends_at, told
+        time.sleep(0.1)
+    return told
 
 
 @pytest.fixture
@@ -45,12 +47,12 @@ def test_it_looks_and_changes_nothing_and_ends_cleanly(program, cli, backlog, nu
     page.wait_for(b"}\n")
     line = json.loads(page.out)
     assert len(line["token"]) >= 32
-    told = httpx.get(f"{line['url']}api/status").json()
+    told = status_when(line["url"], lambda told: told["backlog"]["pending"] is not None)
     assert (told["sends"], told["backlog"]["pending"], told["backlog"]["in_use"]) == (False, 3, None)
     assert [row["path"] for row in told["entities"]["rows"]] == ["orders"]
     headers = {**MARK, "authorization": f"Bearer {line['token']}"}
     body = {"word": "hold", "entity": "orders", "kind": "queue"}
-    assert httpx.post(f"{line['url']}api/operate", json=body, headers=headers).status_code == 403
+    assert httpx.post(f"{line['url']}api/operate", json=body, headers=headers, timeout=20).status_code == 403
     page.signal(number)
     ended = page.end()
     assert (ended.status, ended.err) == (status, "")
@@ -62,7 +64,7 @@ def test_nothing_is_made_at_the_brokers(program, cli, servers) -> None:
     page = program("dashboard", "--port", "0", "--primary", first.url, "--secondary", second.url)
     page.wait_for(b"#token=")
     url, _ = address_in(page.err)
-    told = httpx.get(f"{url}api/status").json()
+    told = status_when(url, lambda told: told["backlog"]["rows"])
     assert [row["missing"] for row in told["backlog"]["rows"]] == [True] * 10
     page.signal(signal.SIGTERM)
     assert page.end().status == 0
@@ -70,22 +72,16 @@ def test_nothing_is_made_at_the_brokers(program, cli, servers) -> None:
 
 
 @pytest.mark.real_server
-async def test_with_a_syphon_it_brings_messages_home_and_tells_how_far_it_is(program, backlog) -> None:
+def test_with_a_syphon_it_brings_messages_home_and_tells_how_far_it_is(program, backlog) -> None:
     page = program("dashboard", "--syphon", "--port", "0", *backlog)
     page.wait_for(b"#token=")
     url, token = address_in(page.err)
 
-    async with httpx.AsyncClient() as client:
-
-        async def moved() -> bool:
-            told = (await client.get(f"{url}api/status")).json()
-            return told["drain"]["moved"] == 3 and told["backlog"]["pending"] == 0
-
-        await until(moved)
-        headers = {**MARK, "authorization": f"Bearer {token}"}
-        body = {"word": "hold", "entity": "orders", "kind": "queue"}
-        answer = await client.post(f"{url}api/operate", json=body, headers=headers)
-        assert answer.json()["state"] == "failed-over"
+    status_when(url, lambda told: told["drain"]["moved"] == 3 and told["backlog"]["pending"] == 0)
+    headers = {**MARK, "authorization": f"Bearer {token}"}
+    body = {"word": "hold", "entity": "orders", "kind": "queue"}
+    answer = httpx.post(f"{url}api/operate", json=body, headers=headers, timeout=20)
+    assert answer.json()["state"] == "failed-over"
     page.signal(signal.SIGTERM)
     ended = page.end()
     assert ended.status == 0
@@ -93,7 +89,7 @@ async def test_with_a_syphon_it_brings_messages_home_and_tells_how_far_it_is(pro
 
 
 @pytest.mark.real_server
-async def test_the_syphon_as_a_service_shows_itself(program, backlog, tmp_path) -> None:
+def test_the_syphon_as_a_service_shows_itself(program, backlog, tmp_path) -> None:
     file = tmp_path / "token"
     file.write_text("a-token-of-these-tests\n")
     options = ("--dashboard", "127.0.0.1:0", "--dashboard-token-file", str(file))
@@ -103,15 +99,9 @@ async def test_the_syphon_as_a_service_shows_itself(program, backlog, tmp_path) 
     assert token is None
     assert b"a-token-of-these-tests" not in service.err
 
-    async with httpx.AsyncClient() as client:
-
-        async def moved() -> bool:
-            told = (await client.get(f"{url}api/status")).json()
-            return told["syphon"] and told["drain"]["moved"] == 3
-
-        await until(moved)
-        body = {"token": "a-token-of-these-tests"}
-        assert (await client.post(f"{url}api/session", json=body, headers=MARK)).status_code == 204
+    assert status_when(url, lambda told: told["drain"]["moved"] == 3)["syphon"] is True
+    body = {"token": "a-token-of-these-tests"}
+    assert httpx.post(f"{url}api/session", json=body, headers=MARK, timeout=20).status_code == 204
     service.signal(signal.SIGTERM)
     assert service.end().status == 0
 
@@ -160,7 +150,7 @@ def test_beyond_loopback_it_warns_and_asks_everyone_for_the_token(program, broke
     page = program("dashboard", "--host", "0.0.0.0", "--port", "0", *brokers)
     page.wait_for(b"not encrypted")
     url, _ = address_in(page.err)
-    assert httpx.get(f"{url}api/status").status_code == 401
+    assert httpx.get(f"{url}api/status", timeout=20).status_code == 401
     page.signal(signal.SIGTERM)
     assert page.end().status == 0
 
@@ -171,3 +161,20 @@ def test_it_says_what_to_install(cli, brokers, monkeypatch) -> None:
         ended = cli(*command, *brokers)
         assert ended.status == 2
         assert "pip install 'pairmq[dashboard]'" in ended.err
+
+
+@pytest.mark.real_server
+def test_no_password_is_on_the_page_or_in_the_output(program) -> None:
+    with RedisServer(appendfsync="no", password="hunter2-planted") as server:
+        good = server.url
+        wrong = good.replace("hunter2-planted", "hunter3-planted")
+        assert good != wrong
+        page = program("dashboard", "--port", "0", "-e", "orders", "--primary", wrong, "--secondary", f"{good[:-1]}1")
+        page.wait_for(b"#token=")
+        url, _ = address_in(page.err)
+        told = status_when(url, lambda told: all(side["answer"] for side in told["brokers"].values()))
+        assert told["brokers"]["primary"]["answer"]["ok"] is False
+        assert told["brokers"]["secondary"]["answer"]["ok"] is True
+        page.signal(signal.SIGTERM)
+        ended = page.end()
+    assert "-planted" not in json.dumps(told) + ended.out + ended.err

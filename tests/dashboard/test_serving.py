@@ -22,7 +22,7 @@ async def pair():
 
 
 async def test_it_is_served_at_any_free_port_and_gone_at_the_end(pair):
-    async with serving(pair, port=0) as address, httpx.AsyncClient() as client:
+    async with serving(pair, port=0) as address, httpx.AsyncClient(timeout=30) as client:
         told = (await client.get(f"{address.url}api/status")).json()
         assert told["pair"] == pair.name
         assert (await client.get(address.url)).headers.get("server") is None
@@ -54,7 +54,7 @@ async def test_an_address_that_is_not_ours_is_named(pair, host, port):
 
 
 async def test_beyond_loopback_nothing_is_told_without_the_token(pair):
-    async with serving(pair, host="0.0.0.0", port=0) as address, httpx.AsyncClient() as client:
+    async with serving(pair, host="0.0.0.0", port=0) as address, httpx.AsyncClient(timeout=30) as client:
         assert address.url.startswith("http://127.0.0.1:")
         assert (await client.get(f"{address.url}api/status")).status_code == 401
         headers = {"authorization": f"Bearer {address.token}"}
@@ -63,7 +63,7 @@ async def test_beyond_loopback_nothing_is_told_without_the_token(pair):
 
 async def test_it_takes_no_signal_from_the_program_that_it_is_in(pair):
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    async with serving(pair, port=0) as address, httpx.AsyncClient() as client:
+    async with serving(pair, port=0) as address, httpx.AsyncClient(timeout=30) as client:
         await client.get(address.url)
         assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 

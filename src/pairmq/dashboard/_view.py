@@ -7,9 +7,9 @@ import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 from pairmq._version import version
@@ -30,6 +30,7 @@ _LINES = 100
 # What wants to be looked at first stands first.
 _RANKS = {EntityState.FAILED_OVER: 0, EntityState.FAILING: 1, EntityState.DRAINING: 3, EntityState.HEALTHY: 4, None: 5}
 _SHUT = 2
+_PATH = attrgetter("path", "kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,30 +154,35 @@ class View:
         every: dict[Entity, EntityState | None] = dict(states)
         for entity in (*pasts, *self._looks.entities):
             every.setdefault(entity, None)
-        by_state = Counter(state for state in every.values() if state is not None)
-        found = list(self._found(every, query))
-        first = heapq.nsmallest(query.limit, found, key=lambda each: (self._rank(*each), each[0].path, each[0].kind))
+        shut = {entity for entity, past in pasts.items() if not past.open}
+        by_state = Counter(every.values())
+        ranks = self._ranks(every, shut, query)
+        rows: list[Entity] = []
+        for rank in sorted(ranks):
+            # A pair may know 100 000 entities, nearly all of them healthy: only as many are sorted as are shown.
+            rows += heapq.nsmallest(query.limit - len(rows), ranks[rank], key=_PATH)
         return {
             "total": len(every),
-            "found": len(found),
+            "found": sum(map(len, ranks.values())),
             "by_state": {state.value: by_state[state] for state in EntityState},
             "held": sum(1 for past in pasts.values() if past.held),
-            "shut": sum(1 for past in pasts.values() if not past.open),
-            "rows": [self._row(entity, state, pasts.get(entity)) for entity, state in first],
+            "shut": len(shut),
+            "rows": [self._row(entity, every[entity], pasts.get(entity)) for entity in rows],
         }
 
-    def _found(
-        self, every: dict[Entity, EntityState | None], query: Query
-    ) -> Iterator[tuple[Entity, EntityState | None]]:
+    def _ranks(
+        self, every: dict[Entity, EntityState | None], shut: set[Entity], query: Query
+    ) -> dict[int, list[Entity]]:
+        """The entities that are asked for, by how much they want to be looked at."""
         search = query.search.casefold()
+        found: dict[int, list[Entity]] = {}
         for entity, state in every.items():
-            if (query.state is None or state is query.state) and (not search or search in str(entity).casefold()):
-                yield entity, state
-
-    def _rank(self, entity: Entity, state: EntityState | None) -> int:
-        past = self._history.pasts.get(entity)
-        rank = _RANKS[state]
-        return min(rank, _SHUT) if past is not None and not past.open else rank
+            if (query.state is None or state is query.state) and (not search or search in entity.path.casefold()):
+                rank = _RANKS[state]
+                if shut and rank > _SHUT and entity in shut:
+                    rank = _SHUT
+                found.setdefault(rank, []).append(entity)
+        return found
 
     def _row(self, entity: Entity, state: EntityState | None, past: Past | None) -> dict[str, Any]:
         last = None if past is None else past.last
