@@ -89,6 +89,15 @@ def test_entities_are_bounded_and_the_ones_that_changed_last_are_kept():
     assert names[-1] in history.pasts
 
 
+def test_an_entity_that_changes_again_is_kept_before_those_that_do_not():
+    names = [Entity(f"queue-{number}") for number in range(MOST_ENTITIES)]
+    history = history_of(*(changed(EntityState.HEALTHY, EntityState.FAILING, entity=each) for each in names))
+    history.on_event(changed(EntityState.FAILING, EntityState.HEALTHY, entity=names[0]))
+    history.on_event(changed(EntityState.HEALTHY, EntityState.FAILING, entity=ORDERS))
+    assert names[0] in history.pasts
+    assert names[1] not in history.pasts
+
+
 def test_the_list_is_bounded_and_the_newest_stands_first():
     history = history_of(*(event(Warned, float(n), subject="x", text=f"warning {n}") for n in range(1000)))
     lines = list(history.lines())

@@ -110,6 +110,18 @@ async def test_nothing_is_asked_of_the_brokers_while_nobody_looks():
 
 
 @in_virtual_time
+async def test_however_many_look_the_brokers_are_asked_once_in_a_while():
+    async with shown(changes={"enable_syphon": False}) as page:
+        before = page.it.secondary.operations.total(), page.it.primary.operations.total()
+        for _ in range(50):
+            await page.status()
+            await asyncio.sleep(0.02)
+        after = page.it.secondary.operations.total(), page.it.primary.operations.total()
+    # One look at each, and one count of each of the two queues.
+    assert (after[0] - before[0], after[1] - before[1]) == (3, 1)
+
+
+@in_virtual_time
 async def test_to_be_watched_costs_a_send_no_event():
     async with shown() as page:
         page.it.pair._emit.remove(page.it.events.append)
@@ -138,13 +150,13 @@ async def test_those_in_trouble_stand_first():
 
 @in_virtual_time
 async def test_entities_are_found_by_a_part_of_their_name_and_by_state():
-    async with shown("orders/eu", "orders/us", "prices") as page:
-        for name in ("orders/eu", "orders/us", "prices"):
+    async with shown("Orders/EU", "orders/us", "prices") as page:
+        for name in ("Orders/EU", "orders/us", "prices"):
             page.it.pair.sender(name)
         page.it.pair.force_failover("orders/us")
-        by_name = await page.status(search="ORDERS")
+        by_name = await page.status(search="ORDERS/")
         by_state = await page.status(state="failed-over")
-    assert {row["path"] for row in by_name["entities"]["rows"]} == {"orders/eu", "orders/us"}
+    assert {row["path"] for row in by_name["entities"]["rows"]} == {"Orders/EU", "orders/us"}
     assert [row["path"] for row in by_state["entities"]["rows"]] == ["orders/us"]
 
 
