@@ -133,11 +133,17 @@ def test_a_token_that_is_none_is_refused_and_not_repeated(cli, brokers, tmp_path
     ended = cli("dashboard", "--port", "0", *brokers)
     assert (ended.status, len(ended.error_lines), "short-one" in ended.err) == (2, 1, False)
     assert "PAIRMQ_DASHBOARD_TOKEN" in ended.err
-    ended = cli("dashboard", "--port", "0", "--token-file", str(tmp_path / "missing"), *brokers)
-    assert (ended.status, len(ended.error_lines)) == (2, 1)
     (tmp_path / "binary").write_bytes(b"\xff\xfe" * 20)
-    ended = cli("dashboard", "--port", "0", "--token-file", str(tmp_path / "binary"), *brokers)
-    assert (ended.status, len(ended.error_lines)) == (2, 1)
+    (tmp_path / "short").write_text("short-one")
+    for name in ("missing", "binary", "short"):
+        ended = cli("dashboard", "--port", "0", "--token-file", str(tmp_path / name), *brokers)
+        assert (ended.status, ended.err.startswith("error: --token-file: "), "short-one" in ended.err) == (
+            2,
+            True,
+            False,
+        )
+        ended = cli("syphon", "--dashboard", "0", "--dashboard-token-file", str(tmp_path / name), *brokers)
+        assert (ended.status, ended.err.startswith("error: --dashboard-token-file: ")) == (2, True)
 
 
 @pytest.mark.parametrize("option", [("--max-rate", "5"), ("--journal", "somewhere"), ("--allow", "x")])

@@ -134,6 +134,14 @@ async def test_only_an_operator_of_this_page_may_act(headers, status):
 
 
 @in_virtual_time
+async def test_behind_a_proxy_that_calls_it_by_another_name_its_own_name_may_act():
+    async with shown(allowed_hosts=["ops.example"]) as page:
+        origin = {"origin": "https://ops.example", "sec-fetch-site": "same-origin"}
+        assert (await page.operate("hold", "orders", **OPERATOR, **origin)).status_code == 200
+        assert "Secure" in (await sign_in(page.client, **origin)).headers["set-cookie"]
+
+
+@in_virtual_time
 async def test_a_read_only_dashboard_lets_nobody_act():
     async with shown(read_only=True) as page:
         assert (await page.operate("hold", "orders")).status_code == 403

@@ -130,6 +130,22 @@ async def test_without_the_token_one_looks_and_with_it_one_signs_in(scene):
     await page.until(f"{row('orders')}.querySelector('button').offsetWidth === 0")
 
 
+async def test_where_looking_needs_the_token_nothing_is_shown_or_asked_without_it(tmp_path):
+    pair = Pair(SimulatedBroker("east").transport(), SimulatedBroker("west").transport(), OPTIONS)
+    async with chromium(tmp_path) as page, pair, serving(pair, host="0.0.0.0", port=0) as address:
+        await page.go(address.url)
+        await page.until("document.getElementById('login').open")
+        assert await page.evaluate("document.getElementById('main').offsetWidth") == 0
+        await page.key("Escape")
+        await page.until("!document.getElementById('login').open")
+        await page.evaluate("new Promise(done => setTimeout(done, 2500))")  # two questions' time
+        assert len(page.complaints) == 1  # "401"
+        await page.evaluate("document.getElementById('sign').click()")
+        await page.evaluate(f"document.getElementById('token').value = {address.token!r}")
+        await page.evaluate("document.querySelector('#login form').requestSubmit()")
+        await page.until(f"{SAID} === 'All is well.'")
+
+
 async def test_it_is_told_when_the_server_is_gone_and_fits_on_every_screen(tmp_path):
     pair = Pair(SimulatedBroker("east").transport(), SimulatedBroker("west").transport(), OPTIONS)
     async with chromium(tmp_path) as page, pair:

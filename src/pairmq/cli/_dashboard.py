@@ -92,6 +92,7 @@ def dashboard(
         host,
         port,
         "--port" if host == "127.0.0.1" else "--host, --port",
+        "--token-file",
         token_file,
         read_only,
         tuple(allow_host or ()),

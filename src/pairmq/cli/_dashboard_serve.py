@@ -31,6 +31,7 @@ class Serving:
         host: the address to listen at.
         port: the port; 0 for any free one.
         option: the option that names the port, for errors.
+        token_option: the one that names the token's file, likewise.
         token_file: holds the operators' token; else the variable does, else it is made at random.
         read_only: nobody may act.
         allowed_hosts: further names under which it may be called.
@@ -40,6 +41,7 @@ class Serving:
     host: str
     port: int
     option: str
+    token_option: str
     token_file: str | None = None
     read_only: bool = False
     allowed_hosts: Sequence[str] = ()
@@ -75,7 +77,9 @@ class Serving:
             )
         except ConfigurationError as error:
             text = str(error)
-            option = "--token-file or PAIRMQ_DASHBOARD_TOKEN" if "token" in text else self.option
+            option = self.option
+            if text.startswith("the dashboard's token"):
+                option = VARIABLE if self.token_file is None else self.token_option
             raise BadUsage(f"{option}: {text}") from None
         return address, token is None
 
@@ -94,9 +98,9 @@ class Serving:
             with Path(self.token_file).open("rb") as file:
                 return file.read(_LONGEST_FILE).decode().strip()
         except OSError as error:
-            raise BadUsage(f"--token-file: {file_problem(self.token_file, error)}") from None
+            raise BadUsage(f"{self.token_option}: {file_problem(self.token_file, error)}") from None
         except UnicodeDecodeError:
-            raise BadUsage(f"--token-file: {printable(self.token_file)}: it is no text") from None
+            raise BadUsage(f"{self.token_option}: {printable(self.token_file)}: it is no text") from None
 
 
 def check_dashboard() -> None:

@@ -62,7 +62,7 @@ def syphon(
     page = None
     if dashboard is not None:
         check_dashboard()
-        page = Serving(*address_of(dashboard), "--dashboard", dashboard_token_file)
+        page = Serving(*address_of(dashboard), "--dashboard", "--dashboard-token-file", dashboard_token_file)
     settings = pair.settings(enable_syphon=True)
     opened = Pair.connect(
         settings.primary,

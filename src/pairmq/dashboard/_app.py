@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from importlib.resources import files
@@ -25,6 +26,8 @@ from pairmq.dashboard._watched import Brokers, Watched
 from pairmq.model import ConfigurationError, Entity, EntityKind, EntityState, PairMQError
 from pairmq.model.events import Event
 from pairmq.pair import Pair
+
+_log = logging.getLogger("pairmq")
 
 _HEADERS = {
     "cache-control": "no-store",
@@ -234,6 +237,8 @@ class Dashboard:
             return _refusal(400, str(error))
         except PairMQError as error:
             return _refusal(409, str(error))
+        asked_by = "somebody" if request.client is None else request.client.host
+        _log.info("dashboard: %s of %s %s, asked for from %s", word, kind, shown(path), asked_by)
         self._kept.clear()
         return JSONResponse({"entity": path, "kind": kind, "state": state.value}, headers=_HEADERS)
 

@@ -77,8 +77,11 @@ class Guard:
         if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             return False
         origin = request.headers.get("origin")
-        if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
-            return False
+        if origin is not None:
+            place = origin.partition("://")[2]
+            # A proxy may call this server by another name than browsers call the proxy.
+            if place != request.headers.get("host") and _host_of(place).casefold() not in self._hosts:
+                return False
         return request.headers.get(MARK) == "1"
 
     def let_in(self, request: Request, response: Response) -> None:
@@ -87,7 +90,8 @@ class Guard:
             self._cookie_name,
             self._cookie,
             path=_path_of(request),
-            secure=request.url.scheme == "https",
+            # Where a proxy ends TLS, only the page knows.
+            secure="https" in (request.url.scheme, request.headers.get("origin", "").partition("://")[0]),
             httponly=True,
             samesite="strict",
         )

@@ -16,6 +16,7 @@ let last = null; // what was told last
 let asking = null;
 let touched = -Infinity; // when somebody was about to use the table
 let turns = 0;
+let refused = false; // without the token nothing is told, and nothing more asked
 
 // Asking.
 
@@ -48,7 +49,7 @@ async function look() {
 
 async function round() {
   clearTimeout(asking);
-  if (!document.hidden) await look();
+  if (!document.hidden && !refused) await look();
   clearTimeout(asking);
   asking = setTimeout(round, EVERY);
 }
@@ -56,6 +57,7 @@ async function round() {
 function live() {
   delete document.body.dataset.stale;
   delete $("live").dataset.lost;
+  delete $("live").dataset.quiet;
   say($("live"), "live");
 }
 
@@ -184,8 +186,9 @@ function entities(told) {
   const frozen = performance.now() - touched < 5000;
   keyed(table.tBodies[0], told.entities.rows, (row) => `${row.kind} ${row.path}`, newRow, (element, row) => {
     const state = element.querySelector(".state");
-    state.className = `state ${row.held ? "held" : (row.state ?? "seen")}`;
-    say(state, row.held ? "held" : row.state === null ? "not used here" : STATES[row.state]);
+    const [kind, word] = stateOf(row);
+    state.className = `state ${kind}`;
+    say(state, word);
     reasons(element.querySelector(".reasons"), row, told.at);
     timeline(element.querySelector(".line"), row, from, told.at);
     const buttons = element.querySelectorAll(".acts button");
@@ -197,6 +200,13 @@ function entities(told) {
   const note = total === 0 ? (told.sends ? "This process has used no entity yet." : "None was named: --entity NAME probes one.") : found === 0 ? "No entity is like that." : rows.length < found ? `${grouped(rows.length)} of ${grouped(found)} are shown, those in trouble first.` : "";
   say($("entities-more"), note);
   $("more").hidden = rows.length >= found || rows.length >= 1000;
+}
+
+function stateOf(row) {
+  if (row.held) return ["held", "held"];
+  if (row.state !== null) return [row.state, STATES[row.state]];
+  if (row.probe) return row.probe.ok ? ["healthy", "takes messages"] : ["failed-over", "takes none"];
+  return ["seen", "not used here"];
 }
 
 function newRow(row) {
@@ -220,7 +230,7 @@ function reasons(element, row, now) {
   else if (row.since !== null) lines.push(["", `for ${span(now - row.since)}: ${row.cause}`]);
   if (row.ping && !row.held) lines.push(["", row.ping.ok ? "the last ping was good" : `ping ${span(now - row.ping.at)} ago: ${row.ping.error}`]);
   if (row.shut !== null && row.state !== "failed-over") lines.push(["bad", `the syphon waits: ${row.shut}`]);
-  if (row.probe) lines.push([row.probe.ok ? "" : "bad", row.probe.ok ? `takes messages, ${duration(row.probe.seconds)}` : `takes none: ${row.probe.error}`]);
+  if (row.probe) lines.push([row.probe.ok ? "" : "bad", row.probe.ok ? `the probe was taken in ${duration(row.probe.seconds)}` : `the probe was not taken: ${row.probe.error}`]);
   keyed(element, lines.map((line, index) => [...line, String(index)]), (line) => line[2], () => make("span"), (child, [tone, text]) => {
     child.className = `why ${tone}`;
     whole(child, text);
@@ -248,7 +258,7 @@ function backlog(told) {
   $("depth").hidden = depth.length < 2;
   if (depth.length >= 2) {
     const most = area(document.querySelector(".area"), depth, told.at);
-    const words = `since ${clock(depth[0][0])}, at most ${grouped(most)}`;
+    const words = `since ${clock(depth[0][0])}, ${most ? `at most ${grouped(most)}` : "nothing waited"}`;
     say($("depth-note"), words);
     document.querySelector(".depth").setAttribute("aria-label", `Messages in the backlog, ${words}`);
   }
@@ -285,7 +295,10 @@ async function signIn(token) {
 }
 
 function mustSignIn() {
+  refused = true;
+  last = null;
   $("main").hidden = true;
+  $("live").dataset.quiet = "";
   $("sign").hidden = false;
   say($("sign"), "Sign in");
   say($("live"), "the token is needed");
@@ -319,6 +332,7 @@ $("login").querySelector("form").addEventListener("submit", async (event) => {
     return;
   }
   $("login").close();
+  refused = false;
   await round();
 });
 $("login-cancel").addEventListener("click", () => $("login").close());

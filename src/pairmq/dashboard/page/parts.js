@@ -89,11 +89,11 @@ const percent = (part) => `${(100 * part).toFixed(3)}%`;
 
 /** The depth of the backlog over time. */
 export function area(path, samples, now) {
-  const most = Math.max(...samples.map(([, pending]) => pending), 1);
+  const most = Math.max(...samples.map(([, pending]) => pending));
   const from = samples[0][0];
   const length = Math.max(1, now - from);
   const x = (at) => (((at - from) / length) * 1000).toFixed(1);
-  const y = (pending) => (100 - (96 * pending) / most).toFixed(1);
+  const y = (pending) => (100 - (96 * pending) / Math.max(most, 1)).toFixed(1);
   let way = "M0 100";
   samples.forEach(([at, pending], index) => {
     if (index) way += `L${x(at)} ${y(samples[index - 1][1])}`;
