@@ -41,7 +41,9 @@ def backlog(cli, servers) -> list[str]:
 
 
 @pytest.mark.real_server
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 0), pytest.param(signal.SIGINT, 130, marks=pytest.mark.long)]
+)
 def test_it_looks_and_changes_nothing_and_ends_cleanly(program, cli, backlog, number: int, status: int) -> None:
     page = program("dashboard", "--port", "0", "--entity", "orders", "--json", *backlog)
     page.wait_for(b"}\n")

@@ -224,6 +224,7 @@ async def test_two_brokers_without_a_pair_are_only_looked_at():
     assert rows["orders"]["probe"]["ok"] is True
     assert rows["nowhere"]["probe"]["ok"] is False
     assert rows["orders"]["state"] is None
+    assert told["entities"]["refusing"] == 1
 
 
 @pytest.mark.parametrize("query", [{"state": "well"}, {"limit": "-1"}, {"limit": "many"}, {"limit": "²"}])

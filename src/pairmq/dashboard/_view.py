@@ -167,6 +167,7 @@ class View:
             "by_state": {state.value: by_state[state] for state in EntityState},
             "held": sum(1 for past in pasts.values() if past.held),
             "shut": len(shut),
+            "refusing": sum(1 for answer in self._looks.probes.values() if answer.error is not None),
             "rows": [self._row(entity, every[entity], pasts.get(entity)) for entity in rows],
         }
 

@@ -33,25 +33,30 @@ async function ask(path, options = {}) {
 async function look() {
   const turn = ++turns;
   const query = new URLSearchParams({ search: $("search").value, state: $("state").value, limit: String(limit) });
+  let told;
   try {
     const answer = await ask(`api/status?${query}`);
     if (answer.status === 401) return mustSignIn();
     if (!answer.ok) throw new Error(`the server answers ${answer.status}`);
-    const told = await answer.json();
-    if (turn !== turns) return; // a later question was asked meanwhile
-    last = told;
-    live();
-    show(told);
+    told = await answer.json();
   } catch {
     if (turn === turns) lost();
+    return;
   }
+  if (turn !== turns) return; // a later question was asked meanwhile
+  last = told;
+  live();
+  show(told);
 }
 
 async function round() {
   clearTimeout(asking);
-  if (!document.hidden && !refused) await look();
-  clearTimeout(asking);
-  asking = setTimeout(round, EVERY);
+  try {
+    if (!document.hidden && !refused) await look();
+  } finally {
+    clearTimeout(asking);
+    asking = setTimeout(round, EVERY);
+  }
 }
 
 function live() {
@@ -96,7 +101,8 @@ function scope(told) {
 }
 
 function verdict(told) {
-  const { by_state: states, held, shut } = told.entities;
+  const { by_state: states, held, shut, refusing } = told.entities;
+  const out = told.backlog.in_use === null ? 0 : told.backlog.queues - told.backlog.in_use;
   const over = states["failed-over"], failing = states.failing, left = told.backlog.pending;
   const down = ["primary", "secondary"].filter((side) => told.brokers[side].answer && !told.brokers[side].answer.ok);
   const more = [];
@@ -112,6 +118,10 @@ function verdict(told) {
   } else if (failing || shut) {
     [tone, sign] = ["warn", "!"];
     said = failing ? `${failing === 1 ? "1 entity fails" : `${grouped(failing)} entities fail`}; failover is near.` : `${shut === 1 ? "1 destination takes" : `${grouped(shut)} destinations take`} none of the syphon's messages.`;
+  } else if (refusing) {
+    [tone, sign, said] = ["bad", "✗", refusing === 1 ? "1 entity takes no messages." : `${grouped(refusing)} entities take no messages.`];
+  } else if (out) {
+    [tone, sign, said] = ["warn", "!", out === 1 ? "1 backlog queue is out of use." : `${grouped(out)} backlog queues are out of use.`];
   } else if (left || states.draining) {
     [tone, sign] = ["plain", "↩"];
     said = left ? "Messages wait in the backlog." : "The backlog is being looked at.";
@@ -252,7 +262,7 @@ function backlog(told) {
     say(cells[3], row.oldest === null ? "" : span(told.at - row.oldest));
     say(cells[4], count(row.dead_letter));
     cells[5].className = row.out || row.error ? "out" : "";
-    say(cells[5], row.out ? `✗ out for ${span(told.at - row.out.since)}: ${row.out.error}` : row.error ? `✗ ${row.error}` : row.missing ? "missing" : "✓ in use");
+    say(cells[5], row.out ? `✗ out for ${span(told.at - row.out.since)}: ${row.out.error}` : row.error ? `✗ ${row.error}` : row.missing ? "missing" : told.sends ? "✓ in use" : "✓ there");
   });
   say($("queues-more"), rows.length && rows.length < queues ? `${grouped(queues - rows.length)} more queues hold less.` : "");
   $("depth").hidden = depth.length < 2;
