@@ -22,8 +22,9 @@ from pairmq.cli._common import (
 )
 from pairmq.cli._dashboard_serve import Serving, check_dashboard
 from pairmq.cli._errors import BadUsage, CommandFailed
-from pairmq.cli._output import note, put_json
+from pairmq.cli._output import note
 from pairmq.cli._signals import Stop, run_async
+from pairmq.cli._values import plural
 from pairmq.model import EntityKind
 from pairmq.model.events import Event, PairEnded
 from pairmq.pair import Pair, Settings
@@ -118,7 +119,7 @@ def dashboard(
 
 
 async def _serve_brokers(of: Brokers, place: Serving, stack: AsyncExitStack, stop: Stop, *, json: bool) -> int:
-    await _begin(of, place, stack, json=json)
+    place.tell(*await place.begin(stack, of), json=json)
     await stop.wait()
     return _status(stop)
 
@@ -134,23 +135,15 @@ async def _serve_syphon(pair: Pair, place: Serving, stack: AsyncExitStack, stop:
 
     stack.push_async_callback(pair.close)
     pair.subscribe(on_event, per_message=False)
-    await _begin(pair, place, stack, json=json)
+    place.tell(*await place.begin(stack, pair), json=json)
     async with pair:
         await stop.or_result(ended.wait())
         if stop.asked:
             note(f"{stop.name}: finishing what is in hand")
     if faults:
         raise CommandFailed(f"the pair has faulted: {faults[0]}")
-    note(f"moved {pair.moved} messages")
+    note(f"moved {plural(pair.moved, 'message')}")
     return _status(stop)
-
-
-async def _begin(of: Pair | Brokers, place: Serving, stack: AsyncExitStack, *, json: bool) -> None:
-    address, made = await place.begin(stack, of)
-    if json:
-        put_json({"url": address.url, "token": address.token if made else None})
-    else:
-        place.tell(address, made)
 
 
 def _status(stop: Stop) -> int:

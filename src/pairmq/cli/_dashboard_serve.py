@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pairmq.cli._errors import BadUsage, file_problem, printable
-from pairmq.cli._output import note, warn
+from pairmq.cli._output import note, put_json, warn
 from pairmq.model import ConfigurationError, Entity
 from pairmq.pair import Pair
 
@@ -83,11 +83,14 @@ class Serving:
             raise BadUsage(f"{option}: {text}") from None
         return address, token is None
 
-    def tell(self, address: Address, made: bool) -> None:
-        """Say on stderr where the dashboard is, and what it is safe to do with that."""
+    def tell(self, address: Address, made: bool, *, json: bool = False) -> None:
+        """Say where the dashboard is, on stderr or as JSON on stdout; warn where others can listen in."""
         from pairmq.dashboard import is_loopback
 
-        note(f"dashboard: {address.operator_url if made else address.url}")
+        if json:
+            put_json({"url": address.url, "token": address.token if made else None})
+        else:
+            note(f"dashboard: {address.operator_url if made else address.url}")
         if not is_loopback(self.host):
             warn("the dashboard is not encrypted, its token neither: let a proxy with TLS stand before it")
 

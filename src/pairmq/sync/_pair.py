@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -209,6 +210,38 @@ class Pair:
     def hold(self, path: str, *, kind: str = "queue") -> None:
         """Divert until `mark_healthy` or `force_failover`, without pings (SPEC 4.7)."""
         self._asked(lambda pair: pair.hold(path, kind=kind))
+
+    @contextmanager
+    def beside(self, make: Callable[[asynchronous.Pair], AbstractAsyncContextManager[T]]) -> Iterator[T]:
+        """Keep something that needs an event loop, as a dashboard does, running beside the pair while the block lasts.
+
+            with pair.beside(lambda inner: pairmq.dashboard.serving(inner, port=8765)) as address:
+                ...
+
+        Args:
+            make: called on the pair's loop, in its thread, with the pair there; what it gives is entered and left on
+                that loop, by two tasks, and must not block.
+
+        Raises:
+            Exception: whatever entering raises.
+
+        What interrupts the wait for either cancels it. A forked child gets nothing of it and leaves the parent's alone,
+        but for sockets that it inherits.
+        """
+
+        async def enter() -> tuple[AbstractAsyncContextManager[T], T]:
+            manager = make(await self._attached())
+            return manager, await manager.__aenter__()
+
+        async def leave(entered: tuple[AbstractAsyncContextManager[T], T]) -> None:
+            await entered[0].__aexit__(None, None, None)
+
+        kept = PerProcess(run(enter(), unwanted=leave))
+        try:
+            yield kept.value[1]
+        finally:
+            if kept.is_here:
+                run(leave(kept.value))
 
     @property
     def options(self) -> PairOptions:
