@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -91,13 +92,17 @@ async def test_an_outage_an_operator_and_the_way_back(scene):
     await page.until("document.querySelector('.tiles').textContent.includes('no answer')")
     assert (await page.evaluate(SAID)).startswith("1 entity is failed over")
     assert await page.evaluate(f"!!{row('orders')}.querySelector('rect.failed-over')")
-    await page.until("/5/.test([...document.querySelectorAll('#queues td')].map(c => c.textContent).join(' '))")
+    await page.until(
+        "[...document.querySelectorAll('.tile')].some(t => t.innerText.startsWith('In the backlog\\n5\\n'))"
+    )
 
     # Held by the page, it stays failed over though the primary is back and its messages drain.
     await scene.press("Hold", "orders")
     await page.until(f"{state('orders')} === 'held'")
     scene.primary.start()
-    await page.until("document.querySelector('#events').textContent.includes('takes the syphon')")
+    async with asyncio.timeout(60):
+        while pair.moved < 5:
+            await asyncio.sleep(0.05)
     assert pair.state("orders") is EntityState.FAILED_OVER
     await scene.press("Mark healthy", "orders")
     await page.until(f"{state('orders')} === 'healthy'")

@@ -99,6 +99,21 @@ async def test_a_broker_that_hangs_is_no_answer_and_holds_nothing_up():
 
 
 @in_virtual_time
+async def test_a_fault_of_a_transport_is_reported_once_and_ends_nothing(caplog):
+    async with shown(changes={"enable_syphon": False}) as page:
+        page.it.secondary.fail(Fault.BUG)
+        for _ in range(4):
+            told = await page.status()
+            await asyncio.sleep(6)
+    assert told["brokers"]["primary"]["answer"]["ok"] is True
+    assert told["brokers"]["secondary"]["answer"]["error"]
+    assert told["backlog"]["pending"] is None
+    assert [record.message for record in caplog.records if "dashboard" in record.message] == [
+        "the dashboard could not look at a broker; further failures are not reported"
+    ]
+
+
+@in_virtual_time
 async def test_nothing_is_asked_of_the_brokers_while_nobody_looks():
     async with shown() as page:
         await page.status()

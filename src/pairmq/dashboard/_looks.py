@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from pairmq.dashboard._watched import Watched
 from pairmq.model import Delivery, Entity, FailureReason, Source, TransportError
 from pairmq.model.events import Side
 from pairmq.transport import QueueCounts, Transport, counts_of
+
+_log = logging.getLogger("pairmq")
 
 _LONGEST = 5.0  # s that one answer may take, where the options allow more: the page is to say that there is none
 _CHECKS, _COUNTS, _AGES, _PROBES = 5.0, 2.0, 4.0, 5.0  # s between two looks
@@ -116,7 +119,7 @@ class Looks:
         try:
             async with asyncio.timeout(self._limit):
                 await operation
-        except (TransportError, TimeoutError) as failure:
+        except Exception as failure:  # whatever it is, there was no good answer
             error = self._words(failure)
         return Answer(at, time.monotonic() - started, error)
 
@@ -175,6 +178,7 @@ class _Chore:
     def __init__(self, interval: float, work: Callable[[], Awaitable[None]]) -> None:
         self.task: asyncio.Task[None] | None = None
         self.runs = 0
+        self._reported = False
         self._interval = interval
         self._work = work
         self._due_at = float("-inf")
@@ -188,7 +192,13 @@ class _Chore:
         self.task = asyncio.create_task(self._run(), name="dashboard look")
 
     async def _run(self) -> None:
-        await self._work()
+        try:
+            await self._work()
+        except Exception:
+            # A transport's own fault: it must not end the other looks, nor fill the log.
+            if not self._reported:
+                self._reported = True
+                _log.exception("the dashboard could not look at a broker; further failures are not reported")
 
 
 def _diverted_at(delivery: Delivery) -> float | None:

@@ -96,8 +96,9 @@ async def serving(
             finally:
                 server.should_exit = True
                 _, running = await asyncio.wait((task,), timeout=_LAST)
-                for each in running:
-                    each.cancel()
+                if running:
+                    task.cancel()
+                    await asyncio.wait(running, timeout=1)
 
 
 async def serve(
