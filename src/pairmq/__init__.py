@@ -27,7 +27,17 @@ from pairmq.model import (
     TransportError,
     Unauthorized,
 )
-from pairmq.pair import Deduplicator, FirstDelivery, MemoryClaims, Pair, PairDelivery, PairReceiver, PairSender
+from pairmq.pair import (
+    Deduplicator,
+    EntityReadiness,
+    FirstDelivery,
+    MemoryClaims,
+    Pair,
+    PairDelivery,
+    PairReceiver,
+    PairSender,
+    Readiness,
+)
 
 __all__ = [
     "BacklogUnavailable",
@@ -37,6 +47,7 @@ __all__ = [
     "Entity",
     "EntityKind",
     "EntityNotFound",
+    "EntityReadiness",
     "EntityState",
     "FailureKind",
     "FailureReason",
@@ -54,6 +65,7 @@ __all__ = [
     "PairReceiver",
     "PairSender",
     "PrimaryUnavailable",
+    "Readiness",
     "Receipt",
     "ReservedPropertyError",
     "Route",

@@ -314,3 +314,11 @@ def test_closing_ends_a_receive_of_another_thread(pair):
     time.sleep(0.2)  # most likely it waits now; if it does not, the test is only weaker
     pair.close()
     assert ended.wait(20)
+
+
+def test_readiness_can_be_asked_for(servers, pair):
+    assert pair.check("orders").entities[0].route is Route.PRIMARY
+    servers[0].kill()
+    assert pair.check("orders").entities[0].route is Route.BACKLOG
+    servers[1].kill()
+    assert not pair.check("orders").ready

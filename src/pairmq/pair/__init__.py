@@ -3,18 +3,21 @@
 from pairmq.pair._claims import MemoryClaims
 from pairmq.pair._deduplicator import Deduplicator, FirstDelivery
 from pairmq.pair._pair import Pair
+from pairmq.pair._readiness import EntityReadiness, Readiness
 from pairmq.pair._receiver import PairDelivery, PairReceiver
 from pairmq.pair._sender import PairSender
 from pairmq.pair._settings import Settings, check_available, load_settings, parse_duration
 
 __all__ = [
     "Deduplicator",
+    "EntityReadiness",
     "FirstDelivery",
     "MemoryClaims",
     "Pair",
     "PairDelivery",
     "PairReceiver",
     "PairSender",
+    "Readiness",
     "Settings",
     "check_available",
     "load_settings",

@@ -24,6 +24,7 @@ from pairmq.observe import LogObserver
 from pairmq.pair import _active
 from pairmq.pair._events import EventStream
 from pairmq.pair._observers import named_in_environment, observers_of
+from pairmq.pair._readiness import Readiness, find_readiness
 from pairmq.pair._receiver import PairReceiver
 from pairmq.pair._sender import PairSender
 from pairmq.pair._settings import PREFIX, check_available, check_syphon_queues, load_settings
@@ -281,6 +282,31 @@ class Pair:
     def states(self) -> Mapping[Entity, EntityState]:
         """The states of all entities that this process has used."""
         return self._opened.states()
+
+    async def check(self, *entities: str | Entity, timeout: float = 5.0) -> Readiness:
+        """Ask the brokers whether sends would be accepted now; for readiness checks of services.
+
+        An entity is ready when the primary takes its messages, or when it does not (or is failed over) and a backlog
+        queue does. What the primary refuses, such as a missing queue, is never diverted and so not ready (SPEC 3.6).
+        Nothing about the entities' states is changed.
+
+        Args:
+            entities: paths of queues, or entities; without any, all that this process has used.
+            timeout: seconds that each side has to answer.
+
+        Returns:
+            One entry an entity: which side takes its messages, or why none does.
+
+        Raises:
+            ConfigurationError: a path is none.
+            PairClosed, PairFaulted: the pair has ended or is not open.
+
+        A cancelled check leaves nothing behind.
+        """
+        engine = self._opened
+        engine.check_open()
+        asked = [self._entity(one, "queue") if isinstance(one, str) else one for one in entities]
+        return await find_readiness(engine, self.name, asked or list(engine.states()), timeout)
 
     def events(self) -> AsyncIterator[Event]:
         """Iterate over what happens from this call on, until the pair ends.

@@ -146,6 +146,24 @@ class BacklogQueues:
                 error=str(error),
             )
 
+    async def probe(self) -> None:
+        """Find out whether any queue in use takes messages; which ones are in use stays as it is.
+
+        Raises:
+            TransportError: none does; the last one's failure.
+        """
+        failure = self.last_failure
+        for index in self.rotation.in_use:
+            try:
+                await self._transport.admin.probe(self.entities[index])
+            except TransportError as error:
+                failure = error
+            else:
+                return
+        if failure is None:
+            failure = TransportError("no backlog queue is in use", FailureKind.UNAVAILABLE, FailureReason.OTHER)
+        raise TransportError(str(failure), failure.kind, failure.reason) from failure
+
     async def close(self) -> None:
         """Stop bringing queues back and close the senders."""
         tasks = [task for task in (self._retries, self._readying) if task is not None]

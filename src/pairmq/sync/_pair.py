@@ -170,6 +170,23 @@ class Pair:
         """The states of all entities that this process has used."""
         return self._asked(lambda pair: dict(pair.states()))
 
+    def check(self, *entities: str | Entity, timeout: float = 5.0) -> asynchronous.Readiness:
+        """Ask the brokers whether sends would be accepted now, as `pairmq.Pair.check`.
+
+        Args:
+            entities: paths of queues, or entities; without any, all that this process has used.
+            timeout: seconds that each side has to answer.
+
+        Raises:
+            ConfigurationError: a path is none.
+            PairClosed, PairFaulted: the pair has ended or is not open.
+        """
+
+        async def ask() -> asynchronous.Readiness:
+            return await (await self._attached()).check(*entities, timeout=timeout)
+
+        return run(ask())
+
     def events(self) -> Iterator[Event]:
         """Iterate over what happens from this call on, until the pair ends.
 

@@ -1,0 +1,121 @@
+"""Whether messages move now: asked of the brokers, not concluded from open connections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pairmq.model import Entity, EntityState, FailureKind, FailureReason, Route, TransportError
+from pairmq.runner import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class EntityReadiness:
+    """Whether a send to one entity would be accepted.
+
+    Args:
+        entity: which one.
+        state: as this process knows it (SPEC 4).
+        route: which side takes its messages; None when neither does.
+        reasons: what each side that was asked and did not say yes has answered, without secrets.
+    """
+
+    entity: Entity
+    state: EntityState
+    route: Route | None
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def ready(self) -> bool:
+        """Whether either side takes its messages."""
+        return self.route is not None
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "entity": self.entity.path,
+            "kind": self.entity.kind.value,
+            "ready": self.ready,
+            "state": self.state.value,
+            "route": None if self.route is None else self.route.value,
+            "reasons": list(self.reasons),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """What `Pair.check` has found.
+
+    Args:
+        pair: its name.
+        entities: one entry for each that was asked for, in that order.
+    """
+
+    pair: str
+    entities: tuple[EntityReadiness, ...]
+
+    @property
+    def ready(self) -> bool:
+        """Whether all of them are."""
+        return all(entity.ready for entity in self.entities)
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs; holds no secret."""
+        return {"ready": self.ready, "pair": self.pair, "entities": [entity.as_json() for entity in self.entities]}
+
+
+async def find_readiness(engine: Engine, pair: str, entities: Sequence[Entity], timeout: float) -> Readiness:
+    """Ask both sides about all entities at the same time.
+
+    Args:
+        engine: the open pair's.
+        pair: its name.
+        entities: which ones.
+        timeout: seconds for each side.
+
+    Returns:
+        What was found; a broker's failure is part of it.
+    """
+    backlog, *primary = await asyncio.gather(
+        _failure(engine.backlog.probe(), timeout),
+        *(_primary_failure(engine, entity, timeout) for entity in entities),
+    )
+    found = [_judged(engine, *parts, backlog) for parts in zip(entities, primary, strict=True)]
+    return Readiness(pair, tuple(found))
+
+
+def _judged(
+    engine: Engine, entity: Entity, primary: TransportError | None, backlog: TransportError | None
+) -> EntityReadiness:
+    # The state of the moment in which the answers are there: a ping may have ended the failover meanwhile.
+    state = engine.states().get(entity, EntityState.HEALTHY)
+    if primary is None and state is not EntityState.FAILED_OVER:
+        return EntityReadiness(entity, state, Route.PRIMARY)
+    if primary is None:
+        reasons: tuple[str, ...] = ("primary: no sends go there while the entity is failed over",)
+    else:
+        reasons = (f"primary: {primary}",)
+        if primary.kind is FailureKind.REFUSED:
+            return EntityReadiness(entity, state, None, reasons)  # such a send is never diverted (SPEC 3.6)
+    if backlog is None:
+        return EntityReadiness(entity, state, Route.BACKLOG, reasons)
+    return EntityReadiness(entity, state, None, (*reasons, f"backlog: {backlog}"))
+
+
+async def _primary_failure(engine: Engine, entity: Entity, timeout: float) -> TransportError | None:
+    if engine.states().get(entity) is EntityState.FAILED_OVER:
+        return None  # its sends don't go there, and its own pings ask already
+    return await _failure(engine.primary.admin.probe(entity), timeout)
+
+
+async def _failure(operation: Awaitable[None], timeout: float) -> TransportError | None:
+    try:
+        async with asyncio.timeout(timeout):
+            await operation
+    except TimeoutError:
+        return TransportError(f"no answer within {timeout:g} s", FailureKind.UNAVAILABLE, FailureReason.TIMEOUT)
+    except TransportError as error:
+        return error
+    return None
