@@ -1,0 +1,211 @@
+"""The connection whose channels publish through a pair."""
+
+from __future__ import annotations
+
+import asyncio
+from ssl import SSLContext
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+from aio_pika import RobustConnection
+from aio_pika.connection import make_url
+from aio_pika.exceptions import CONNECTION_EXCEPTIONS, AuthenticationError, ProbableAuthenticationError
+from aiormq.exceptions import ConnectionNotAllowed
+from pamqp.common import FieldTable
+from yarl import URL
+
+from pairmq import ConfigurationError, Pair, PairOptions
+from pairmq_rabbitmq.paired._channel import PairedChannel
+from pairmq_rabbitmq.paired._publisher import OnReceipt, Publisher
+
+_CONNECT_TIMEOUT: Final = 5.0  # s, where the program gives none: a broker that hangs must not hold up its start
+_TLS: Final = {"cafile": "ssl_ca_certs", "certfile": "ssl_certfile", "keyfile": "ssl_keyfile"}
+_TLS_ELSEWHERE: Final = ("auth", "cadata", "capath")
+_REFUSALS: Final = (AuthenticationError, ProbableAuthenticationError, ConnectionNotAllowed, RuntimeError)
+
+
+class PairedConnection(RobustConnection):
+    """``aio_pika.RobustConnection`` to the primary, with a pair beside it that publishes.
+
+    Made by `connect_robust`.
+
+    Args:
+        url: aio-pika's.
+        loop: aio-pika's.
+        publisher: publishes.
+        owned: the pair is closed with the connection.
+        options: as for ``aio_pika.RobustConnection``.
+    """
+
+    CHANNEL_CLASS = PairedChannel
+
+    def __init__(
+        self,
+        url: URL,
+        loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        publisher: Publisher,
+        owned: bool,
+        **options: Any,
+    ) -> None:
+        super().__init__(url, loop, **options)
+        self.publisher = publisher
+        self._owned = owned
+        self._connecting: asyncio.Task[None] | None = None
+
+    @property
+    def pair(self) -> Pair:
+        """The pair that publishes, with its states and events."""
+        return self.publisher.pair
+
+    def connect_soon(self, timeout: float) -> None:
+        """Connect in the background, as often as it takes.
+
+        Args:
+            timeout: seconds of each attempt.
+        """
+        self._connecting = asyncio.create_task(self.connect(timeout), name="paired connection")
+
+    def channel(
+        self,
+        channel_number: int | None = None,
+        publisher_confirms: bool = True,
+        on_return_raises: bool = False,
+    ) -> PairedChannel:
+        """Make a channel, also while the primary is away.
+
+        Args:
+            channel_number: as aio-pika's.
+            publisher_confirms: without them ``publish`` returns None; the pair confirms all the same.
+            on_return_raises: raise ``PublishError`` for a message that no queue takes.
+        """
+        if self.transport:
+            made = super().channel(channel_number, publisher_confirms, on_return_raises)
+        else:
+            made = self.CHANNEL_CLASS(self, channel_number, publisher_confirms, on_return_raises)
+            # Where aio-pika keeps the channels that it opens again; it makes none itself without a connection.
+            self._RobustConnection__channels.add(made)  # type: ignore[attr-defined]
+        assert isinstance(made, PairedChannel)  # noqa: S101  # for mypy
+        return made
+
+    async def close(self, exc: Any = asyncio.CancelledError) -> None:
+        """Close the connection, and the pair if it was made with it. Idempotent.
+
+        Args:
+            exc: as aio-pika's.
+        """
+        try:
+            if self._connecting is not None:
+                self._connecting.cancel()
+                await asyncio.wait((self._connecting,))
+            await super().close(exc)
+        finally:
+            if self._owned:
+                await self.pair.close()
+
+
+async def connect_robust(
+    url: str | URL | None = None,
+    *,
+    secondary: str | None = None,
+    options: PairOptions | None = None,
+    pair: Pair | None = None,
+    on_receipt: OnReceipt | None = None,
+    host: str = "localhost",
+    port: int = 5672,
+    login: str = "guest",
+    password: str = "guest",  # noqa: S107  # aio-pika's and RabbitMQ's default
+    virtualhost: str = "/",
+    ssl: bool = False,
+    ssl_options: Any = None,
+    ssl_context: SSLContext | None = None,
+    timeout: float | None = None,
+    client_properties: FieldTable | None = None,
+    **kwargs: Any,
+) -> PairedConnection:
+    """Connect as ``aio_pika.connect_robust``, with a second broker for what is published.
+
+    Neither broker has to be there: without the primary the connection is made in the background, and publishes are
+    diverted meanwhile.
+
+    Args:
+        url: the primary's, as aio-pika's; also the pair's.
+        secondary: the URL of any broker that PairMQ has a transport for.
+        options: how the pair behaves; else from ``PAIRMQ_*`` variables, with `PairOptions`' defaults.
+        pair: one of your own instead of ``secondary`` and ``options``; opened here, and yours to close.
+        on_receipt: called with the receipt of each accepted message, before ``publish`` returns.
+        host, port, login, password, virtualhost, ssl, ssl_options: as aio-pika's, without a URL.
+        ssl_context: as aio-pika's; needs a ``pair`` of your own, which has its own connections.
+        timeout: seconds of each attempt to connect; 5 when left out.
+        client_properties: as aio-pika's.
+        kwargs: as aio-pika's.
+
+    Returns:
+        The connection; its ``close`` closes the pair as well, unless it is yours.
+
+    Raises:
+        ConfigurationError: the URL, an option or the secondary can't work.
+        TransportError: the secondary refuses to let the backlog queues be made.
+        AMQPConnectionError: the primary refuses this user or virtual host.
+
+    A cancelled call leaves nothing open.
+    """
+    where = make_url(
+        url, host=host, port=port, login=login, password=password, virtualhost=virtualhost, ssl=ssl,
+        ssl_options=ssl_options, **kwargs,
+    )  # fmt: skip
+    made = pair or Pair.connect(pair_url(where, ssl_context), secondary, options=options)
+    publisher = Publisher(made, on_receipt)
+    limit = _CONNECT_TIMEOUT if timeout is None else timeout
+
+    def connection(fail_fast: bool) -> PairedConnection:
+        settings = {**kwargs, "fail_fast": "1" if fail_fast else "0"}
+        return PairedConnection(
+            where, publisher=publisher, owned=pair is None, ssl_context=ssl_context,
+            client_properties=client_properties, **settings,
+        )  # fmt: skip
+
+    try:
+        await made.open()
+        first = connection(fail_fast=True)
+        try:
+            await first.connect(limit)
+        except _REFUSALS:
+            raise
+        except CONNECTION_EXCEPTIONS:
+            first = connection(fail_fast=False)
+            first.connect_soon(limit)
+    except BaseException:
+        if pair is None:
+            await made.close()
+        raise
+    return first
+
+
+def pair_url(url: URL, ssl_context: SSLContext | None = None) -> str:
+    """Write aio-pika's URL as the pair's transport reads it.
+
+    Args:
+        url: with aio-pika's options in its query, of which those of TLS and the heartbeat concern the pair.
+        ssl_context: what aio-pika was given.
+
+    Raises:
+        ConfigurationError: it says what only aio-pika can be told.
+    """
+    elsewhere = [name for name in _TLS_ELSEWHERE if name in url.query]
+    if ssl_context is not None or elsewhere:
+        what = ", ".join(["ssl_context"] * (ssl_context is not None) + elsewhere)
+        raise ConfigurationError(
+            f"{what} can't be told to the pair's own connections: make the pair, and give it as pair=Pair.connect(…)"
+        )
+    query = {name: url.query[old] for old, name in _TLS.items() if old in url.query}
+    if url.query.get("no_verify_ssl", "0") not in ("0", ""):
+        query["ssl_cert_reqs"] = "none"
+    if url.scheme != "amqps":
+        query = {}
+    if url.query.get("heartbeat", "0").isdigit() and int(url.query.get("heartbeat", "0")) > 0:
+        query["heartbeat"] = url.query["heartbeat"]
+    # aio-pika writes the virtual host / as a second slash; elsewhere a slash of its name is %2F.
+    vhost = "" if url.path in ("", "/", "//") else quote(url.path[1:], safe="")
+    bare = str(url.with_query(None).with_fragment(None).with_path(f"/{vhost}", encoded=True))
+    return f"{bare}?{urlencode(query)}" if query else bare

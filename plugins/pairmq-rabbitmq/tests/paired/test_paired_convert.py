@@ -1,0 +1,147 @@
+"""What of aio-pika's messages and URLs a pair takes over, and what it refuses by name."""
+
+from __future__ import annotations
+
+import ssl
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from aio_pika import Message
+from yarl import URL
+
+from pairmq import (
+    BacklogUnavailable,
+    ConfigurationError,
+    EntityNotFound,
+    MessageTooLarge,
+    PairClosed,
+    PrimaryUnavailable,
+    ReservedPropertyError,
+    SendRefused,
+    SendUnknown,
+    Unauthorized,
+)
+from pairmq_rabbitmq.paired import Publisher, as_client_error
+from pairmq_rabbitmq.paired._connection import pair_url
+from pairmq_rabbitmq.paired._convert import convert
+
+
+def made(message: Message, exchange: str = "", exchange_type: str | None = None, routing_key: str = "orders") -> Any:
+    return convert(message, exchange=exchange, exchange_type=exchange_type, routing_key=routing_key)
+
+
+def test_what_pairmq_has_a_field_for_stands_there():
+    message = Message(b"b", message_id="m", correlation_id="c", type="t", expiration=1.5, priority=4, headers={"n": 1})
+    found = made(message)
+    assert (found.body, found.message_id, found.correlation_id, found.subject) == (b"b", "m", "c", "t")
+    assert (found.time_to_live, found.priority, dict(found.application_properties)) == (1.5, 4, {"n": 1})
+
+
+NAIVE = datetime(2030, 1, 2, 3, 4, 5, 678)  # noqa: DTZ001  # what programs give
+
+
+@pytest.mark.parametrize("at", [NAIVE, NAIVE.replace(tzinfo=UTC)])
+def test_instants_lose_what_amqp_has_no_room_for(at: datetime):
+    found = made(Message(b"", timestamp=at, headers={"at": at, "in": [{"at": at}]}))
+    whole = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
+    assert dict(found.application_properties) == {"amqp.timestamp": whole, "at": whole, "in": ({"at": whole},)}
+
+
+def test_the_message_that_was_given_is_left_as_it_was():
+    at = datetime(2030, 1, 2, 3, 4, 5, 678, UTC)
+    message = Message(b"", headers={"at": at}, timestamp=at)
+    made(message, "prices", "topic", "steel")
+    assert (message.headers, message.timestamp, message.type) == ({"at": at}, at, None)
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (Message(b"", headers={"CC": ["other"]}), "CC"),
+        (Message(b"", headers={"BCC": ["other"]}), "BCC"),
+        (Message(b"", message_id="m" * 129), "message_id"),
+        (Message(b"", expiration=timedelta(seconds=-1)), "expiration"),
+        (Message(b"", headers={"x": object()}), "object"),
+        (Message(b"", headers={"x": float("nan")}), "x"),
+    ],
+)
+def test_what_a_pair_cannot_carry_is_refused_by_name(message: Message, words: str):
+    with pytest.raises(ValueError, match=words):
+        made(message)
+
+
+@pytest.mark.parametrize(("given", "subject"), [(None, "steel"), ("steel", "steel")])
+def test_to_an_exchange_the_subject_is_the_routing_key(given: str | None, subject: str):
+    assert made(Message(b"", type=given), "prices", "topic", "steel").subject == subject
+
+
+def test_to_an_exchange_without_keys_the_type_is_the_subject():
+    assert made(Message(b"", type="tick"), "prices", "fanout", "").subject == "tick"
+
+
+@pytest.mark.parametrize(("kind", "key"), [("topic", "steel"), ("topic", ""), (None, ""), ("fanout", "steel")])
+def test_a_type_that_is_not_the_routing_key_is_refused(kind: str | None, key: str):
+    with pytest.raises(ValueError, match="type"):
+        made(Message(b"", type="tick"), "prices", kind, key)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "key", "carried"),
+    [
+        ("", "orders", True),
+        ("prices", "", True),
+        ("", "", False),
+        ("", "amq.gen-1", False),
+        ("", "amq.rabbitmq.reply-to.abc", False),
+        ("amq.topic", "steel", False),
+        ("", "pairmq.ping", False),
+    ],
+)
+def test_the_names_of_the_broker_are_not_for_a_pair(exchange: str, key: str, carried: bool):
+    assert Publisher.carries(exchange, key) is carried
+
+
+@pytest.mark.parametrize(
+    ("error", "caught"),
+    [
+        (SendUnknown("?"), "AMQPConnectionError TimeoutError ConnectionError AMQPError PublishOutcomeUnknownError"),
+        (PrimaryUnavailable("?"), "AMQPConnectionError TimeoutError ConnectionError AMQPError NotDeliveredError"),
+        (BacklogUnavailable("?"), "AMQPConnectionError TimeoutError NotDeliveredError"),
+        (EntityNotFound("?"), "ChannelNotFoundEntity ChannelClosed AMQPChannelError AMQPError"),
+        (Unauthorized("?"), "ChannelAccessRefused ChannelClosed AMQPChannelError"),
+        (MessageTooLarge("?"), "ChannelPreconditionFailed ChannelClosed AMQPChannelError"),
+        (ReservedPropertyError("?"), "ReservedHeaderError AMQPError ValueError"),
+        (SendRefused("?"), "AMQPChannelError AMQPError"),
+        (PairClosed("?"), "ChannelInvalidStateError RuntimeError"),
+    ],
+)
+def test_errors_are_those_that_users_of_aio_pika_catch(error: Exception, caught: str):
+    client = as_client_error(error)
+    assert set(caught.split()) <= {kind.__name__ for kind in type(client).__mro__}
+    assert (str(client), client.__cause__) == ("?", error)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("amqp://u:p@h:5673/", "amqp://u:p@h:5673/"),
+        ("amqp://u:p@h:5673//", "amqp://u:p@h:5673/"),
+        ("amqp://u:p@h/shop", "amqp://u:p@h/shop"),
+        ("amqp://u:p%2F@h/a%2Fb?name=x", "amqp://u:p%2F@h/a%2Fb"),
+        ("amqp://h/?heartbeat=30&reconnect_interval=1", "amqp://h/?heartbeat=30"),
+        ("amqps://h/?cafile=ca.pem&certfile=c.pem&keyfile=k.pem", None),
+        ("amqps://h/?no_verify_ssl=1", "amqps://h/?ssl_cert_reqs=none"),
+    ],
+)
+def test_the_pair_reads_the_url_of_aio_pika(url: str, expected: str | None):
+    wanted = expected or "amqps://h/?ssl_ca_certs=ca.pem&ssl_certfile=c.pem&ssl_keyfile=k.pem"
+    assert pair_url(URL(url)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("url", "context"), [("amqps://h/?capath=x", None), ("amqps://h/", ssl.create_default_context())]
+)
+def test_what_only_aio_pika_can_be_told_is_refused(url: str, context: ssl.SSLContext | None):
+    with pytest.raises(ConfigurationError, match="pair="):
+        pair_url(URL(url), context)

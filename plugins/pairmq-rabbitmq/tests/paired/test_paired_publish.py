@@ -1,0 +1,299 @@
+"""Programs for aio-pika publish through a pair: to queues and exchanges, with the primary there and away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import aio_pika
+import pytest
+from aio_pika.abc import AbstractIncomingMessage
+from aio_pika.exceptions import (
+    CONNECTION_EXCEPTIONS,
+    AMQPConnectionError,
+    ChannelInvalidStateError,
+    ChannelNotFoundEntity,
+    MethodNotImplemented,
+    PublishError,
+)
+from aiormq.abc import DeliveredMessage
+from pamqp.commands import Basic
+
+from pairmq import Pair, PrimaryUnavailable, Route
+from pairmq_rabbitmq.paired import Confirmation, connect_robust, paired_exchange
+from pairmq_rabbitmq.testing import RabbitServer
+
+pytestmark = pytest.mark.real_server
+
+READ = [
+    "headers",
+    "content_type",
+    "content_encoding",
+    "delivery_mode",
+    "priority",
+    "correlation_id",
+    "reply_to",
+    "expiration",
+    "message_id",
+    "timestamp",
+    "type",
+    "user_id",
+    "app_id",
+]
+
+
+async def received(queue: Any, count: int) -> list[AbstractIncomingMessage]:
+    """So many messages of a queue, however long it takes."""
+    found: list[AbstractIncomingMessage] = []
+    while len(found) < count:
+        message = None
+        with contextlib.suppress(*CONNECTION_EXCEPTIONS):  # aio-pika's channel, until it has noticed and is back
+            message = await queue.get(fail=False, no_ack=True)
+        if message is None:
+            await asyncio.sleep(0.05)
+        else:
+            found.append(message)
+    return found
+
+
+async def test_a_program_publishes_as_with_aio_pika(connect):
+    connection = await connect()
+    async with connection.channel() as channel:
+        queue = await channel.declare_queue("orders", durable=True)
+        confirmation = await channel.default_exchange.publish(aio_pika.Message(b"42"), routing_key="orders")
+        assert isinstance(confirmation, Basic.Ack)
+        assert isinstance(confirmation, Confirmation)
+        assert confirmation.receipt.route is Route.PRIMARY
+        [message] = await received(queue, 1)
+        assert message.body == b"42"
+
+
+async def test_messages_published_while_the_primary_is_away_reach_the_consumer(connect, rabbit: RabbitServer):
+    routes = []
+    connection = await connect(on_receipt=lambda receipt: routes.append(receipt.route))
+    channel = await connection.channel()
+    queue = await channel.declare_queue("orders", durable=True)
+    arrived: list[bytes] = []
+
+    async def consume(message: AbstractIncomingMessage) -> None:
+        async with message.process():
+            arrived.append(message.body)
+
+    await queue.consume(consume)
+    exchange = channel.default_exchange
+    await exchange.publish(aio_pika.Message(b"0", delivery_mode=2), "orders")
+    rabbit.go_down()
+    for number in range(1, 6):
+        await exchange.publish(aio_pika.Message(str(number).encode()), "orders")
+    rabbit.come_up()
+    while len(set(arrived)) < 6:
+        await asyncio.sleep(0.05)
+    assert routes == [Route.PRIMARY, *[Route.BACKLOG] * 5]
+    assert sorted(set(arrived)) == [b"0", b"1", b"2", b"3", b"4", b"5"]
+
+
+async def test_what_a_consumer_gets_is_what_aio_pika_would_have_sent(connect, rabbit: RabbitServer):
+    connection = await connect()
+    channel = await connection.channel()
+    queue = await channel.declare_queue("orders", durable=True)
+    message = aio_pika.Message(
+        b"body",
+        headers={
+            "a": "text",
+            "n": 7,
+            "big": 2**40,
+            "yes": True,
+            "none": None,
+            "at": datetime.now(UTC),
+            "in": {"x": [1]},
+        },
+        content_type="text/plain",
+        content_encoding="utf-8",
+        delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
+        priority=3,
+        correlation_id="c",
+        reply_to="answers",
+        expiration=timedelta(minutes=5),
+        message_id="m",
+        timestamp=datetime.now(UTC),
+        type="order.placed",
+        user_id="guest",
+        app_id="shop",
+    )
+    plain = await aio_pika.connect(rabbit.url)
+    async with plain, plain.channel() as own:
+        await own.default_exchange.publish(message, "orders")
+    await channel.default_exchange.publish(message, "orders")
+    rabbit.go_down()
+    await channel.default_exchange.publish(message, "orders")
+    rabbit.come_up()
+    first, second, third = await received(queue, 3)
+    expected = {name: getattr(first, name) for name in READ}
+    assert {name: getattr(second, name) for name in READ} == expected
+    assert {name: getattr(third, name) for name in READ} == expected
+
+
+async def test_an_exchange_routes_by_its_key_also_through_the_backlog(connect, rabbit: RabbitServer):
+    connection = await connect()
+    channel = await connection.channel()
+    exchange = await channel.declare_exchange("prices", aio_pika.ExchangeType.TOPIC, durable=True)
+    queue = await channel.declare_queue("steel", durable=True)
+    await queue.bind(exchange, "price.steel.#")
+    await exchange.publish(aio_pika.Message(b"1"), "price.steel.eu")
+    rabbit.go_down()
+    await exchange.publish(aio_pika.Message(b"2"), "price.steel.us")
+    rabbit.come_up()
+    messages = await received(queue, 2)
+    assert [(message.body, message.routing_key) for message in messages] == [
+        (b"1", "price.steel.eu"),
+        (b"2", "price.steel.us"),
+    ]
+
+
+async def test_a_program_starts_and_publishes_while_the_primary_is_away(connect, rabbit: RabbitServer):
+    connection = await connect()
+    async with connection.channel() as channel:
+        await channel.declare_queue("orders", durable=True)
+    await connection.close()
+    rabbit.go_down()
+    try:
+        connection = await connect(timeout=2)
+        channel = await connection.channel()
+        confirmation = await channel.default_exchange.publish(aio_pika.Message(b"42"), "orders")
+        assert confirmation.receipt.route is Route.BACKLOG
+        declaring = asyncio.create_task(channel.declare_queue("orders", durable=True))
+    finally:
+        rabbit.come_up()
+    [message] = await received(await declaring, 1)
+    assert message.body == b"42"
+
+
+async def test_a_channel_that_was_made_while_the_primary_was_away_survives_the_next_outage(connect, rabbit):
+    rabbit.go_down()
+    try:
+        connection = await connect(timeout=2)
+        channel = await connection.channel()
+    finally:
+        rabbit.come_up()
+    queue = await channel.declare_queue("orders", durable=True)
+    rabbit.go_down()
+    rabbit.come_up()
+    await channel.default_exchange.publish(aio_pika.Message(b"42"), "orders")
+    await channel.ready()
+    [message] = await received(queue, 1)
+    assert message.body == b"42"
+
+
+async def test_a_message_that_no_queue_takes_is_returned_as_by_aio_pika(connect):
+    connection = await connect()
+    channel = await connection.channel()
+    seen: list[Any] = []
+    channel.return_callbacks.add(lambda _, message: seen.append(message.body))
+    returned = await channel.default_exchange.publish(aio_pika.Message(b"42"), "missing")
+    assert isinstance(returned, DeliveredMessage)
+    assert (returned.delivery.reply_code, returned.routing_key, returned.body) == (312, "missing", b"42")
+    await asyncio.sleep(0)
+    assert seen == [b"42"]
+
+
+async def test_a_message_that_no_queue_takes_raises_where_the_channel_says_so(connect):
+    connection = await connect()
+    channel = await connection.channel(on_return_raises=True)
+    with pytest.raises(PublishError) as caught:
+        await channel.default_exchange.publish(aio_pika.Message(b"42"), "missing")
+    assert caught.value.message.body == b"42"
+
+
+async def test_a_message_that_no_queue_takes_is_dropped_where_it_is_not_mandatory(connect):
+    connection = await connect()
+    channel = await connection.channel(on_return_raises=True)
+    confirmation = await channel.default_exchange.publish(aio_pika.Message(b"42"), "missing", mandatory=False)
+    assert isinstance(confirmation, Confirmation)
+    assert confirmation.receipt is None
+
+
+async def test_a_missing_exchange_is_an_error_that_leaves_the_channel_open(connect):
+    connection = await connect()
+    channel = await connection.channel()
+    exchange = await channel.get_exchange("missing", ensure=False)
+    with pytest.raises(ChannelNotFoundEntity):
+        await exchange.publish(aio_pika.Message(b"42"), "key")
+    assert not channel.is_closed
+
+
+async def test_without_any_broker_the_error_is_a_lost_connection_and_a_timeout(connect, rabbit: RabbitServer):
+    connection = await connect(failover_interval=600.0)
+    channel = await connection.channel()
+    rabbit.go_down()
+    try:
+        with pytest.raises(AMQPConnectionError) as caught:
+            await channel.default_exchange.publish(aio_pika.Message(b"42"), "orders", timeout=0.5)
+    finally:
+        rabbit.come_up()
+    assert isinstance(caught.value, TimeoutError)
+    assert isinstance(caught.value.__cause__, PrimaryUnavailable)
+
+
+async def test_immediate_and_transactions_are_refused(connect):
+    connection = await connect()
+    channel = await connection.channel()
+    with pytest.raises(MethodNotImplemented):
+        await channel.default_exchange.publish(aio_pika.Message(b""), "orders", immediate=True)
+    with pytest.raises(MethodNotImplemented):
+        channel.transaction()
+
+
+async def test_without_publisher_confirms_nothing_is_returned(connect):
+    connection = await connect()
+    channel = await connection.channel(publisher_confirms=False)
+    queue = await channel.declare_queue("orders", durable=True)
+    assert await channel.default_exchange.publish(aio_pika.Message(b"42"), "orders") is None
+    assert (await received(queue, 1))[0].body == b"42"
+
+
+async def test_names_of_the_broker_are_published_by_aio_pika_itself(connect):
+    routes = []
+    connection = await connect(on_receipt=lambda receipt: routes.append(receipt.route))
+    channel = await connection.channel()
+    queue = await channel.declare_queue("orders", durable=True)
+    exchange = await channel.get_exchange("amq.topic")
+    await queue.bind(exchange, "key")
+    await exchange.publish(aio_pika.Message(b"42"), "key")
+    assert (await received(queue, 1))[0].body == b"42"
+    assert routes == []
+
+
+async def test_a_closed_channel_and_a_closed_connection_take_no_messages(connect):
+    connection = await connect()
+    channel, other = await connection.channel(), await connection.channel()
+    await channel.close()
+    with pytest.raises(ChannelInvalidStateError):
+        await channel.default_exchange.publish(aio_pika.Message(b""), "orders")
+    await connection.close()
+    with pytest.raises(ChannelInvalidStateError):
+        await other.default_exchange.publish(aio_pika.Message(b""), "orders")
+
+
+async def test_an_exchange_of_aio_pika_can_be_paired_alone(rabbit: RabbitServer):
+    connection = await aio_pika.connect(rabbit.url)
+    async with connection, connection.channel() as channel, Pair.connect(rabbit.url, "memory://alone") as pair:
+        queue = await channel.declare_queue("orders", durable=True)
+        exchange = paired_exchange(channel.default_exchange, pair)
+        confirmation = await exchange.publish(aio_pika.Message(b"42"), "orders")
+        assert confirmation.receipt.route is Route.PRIMARY
+        assert (await received(queue, 1))[0].body == b"42"
+
+
+async def test_a_wrong_password_is_told_at_once(rabbit: RabbitServer):
+    with pytest.raises(AMQPConnectionError):
+        await connect_robust(rabbit.url_for("guest", "wrong"), secondary="memory://refused")
+
+
+async def test_a_pair_of_ones_own_stays_open(rabbit: RabbitServer):
+    async with Pair.connect(rabbit.url, "memory://own") as pair:
+        connection = await connect_robust(rabbit.url, pair=pair)
+        await connection.close()
+        assert pair.states() == {}
+        pair.sender("orders")
