@@ -10,7 +10,7 @@ Everything but a publish is aio-pika's own, on the primary.
 """
 
 from pairmq_rabbitmq.paired._channel import PairedChannel
-from pairmq_rabbitmq.paired._connection import PairedConnection, connect_robust
+from pairmq_rabbitmq.paired._connection import PairedConnection, connect_robust, pair_url
 from pairmq_rabbitmq.paired._errors import (
     NotDeliveredError,
     PublishOutcomeUnknownError,
@@ -32,5 +32,6 @@ __all__ = [
     "ReservedHeaderError",
     "as_client_error",
     "connect_robust",
+    "pair_url",
     "paired_exchange",
 ]

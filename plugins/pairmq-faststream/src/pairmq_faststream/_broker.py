@@ -1,0 +1,187 @@
+"""The RabbitBroker that has a pair, and starts without its RabbitMQ."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from types import TracebackType
+from typing import Any, Final, Self, cast
+
+from aio_pika.exceptions import (
+    AMQPConnectionError,
+    AuthenticationError,
+    ChannelInvalidStateError,
+    ProbableAuthenticationError,
+)
+from aiormq.exceptions import ConnectionNotAllowed
+from faststream import BaseMiddleware
+from faststream.rabbit import RabbitBroker
+from yarl import URL
+
+from pairmq import ConfigurationError, Pair, PairOptions
+from pairmq_faststream._middleware import PairMiddleware
+from pairmq_rabbitmq.paired import OnReceipt, pair_url
+
+_AWAY: Final = (AMQPConnectionError, OSError, ChannelInvalidStateError)
+_REFUSED: Final = (AuthenticationError, ProbableAuthenticationError, ConnectionNotAllowed)
+_log = logging.getLogger("pairmq")
+
+
+class PairedRabbitBroker(RabbitBroker):
+    """``faststream.rabbit.RabbitBroker`` that publishes to its RabbitMQ, or to a backlog while that is away.
+
+    The pair opens with the broker's start and closes with its stop. Without RabbitMQ the broker starts all the same:
+    what is published waits in the backlog, and subscribers begin when RabbitMQ is back.
+
+    Args:
+        url: as for ``RabbitBroker``; also the pair's primary.
+        secondary: the URL of any broker that PairMQ has a transport for; else ``PAIRMQ_SECONDARY``.
+        options: how the pair behaves; else from ``PAIRMQ_*`` variables, with `PairOptions`' defaults.
+        make_pair: makes the pair instead of these two, each time that the broker starts.
+        on_receipt: called with the receipt of each accepted message.
+        start_timeout: seconds that a start waits for RabbitMQ before it goes on in the background.
+        middlewares: as for ``RabbitBroker``.
+        kwargs: as for ``RabbitBroker``.
+    """
+
+    def __init__(
+        self,
+        url: str | URL | None = "amqp://guest:guest@localhost:5672/",
+        *,
+        secondary: str | None = None,
+        options: PairOptions | None = None,
+        make_pair: Callable[[], Pair] | None = None,
+        on_receipt: OnReceipt | None = None,
+        start_timeout: float = 5.0,
+        middlewares: Iterable[Any] = (),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(url, middlewares=(*middlewares, self._scope), **kwargs)
+        self._make_pair = make_pair or self._connected_pair
+        self._secondary = secondary
+        self._pair_options = options
+        self._on_receipt = on_receipt
+        self._start_timeout = start_timeout
+        channel = kwargs.get("default_channel")
+        self._on_return_raises = bool(channel is not None and channel.on_return_raises)
+        self._pair: Pair | None = None
+        self._middleware: PairMiddleware | None = None
+        self._starting: asyncio.Task[None] | None = None
+
+    @property
+    def pair(self) -> Pair:
+        """The pair that publishes, with its states and events.
+
+        Raises:
+            ConfigurationError: the broker is not started.
+        """
+        if self._pair is None:
+            raise ConfigurationError("the broker is not started: its pair opens with it")
+        return self._pair
+
+    async def start(self) -> None:
+        """Open the pair, connect, and start the subscribers; without RabbitMQ the latter two follow by themselves.
+
+        Raises:
+            ConfigurationError: the pair can't work.
+            TransportError: the secondary refuses to let the backlog queues be made.
+            AMQPError: RabbitMQ is there and refuses something.
+
+        A start that fails or is cancelled leaves nothing open.
+        """
+        await self._begin(super().start)
+
+    async def __aenter__(self) -> Self:
+        await self._begin(super().connect)
+        return self
+
+    async def stop(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_val: BaseException | None = None,
+        exc_tb: TracebackType | None = None,
+    ) -> None:
+        """Stop the subscribers, disconnect, and close the pair.
+
+        Args:
+            exc_type: as FastStream's.
+            exc_val: as FastStream's.
+            exc_tb: as FastStream's.
+        """
+        starting, self._starting = self._starting, None
+        if starting is not None:
+            starting.cancel()
+            await asyncio.wait((starting,))
+        try:
+            await super().stop(exc_type, exc_val, exc_tb)
+        finally:
+            pair, self._pair, self._middleware = self._pair, None, None
+            if pair is not None:
+                await pair.close()
+
+    def _scope(self, msg: Any, /, *, context: Any) -> Any:
+        """The middleware of one message: the pair's, once there is one."""
+        if self._middleware is None:
+            # Not started, or a test's broker: whatever FastStream says to that.
+            return BaseMiddleware(msg, context=context)
+        return self._middleware(msg, context=context)
+
+    def _connected_pair(self) -> Pair:
+        given = self._connection_kwargs
+        primary = pair_url(URL(given["url"]), given.get("ssl_context"))
+        return Pair.connect(primary, self._secondary, options=self._pair_options)
+
+    async def _begin(self, step: Callable[[], Awaitable[Any]]) -> None:
+        if self._starting is not None:
+            return
+        try:
+            await self._open_pair()
+            await self._attempt(step)
+        except _REFUSED:
+            await self.stop()
+            raise
+        except _AWAY as error:
+            _log.warning("RabbitMQ is away at the start, so that subscribers begin later: %s", _words(error))
+            self._starting = asyncio.create_task(self._keep_trying(step), name="paired broker start")
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _open_pair(self) -> None:
+        if self._pair is None:
+            self._pair = self._make_pair()
+            self._middleware = PairMiddleware(
+                self._pair, on_receipt=self._on_receipt, on_return_raises=self._on_return_raises
+            )
+        await self._pair.open()
+        # FastStream does this when it has connected, and messages have to be encoded before that.
+        config = cast(Any, self.config)
+        config.producer.connect(serializer=config.fd_config._serializer, codec=config.broker_codec)
+
+    async def _attempt(self, step: Callable[[], Awaitable[Any]]) -> None:
+        try:
+            async with asyncio.timeout(self._start_timeout):
+                await step()
+        except BaseException:
+            # Half of the subscribers may have begun: all of them begin again.
+            with contextlib.suppress(Exception):
+                await super().stop()
+            raise
+
+    async def _keep_trying(self, step: Callable[[], Awaitable[Any]]) -> None:
+        pause = float(self._connection_kwargs.get("reconnect_interval") or 5.0)
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                await self._attempt(step)
+            except Exception as error:
+                _log.warning("RabbitMQ is still away: %s", _words(error))
+            else:
+                _log.warning("RabbitMQ is there: the broker has started")
+                return
+
+
+def _words(error: BaseException) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,1 @@
+"""A pair in web applications: `pairmq_web.fastapi`, `pairmq_web.asgi`, `pairmq_web.django`."""

@@ -1,0 +1,115 @@
+"""The pair of an ASGI application: its life, and a readiness check without any framework."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, TypeAlias
+
+from pairmq import ConfigurationError, Entity, Pair, PairMQError
+from pairmq_web._answer import NO_CACHE, Answer, answer
+
+Event: TypeAlias = MutableMapping[str, Any]
+
+_STATE = "pairmq_pair"
+
+
+@asynccontextmanager
+async def open_pair(app: Any, make: Callable[[], Pair] = Pair.connect) -> AsyncIterator[Pair]:
+    """Hold a pair open for an application; to be used inside its lifespan.
+
+    Args:
+        app: has a ``state`` that takes attributes, as those of Starlette and FastAPI have.
+        make: makes the pair; by default from the ``PAIRMQ_*`` variables.
+
+    Yields:
+        The open pair, which `pair_of` finds; it is closed at the end.
+
+    Raises:
+        ConfigurationError: the pair can't work.
+        TransportError: the secondary refuses to let the backlog queues be made.
+    """
+    async with make() as pair:
+        setattr(app.state, _STATE, pair)
+        try:
+            yield pair
+        finally:
+            delattr(app.state, _STATE)
+
+
+def pair_lifespan(make: Callable[[], Pair] = Pair.connect) -> Callable[[Any], AbstractAsyncContextManager[None]]:
+    """Make the ``lifespan`` of an application that holds a pair and nothing else.
+
+    Args:
+        make: makes the pair, once for each start; by default from the ``PAIRMQ_*`` variables.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: Any) -> AsyncIterator[None]:
+        async with open_pair(app, make):
+            yield
+
+    return lifespan
+
+
+def pair_of(app: Any) -> Pair:
+    """Give the pair that `open_pair` holds for an application.
+
+    Args:
+        app: the application.
+
+    Raises:
+        ConfigurationError: it holds none, or is not running.
+    """
+    pair = getattr(app.state, _STATE, None)
+    if not isinstance(pair, Pair):
+        raise ConfigurationError("the application has no pair: give it lifespan=pair_lifespan(…), and start it")
+    return pair
+
+
+async def ask(pair: Callable[[], Pair], entities: tuple[str | Entity, ...], timeout: float) -> Answer:
+    """Check a pair and make the answer of it; whatever is wrong with the pair is an answer, too.
+
+    Args:
+        pair: gives it.
+        entities: as for `Pair.check`.
+        timeout: likewise, in seconds.
+    """
+    try:
+        return answer(await pair().check(*entities, timeout=timeout))
+    except PairMQError as error:
+        return answer(error)
+
+
+class ReadinessApp:
+    """An ASGI application that answers every GET and HEAD with the readiness of a pair; to be mounted.
+
+    Args:
+        pair: gives the pair, as ``lambda: pair_of(app)``.
+        entities: paths of queues, or entities; without any, all that this process has used.
+        timeout: seconds that each side has to answer.
+    """
+
+    def __init__(self, pair: Callable[[], Pair], *entities: str | Entity, timeout: float = 5.0) -> None:
+        self._pair = pair
+        self._entities = entities
+        self._timeout = timeout
+
+    async def __call__(
+        self,
+        scope: Event,
+        receive: Callable[[], Awaitable[Event]],
+        send: Callable[[Event], Awaitable[None]],
+    ) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"a readiness check is asked for by HTTP, not by {scope['type']}")
+        if scope["method"] in ("GET", "HEAD"):
+            status, found = await ask(self._pair, self._entities, self._timeout)
+        else:
+            status, found = 405, {"reasons": ["GET and HEAD only"]}
+        body = json.dumps(found).encode()
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **NO_CACHE}
+        raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": status, "headers": raw})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})

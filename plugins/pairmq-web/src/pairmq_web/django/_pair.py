@@ -1,0 +1,87 @@
+"""One pair for each process of a Django project, made of ``settings.PAIRMQ`` at the first call."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any, Final
+
+from django.conf import settings
+
+from pairmq import ConfigurationError
+from pairmq.sync import Pair
+
+_KEYS: Final = ("CONFIG", "JOURNAL", "OPTIONS", "PRIMARY", "READY", "SECONDARY")
+
+_pair: Pair | None = None
+_lock = threading.Lock()
+
+
+def get_pair() -> Pair:
+    """Give the process's pair, open; any number of threads may share it.
+
+    A process that is forked from one with an open pair opens one of its own. It is closed when the process ends.
+
+    Raises:
+        ConfigurationError: a setting is wrong, or is missing.
+        TransportError: the secondary refuses to let the backlog queues be made. The next call tries again.
+    """
+    global _pair
+    pair = _pair
+    if pair is None:
+        with _lock:
+            pair = _pair
+            if pair is None:
+                pair = _made().open()
+                _pair = pair
+    return pair
+
+
+def close_pair() -> None:
+    """Close the process's pair; the next `get_pair` makes a new one. For tests, and before changed settings."""
+    global _pair
+    with _lock:
+        pair, _pair = _pair, None
+    if pair is not None:
+        pair.close()
+
+
+def given_settings() -> Mapping[str, Any]:
+    """Read ``settings.PAIRMQ``.
+
+    Returns:
+        Its entries; none where the project has no such setting, as everything may stand in ``PAIRMQ_*`` variables.
+
+    Raises:
+        ConfigurationError: it is no dict, or has an unknown key.
+    """
+    given = getattr(settings, "PAIRMQ", {})
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(f"settings.PAIRMQ is a {type(given).__name__}: it must be a dict")
+    unknown = sorted(str(key) for key in given if key not in _KEYS)
+    if unknown:
+        raise ConfigurationError(f"settings.PAIRMQ has unknown {', '.join(unknown)}: known are {', '.join(_KEYS)}")
+    options = given.get("OPTIONS", {})
+    if not isinstance(options, Mapping):
+        raise ConfigurationError("settings.PAIRMQ['OPTIONS'] must be a dict of options by name")
+    return given
+
+
+def _made() -> Pair:
+    given = given_settings()
+    return Pair.connect(
+        given.get("PRIMARY"),
+        given.get("SECONDARY"),
+        config=given.get("CONFIG"),
+        journal=given.get("JOURNAL"),
+        **given.get("OPTIONS", {}),
+    )
+
+
+def _in_child() -> None:
+    global _lock
+    _lock = threading.Lock()  # another thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_in_child)
