@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -95,7 +96,7 @@ def test_a_django_project_takes_orders_though_rabbitmq_is_killed(rabbit: RabbitS
 
 
 def take_orders(url: str, rabbit: RabbitServer, redis: RedisServer) -> None:
-    """Place orders through an outage and find all of them in the queue; the application is ready until both brokers die."""
+    """Place orders through an outage and find all of them; the application is ready until both brokers are dead."""
     with Pair.connect(rabbit.url, redis.url) as pair, httpx.Client(base_url=url, timeout=60) as client:
         pair.primary.admin.create(Entity("orders"))
         until(lambda: status(client) == 200)
@@ -145,3 +146,17 @@ def free_port() -> int:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
         return port
+
+
+@pytest.mark.parametrize(
+    ("page", "example"),
+    [
+        ("use-with-aio-pika.md", "aio_pika_orders.py"),
+        ("use-with-faststream.md", "faststream_orders.py"),
+        ("use-with-fastapi-and-django.md", "fastapi_orders.py"),
+        ("use-with-fastapi-and-django.md", "django_orders.py"),
+    ],
+)
+def test_the_page_prints_the_example_that_runs(page: str, example: str):
+    printed = re.findall(r"```python\n(.*?)```", (EXAMPLES.parent / page).read_text(), re.DOTALL)
+    assert (EXAMPLES / example).read_text() in printed
