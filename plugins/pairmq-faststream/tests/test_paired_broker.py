@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
 from aio_pika.exceptions import AMQPConnectionError, MethodNotImplemented, PublishError
 from aiormq.abc import DeliveredMessage
-from faststream import BaseMiddleware
+from faststream import BaseMiddleware, FastStream
 from faststream.rabbit import (
     Channel,
     ExchangeType,
@@ -24,7 +24,7 @@ from faststream.rabbit import (
 from faststream.redis import RedisBroker
 from pydantic import BaseModel
 
-from pairmq import ConfigurationError, Pair, PairOptions, Route
+from pairmq import ConfigurationError, Pair, PairClosed, PairOptions, Route
 from pairmq_faststream import PairedRabbitBroker, PairMiddleware
 from pairmq_rabbitmq.testing import RabbitServer
 
@@ -269,6 +269,43 @@ async def test_a_broker_of_ones_own_takes_the_middleware(rabbit: RabbitServer):
             await broker.declare_queue(RabbitQueue("orders", durable=True))
             await broker.publish("1", "orders")
     assert [receipt.route for receipt in receipts] == [Route.PRIMARY]
+
+
+@pytest.mark.real_server
+async def test_an_app_opens_and_closes_a_pair_of_its_own(rabbit: RabbitServer):
+    receipts: list[Any] = []
+    pair = Pair.connect(rabbit.url, "memory://hooks")
+    broker = RabbitBroker(rabbit.url, middlewares=[PairMiddleware(pair, on_receipt=receipts.append)])
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        async with pair:
+            yield
+
+    app = FastStream(broker, lifespan=lifespan)
+
+    @app.after_startup
+    async def publish() -> None:
+        await broker.declare_queue(RabbitQueue("orders", durable=True))
+        await broker.publish("1", "orders")
+        app.exit()
+
+    await app.run()
+    assert [receipt.route for receipt in receipts] == [Route.PRIMARY]
+    with pytest.raises(PairClosed):
+        await pair.open()
+
+
+@pytest.mark.real_server
+async def test_a_broker_can_be_started_again(make: Make):
+    broker = make()
+    await broker.start()
+    first = broker.pair
+    await broker.stop()
+    await broker.start()
+    assert broker.pair is not first
+    await broker.declare_queue(RabbitQueue("orders", durable=True))
+    assert (await broker.publish("1", "orders")).receipt.route is Route.PRIMARY
 
 
 async def test_an_app_is_tested_without_any_broker_as_before():

@@ -15,14 +15,22 @@ from aio_pika.exceptions import (
     AMQPConnectionError,
     ChannelInvalidStateError,
     ChannelNotFoundEntity,
+    ChannelPreconditionFailed,
     MethodNotImplemented,
     PublishError,
 )
 from aiormq.abc import DeliveredMessage
 from pamqp.commands import Basic
 
-from pairmq import Pair, PrimaryUnavailable, Route
-from pairmq_rabbitmq.paired import Confirmation, connect_robust, paired_exchange
+from pairmq import Entity, Pair, PrimaryUnavailable, Route
+from pairmq_rabbitmq.paired import (
+    Confirmation,
+    Publisher,
+    ReservedHeaderError,
+    _publisher,
+    connect_robust,
+    paired_exchange,
+)
 from pairmq_rabbitmq.testing import RabbitServer
 
 pytestmark = pytest.mark.real_server
@@ -297,3 +305,81 @@ async def test_a_pair_of_ones_own_stays_open(rabbit: RabbitServer):
         await connection.close()
         assert pair.states() == {}
         pair.sender("orders")
+
+
+async def test_a_program_starts_publishes_and_ends_while_the_primary_hangs(connect, rabbit: RabbitServer):
+    rabbit.pause()
+    try:
+        connection = await connect(timeout=1, attempt_timeout=1.0)
+        channel = await connection.channel()
+        confirmation = await channel.default_exchange.publish(aio_pika.Message(b"42"), "orders")
+        assert confirmation.receipt.route is Route.BACKLOG
+        await connection.close()
+    finally:
+        rabbit.resume()
+
+
+async def test_a_publish_under_a_memory_alarm_is_diverted(connect, rabbit: RabbitServer):
+    connection = await connect(attempt_timeout=1.0)
+    channel = await connection.channel()
+    await channel.declare_queue("orders", durable=True)
+    rabbit.block()
+    try:
+        confirmation = await channel.default_exchange.publish(aio_pika.Message(b"42"), "orders")
+        assert confirmation.receipt.route is Route.BACKLOG
+    finally:
+        rabbit.unblock()
+
+
+async def test_what_a_program_leaves_out_is_given_or_mended(connect, rabbit: RabbitServer):
+    connection = await connect()
+    channel = await connection.channel()
+    queue = await channel.declare_queue("orders", durable=True)
+    message = aio_pika.Message(b"", user_id="other", headers={"x-death": [{"count": 1}], "kept": 1})
+    await channel.default_exchange.publish(message, "orders")
+    [found] = await received(queue, 1)
+    assert found.message_id
+    assert (found.user_id, found.headers) == (None, {"amqp.user_id": "other", "kept": 1})
+    assert found.delivery_mode is aio_pika.DeliveryMode.PERSISTENT
+
+
+async def test_a_reserved_header_and_a_message_that_is_too_large_are_refused(connect):
+    connection = await connect()
+    channel = await connection.channel()
+    await channel.declare_queue("orders", durable=True)
+    exchange = channel.default_exchange
+    with pytest.raises(ReservedHeaderError):
+        await exchange.publish(aio_pika.Message(b"", headers={"x-ms-path": "other"}), "orders")
+    with pytest.raises(ChannelPreconditionFailed):
+        await exchange.publish(aio_pika.Message(b"", headers={"big": "x" * 140_000}), "orders")
+    await exchange.publish(aio_pika.Message(b"42"), "orders")
+
+
+async def test_many_tasks_share_an_exchange_through_an_outage(connect, rabbit: RabbitServer):
+    connection = await connect()
+    channel = await connection.channel()
+    queue = await channel.declare_queue("orders", durable=True)
+
+    async def publish(number: int) -> None:
+        await channel.default_exchange.publish(aio_pika.Message(str(number).encode()), "orders")
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(300):
+            tasks.create_task(publish(number))
+            if number == 100:
+                await asyncio.to_thread(rabbit.go_down)
+    rabbit.come_up()
+    bodies: set[bytes] = set()
+    while len(bodies) < 300:
+        bodies |= {message.body for message in await received(queue, 1)}
+
+
+async def test_senders_of_names_long_unused_are_let_go(rabbit: RabbitServer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_publisher, "_MOST_SENDERS", 2)
+    async with Pair.connect(rabbit.url, "memory://names") as pair:
+        publisher = Publisher(pair)
+        for name in ("a", "b", "c"):
+            await pair.primary.admin.create(Entity(name))
+        for name in ("a", "b", "c", "a"):
+            assert (await publisher.publish(aio_pika.Message(b""), name)).receipt.route is Route.PRIMARY
+        assert [entity.path for entity in publisher._senders] == ["c", "a"]

@@ -62,6 +62,8 @@ def given_settings() -> Mapping[str, Any]:
     unknown = sorted(str(key) for key in given if key not in _KEYS)
     if unknown:
         raise ConfigurationError(f"settings.PAIRMQ has unknown {', '.join(unknown)}: known are {', '.join(_KEYS)}")
+    if not isinstance(given.get("READY", ()), list | tuple):
+        raise ConfigurationError("settings.PAIRMQ['READY'] must be a list of paths of queues, or of entities")
     options = given.get("OPTIONS", {})
     if not isinstance(options, Mapping):
         raise ConfigurationError("settings.PAIRMQ['OPTIONS'] must be a dict of options by name")
