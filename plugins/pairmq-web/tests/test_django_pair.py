@@ -140,3 +140,28 @@ with override_settings(PAIRMQ=given):
     print(b"127.0.0.1:1" in body, b"hunter2" in body)
 """
     assert program(text) == ["True False"]
+
+
+@pytest.mark.real_server
+def test_settings_that_a_test_overrides_bring_a_new_pair(program):
+    text = """
+before = get_pair()
+with override_settings(PAIRMQ={**GIVEN, "OPTIONS": {"send_timeout": 7}}):
+    print(get_pair() is before, get_pair().options.send_timeout)
+print(get_pair().options.failover_interval)
+"""
+    assert program(text) == ["False 7.0", "0.0"]
+
+
+def test_a_fork_while_another_thread_opens_the_pair_leaves_a_child_that_works(program):
+    text = """
+from pairmq_web.django import _pair
+
+with _pair._lock:  # as a thread holds it that opens the pair
+    child = os.fork()
+    if child == 0:
+        close_pair()
+        os._exit(0)
+print(os.waitpid(child, 0)[1])
+"""
+    assert program(text) == ["0"]
