@@ -125,8 +125,8 @@ async def test_publishers_and_routers_go_through_the_pair(make: Make, rabbit: Ra
     broker.include_router(router)
     await broker.start()
     await broker.publish(Order(number=1), "orders")
-    await until(lambda: bills == ["bill 1"])
-    assert [receipt.entity.path for receipt in receipts] == ["orders", "bills"]
+    await until(lambda: bills == ["bill 1"] and len(receipts) == 2)
+    assert {receipt.entity.path for receipt in receipts} == {"orders", "bills"}  # either confirm may come first
 
 
 @pytest.mark.real_server
@@ -144,7 +144,7 @@ async def test_a_reply_to_a_queue_goes_through_the_pair(make: Make, rabbit: Rabb
     await until(lambda: len(receipts) == 2)
     message = await answers.get(no_ack=True)
     assert (message.body, message.correlation_id) == (b"done", "c")
-    assert receipts[1].entity.path == "answers"
+    assert {receipt.entity.path for receipt in receipts} == {"orders", "answers"}
 
 
 @pytest.mark.real_server
@@ -160,6 +160,7 @@ async def test_a_request_is_answered_by_faststream_itself(make: Make):
     await broker.start()
     assert await (await broker.request(Order(number=1), "orders", timeout=20)).decode() == "done"
     assert await (await publisher.request(Order(number=1), timeout=20)).decode() == "done"
+    await broker.stop()  # which waits for the subscriber: an answer is there before its receipt
     assert receipts == []
 
 
@@ -245,7 +246,7 @@ async def test_a_broker_that_only_publishes_can_be_entered_without_rabbitmq(make
     rabbit.go_down()
     try:
         async with make(start_timeout=2.0) as broker:
-            confirmation = await broker.publish("1", "orders")
+            confirmation = await broker.publish({"order": Order(number=1)}, "orders")
             assert confirmation.receipt.route is Route.BACKLOG
     finally:
         rabbit.come_up()
@@ -302,8 +303,9 @@ async def test_a_broker_can_be_started_again(make: Make):
     await broker.start()
     first = broker.pair
     await broker.stop()
+    with pytest.raises(PairClosed):
+        first.sender("orders")
     await broker.start()
-    assert broker.pair is not first
     await broker.declare_queue(RabbitQueue("orders", durable=True))
     assert (await broker.publish("1", "orders")).receipt.route is Route.PRIMARY
 

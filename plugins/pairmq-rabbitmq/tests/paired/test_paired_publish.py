@@ -383,3 +383,32 @@ async def test_senders_of_names_long_unused_are_let_go(rabbit: RabbitServer, mon
         for name in ("a", "b", "c", "a"):
             assert (await publisher.publish(aio_pika.Message(b""), name)).receipt.route is Route.PRIMARY
         assert [entity.path for entity in publisher._senders] == ["c", "a"]
+
+
+async def test_a_channel_that_is_made_in_the_middle_of_an_outage_publishes(connect, rabbit: RabbitServer):
+    connection = await connect()
+    rabbit.go_down()
+    try:
+        while connection.connected.is_set():
+            await asyncio.sleep(0.01)
+        channel = await connection.channel()
+        confirmation = await channel.default_exchange.publish(aio_pika.Message(b"42"), "orders")
+        assert confirmation.receipt.route is Route.BACKLOG
+    finally:
+        rabbit.come_up()
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.05, 0.5])
+async def test_a_connect_that_is_cancelled_leaves_nothing_open(rabbit: RabbitServer, delay: float):
+    before = asyncio.all_tasks()
+    rabbit.pause()
+    try:
+        connecting = asyncio.create_task(connect_robust(rabbit.url, secondary="memory://cancelled", timeout=30))
+        await asyncio.sleep(delay)  # wherever it is by then
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+        while asyncio.all_tasks() != before:
+            await asyncio.sleep(0.01)
+    finally:
+        rabbit.resume()

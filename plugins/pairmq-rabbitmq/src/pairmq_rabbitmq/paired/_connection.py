@@ -158,28 +158,35 @@ async def connect_robust(
     publisher = Publisher(made, on_receipt)
     limit = _CONNECT_TIMEOUT if timeout is None else timeout
 
-    def connection(fail_fast: bool) -> PairedConnection:
+    def connection(*, fail_fast: bool) -> PairedConnection:
         settings = {**kwargs, "fail_fast": "1" if fail_fast else "0"}
         return PairedConnection(
-            where, publisher=publisher, owned=pair is None, ssl_context=ssl_context,
-            client_properties=client_properties, **settings,
-        )  # fmt: skip
+            where,
+            publisher=publisher,
+            owned=pair is None,
+            ssl_context=ssl_context,
+            client_properties=client_properties,
+            **settings,
+        )
 
+    made_connection: PairedConnection | None = None
     try:
         await made.open()
-        first = connection(fail_fast=True)
+        made_connection = connection(fail_fast=True)
         try:
-            await first.connect(limit)
+            await made_connection.connect(limit)
         except _REFUSALS:
             raise
         except CONNECTION_EXCEPTIONS:
-            first = connection(fail_fast=False)
-            first.connect_soon(limit)
+            made_connection = connection(fail_fast=False)
+            made_connection.connect_soon(limit)
     except BaseException:
-        if pair is None:
+        if made_connection is not None:
+            await made_connection.close()
+        elif pair is None:
             await made.close()
         raise
-    return first
+    return made_connection
 
 
 def pair_url(url: URL, ssl_context: SSLContext | None = None) -> str:
