@@ -253,6 +253,23 @@ async def test_a_broker_that_only_publishes_can_be_entered_without_rabbitmq(make
 
 
 @pytest.mark.real_server
+@pytest.mark.parametrize("delay", [0.0, 0.3, 1.5])
+async def test_a_start_that_is_given_up_leaves_nothing_behind(make: Make, rabbit: RabbitServer, delay: float):
+    before = asyncio.all_tasks()
+    rabbit.pause()  # so that connecting takes as long as it may
+    try:
+        broker = make(start_timeout=1.0)
+        starting = asyncio.create_task(broker.start())
+        await asyncio.sleep(delay)  # wherever it is by then: at the pair, at its first attempt, or between two
+        starting.cancel()
+        await asyncio.wait((starting,))
+        await broker.stop()
+        await until(lambda: asyncio.all_tasks() == before)
+    finally:
+        rabbit.resume()
+
+
+@pytest.mark.real_server
 async def test_a_wrong_password_is_told_at_once_and_leaves_nothing_open(rabbit: RabbitServer):
     broker = PairedRabbitBroker(rabbit.url_for("guest", "wrong"), secondary="memory://refused", options=OPTIONS)
     with pytest.raises(AMQPConnectionError):

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Any, Final, Self, cast
 
+from aio_pika import RobustConnection
 from aio_pika.exceptions import (
     AMQPConnectionError,
     AuthenticationError,
@@ -59,6 +60,8 @@ class PairedRabbitBroker(RabbitBroker):
         **kwargs: Any,
     ) -> None:
         super().__init__(url, middlewares=(*middlewares, self._scope), **kwargs)
+        self._connection_kwargs["connection_class"] = self._hold
+        self._held: RobustConnection | None = None
         self._make_pair = make_pair or self._connected_pair
         self._secondary = secondary
         self._pair_options = options
@@ -128,6 +131,11 @@ class PairedRabbitBroker(RabbitBroker):
             return BaseMiddleware(msg, context=context)
         return self._middleware(msg, context=context)
 
+    def _hold(self, *args: Any, **kwargs: Any) -> RobustConnection:
+        """Make aio-pika's connection and hold it: one whose maker gave up goes on connecting until it is closed."""
+        self._held = RobustConnection(*args, **kwargs)
+        return self._held
+
     def _connected_pair(self) -> Pair:
         given = self._connection_kwargs
         primary = pair_url(URL(given["url"]), given.get("ssl_context"))
@@ -168,6 +176,10 @@ class PairedRabbitBroker(RabbitBroker):
             # Half of the subscribers may have begun: all of them begin again.
             with contextlib.suppress(Exception):
                 await super().stop()
+            held, self._held = self._held, None
+            if held is not None:
+                with contextlib.suppress(Exception):
+                    await held.close()
             raise
 
     async def _keep_trying(self, step: Callable[[], Awaitable[Any]]) -> None:
