@@ -1,0 +1,315 @@
+"""A channel that publishes through the pair, and leaves all else to one of py-amqp's that is opened when needed."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from amqp.exceptions import ChannelError, RecoverableConnectionError
+from amqp.exceptions import ConnectionError as AMQPConnectionError
+from amqp.protocol import queue_declare_ok_t
+from kombu.transport import base, pyamqp
+
+from pairmq_kombu._errors import QueueMissing
+from pairmq_kombu._message import NotCarried
+from pairmq_kombu._process import PairOfProcess
+from pairmq_kombu._routing import Exchange, routed
+
+_log = logging.getLogger(__name__)
+
+LINK_ERRORS: tuple[type[Exception], ...] = (OSError, RecoverableConnectionError, AMQPConnectionError)
+"""What a primary that is away looks like to py-amqp; a time limit that has passed is an `OSError`."""
+
+_warned: set[tuple[str, str, str]] = set()
+
+
+class Links(Protocol):
+    """The connection of a channel."""
+
+    client: Any
+
+    def link(self) -> Any:
+        """Give py-amqp's connection to the primary; raises its errors."""
+        ...
+
+    def drop_link(self) -> None:
+        """Give up a connection to the primary that has failed."""
+        ...
+
+
+class PairedChannel(base.StdChannel):
+    """What Kombu's producers and consumers work on.
+
+    `basic_publish` sends what is meant to outlive an outage through the pair. Declarations of durable queues and
+    exchanges are put off while the primary is away. Everything else is done by a channel of the connection to the
+    primary, and raises py-amqp's errors as it always did.
+
+    Args:
+        connection: whose channel it is.
+        process: the pair and what goes with it.
+    """
+
+    Message = pyamqp.Message
+
+    def __init__(self, connection: Links, process: PairOfProcess) -> None:
+        self.connection: Links | None = connection
+        self.events: dict[str, set[Callable[..., object]]] = defaultdict(set)
+        self._process = process
+        self._real: Any = None
+
+    # Publishing.
+
+    def basic_publish(
+        self,
+        msg: Any,
+        exchange: str = "",
+        routing_key: str = "",
+        mandatory: bool = False,
+        immediate: bool = False,
+        timeout: float | None = None,
+        confirm_timeout: float | None = None,
+        **more: Any,
+    ) -> object:
+        """Publish one message, and return once a broker has confirmed it, if it goes through the pair.
+
+        Args:
+            msg: as `prepare_message` made it.
+            exchange: the exchange's name; empty for the default exchange.
+            routing_key: the routing key.
+            mandatory: asked of the primary; through the pair a message that no queue takes is always an error.
+            immediate: asked of the primary.
+            timeout: seconds for everything; None for the pair's ``send_timeout``.
+            confirm_timeout: asked of the primary.
+            more: asked of the primary.
+
+        Returns:
+            The receipt of a message that went through the pair.
+
+        Raises:
+            PublishRefused: no broker has it.
+            PublishUnknown: one may have it, or not.
+            QueueMissing: the primary has no such queue or exchange.
+            OSError: it does not go through the pair, and the primary is away.
+        """
+        try:
+            found = routed(msg, exchange, routing_key, self._process.exchanges)
+        except NotCarried as problem:
+            _warn_once(exchange, routing_key, str(problem))
+            found = None
+        if found is None:
+            return self._on_link().basic_publish(
+                msg,
+                exchange=exchange,
+                routing_key=routing_key,
+                mandatory=mandatory,
+                immediate=immediate,
+                timeout=timeout,
+                confirm_timeout=confirm_timeout,
+                **more,
+            )
+        self._make_up()
+        try:
+            return self._process.send(*found, timeout)
+        except QueueMissing:
+            # Kombu remembers what it has declared, and the broker has lost it: it is to be declared once more.
+            if self.connection is not None:
+                self.connection.client.declared_entities.clear()
+            raise
+
+    def prepare_message(
+        self,
+        body: Any,
+        priority: int | None = None,
+        content_type: str | None = None,
+        content_encoding: str | None = None,
+        headers: dict[str, Any] | None = None,
+        properties: dict[str, Any] | None = None,
+    ) -> Any:
+        """Put a message together, as Kombu's channel for py-amqp does."""
+        prepare: Any = pyamqp.Channel.prepare_message
+        return prepare(self, body, priority, content_type, content_encoding, headers, properties)
+
+    def prepare_queue_arguments(self, arguments: Any, **kwargs: Any) -> Any:
+        """Translate Kombu's queue arguments to RabbitMQ's."""
+        return base.to_rabbitmq_queue_arguments(arguments, **kwargs)
+
+    def message_to_python(self, raw_message: Any) -> Any:
+        """Make Kombu's message of what py-amqp has received."""
+        make: Any = self.Message
+        return make(raw_message, channel=self)
+
+    # Declaring.
+
+    def queue_declare(
+        self,
+        queue: str = "",
+        passive: bool = False,
+        durable: bool = False,
+        exclusive: bool = False,
+        auto_delete: bool = True,
+        nowait: bool = False,
+        arguments: Any = None,
+        **more: Any,
+    ) -> Any:
+        """Declare a queue, now or, if it is a durable one and the primary is away, when the primary is back."""
+        asked = {
+            "queue": queue,
+            "passive": passive,
+            "durable": durable,
+            "exclusive": exclusive,
+            "auto_delete": auto_delete,
+            "nowait": nowait,
+            "arguments": arguments,
+            **more,
+        }
+        lasting = bool(queue) and durable and not (passive or exclusive or auto_delete)
+        return self._declare("queue_declare", asked, lasting, queue_declare_ok_t(queue, 0, 0))
+
+    def exchange_declare(
+        self,
+        exchange: str,
+        type: str,
+        passive: bool = False,
+        durable: bool = False,
+        auto_delete: bool = True,
+        nowait: bool = False,
+        arguments: Any = None,
+        **more: Any,
+    ) -> Any:
+        """Declare an exchange, now or, if it is a durable one and the primary is away, when the primary is back."""
+        asked = {
+            "exchange": exchange,
+            "type": type,
+            "passive": passive,
+            "durable": durable,
+            "auto_delete": auto_delete,
+            "nowait": nowait,
+            "arguments": arguments,
+            **more,
+        }
+        lasting = durable and not (passive or auto_delete)
+        made = self._declare("exchange_declare", asked, lasting, None)
+        if not passive:
+            self._process.exchanges[exchange] = Exchange(type, lasting)
+        return made
+
+    def queue_bind(
+        self,
+        queue: str,
+        exchange: str = "",
+        routing_key: str = "",
+        nowait: bool = False,
+        arguments: Any = None,
+        **more: Any,
+    ) -> Any:
+        """Bind a queue, now or, if its exchange is a durable one and the primary is away, when the primary is back."""
+        asked = {
+            "queue": queue,
+            "exchange": exchange,
+            "routing_key": routing_key,
+            "nowait": nowait,
+            "arguments": arguments,
+            **more,
+        }
+        known = self._process.exchanges.get(exchange)
+        return self._declare("queue_bind", asked, known is not None and known.durable, None)
+
+    def _declare(self, method: str, arguments: dict[str, Any], lasting: bool, presumed: Any) -> Any:
+        """Declare something.
+
+        Args:
+            method: of py-amqp's channel.
+            arguments: its arguments.
+            lasting: whether it is there for good, and can be declared later as well.
+            presumed: what is returned when it is put off.
+        """
+        if not lasting:
+            return getattr(self._on_link(), method)(**arguments)
+        if not self._process.is_away:
+            try:
+                return self._patiently(method, arguments)
+            except LINK_ERRORS as error:
+                _log.info("%s is put off: the primary is away (%s)", method, type(error).__name__)
+        self._process.postpone(method, arguments)
+        return presumed
+
+    def _make_up(self) -> None:
+        """Declare what was put off, once the primary is there."""
+        if not self._process.postponed or self._process.is_away:
+            return
+        for key, (method, arguments) in list(self._process.postponed.items()):
+            try:
+                self._patiently(method, arguments)
+            except LINK_ERRORS:
+                return
+            except ChannelError as error:
+                _log.warning("%s was put off, and the primary refuses it now: %s", method, error)
+            self._process.postponed.pop(key, None)
+
+    def _patiently(self, method: str, arguments: dict[str, Any]) -> Any:
+        """Call a method of the channel on the primary; once more on a new connection, if the first died unseen."""
+        fresh = self._real is None
+        try:
+            return getattr(self._on_link(), method)(**arguments)
+        except LINK_ERRORS as error:
+            again = not (fresh or isinstance(error, TimeoutError))
+            self._lost(away=not again)
+            if not again:
+                raise
+        try:
+            return getattr(self._on_link(), method)(**arguments)
+        except LINK_ERRORS:
+            self._lost(away=True)
+            raise
+
+    # The channel for all else.
+
+    def __getattr__(self, name: str) -> Any:
+        # Looked up in the class first, so that to ask whether there is such a method connects to nothing.
+        if name.startswith("_") or not hasattr(pyamqp.Channel, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._on_link(), name)
+
+    def _on_link(self) -> Any:
+        """The channel on the connection to the primary, open."""
+        if self.connection is None:
+            raise RecoverableConnectionError("the channel is closed")
+        link = self.connection.link()
+        if self._real is None or self._real.connection is not link:
+            self._real = link.channel()
+        return self._real
+
+    def _lost(self, *, away: bool) -> None:
+        self._real = None
+        if self.connection is not None:
+            self.connection.drop_link()
+        if away:
+            self._process.failed()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used: the primary need not be there."""
+        return self.connection is not None
+
+    def close(self, *arguments: Any, **kwargs: Any) -> None:
+        """Close the channel; its messages that nobody has acknowledged go back to their queues."""
+        real, self._real = self._real, None
+        self.connection = None
+        if real is not None and real.connection is not None:
+            real.close(*arguments, **kwargs)
+
+    def collect(self) -> None:
+        """Forget it, without a word to the broker."""
+        self._real = None
+        self.connection = None
+
+
+def _warn_once(exchange: str, routing_key: str, problem: str) -> None:
+    where = f"the exchange {exchange!r}" if exchange else f"the queue {routing_key!r}"
+    known = (exchange, routing_key if not exchange else "", problem)
+    if known in _warned or len(_warned) >= 1000:
+        return
+    _warned.add(known)
+    _log.warning("a message for %s goes to the primary only, not through the pair: %s", where, problem)

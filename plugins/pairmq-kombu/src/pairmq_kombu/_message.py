@@ -1,0 +1,143 @@
+"""A message of py-amqp as PairMQ's, so that it reaches its consumer as py-amqp itself would have written it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any, Final
+
+from pairmq import Message
+
+PERSISTENT: Final = 2
+"""The delivery mode of messages that outlive their broker."""
+
+# Property of AMQP 0-9-1, field of Message.
+_TEXTS = (
+    ("content_type", "content_type"),
+    ("content_encoding", "content_encoding"),
+    ("correlation_id", "correlation_id"),
+    ("reply_to", "reply_to"),
+    ("message_id", "message_id"),
+    ("type", "subject"),
+)
+_APP_ID, _TIMESTAMP = "amqp.app_id", "amqp.timestamp"
+
+# Headers that PairMQ's RabbitMQ transport does not write as they are: it gives these names to fields of its own, or
+# keeps them from a broker that would act on them. Its readers get them back, but py-amqp is none of them.
+_NOT_CARRIED = frozenset(
+    (
+        *("BCC", "CC", "application-properties", "application-property-types", "content-encoding", "content-type"),
+        *("correlation-id", "group-id", "message-id", "reply-to", "reply-to-group-id", "subject", "to", "ttl"),
+        *("x-acquired-count", "x-dead-letter-description", "x-dead-letter-reason", "x-death", "x-delivery-count"),
+        *("x-opt-partition-key", "x-opt-scheduled-enqueue-time", "x-pairmq-unreadable"),
+    )
+)
+_NOT_CARRIED_PREFIXES = ("amqp.", "x-first-death-", "x-last-death-", "x-ms-", "x-pairmq-")
+_MILLISECONDS = re.compile("[1-9][0-9]{0,9}")
+_MAX_EXPIRATION_MS = 2**32 - 1
+
+
+class NotCarried(ValueError):
+    """A pair would not bring this message home as it is; the text says what stands against it."""
+
+
+def to_pairmq(message: Any, subject: str | None = None) -> Message:
+    """Read what Kombu has prepared for publishing.
+
+    Args:
+        message: an `amqp.Message`; left as it is.
+        subject: what the message's ``type`` must be, as the routing key of an exchange travels in it; None leaves the
+            message's own.
+
+    Returns:
+        The message: published by PairMQ's RabbitMQ transport its consumer gets the body, properties and headers that
+        py-amqp would have written, and a ``message_id`` if it had none.
+
+    Raises:
+        NotCarried: it holds something of which that is not so.
+    """
+    properties = {name: value for name, value in message.properties.items() if value is not None}
+    if properties.pop("delivery_mode", None) != PERSISTENT:
+        raise NotCarried("it is not persistent")
+    fields: dict[str, Any] = {"body": _body(message.body, properties)}
+    for name, field in _TEXTS:
+        if name in properties:
+            fields[field] = properties.pop(name)
+    if subject is not None and fields.setdefault("subject", subject) != subject:
+        raise NotCarried("its type is not its routing key")
+    if "priority" in properties:
+        fields["priority"] = properties.pop("priority")
+    if "expiration" in properties:
+        fields["time_to_live"] = _seconds(properties.pop("expiration"))
+    headers = _headers(properties.pop("application_headers", None) or {})
+    if "app_id" in properties:
+        headers[_APP_ID] = properties.pop("app_id")
+    if "timestamp" in properties:
+        headers[_TIMESTAMP] = _instant(properties.pop("timestamp"))
+    if properties:
+        raise NotCarried(f"it has the property {', '.join(sorted(properties))}")
+    try:
+        return Message(application_properties=headers, **fields)
+    except (TypeError, ValueError) as error:
+        raise NotCarried(str(error)) from None
+
+
+def _body(body: object, properties: dict[str, Any]) -> bytes:
+    if isinstance(body, str):
+        encoding = properties.setdefault("content_encoding", "utf-8")
+        try:
+            return body.encode(encoding)
+        except (LookupError, UnicodeEncodeError) as error:
+            raise NotCarried(f"its body is no {encoding}") from error
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body)
+    raise NotCarried(f"its body is a {type(body).__name__}")
+
+
+def _seconds(expiration: object) -> float:
+    if isinstance(expiration, str) and _MILLISECONDS.fullmatch(expiration):
+        ms = int(expiration)
+        if ms <= _MAX_EXPIRATION_MS:
+            return ms / 1000
+    # 0 too: such a message is for a consumer that waits, and for no backlog.
+    raise NotCarried(f"it expires after {expiration!r} ms")
+
+
+def _headers(headers: Mapping[Any, Any]) -> dict[str, Any]:
+    for name in headers:
+        if name in _NOT_CARRIED or (isinstance(name, str) and name.startswith(_NOT_CARRIED_PREFIXES)):
+            raise NotCarried(f"it has the header {name!r}")
+    return {name: _value(name, value) for name, value in headers.items()}
+
+
+def _value(name: object, value: object) -> Any:
+    """Bring a header's value to the type that py-amqp's reader gives, as PairMQ keeps bytes and strings apart."""
+    if value is None or isinstance(value, bool | Decimal):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise NotCarried(f"its header {name!r} holds bytes that are no UTF-8") from None
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, datetime):
+        return _instant(value)
+    if isinstance(value, dict):
+        return {key: _value(name, entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_value(name, entry) for entry in value]
+    raise NotCarried(f"its header {name!r} holds a {type(value).__name__}")
+
+
+def _instant(at: object) -> datetime:
+    """Read an instant as py-amqp writes it: without a zone it is in UTC, and fractions of a second are left out."""
+    if not isinstance(at, datetime):
+        raise NotCarried(f"it has a timestamp that is a {type(at).__name__}")
+    return (at.replace(tzinfo=UTC) if at.tzinfo is None else at).replace(microsecond=0)

@@ -1,0 +1,150 @@
+"""What all connections of a process to one pair share: the pair, its senders, and what is known of the primary."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any, Final
+
+from pairmq import ConfigurationError, Entity, Message, PairClosed, PairFaulted, PairMQError, Receipt
+from pairmq.sync import Pair, PairSender
+from pairmq_kombu._errors import kombu_error
+from pairmq_kombu._routing import Exchange
+from pairmq_kombu._settings import PairSettings
+
+RETRY_INTERVAL: Final = 0.5
+"""Seconds between two attempts of this process to connect to a primary that did not let it."""
+
+DECLARE_INTERVAL: Final = 5.0
+"""Seconds for which declarations are put off without an attempt, after one to reach the primary has failed."""
+
+
+class PairOfProcess:
+    """A pair that is opened by the first publish, and what its connections have in common.
+
+    Safe to share between threads, and over a fork, as `pairmq.sync.Pair` is.
+
+    Args:
+        settings: what makes the pair.
+
+    Raises:
+        ConfigurationError: a setting can't work.
+    """
+
+    def __init__(self, settings: PairSettings) -> None:
+        self._settings = settings
+        self._pair = settings.connect()
+        self._senders: dict[Entity, PairSender] = {}
+        self._failed_at: float | None = None
+        self.exchanges: dict[str, Exchange] = {}
+        self.postponed: dict[str, tuple[str, dict[str, Any]]] = {}
+
+    @property
+    def pair(self) -> Pair:
+        """The pair."""
+        return self._pair
+
+    def send(self, entity: Entity, message: Message, timeout: float | None) -> Receipt:
+        """Send through the pair, which the first send opens.
+
+        Args:
+            entity: where it goes.
+            message: what goes there.
+            timeout: seconds for everything; None for the pair's ``send_timeout``.
+
+        Raises:
+            PublishRefused, PublishUnknown, QueueMissing: how it ended, with PairMQ's error as ``__cause__``.
+            ConfigurationError: this pair contradicts another one of the process.
+        """
+        try:
+            self._pair.open()
+            sender = self._senders.get(entity)
+            if sender is None:
+                sender = self._senders[entity] = self._pair.sender(entity.path, kind=entity.kind)
+            return sender.send(message, timeout=timeout)
+        except ConfigurationError:
+            raise
+        except PairMQError as error:
+            if isinstance(error, PairClosed | PairFaulted):
+                self._renew()
+            raise kombu_error(error) from error
+
+    def close(self) -> None:
+        """End the pair; the next send makes a new one."""
+        self._pair.close()
+        self._renew()
+
+    def _renew(self) -> None:
+        # A pair that has ended stays so; the next publish may find brokers that work.
+        self._senders = {}
+        self._pair = self._settings.connect()
+
+    # The primary, as the connections for all else have found it.
+
+    def reached(self) -> None:
+        """A connection to the primary was made."""
+        self._failed_at = None
+
+    def failed(self) -> None:
+        """The primary did not take a connection, or lost one."""
+        self._failed_at = time.monotonic()
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the primary was not there a moment ago."""
+        return self._failed_at is not None and time.monotonic() < self._failed_at + DECLARE_INTERVAL
+
+    def pace(self) -> None:
+        """Wait until the primary may be tried again.
+
+        Kombu's own waits stand between attempts to connect. A connection to a pair is there at once, so that a command
+        to a primary that is away would be tried again without a pause, for ever where the policy has no limit.
+        """
+        if self._failed_at is not None:
+            time.sleep(max(0.0, self._failed_at + RETRY_INTERVAL - time.monotonic()))
+
+    # Declarations.
+
+    def postpone(self, method: str, arguments: dict[str, Any]) -> None:
+        """Keep a declaration for when the primary is back.
+
+        Args:
+            method: of py-amqp's channel.
+            arguments: its arguments.
+        """
+        self.postponed[f"{method}{sorted(arguments.items(), key=str)}"] = (method, arguments)
+
+
+_lock = threading.Lock()
+_pairs: dict[PairSettings, PairOfProcess] = {}
+
+
+def pair_of_process(settings: PairSettings) -> PairOfProcess:
+    """Give the process's pair of these settings.
+
+    Raises:
+        ConfigurationError: a setting can't work.
+    """
+    with _lock:
+        found = _pairs.get(settings)
+        if found is None:
+            found = _pairs[settings] = PairOfProcess(settings)
+        return found
+
+
+def close_pairs() -> None:
+    """Close all pairs of this process; publishing opens new ones."""
+    with _lock:
+        pairs = list(_pairs.values())
+        _pairs.clear()
+    for pair in pairs:
+        pair.close()
+
+
+def _in_child() -> None:
+    global _lock
+    _lock = threading.Lock()  # another thread may have held it
+
+
+os.register_at_fork(after_in_child=_in_child)

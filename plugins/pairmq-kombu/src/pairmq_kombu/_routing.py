@@ -1,0 +1,69 @@
+"""Which publishes go through the pair, and to which entity.
+
+A message for the default exchange goes to the queue that its routing key names, which is how Celery sends a task. One
+for a durable direct or topic exchange goes to that exchange, which is a topic to PairMQ, with the routing key as its
+subject. All else goes to the primary as if there were no pair: remote control, events and replies are for those who
+listen now, and come late would do harm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pairmq import Entity, EntityKind, Message
+from pairmq_kombu._message import PERSISTENT, NotCarried, to_pairmq
+
+_ROUTED_TYPES = frozenset(("direct", "topic"))
+_SYSTEM = ("amq.", "pairmq.")
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What this process has declared an exchange to be.
+
+    Args:
+        type: ``direct``, ``topic``, ``fanout`` or another one.
+        durable: whether it outlives its broker.
+    """
+
+    type: str
+    durable: bool
+
+
+def routed(
+    message: Any, exchange: str, routing_key: str, declared: dict[str, Exchange]
+) -> tuple[Entity, Message] | None:
+    """Find out where a publish goes through the pair.
+
+    Args:
+        message: an `amqp.Message`.
+        exchange: its name; empty for the default exchange.
+        routing_key: the routing key.
+        declared: exchanges that this process has declared.
+
+    Returns:
+        The entity and the message for it; None for what is not meant to outlive an outage.
+
+    Raises:
+        NotCarried: it is, but a pair can't carry it.
+    """
+    if message.properties.get("delivery_mode") != PERSISTENT:
+        return None
+    if not exchange:
+        return _entity(routing_key, EntityKind.QUEUE), to_pairmq(message)
+    known = declared.get(exchange)
+    if known is None:
+        raise NotCarried("this process has not declared the exchange, so that its type is not known")
+    if not known.durable or known.type not in _ROUTED_TYPES:
+        return None
+    return _entity(exchange, EntityKind.TOPIC), to_pairmq(message, routing_key or None)
+
+
+def _entity(path: str, kind: EntityKind) -> Entity:
+    if path.startswith(_SYSTEM):
+        raise NotCarried("it belongs to the broker")
+    try:
+        return Entity(path, kind)
+    except ValueError as error:
+        raise NotCarried(str(error)) from None
