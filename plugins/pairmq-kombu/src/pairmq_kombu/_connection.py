@@ -75,6 +75,7 @@ class PairedConnection:
             # The parent's: closing it here would close it there.
             self._link, self._made_in = None, os.getpid()
         if self._link is None or not self._link.connected:
+            self.drop_link()
             self._process.pace()
             hostname = self.client.hostname
             try:
@@ -104,9 +105,12 @@ class PairedConnection:
     def close(self, *arguments: Any, **kwargs: Any) -> None:
         """Close it; the pair stays open for the process."""
         link = self._end()
-        if link is not None and link.connected:
+        if link is None:
+            return
+        if link.connected:
             with suppress(*LINK_ERRORS):
                 link.close(*arguments, **kwargs)
+        link.collect()
 
     def collect(self) -> None:
         """Close it without a word to the broker."""

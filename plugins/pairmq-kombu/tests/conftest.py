@@ -1,0 +1,68 @@
+"""A real RabbitMQ primary, kept for the run, a real Redis secondary, and what publishes and consumes between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import kombu
+import pytest
+
+import pairmq_kombu
+from pairmq_kombu._process import close_pairs
+from pairmq_rabbitmq.testing import RabbitServer, pool
+from pairmq_redis.testing import RedisServer
+
+assert pairmq_kombu.__all__  # imported for what it makes known to Kombu
+
+
+@pytest.fixture(scope="session")
+def rabbit_servers() -> Iterator[Callable[[int], list[RabbitServer]]]:
+    """Gives any number of servers that run and hold nothing, the same ones each time: ask once in a test."""
+    yield pool.take
+    pool.close()
+
+
+@pytest.fixture
+def rabbit(rabbit_servers: Callable[[int], list[RabbitServer]]) -> RabbitServer:
+    """One server that runs and holds nothing."""
+    return rabbit_servers(1)[0]
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    """A fresh server."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def options(redis: RedisServer) -> dict[str, Any]:
+    """Transport options of a pair that fails over at once and brings its own backlog home."""
+    return {
+        "pairmq": {
+            "secondary": redis.url,
+            "failover_interval": 0,
+            "ping_primary_interval": 0.2,
+            "backlog_queue_count": 2,
+            "send_timeout": 20,
+            "attempt_timeout": 3,
+            "enable_syphon": True,
+        }
+    }
+
+
+@pytest.fixture
+def paired(rabbit: RabbitServer, options: dict[str, Any]) -> Iterator[kombu.Connection]:
+    """A connection through the pair."""
+    url = rabbit.url.replace("amqp://", "pairmq://")
+    with kombu.Connection(url, transport_options=options, connect_timeout=4) as connection:
+        yield connection
+    close_pairs()
+
+
+@pytest.fixture
+def plain(rabbit: RabbitServer) -> Iterator[kombu.Connection]:
+    """A connection to the primary with Kombu's own transport."""
+    with kombu.Connection(rabbit.url) as connection:
+        yield connection

@@ -1,0 +1,235 @@
+"""Publishing with Kombu through a pair of real brokers: the same messages, whatever becomes of the primary."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from types import SimpleNamespace
+from typing import Any
+
+import kombu
+import pytest
+from kombu.exceptions import OperationalError
+
+from pairmq import Route
+from pairmq.model import Source
+from pairmq_kombu import PublishRefused
+from pairmq_kombu import _connection as connection_module
+from pairmq_kombu._process import pair_of_process
+from pairmq_rabbitmq.testing import RabbitServer
+from pairmq_redis.testing import RedisServer
+
+pytestmark = [pytest.mark.real_server, pytest.mark.timeout(120)]
+
+ORDERS = kombu.Queue("orders", durable=True)
+RETRY = {"max_retries": 3, "interval_start": 0, "interval_step": 0.2, "interval_max": 0.2}
+HEADERS: dict[str, Any] = {
+    "task": "shop.place",
+    "retries": 0,
+    "eta": None,
+    "timelimit": [None, 1.5],
+    "stamps": {"by": ["a", "b"], "deep": {"er": [1, {"x": None}]}},
+    "big": 2**40,
+    "flag": False,
+    "blob": b"as text",
+    "umlaut ü": "ü",
+    "at": datetime(2026, 1, 2, 3, 4, 5),  # noqa: DTZ001  # AMQP's have no zone
+}
+
+
+def publish(connection: kombu.Connection, body: Any = None, **arguments: Any) -> Any:
+    given = {"routing_key": "orders", "declare": [ORDERS], "retry": True, "retry_policy": RETRY, **arguments}
+    return connection.Producer().publish({} if body is None else body, **given)
+
+
+def received(connection: kombu.Connection, count: int, queue: str = "orders") -> list[Any]:
+    """The next messages of a queue; they are given a minute to come."""
+    found: list[Any] = []
+    until = time.monotonic() + 60
+    bound = kombu.Queue(queue)(connection.default_channel)
+    while len(found) < count and time.monotonic() < until:
+        message = bound.get(no_ack=True)
+        if message is None:
+            time.sleep(0.05)
+        else:
+            found.append(message)
+    return found
+
+
+def depth(connection: kombu.Connection, queue: str = "orders") -> int:
+    return int(kombu.Queue(queue)(connection.default_channel).queue_declare(passive=True).message_count)
+
+
+def seen(message: Any) -> dict[str, Any]:
+    """All that a consumer sees of a message but where it stood in its queue, and the id that PairMQ gives it."""
+    properties = {name: value for name, value in message.properties.items() if name != "message_id"}
+    if not message.headers:
+        properties.pop("application_headers", None)  # an empty table, or none
+    return {"body": message.body, "headers": message.headers, "properties": properties}
+
+
+@pytest.fixture
+def variants() -> list[dict[str, Any]]:
+    return [
+        {"body": {"number": 1, "text": "ü"}, "headers": HEADERS, "priority": 3, "correlation_id": "c", "reply_to": "r"},
+        {"body": b"\x00\xff", "content_type": "application/data", "content_encoding": "binary", "type": "t"},
+        {"body": {"a": 1}, "serializer": "json", "compression": "zlib", "expiration": 3600.5, "app_id": "shop"},
+        {"body": "text", "content_type": "text/plain", "content_encoding": "utf-8", "priority": None},
+    ]
+
+
+def test_a_consumer_sees_the_same_message_by_the_pair_as_without_it(
+    paired: kombu.Connection, plain: kombu.Connection, variants: list[dict[str, Any]]
+) -> None:
+    expected, found = [], []
+    for variant in variants:
+        publish(plain, **variant)
+        expected += received(plain, 1)
+        assert publish(paired, **variant).route is Route.PRIMARY
+        found += received(plain, 1)
+    assert [seen(message) for message in found] == [seen(message) for message in expected]
+
+
+def test_a_consumer_sees_the_same_message_by_the_backlog(
+    rabbit: RabbitServer, paired: kombu.Connection, variants: list[dict[str, Any]]
+) -> None:
+    with kombu.Connection(rabbit.url) as plain:
+        expected = []
+        for variant in variants:
+            publish(plain, **variant)
+            expected += received(plain, 1)
+    rabbit.kill()
+    receipts = [publish(paired, **variant) for variant in variants]
+    rabbit.start()
+    with kombu.Connection(rabbit.url) as plain:
+        found = received(plain, len(variants))
+    assert [receipt.route for receipt in receipts] == [Route.BACKLOG] * len(variants)
+    assert sorted(map(str, map(seen, found))) == sorted(map(str, map(seen, expected)))
+
+
+def test_a_message_that_a_pair_can_not_carry_goes_as_without_it(
+    paired: kombu.Connection, plain: kombu.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    headers = {"to": "Ada", "subject": "order", "x-ms-path": "elsewhere"}
+    publish(paired, headers=headers)
+    assert received(plain, 1)[0].headers == headers
+    assert "goes to the primary only" in caplog.text
+
+
+def test_a_program_that_starts_while_the_primary_is_dead_can_publish(
+    rabbit: RabbitServer, paired: kombu.Connection
+) -> None:
+    with kombu.Connection(rabbit.url) as plain:
+        ORDERS(plain.default_channel).declare()
+    rabbit.kill()
+    receipt = publish(paired, "first")
+    rabbit.start()
+    with kombu.Connection(rabbit.url) as plain:
+        found = received(plain, 1)
+    assert receipt.route is Route.BACKLOG
+    assert [message.payload for message in found] == ["first"]
+
+
+def test_a_queue_that_is_new_in_an_outage_is_declared_by_a_later_publish(
+    rabbit: RabbitServer, paired: kombu.Connection
+) -> None:
+    rabbit.kill()
+    publish(paired)
+    rabbit.start()
+    until = time.monotonic() + 60
+    while publish(paired).route is not Route.PRIMARY:
+        assert time.monotonic() < until
+        time.sleep(0.2)
+    with kombu.Connection(rabbit.url) as plain:
+        assert depth(plain) >= 1
+
+
+def test_a_queue_that_the_primary_has_lost_is_declared_anew(paired: kombu.Connection, plain: kombu.Connection) -> None:
+    publish(paired)
+    ORDERS(plain.default_channel).delete()
+    publish(paired, "again")
+    assert [message.payload for message in received(plain, 1)] == ["again"]
+
+
+def test_without_a_queue_nothing_is_taken_for_sent(paired: kombu.Connection) -> None:
+    with pytest.raises(OperationalError, match="nowhere"):
+        publish(paired, routing_key="nowhere", declare=[])
+
+
+def test_a_reply_to_someone_who_has_gone_is_no_error(paired: kombu.Connection) -> None:
+    publish(paired, routing_key="gone", declare=[], delivery_mode=1)
+
+
+def test_a_send_ends_in_time_when_the_primary_hangs(rabbit: RabbitServer, paired: kombu.Connection) -> None:
+    publish(paired)
+    rabbit.pause()
+    try:
+        begun = time.monotonic()
+        receipts = [publish(paired), publish(paired, routing_key="new", declare=[kombu.Queue("new", durable=True)])]
+        elapsed = time.monotonic() - begun
+    finally:
+        rabbit.resume()
+    assert [receipt.route for receipt in receipts] == [Route.BACKLOG] * 2
+    assert receipts[0].maybe_duplicate
+    assert elapsed < 60
+
+
+def test_with_both_brokers_dead_a_publish_is_refused_in_time(
+    rabbit: RabbitServer, redis: RedisServer, paired: kombu.Connection
+) -> None:
+    publish(paired)
+    rabbit.kill()
+    redis.kill()
+    with pytest.raises(PublishRefused):
+        publish(paired, timeout=3)
+
+
+@pytest.fixture
+def feeds(paired: kombu.Connection) -> kombu.Queue:
+    exchange = kombu.Exchange("feeds", type="topic", durable=True)
+    return kombu.Queue("sports", exchange, routing_key="feed.sports.#", durable=True)
+
+
+def test_a_topic_exchange_is_reached_by_the_backlog_too(
+    rabbit: RabbitServer, paired: kombu.Connection, feeds: kombu.Queue
+) -> None:
+    key = {"exchange": "feeds", "routing_key": "feed.sports.chess", "declare": [feeds]}
+    healthy = publish(paired, "healthy", **key)
+    rabbit.kill()
+    during = publish(paired, "during", **key)
+    rabbit.start()
+    with kombu.Connection(rabbit.url) as plain:
+        found = received(plain, 2, "sports")
+    assert [receipt.route for receipt in (healthy, during)] == [Route.PRIMARY, Route.BACKLOG]
+    assert [message.payload for message in found] == ["healthy", "during"]
+
+
+def test_what_is_for_those_who_listen_now_is_neither_kept_nor_tried_for_ever(
+    rabbit: RabbitServer, paired: kombu.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(paired)
+    rabbit.kill()
+    pauses: list[float] = []
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=pauses.append)
+    monkeypatch.setattr("pairmq_kombu._process.time", clock)
+    mailbox = kombu.Exchange("mailbox", type="fanout", durable=False)
+    with pytest.raises(OperationalError):
+        publish(paired, exchange="mailbox", declare=[mailbox])
+    process = pair_of_process(paired.transport.settings())
+    counts = [process.pair.secondary.admin.counts(Source(queue)) for queue in process.pair.backlog_queues]
+    assert [count.active for count in counts] == [0, 0]
+    # Kombu tries three times more, and finds a connection each time: the pauses before the last two are ours.
+    assert len([pause for pause in pauses if pause > 0]) == 2
+    rabbit.start()
+
+
+def test_localhost_stays_the_name_of_the_pair(rabbit: RabbitServer, options: dict[str, Any]) -> None:
+    url = rabbit.url.replace("amqp://", "pairmq://").replace("127.0.0.1", "localhost")
+    with kombu.Connection(url, transport_options=options) as connection:
+        before = connection.transport.settings()
+        connection.default_channel.exchange_declare("amq.direct", "direct", passive=True)  # connects to the primary
+        assert connection.transport.settings() == before
+
+
+def test_no_wait_on_the_primary_is_without_an_end() -> None:
+    assert connection_module.Link(host="127.0.0.1").read_timeout == 5.0

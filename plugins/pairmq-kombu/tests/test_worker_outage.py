@@ -1,0 +1,136 @@
+"""A real worker with prefork, a real primary that is killed, and tasks that are sent meanwhile."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from celery import chord, group
+
+from pairmq_kombu._process import close_pairs
+from pairmq_rabbitmq.testing import RabbitServer
+from pairmq_redis.testing import RedisServer
+
+pytestmark = [pytest.mark.real_server, pytest.mark.timeout(180)]
+
+HERE = Path(__file__).parent
+DEADLINE = 25.0
+"""Seconds that a send may take here: the pair's ``send_timeout``, and some for the machine."""
+
+
+class Ledger:
+    """What the worker's tasks have written down.
+
+    Args:
+        folder: where.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "ledger"
+        self._file.touch()
+
+    def lines(self) -> Counter[tuple[str, str]]:
+        """Name and id of each task that has run, and how often it did."""
+        return Counter(tuple(line.split(" ")) for line in self._file.read_text().splitlines())  # type: ignore[misc]
+
+    def names(self) -> set[str]:
+        """The names of the tasks that have run."""
+        return {name for name, _ in self.lines()}
+
+    def wait_for(self, *names: str) -> None:
+        """Wait until these have run."""
+        until = time.monotonic() + 90
+        while missing := set(names) - self.names():
+            assert time.monotonic() < until, f"did not run: {sorted(missing)}"
+            time.sleep(0.1)
+
+
+@pytest.fixture
+def folder(rabbit: RabbitServer, redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "results").mkdir()
+    monkeypatch.setenv("KOMBU_TEST_FOLDER", str(tmp_path))
+    monkeypatch.setenv("PAIRMQ_PRIMARY", rabbit.url)
+    monkeypatch.setenv("PAIRMQ_SECONDARY", redis.url)
+    monkeypatch.syspath_prepend(str(HERE))
+    yield tmp_path
+    close_pairs()
+
+
+@pytest.fixture
+def application(folder: Path) -> Iterator[ModuleType]:
+    module = importlib.import_module("worker_app")
+    yield module
+    module.app.pool.force_close_all()
+    del sys.modules["worker_app"]
+
+
+@pytest.fixture
+def worker(folder: Path) -> Iterator[Callable[[], None]]:
+    """Starts a worker as a user does; it is ended with the test."""
+    started = []
+
+    def start() -> None:
+        command = [sys.executable, "-m", "celery", "-A", "worker_app", "worker", "--pool", "prefork"]
+        with (folder / "worker.log").open("a") as log:
+            started.append(
+                subprocess.Popen(
+                    [*command, "--concurrency", "2", "--loglevel", "info"],
+                    cwd=HERE,
+                    env={**os.environ, "PYTHONPATH": str(HERE), "PYTHONDONTWRITEBYTECODE": "1"},
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+
+    yield start
+    for process in started:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"the worker did not end:\n{(folder / 'worker.log').read_text()[-3000:]}") from None
+
+
+def test_tasks_sent_while_the_primary_is_dead_run_once_it_is_back(
+    rabbit: RabbitServer, folder: Path, application: ModuleType, worker: Callable[[], None]
+) -> None:
+    ledger = Ledger(folder)
+    record = application.record
+    worker()
+    sent = {"before": record.delay("before").id}
+    application.forward.delay("child")
+    ledger.wait_for("before", "waiting:child")
+    assert application.app.control.ping(timeout=30, limit=1)  # remote control asks and hears through the same URL
+
+    rabbit.kill()
+    slowest = 0.0
+    for number in range(20):
+        begun = time.monotonic()
+        sent[f"during-{number}"] = record.delay(f"during-{number}").id
+        slowest = max(slowest, time.monotonic() - begun)
+    sent["later"] = record.apply_async(("later",), countdown=1).id
+    for result, name in zip(group(record.s(f"group-{n}") for n in range(3)).apply_async(), range(3), strict=True):
+        sent[f"group-{name}"] = result.id
+    chord([record.s("part-1"), record.s("part-2")], application.total.s()).apply_async()
+    (folder / "go").touch()
+    ledger.wait_for("forwarded:child")
+    rabbit.start()
+
+    ledger.wait_for(*sent, "child", "part-1", "part-2", "total:part-1,part-2")
+    ran = ledger.lines()
+    assert {name: task for name, task in ran if name in sent} == sent
+    # The task that sends it may run twice, as it ran when the primary died.
+    assert {task for name, task in ran if name == "child"} == {task for name, task in ran if name == "forwarded:child"}
+    # What ran when the primary died may be delivered once more, with Celery's own transport too.
+    assert [name for (name, _), times in ran.items() if times > 1 and name in sent and name != "before"] == []
+    assert slowest < DEADLINE

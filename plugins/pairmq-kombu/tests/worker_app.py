@@ -1,0 +1,62 @@
+"""The application of the tests' workers: what a task did is a line in a file."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from celery import Celery
+from celery.app.task import Task
+
+import pairmq_kombu  # noqa: F401  # makes pairmq:// known
+from pairmq_kombu.worker import Syphon
+
+FOLDER = Path(os.environ["KOMBU_TEST_FOLDER"])
+PRIMARY = os.environ["PAIRMQ_PRIMARY"]
+
+app = Celery("tests")
+app.conf.update(
+    broker_read_url=PRIMARY,
+    broker_write_url=PRIMARY.replace("amqp://", "pairmq://"),
+    broker_transport_options={
+        "pairmq": {
+            "failover_interval": 0,
+            "ping_primary_interval": 0.2,
+            "backlog_queue_count": 2,
+            "send_timeout": 20,
+            "attempt_timeout": 3,
+        }
+    },
+    broker_connection_retry_on_startup=True,
+    result_backend=f"file://{FOLDER}/results",
+)
+app.steps["worker"].add(Syphon)
+
+
+def note(line: str) -> None:
+    """Write a line that a kill can't tear."""
+    with (FOLDER / "ledger").open("a") as ledger:
+        ledger.write(line + "\n")
+
+
+@app.task(bind=True)
+def record(self: Task, name: str) -> str:
+    """Write down that this task has run, under its id."""
+    note(f"{name} {self.request.id}")
+    return name
+
+
+@app.task(bind=True)
+def total(self: Task, names: list[str]) -> None:
+    """Write down what a chord's header has returned."""
+    note(f"total:{','.join(sorted(names))} {self.request.id}")
+
+
+@app.task
+def forward(name: str) -> None:
+    """Wait until the test says so, then send a task from within the pool's process."""
+    note(f"waiting:{name} -")
+    while not (FOLDER / "go").exists():
+        time.sleep(0.05)
+    note(f"forwarded:{name} {record.delay(name).id}")
