@@ -1,0 +1,88 @@
+"""What the how-to shows is so: its application runs, and the primary is killed in the midst of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from pairmq_rabbitmq.testing import RabbitServer
+from pairmq_redis.testing import RedisServer
+
+EXAMPLES = Path(__file__).parents[3] / "docs/how-to/examples"
+SCRIPTS = Path(sys.executable).parent
+DOCUMENT = EXAMPLES.parent / "use-with-celery.md"
+
+
+@pytest.fixture
+def environment(rabbit: RabbitServer, redis: RedisServer, tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "orders").touch()
+    return {
+        **os.environ,
+        "PAIRMQ_PRIMARY": rabbit.url,
+        "PAIRMQ_SECONDARY": redis.url,
+        "ORDERS": str(tmp_path / "orders"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+@pytest.fixture
+def programs(environment: dict[str, str], tmp_path: Path) -> Iterator[None]:
+    """The worker and the syphon, as the example's first lines say."""
+    with ExitStack() as ended:
+        for name, command in {
+            "worker": ["celery", "-A", "celery_app", "worker", "--concurrency", "2"],
+            "syphon": ["pairmq", "syphon", "--ping-interval", "1s"],
+        }.items():
+            log = ended.enter_context((tmp_path / f"{name}.log").open("w"))
+            process = subprocess.Popen(
+                [SCRIPTS / command[0], *command[1:]],
+                cwd=EXAMPLES,
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+            ended.callback(process.wait, 30)
+            ended.callback(process.terminate)
+        yield
+
+
+@pytest.mark.real_server
+@pytest.mark.timeout(180)
+def test_the_example_outlives_its_broker(
+    rabbit: RabbitServer, environment: dict[str, str], tmp_path: Path, programs: None
+) -> None:
+    def send(*numbers: int) -> None:
+        command = [sys.executable, "celery_app.py", *map(str, numbers)]
+        run = subprocess.run(
+            command, cwd=EXAMPLES, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert run.returncode == 0, run.stderr
+
+    def wait_for(*numbers: int) -> None:
+        until = time.monotonic() + 90
+        while not set(numbers) <= set(map(int, (tmp_path / "orders").read_text().split())):
+            assert time.monotonic() < until, (tmp_path / "worker.log").read_text()[-2000:]
+            time.sleep(0.1)
+
+    send(1, 2)
+    wait_for(1, 2)
+    rabbit.kill()
+    send(3, 4)
+    rabbit.start()
+    wait_for(3, 4)
+
+
+def test_the_settings_that_the_page_shows_are_those_of_the_example() -> None:
+    shown = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    assert shown is not None
+    example = (EXAMPLES / "celery_app.py").read_text()
+    missing = [line for line in shown[1].splitlines() if line.strip() and line not in example]
+    assert missing == []
