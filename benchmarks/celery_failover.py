@@ -239,7 +239,8 @@ def main() -> int:
         print(f"{'':26}  returned  raised      first    median    longest  never ran  ran twice  left in east, west")
         for name, of in outcomes.items():
             print(
-                f"{name:26}  {of.returned:8,}  {of.raised:6,}  {of.first_ms:6,.0f} ms  {of.median_ms:5.1f} ms  {of.longest_ms:6,.0f} ms"
+                f"{name:26}  {of.returned:8,}  {of.raised:6,}  {of.first_ms:6,.0f} ms"
+                f"  {of.median_ms:5.1f} ms  {of.longest_ms:6,.0f} ms"
                 f"  {of.never_ran:9,}"
                 f"  {of.ran_twice:9,}  {of.left[0]:,}, {of.left[1]:,}"
             )
