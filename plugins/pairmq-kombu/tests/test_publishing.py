@@ -116,6 +116,7 @@ def test_a_message_that_a_pair_can_not_carry_goes_as_without_it(
     assert "goes to the primary only" in caplog.text
 
 
+@pytest.mark.long
 def test_a_program_that_starts_while_the_primary_is_dead_can_publish(
     rabbit: RabbitServer, paired: kombu.Connection
 ) -> None:
@@ -130,6 +131,7 @@ def test_a_program_that_starts_while_the_primary_is_dead_can_publish(
     assert [message.payload for message in found] == ["first"]
 
 
+@pytest.mark.long
 def test_a_queue_that_is_new_in_an_outage_is_declared_by_a_later_publish(
     rabbit: RabbitServer, paired: kombu.Connection
 ) -> None:
@@ -156,8 +158,11 @@ def test_without_a_queue_nothing_is_taken_for_sent(paired: kombu.Connection) -> 
         publish(paired, routing_key="nowhere", declare=[])
 
 
-def test_a_reply_to_someone_who_has_gone_is_no_error(paired: kombu.Connection) -> None:
+def test_a_reply_to_someone_who_has_gone_is_no_error(
+    paired: kombu.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
     publish(paired, routing_key="gone", declare=[], delivery_mode=1)
+    assert "not through the pair" not in caplog.text
 
 
 def test_a_send_ends_in_time_when_the_primary_hangs(rabbit: RabbitServer, paired: kombu.Connection) -> None:
@@ -190,6 +195,7 @@ def feeds(paired: kombu.Connection) -> kombu.Queue:
     return kombu.Queue("sports", exchange, routing_key="feed.sports.#", durable=True)
 
 
+@pytest.mark.long
 def test_a_topic_exchange_is_reached_by_the_backlog_too(
     rabbit: RabbitServer, paired: kombu.Connection, feeds: kombu.Queue
 ) -> None:
@@ -204,6 +210,7 @@ def test_a_topic_exchange_is_reached_by_the_backlog_too(
     assert [message.payload for message in found] == ["healthy", "during"]
 
 
+@pytest.mark.long
 def test_what_is_for_those_who_listen_now_is_neither_kept_nor_tried_for_ever(
     rabbit: RabbitServer, paired: kombu.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,3 +240,15 @@ def test_localhost_stays_the_name_of_the_pair(rabbit: RabbitServer, options: dic
 
 def test_no_wait_on_the_primary_is_without_an_end() -> None:
     assert connection_module.Link(host="127.0.0.1").read_timeout == 5.0
+
+
+def test_a_forked_child_does_not_close_its_parents_connection(
+    paired: kombu.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = paired.connection
+    link = connection.link()
+    monkeypatch.setattr("pairmq_kombu._connection.os", SimpleNamespace(getpid=lambda: -1))
+    assert connection.link() is not link
+    connection.collect()
+    assert link.connected
+    link.close()

@@ -19,7 +19,7 @@ from pairmq_kombu._process import close_pairs
 from pairmq_rabbitmq.testing import RabbitServer
 from pairmq_redis.testing import RedisServer
 
-pytestmark = [pytest.mark.real_server, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.long, pytest.mark.real_server, pytest.mark.timeout(180)]
 
 HERE = Path(__file__).parent
 DEADLINE = 25.0
@@ -62,6 +62,11 @@ def folder(rabbit: RabbitServer, redis: RedisServer, tmp_path: Path, monkeypatch
     monkeypatch.syspath_prepend(str(HERE))
     yield tmp_path
     close_pairs()
+
+
+@pytest.fixture
+def results_by_rpc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KOMBU_TEST_BACKEND", "rpc://")
 
 
 @pytest.fixture
@@ -134,3 +139,10 @@ def test_tasks_sent_while_the_primary_is_dead_run_once_it_is_back(
     # What ran when the primary died may be delivered once more, with Celery's own transport too.
     assert [name for (name, _), times in ran.items() if times > 1 and name in sent and name != "before"] == []
     assert slowest < DEADLINE
+
+
+def test_results_by_rpc_come_back(
+    results_by_rpc: None, folder: Path, application: ModuleType, worker: Callable[[], None]
+) -> None:
+    worker()
+    assert application.record.delay("asked").get(timeout=60) == "asked"

@@ -29,7 +29,7 @@ app.conf.update(
         }
     },
     broker_connection_retry_on_startup=True,
-    result_backend=f"file://{FOLDER}/results",
+    result_backend=os.environ.get("KOMBU_TEST_BACKEND", f"file://{FOLDER}/results"),
 )
 app.steps["worker"].add(Syphon)
 
