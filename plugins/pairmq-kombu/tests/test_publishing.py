@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from datetime import datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import kombu
 import pytest
+import trustme
 from kombu.exceptions import OperationalError
 
 from pairmq import Route
 from pairmq.model import Source
 from pairmq_kombu import PublishRefused
 from pairmq_kombu import _connection as connection_module
-from pairmq_kombu._process import pair_of_process
+from pairmq_kombu._process import close_pairs, pair_of_process
 from pairmq_rabbitmq.testing import RabbitServer
 from pairmq_redis.testing import RedisServer
 
@@ -252,3 +255,30 @@ def test_a_forked_child_does_not_close_its_parents_connection(
     connection.collect()
     assert link.connected
     link.close()
+
+
+def test_a_pair_that_has_ended_is_followed_by_a_new_one(paired: kombu.Connection) -> None:
+    publish(paired)
+    pair_of_process(paired.transport.settings()).pair.close()
+    with pytest.raises(PublishRefused):
+        publish(paired)
+    assert publish(paired).route is Route.PRIMARY
+
+
+@pytest.mark.long
+def test_over_tls_the_pair_checks_the_primarys_certificate(tmp_path: Path, options: dict[str, Any]) -> None:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    files = [tmp_path / name for name in ("certificate.pem", "key.pem", "ca.pem")]
+    certificate.cert_chain_pems[0].write_to_path(files[0])
+    certificate.private_key_pem.write_to_path(files[1])
+    authority.cert_pem.write_to_path(files[2])
+    routes = []
+    with RabbitServer(tls=(files[0], files[1], files[2])) as server:
+        url = server.tls_url.replace("amqps://", "pairmqs://")
+        checked = {"ca_certs": str(files[2]), "cert_reqs": ssl.CERT_REQUIRED, "server_hostname": None}
+        for tls in (checked, True):  # an authority of its own, and the system's
+            with kombu.Connection(url, transport_options=options, ssl=tls) as connection:
+                routes.append(publish(connection).route)
+            close_pairs()
+    assert routes == [Route.PRIMARY, Route.BACKLOG]

@@ -57,28 +57,31 @@ class PairOfProcess:
             PublishRefused, PublishUnknown, QueueMissing: how it ended, with PairMQ's error as ``__cause__``.
             ConfigurationError: this pair contradicts another one of the process.
         """
+        pair, senders = self._pair, self._senders
         try:
-            self._pair.open()
-            sender = self._senders.get(entity)
+            pair.open()
+            sender = senders.get(entity)
             if sender is None:
-                sender = self._senders[entity] = self._pair.sender(entity.path, kind=entity.kind)
+                sender = senders[entity] = pair.sender(entity.path, kind=entity.kind)
             return sender.send(message, timeout=timeout)
         except ConfigurationError:
             raise
         except PairMQError as error:
             if isinstance(error, PairClosed | PairFaulted):
-                self._renew()
+                self._renew(pair)
             raise kombu_error(error) from error
 
     def close(self) -> None:
         """End the pair; the next send makes a new one."""
-        self._pair.close()
-        self._renew()
+        pair = self._pair
+        pair.close()
+        self._renew(pair)
 
-    def _renew(self) -> None:
+    def _renew(self, ended: Pair) -> None:
         # A pair that has ended stays so; the next publish may find brokers that work.
-        self._senders = {}
-        self._pair = self._settings.connect()
+        with _lock:
+            if self._pair is ended:
+                self._pair, self._senders = self._settings.connect(), {}
 
     # The primary, as the connections for all else have found it.
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from celery import bootsteps
 
+from pairmq import ConfigurationError
 from pairmq.sync import Pair
 from pairmq_kombu.transport import Transport
 
@@ -32,7 +33,7 @@ class Syphon(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no ty
         with worker.app.connection_for_write() as connection:
             transport = connection.transport
             if not isinstance(transport, Transport):
-                raise TypeError("the syphon needs a pair: let broker_write_url begin with pairmq://")
+                raise ConfigurationError("the syphon needs a pair: let broker_write_url begin with pairmq://")
             self._pair = transport.settings().connect(enable_syphon=True)
         self._pair.open()
 
