@@ -19,6 +19,8 @@ RETRY_INTERVAL: Final = 0.5
 DECLARE_INTERVAL: Final = 5.0
 """Seconds for which declarations are put off without an attempt, after one to reach the primary has failed."""
 
+_LEAST_TIMEOUT = 0.1  # seconds, for the first send of a pair whose opening has used up the time
+
 
 class PairOfProcess:
     """A pair that is opened by the first publish, and what its connections have in common.
@@ -51,19 +53,22 @@ class PairOfProcess:
         Args:
             entity: where it goes.
             message: what goes there.
-            timeout: seconds for everything; None for the pair's ``send_timeout``.
+            timeout: seconds for everything; None for the pair's ``send_timeout``. Opening the pair counts, and may
+                take its ``attempt_timeout``, however little is left.
 
         Raises:
             PublishRefused, PublishUnknown, QueueMissing: how it ended, with PairMQ's error as ``__cause__``.
             ConfigurationError: this pair contradicts another one of the process.
         """
         pair, senders = self._pair, self._senders
+        begun = time.monotonic()
         try:
             pair.open()
             sender = senders.get(entity)
             if sender is None:
                 sender = senders[entity] = pair.sender(entity.path, kind=entity.kind)
-            return sender.send(message, timeout=timeout)
+            whole = pair.options.send_timeout if timeout is None else timeout
+            return sender.send(message, timeout=max(_LEAST_TIMEOUT, whole - (time.monotonic() - begun)))
         except ConfigurationError:
             raise
         except PairMQError as error:
