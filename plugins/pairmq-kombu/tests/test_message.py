@@ -39,6 +39,10 @@ def test_properties_become_the_fields_of_the_same_meaning() -> None:
     assert message.application_properties == {"amqp.app_id": "a"}
 
 
+def test_what_is_no_property_of_amqp_is_left_out_as_py_amqp_does() -> None:
+    assert to_pairmq(prepared(origin="gen1@host", correlation_id="c")) == to_pairmq(prepared(correlation_id="c"))
+
+
 def test_a_body_of_text_is_encoded_as_the_message_says() -> None:
     message = to_pairmq(prepared("ü", content_encoding="latin-1"))
     assert (message.body, message.content_encoding) == (b"\xfc", "latin-1")

@@ -126,6 +126,7 @@ def test_tasks_sent_while_the_primary_is_dead_run_once_it_is_back(
     sent["later"] = record.apply_async(("later",), countdown=1).id
     for result, name in zip(group(record.s(f"group-{n}") for n in range(3)).apply_async(), range(3), strict=True):
         sent[f"group-{name}"] = result.id
+    sent["retried"] = application.again.delay("retried").id
     chord([record.s("part-1"), record.s("part-2")], application.total.s()).apply_async()
     (folder / "go").touch()
     ledger.wait_for("forwarded:child")
@@ -139,6 +140,7 @@ def test_tasks_sent_while_the_primary_is_dead_run_once_it_is_back(
     # What ran when the primary died may be delivered once more, with Celery's own transport too.
     assert [name for (name, _), times in ran.items() if times > 1 and name in sent and name != "before"] == []
     assert slowest < DEADLINE
+    assert "not through the pair" not in (folder / "worker.log").read_text()
 
 
 def test_results_by_rpc_come_back(

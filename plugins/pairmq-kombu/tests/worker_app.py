@@ -53,6 +53,14 @@ def total(self: Task, names: list[str]) -> None:
     note(f"total:{','.join(sorted(names))} {self.request.id}")
 
 
+@app.task(bind=True, max_retries=1)
+def again(self: Task, name: str) -> None:
+    """Fail the first time, and be sent once more by Celery."""
+    if not self.request.retries:
+        raise self.retry(countdown=0)
+    note(f"{name} {self.request.id}")
+
+
 @app.task
 def forward(name: str) -> None:
     """Wait until the test says so, then send a task from within the pool's process."""
