@@ -33,6 +33,15 @@ def environment(rabbit: RabbitServer, redis: RedisServer, tmp_path: Path) -> dic
     }
 
 
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:  # how it ends is not what is tested here
+        process.kill()
+        process.wait()
+
+
 @pytest.fixture
 def programs(environment: dict[str, str], tmp_path: Path) -> Iterator[None]:
     """The worker and the syphon, as the example's first lines say."""
@@ -49,8 +58,7 @@ def programs(environment: dict[str, str], tmp_path: Path) -> Iterator[None]:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-            ended.callback(process.wait, 30)
-            ended.callback(process.terminate)
+            ended.callback(end, process)
         yield
 
 
