@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ssl
+import subprocess
+import sys
 import time
 from datetime import datetime
 from pathlib import Path
@@ -282,3 +284,31 @@ def test_over_tls_the_pair_checks_the_primarys_certificate(tmp_path: Path, optio
                 routes.append(publish(connection).route)
             close_pairs()
     assert routes == [Route.PRIMARY, Route.BACKLOG]
+
+
+FORKING = """
+import os, sys
+import kombu
+import pairmq_kombu
+
+connection = kombu.Connection(sys.argv[1], transport_options={"pairmq": {"secondary": sys.argv[2]}})
+producer = connection.Producer()
+orders = kombu.Queue("orders", durable=True)
+producer.publish("before", routing_key="orders", declare=[orders])
+child = os.fork()
+if not child:
+    producer.publish("child", routing_key="orders", declare=[kombu.Queue("other", durable=True)])
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+producer.publish("after", routing_key="orders", declare=[kombu.Queue("another", durable=True)])
+"""
+
+
+def test_parent_and_child_publish_after_a_fork(rabbit: RabbitServer, redis: RedisServer) -> None:
+    url = rabbit.url.replace("amqp://", "pairmq://")
+    run = subprocess.run(
+        [sys.executable, "-c", FORKING, url, redis.url], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    with kombu.Connection(rabbit.url) as plain:
+        assert [message.payload for message in received(plain, 3)] == ["before", "child", "after"]
