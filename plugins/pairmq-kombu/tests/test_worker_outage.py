@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
+import kombu.pools
 import pytest
 from celery import chord, group
 
@@ -73,7 +74,7 @@ def results_by_rpc(monkeypatch: pytest.MonkeyPatch) -> None:
 def application(folder: Path) -> Iterator[ModuleType]:
     module = importlib.import_module("worker_app")
     yield module
-    module.app.pool.force_close_all()
+    kombu.pools.reset()
     del sys.modules["worker_app"]
 
 
