@@ -5,15 +5,19 @@ from __future__ import annotations
 import ssl
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import kombu
+import kombu.pools
 import pytest
 import trustme
+from celery import Celery
 from kombu.exceptions import OperationalError
 
 from pairmq import Route
@@ -312,3 +316,38 @@ def test_parent_and_child_publish_after_a_fork(rabbit: RabbitServer, redis: Redi
     assert run.returncode == 0, run.stderr
     with kombu.Connection(rabbit.url) as plain:
         assert [message.payload for message in received(plain, 3)] == ["before", "child", "after"]
+
+
+@pytest.mark.long
+def test_many_threads_lose_nothing_when_the_primary_is_killed(rabbit: RabbitServer, options: dict[str, Any]) -> None:
+    application = Celery("threads", set_as_current=False)
+    application.conf.update(
+        broker_write_url=rabbit.url.replace("amqp://", "pairmq://"), broker_transport_options=options
+    )
+    sent: list[str] = []
+    stop = threading.Event()
+
+    def send() -> None:
+        while not stop.wait(0.01):
+            sent.append(application.send_task("order", ignore_result=True).id)
+
+    sent.append(application.send_task("order", ignore_result=True).id)
+    with ThreadPoolExecutor(16) as threads:  # more than the pool has connections
+        ended = [threads.submit(send) for _ in range(16)]
+        try:
+            for step in (rabbit.kill, rabbit.start):
+                count = len(sent)
+                while len(sent) < count + 200 and not any(thread.done() for thread in ended):
+                    time.sleep(0.01)
+                step()
+        finally:
+            stop.set()
+    for thread in ended:
+        thread.result()  # raises what a call raised
+    found = set()
+    with kombu.Connection(rabbit.url) as plain:
+        while not found >= set(sent):
+            found.add(received(plain, 1, "celery")[0].headers["id"])
+    kombu.pools.reset()
+    close_pairs()
+    assert found == set(sent)
