@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -53,7 +54,18 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[
         yield folder, {"PAIRMQ_PRIMARY": east.url, "PAIRMQ_SECONDARY": west.url}
 
 
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Takes back what a command does to the log."""
+    logger = logging.getLogger("pairmq")
+    before = logger.level, list(logger.handlers)
+    yield
+    logger.setLevel(before[0])
+    logger.handlers[:] = before[1]
+
+
 @pytest.mark.real_server
+@pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("words", QUICK, ids=" ".join)
 def test_a_command_does_what_it_is_asked(
     words: tuple[str, ...],
