@@ -1,0 +1,5 @@
+"""An application."""
+
+from celery import Celery
+
+app = Celery("shop")
