@@ -59,7 +59,10 @@ async def serving(
         host: the address to listen at. Beyond loopback nobody sees anything without the token, and what is sent is not
             encrypted: put a proxy with TLS before it.
         port: the port to listen at; 0 for any free one.
-        token, read_only, allowed_hosts, entities: as for `Dashboard`.
+        token: as for `Dashboard`.
+        read_only: as for `Dashboard`.
+        allowed_hosts: as for `Dashboard`.
+        entities: as for `Dashboard`.
 
     Raises:
         ConfigurationError: the port is taken, the address is not one of this machine, or the token can't be one.
