@@ -251,7 +251,7 @@ async def test_a_question_that_makes_no_sense_is_refused(query):
 
 @in_virtual_time
 async def test_what_takes_long_to_tell_is_told_again_instead_of_made_again(monkeypatch):
-    async with shown() as page:
+    async with shown(short=0.005) as page:
         made = []
         tell = View.status
 
