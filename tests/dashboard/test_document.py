@@ -29,10 +29,10 @@ def test_every_example_is_quoted():
     assert set(QUOTED) == {f"examples/{path.name}" for path in (FOLDER / "examples").glob("dashboard_*.py")}
 
 
-@pytest.mark.parametrize("name", ["dashboard_beside_a_program", "dashboard_without_asyncio"])
+@pytest.mark.parametrize("name", ["dashboard_beside_a_program.py", "dashboard_without_asyncio.py"])
 def test_a_program_serves_it_beside_its_work(name):
     environment = {**os.environ, "PAIRMQ_PRIMARY": "memory://east", "PAIRMQ_SECONDARY": "memory://west"}
-    program = FOLDER / f"examples/{name}.py"
+    program = FOLDER / "examples" / name
     run = subprocess.run(
         [sys.executable, program], env=environment, capture_output=True, text=True, timeout=50, check=True
     )
