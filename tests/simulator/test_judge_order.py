@@ -102,6 +102,18 @@ def test_a_scheduled_message_has_no_place(book):
     assert texts(book) == []
 
 
+@pytest.mark.parametrize("how", ["dead-lettered", "deleted"])
+def test_what_did_not_come_home_has_no_place(book, how):
+    first = book.send(1, session_id="s")
+    book.write(first, LOST, stored=False)
+    copy = book.write(first, to=QUEUE)
+    book.end(first, Result.BACKLOG, queue=QUEUE)
+    book.gone(copy, how)
+    accepted(book, 2, session_id="s")
+    book.write(first, LOST, stored=True)
+    assert texts(book) == []
+
+
 def test_a_session_in_two_backlog_queues_is_found(book):
     diverted(book, 1, session_id="s")
     diverted(book, 2, to=OTHER, session_id="s")
