@@ -160,7 +160,7 @@ class SendProcedure:
         deadline = started + timeout
         jobs = [self._endings.begin(state, message) for message in messages]
         pending = [job for job in jobs if job.result is None]
-        places = [] if self._orders is None else self._orders.line_up(state, pending)
+        places: Sequence[Place] = () if self._orders is None else self._orders.line_up(state, pending)
         entered = not pending or self._admission.try_enter(len(pending))
         try:
             if not entered:
