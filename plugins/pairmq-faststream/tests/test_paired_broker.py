@@ -345,3 +345,12 @@ async def test_other_brokers_are_refused_by_name():
         broker = RedisBroker(middlewares=[PairMiddleware(pair)])
         with pytest.raises(ConfigurationError, match="RabbitBroker"):
             await broker.publish("1", "orders")
+
+
+async def test_a_pair_that_cannot_be_made_is_told_at_once():
+    def broken() -> Pair:
+        raise PermissionError("no such journal for you")
+
+    broker = PairedRabbitBroker(make_pair=broken)
+    with pytest.raises(PermissionError):
+        await broker.start()

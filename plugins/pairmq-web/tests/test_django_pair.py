@@ -71,6 +71,7 @@ print(Client().post("/ready/").status_code)
 
 
 @pytest.mark.real_server
+@pytest.mark.long
 def test_a_queue_that_is_missing_is_not_ready(program):
     text = """
 with override_settings(PAIRMQ={**GIVEN, "READY": ["missing"]}):
@@ -81,6 +82,7 @@ with override_settings(PAIRMQ={**GIVEN, "READY": ["missing"]}):
 
 
 @pytest.mark.real_server
+@pytest.mark.long
 def test_without_any_broker_it_is_not_ready(program):
     text = """
 gone = ["redis://127.0.0.1:1/0", "redis://127.0.0.1:2/0"]
@@ -143,6 +145,7 @@ with override_settings(PAIRMQ=given):
 
 
 @pytest.mark.real_server
+@pytest.mark.long
 def test_settings_that_a_test_overrides_bring_a_new_pair(program):
     text = """
 before = get_pair()

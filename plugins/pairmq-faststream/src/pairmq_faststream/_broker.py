@@ -146,13 +146,13 @@ class PairedRabbitBroker(RabbitBroker):
             return
         try:
             await self._open_pair()
-            await self._attempt(step)
-        except _REFUSED:
-            await self.stop()
-            raise
-        except _AWAY as error:
-            _log.warning("RabbitMQ is away at the start, so that subscribers begin later: %s", _words(error))
-            self._starting = asyncio.create_task(self._keep_trying(step), name="paired broker start")
+            try:
+                await self._attempt(step)
+            except _REFUSED:
+                raise
+            except _AWAY as error:
+                _log.warning("RabbitMQ is away at the start, so that subscribers begin later: %s", _words(error))
+                self._starting = asyncio.create_task(self._keep_trying(step), name="paired broker start")
         except BaseException:
             await self.stop()
             raise
@@ -189,7 +189,7 @@ class PairedRabbitBroker(RabbitBroker):
             try:
                 await self._attempt(step)
             except Exception as error:
-                _log.warning("RabbitMQ is still away: %s", _words(error))
+                _log.warning("the broker can't start yet: %s", _words(error))
             else:
                 _log.warning("RabbitMQ is there: the broker has started")
                 return

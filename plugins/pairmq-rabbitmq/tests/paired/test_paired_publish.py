@@ -178,6 +178,7 @@ async def test_a_program_starts_and_publishes_while_the_primary_is_away(connect,
     assert message.body == b"42"
 
 
+@pytest.mark.long
 async def test_a_channel_that_was_made_while_the_primary_was_away_survives_the_next_outage(connect, rabbit):
     rabbit.go_down()
     try:
@@ -319,6 +320,7 @@ async def test_a_program_starts_publishes_and_ends_while_the_primary_hangs(conne
         rabbit.resume()
 
 
+@pytest.mark.long
 async def test_a_publish_under_a_memory_alarm_is_diverted(connect, rabbit: RabbitServer):
     connection = await connect(attempt_timeout=1.0)
     channel = await connection.channel()
@@ -355,6 +357,7 @@ async def test_a_reserved_header_and_a_message_that_is_too_large_are_refused(con
     await exchange.publish(aio_pika.Message(b"42"), "orders")
 
 
+@pytest.mark.long
 async def test_many_tasks_share_an_exchange_through_an_outage(connect, rabbit: RabbitServer):
     connection = await connect()
     channel = await connection.channel()
@@ -385,6 +388,7 @@ async def test_senders_of_names_long_unused_are_let_go(rabbit: RabbitServer, mon
         assert [entity.path for entity in publisher._senders] == ["c", "a"]
 
 
+@pytest.mark.long
 async def test_a_channel_that_is_made_in_the_middle_of_an_outage_publishes(connect, rabbit: RabbitServer):
     connection = await connect()
     rabbit.go_down()
