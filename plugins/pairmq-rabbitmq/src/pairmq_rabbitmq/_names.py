@@ -51,7 +51,11 @@ def check(entity: Entity) -> None:
 
 def is_system(entity: Entity) -> bool:
     """Whether the path is the broker's own, or one of ours."""
-    path = entity.path
+    return is_system_name(entity.path)
+
+
+def is_system_name(path: str) -> bool:
+    """The same of any name that RabbitMQ may have, also one that no entity can have: those of direct replies."""
     return path.startswith(("amq.", OWN_PREFIX)) or any(segment.startswith("$") for segment in path.split("/"))
 
 

@@ -94,6 +94,7 @@ def test_a_type_that_is_not_the_routing_key_is_refused(kind: str | None, key: st
         ("", "", False),
         ("", "amq.gen-1", False),
         ("", "amq.rabbitmq.reply-to.abc", False),
+        ("", "amq.rabbitmq.reply-to.g1h2//../x", False),  # they are in base 64
         ("amq.topic", "steel", False),
         ("", "pairmq.ping", False),
     ],

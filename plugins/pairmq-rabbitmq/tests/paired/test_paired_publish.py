@@ -254,6 +254,13 @@ async def test_immediate_and_transactions_are_refused(connect):
         channel.transaction()
 
 
+async def test_a_name_that_no_entity_can_have_is_refused(connect):
+    connection = await connect()
+    channel = await connection.channel()
+    with pytest.raises(ValueError, match="segment"):
+        await channel.default_exchange.publish(aio_pika.Message(b""), "shop//orders")
+
+
 async def test_without_publisher_confirms_nothing_is_returned(connect):
     connection = await connect()
     channel = await connection.channel(publisher_confirms=False)

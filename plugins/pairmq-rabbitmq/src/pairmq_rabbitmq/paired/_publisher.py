@@ -13,7 +13,7 @@ from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
 from pairmq import Entity, EntityKind, EntityNotFound, Pair, PairMQError, PairSender, Receipt
-from pairmq_rabbitmq._names import is_system
+from pairmq_rabbitmq._names import is_system_name
 from pairmq_rabbitmq.paired._convert import convert
 from pairmq_rabbitmq.paired._errors import as_client_error
 
@@ -63,7 +63,7 @@ class Publisher:
             routing_key: as given to ``publish``.
         """
         name = exchange or routing_key
-        return bool(name) and not is_system(Entity(name))
+        return bool(name) and not is_system_name(name)
 
     async def publish(
         self,
@@ -91,7 +91,7 @@ class Publisher:
             The confirmation, with the receipt.
 
         Raises:
-            ValueError: a pair can't carry it; nothing was sent.
+            ValueError: a pair can't carry it, or have such a name; nothing was sent.
             PublishError: no queue of the primary takes it.
             AMQPError: not accepted, or perhaps not; the subclasses say why, and the pair's error is the cause.
             ChannelInvalidStateError: the pair is closed.
