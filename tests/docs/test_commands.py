@@ -92,7 +92,7 @@ def test_a_target_of_make_exists_and_hands_on_what_it_is_given(command: Command)
 
 
 def distributions() -> dict[str, set[str]]:
-    found = {}
+    found: dict[str, set[str]] = {"celery": set()}  # and what a page is about
     for path in (ROOT / "pyproject.toml", *ROOT.glob("plugins/*/pyproject.toml")):
         project = tomllib.loads(path.read_text("utf-8"))["project"]
         found[project["name"]] = set(project.get("optional-dependencies", ()))
@@ -100,7 +100,7 @@ def distributions() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("command", given_to("pip"), ids=str)
-def test_what_is_installed_is_one_of_our_distributions_with_its_extras(command: Command) -> None:
+def test_what_is_installed_exists_with_its_extras(command: Command) -> None:
     known = distributions()
     for word in command.words[1:]:
         if word == "install" or word.startswith("-") or "/" in word or word == ".":

@@ -1,4 +1,4 @@
-"""Each message handled once, by threads."""
+"""Each message handled once, by threads, as the last block of Python in receive-once.md has it."""
 
 from __future__ import annotations
 
