@@ -77,8 +77,9 @@ def _phantom(facts: Facts, sent: Sent, reported: dict[str, SendOutcome]) -> Iter
             if facts.doubtful(sent, sent.end_tick or 0):
                 text = f"{said} that {number} was refused, although an attempt was in doubt"
                 yield Violation(Verdict.PHANTOM, at, text, number)
-    # Of a batch that is cancelled, some may have been refused by the broker already.
-    refused = any(told is not None and told.kind == "refused" for _, told in facts.attempts[number])
+    # Of a batch that is cancelled, some may have been refused for certain already.
+    told_of = [told for _, told in facts.attempts[number]]
+    refused = bool(told_of) and all(told is not None and not (told.doubtful or told.confirmed) for told in told_of)
     if sent.result is Result.CANCELLED and outcome is SendOutcome.REFUSED and not refused:
         yield Violation(Verdict.PHANTOM, at, f"{number} was cancelled, and an event says that it was refused", number)
     attempts = facts.attempts[number]
