@@ -158,11 +158,13 @@ print(get_pair().options.failover_interval)
 
 def test_a_fork_while_another_thread_opens_the_pair_leaves_a_child_that_works(program):
     text = """
+import signal
 from pairmq_web.django import _pair
 
 with _pair._lock:  # as a thread holds it that opens the pair
     child = os.fork()
     if child == 0:
+        signal.alarm(30)  # one that waits for ever would outlive the test
         close_pair()
         os._exit(0)
 print(os.waitpid(child, 0)[1])
