@@ -465,13 +465,6 @@ MUTANTS = (
         "if not await self._made_some_room():",
         ordering="session",
     ),
-    Mutant(
-        "a session goes on before its poison is set aside",
-        "runner/_pump.py",
-        "        if self._intake.ordered and poison:",
-        "        if False and poison:",
-        ordering="session",
-    ),
 )
 
 

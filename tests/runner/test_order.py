@@ -345,6 +345,21 @@ async def test_nothing_passes_a_message_whose_lock_was_lost(world):
 
 
 @in_virtual_time
+async def test_nothing_passes_poison_before_it_is_set_aside(world):
+    async with world(ordering="session", backlog_queue_count=1) as w:
+        await diverted(w, w.pair.sender("orders"), "s", "a", "b")
+        w.east.fail(Fault.REFUSE, Operation.SEND, times=1)
+        w.west.fail(Fault.DOWN, Operation.SETTLE)
+        async with syphon(w, backlog_queue_count=1):
+            await asyncio.sleep(5)
+            assert w.home() == []  # should the first one come again, it might be taken then
+            w.west.heal()
+            await asyncio.sleep(60)
+        assert w.home() == [b"b"]
+        assert [message.body for message, _ in w.west.dead_letters(queue_of(w, "s", 1))] == [b"a"]
+
+
+@in_virtual_time
 async def test_a_secondary_that_cannot_keep_order_is_refused(world):
     able = SimulatedBroker("x").capabilities
     west = SimulatedBroker("west", capabilities=replace(able, ordered_consumer=False))
