@@ -175,6 +175,52 @@ async def test_nobody_is_asked_for_long_where_no_syphon_works(world):
 
 
 @in_virtual_time
+@pytest.mark.parametrize("as_batch", [True, False])
+async def test_nothing_is_refused_because_many_of_one_session_wait_for_a_queue_that_drains_slowly(world, as_batch):
+    async with world(ordering="session", backlog_queue_count=1) as w:
+        sender = w.pair.sender("orders")
+        await diverted(w, sender, "s", *map(str, range(300)))
+        bodies = [str(number) for number in range(300, 400)]
+        async with syphon(w, backlog_queue_count=1, syphon_max_rate=2):
+            await asyncio.sleep(5)
+            w.west.fail(Fault.SLOW, delay=0.02)
+            if as_batch:
+                results = await sender.send_batch([of("s", body) for body in bodies], timeout=60)
+            else:
+                results = await asyncio.gather(*(sender.send(of("s", b), timeout=60) for b in bodies))
+        assert [result.route for result in results] == [BACKLOG] * 100
+        assert w.home() + [message.body for message in w.backlog()] == [b"%d" % number for number in range(400)]
+
+
+@in_virtual_time
+async def test_a_full_line_of_one_session_returns_while_others_go_on_diverting_to_its_queue(world):
+    async with world(ordering="session", backlog_queue_count=1, enable_syphon=True) as w:
+        sender, prices = w.pair.sender("orders"), w.pair.sender("prices")
+        w.pair.hold("prices")
+        w.east.fail(Fault.DOWN, entities=["orders"])
+        w.west.fail(Fault.SLOW, delay=0.01)
+        going_on, routes = True, []
+
+        async def send_on() -> None:
+            while going_on:
+                routes.append((await sender.send(of("s", "x"), timeout=20)).route)
+
+        async def others() -> None:
+            while going_on:
+                await prices.send(of("p", "x"))
+                await asyncio.sleep(0.02)
+
+        tasks = [asyncio.create_task(each) for each in (others(), *(send_on() for _ in range(20)))]
+        await asyncio.sleep(5)
+        w.east.heal()
+        await asyncio.sleep(10)
+        going_on = False
+        await asyncio.gather(*tasks)
+        assert BACKLOG in routes
+        assert routes[-1] is PRIMARY
+
+
+@in_virtual_time
 async def test_sends_of_a_session_whose_queue_is_away_are_refused_and_no_other_queue_has_them(world):
     async with world(ordering="session") as w:
         sender = w.pair.sender("orders")

@@ -21,6 +21,7 @@ from pairmq.runner._job import Job, SenderState
 from pairmq.transport import Admin, Transport
 
 _LONGEST_WAIT: Final = 2.0  # s that a send waits for its queue to drain, and half of its own time at most
+_SHORTEST_WAIT: Final = 0.02  # s that it waits, as long as it has the time, however many stand in line behind it
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25  # s between two looks of one send
 _RESTED: Final = 30.0
 """Seconds without a send after which a session is looked at anew: another process may have had it meanwhile."""
@@ -34,24 +35,39 @@ class Key:
     Args:
         facts: whether it is clean.
         queue: index of its backlog queue.
+
+    ``lined_up`` counts the messages of all calls that have a place in its line.
     """
 
-    __slots__ = ("facts", "queue", "turns", "used_at")
+    __slots__ = ("facts", "lined_up", "queue", "turns", "used_at")
 
     def __init__(self, facts: KeyOrder, queue: int) -> None:
         self.facts = facts
         self.queue = queue
+        self.lined_up = 0
         self.turns: deque[asyncio.Future[None]] = deque()
         self.used_at = 0.0
 
 
 class Wait:
-    """One send's waiting for its queue to drain: until when at most, and what it saw."""
+    """One send's waiting for its queue to drain: until when at most, and what it saw.
 
-    __slots__ = ("ends_at", "first", "last", "pause")
+    All that stand in line share the longest wait: were it given to each in its turn, the last ones would be refused at
+    their deadlines while both brokers work. An answer of the queue is waited for longer than for the queue to move,
+    or a long line would never get one.
 
-    def __init__(self, ends_at: float) -> None:
-        self.ends_at = ends_at
+    Args:
+        now: when it begins.
+        left: seconds that the send has left.
+        lined_up: messages that stand in line, this one among them.
+    """
+
+    __slots__ = ("asks_until", "ends_at", "first", "last", "pause")
+
+    def __init__(self, now: float, left: float, lined_up: int) -> None:
+        spare = left / 2
+        self.asks_until = now + min(_LONGEST_WAIT, spare)
+        self.ends_at = now + min(max(_LONGEST_WAIT / lined_up, _SHORTEST_WAIT), spare / lined_up)
         self.first: Look | None = None
         self.last: Look | None = None
         self.pause = _FIRST_PAUSE
@@ -85,6 +101,7 @@ class Place:
         turns = self.key.turns
         if self.turn in turns:
             turns.remove(self.turn)
+            self.key.lined_up -= len(self.jobs)
             if turns and not turns[0].done():
                 turns[0].set_result(None)
 
@@ -119,6 +136,7 @@ class Orders:
             if key not in places:
                 places[key] = Place(key)
             places[key].jobs.append(job)
+            key.lined_up += 1
         return list(places.values())
 
     def _key(self, state: SenderState, session: str | None) -> Key:
@@ -167,12 +185,12 @@ class Orders:
         now = self._clock.now()
         wait = place.wait
         if wait is None:
-            wait = place.wait = Wait(now + min(_LONGEST_WAIT, (deadline - now) / 2))
+            wait = place.wait = Wait(now, deadline - now, key.lined_up)
         view = self._views[key.queue]
         if now >= wait.ends_at and wait.first is not None and wait.last is not None:
             view.waited(wait.first, wait.last)
             return self._divert(place, runner)
-        look = await self._watches[key.queue].look(wait.ends_at)
+        look = await self._watches[key.queue].look(wait.asks_until)
         if look is None:  # who can't be asked may hold messages
             return self._divert(place, runner)
         if facts.seen(look):
