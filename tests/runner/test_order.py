@@ -448,3 +448,32 @@ async def test_an_existing_queue_for_several_consumers_is_refused(world):
     with pytest.raises(TransportError, match="can be read by several consumers at once"):
         async with world(west=west, ordering="session"):
             pass
+
+
+@in_virtual_time
+async def test_a_queue_that_was_deleted_is_made_again_by_the_next_send_of_its_session(world):
+    async with world(ordering="session", backlog_retry_interval=600.0) as w:
+        del w.west.queues[Entity(queue_of(w, "s"))]
+        w.pair.force_failover("orders")
+        assert (await w.pair.sender("orders").send(of("s", "a"), timeout=5)).backlog_queue == queue_of(w, "s")
+        assert w.west.queues[Entity(queue_of(w, "s"))].properties.single_consumer
+
+
+@in_virtual_time
+async def test_a_queue_that_others_made_again_for_several_consumers_gets_nothing_of_a_session(world):
+    async with world(ordering="session", backlog_queue_count=1, enable_syphon=True) as w:
+        sender = w.pair.sender("orders")
+        w.pair.hold("orders")
+        queue = Entity(queue_of(w, "s", 1))
+        await sender.send(of("s", "a"))
+        del w.west.queues[queue]
+        with pytest.raises(BacklogUnavailable):
+            w.west.fail(Fault.DOWN, Operation.ADMIN)
+            await sender.send(of("s", "b"), timeout=5)
+        transport = w.west.transport()
+        w.west.heal()
+        await transport.admin.create(queue, QueueProperties())
+        await transport.close()
+        with pytest.raises(BacklogUnavailable, match="can be read by several consumers at once"):
+            await sender.send(of("s", "c"), timeout=5)
+        assert w.west.messages(queue.path) == []

@@ -136,6 +136,8 @@ class BacklogQueues:
     def take_out(self, index: int, error: TransportError) -> None:
         """Take a queue that failed out of use for all senders of the pair (SPEC 5.4)."""
         self.last_failure = error
+        if error.reason is FailureReason.NOT_FOUND:
+            self._checked.discard(index)  # whoever makes it again may make another kind of queue
         if self.rotation.take_out(index, self._clock.now()):
             self._failed.set()
             self._emit(
