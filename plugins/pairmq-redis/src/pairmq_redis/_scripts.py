@@ -48,7 +48,7 @@ local mode, group, me = ARGV[1], ARGV[2], ARGV[3]
 local clock = redis.call('TIME')
 local now = tonumber(clock[1]) * 1000 + math.floor(tonumber(clock[2]) / 1000)
 
-local set = redis.call('HMGET', meta, 'lock', 'max', 'ttl', 'bury')
+local set = redis.call('HMGET', meta, 'lock', 'max', 'ttl', 'bury', 'single')
 if not set[1] then return redis.error_reply('NOENTITY no such queue or topic') end
 local lock, max, default_ttl, bury_expired = tonumber(set[1]), tonumber(set[2]), tonumber(set[3]), set[4] == '1'
 
@@ -210,7 +210,7 @@ if ARGV[8] == '1' then
 end
 
 -- A queue with one consumer at a time gives nothing to anybody else while one holds a lock.
-local single = mode == 'queue' and redis.call('HGET', meta, 'single') == '1'
+local single = mode == 'queue' and set[5] == '1'
 if single then
   for _, other in ipairs(redis.call('XPENDING', stream, group)[4] or {}) do
     if other[1] ~= me and other[1] ~= 'returned' then
