@@ -221,6 +221,21 @@ async def test_a_full_line_of_one_session_returns_while_others_go_on_diverting_t
 
 
 @in_virtual_time
+async def test_a_long_batch_of_a_new_session_waits_for_the_answer_of_its_queue_and_goes_to_the_primary(world):
+    async with world(ordering="session") as w:
+        w.west.fail(Fault.SLOW, Operation.ADMIN, delay=0.1)
+        receipts = await w.pair.sender("orders").send_batch([of("s", "x") for _ in range(200)])
+        assert {receipt.route for receipt in receipts} == {PRIMARY}
+
+
+@pytest.mark.parametrize(
+    ("left", "lined_up", "waits"), [(60, 1, 2.0), (2, 1, 1.0), (60, 10, 0.2), (60, 1000, 0.02), (60, 10_000, 0.003)]
+)
+def test_those_in_line_share_the_wait_and_half_of_their_time(left, lined_up, waits):
+    assert _ordered.Wait(0.0, left, lined_up).ends_at == pytest.approx(waits)
+
+
+@in_virtual_time
 async def test_sends_of_a_session_whose_queue_is_away_are_refused_and_no_other_queue_has_them(world):
     async with world(ordering="session") as w:
         sender = w.pair.sender("orders")
