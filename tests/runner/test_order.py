@@ -482,8 +482,8 @@ async def test_a_queue_that_others_made_again_for_several_consumers_gets_nothing
         queue = Entity(queue_of(w, "s", 1))
         await sender.send(of("s", "a"))
         del w.west.queues[queue]
+        w.west.fail(Fault.DOWN, Operation.ADMIN)
         with pytest.raises(BacklogUnavailable):
-            w.west.fail(Fault.DOWN, Operation.ADMIN)
             await sender.send(of("s", "b"), timeout=5)
         transport = w.west.transport()
         w.west.heal()
