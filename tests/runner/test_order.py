@@ -11,7 +11,7 @@ import pytest
 
 from pairmq import BacklogUnavailable, ConfigurationError, Entity, Message, Pair, PairOptions, Receipt, Route
 from pairmq.core import backlog_queue_of
-from pairmq.model import EntityState, SendUnknown, TransportError
+from pairmq.model import EntityState, SendError, SendUnknown, TransportError
 from pairmq.model.events import Cause, StateChanged
 from pairmq.runner import Clock, _ordered
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
@@ -492,3 +492,53 @@ async def test_a_queue_that_others_made_again_for_several_consumers_gets_nothing
         with pytest.raises(BacklogUnavailable, match="can be read by several consumers at once"):
             await sender.send(of("s", "c"), timeout=5)
         assert w.west.messages(queue.path) == []
+
+
+@in_virtual_time
+async def test_sends_that_stand_in_line_end_when_the_pair_closes(world):
+    async with world(ordering="session", close_grace=3.0) as w:
+        sender = w.pair.sender("orders")
+        await sender.send(of("s", "a"))
+        w.east.fail(Fault.HANG)
+        w.west.fail(Fault.HANG)
+        sends = [asyncio.create_task(sender.send(of(name, "b"))) for name in ("s", "s", "new", "s", "new")]
+        await asyncio.sleep(0.5)
+        began_at = asyncio.get_running_loop().time()
+        await w.pair.close()
+        results = await asyncio.gather(*sends, return_exceptions=True)
+        assert asyncio.get_running_loop().time() - began_at < 10
+        assert all(isinstance(result, SendError) for result in results)
+
+
+@in_virtual_time
+@pytest.mark.parametrize("seed", range(5))
+async def test_cancelled_sends_and_batches_leave_nothing_in_line_and_the_others_in_order(world, seed):
+    chance = random.Random(seed)
+    async with world(ordering="session", enable_syphon=True) as w:
+        sender = w.pair.sender("orders")
+        w.east.fail(Fault.SLOW, Operation.SEND, delay=0.05)
+        accepted: dict[str, list[bytes]] = {name: [] for name in "abc"}
+
+        async def call(number: int) -> None:
+            messages = [of(chance.choice("abc"), f"{number} {part}") for part in range(chance.randint(1, 4))]
+            for message, result in zip(messages, await sender.send_batch(messages, timeout=30), strict=True):
+                if isinstance(result, Receipt):
+                    accepted[message.session_id].append(message.body)
+
+        tasks = []
+        for number in range(60):
+            tasks.append(asyncio.create_task(call(number)))
+            await asyncio.sleep(chance.random() * 0.2)
+            if chance.random() < 0.3:
+                chance.choice(tasks).cancel()
+            if number == 20:
+                w.pair.force_failover("orders")
+            if number == 40:
+                w.pair.mark_healthy("orders")
+        await asyncio.wait(tasks)
+        w.east.heal()
+        await asyncio.sleep(60)
+        for bodies in accepted.values():
+            assert [body for body in dict.fromkeys(w.home()) if body in bodies] == bodies
+        keys = w.pair._engine._sends._orders._sessions.values()
+        assert [(len(key.turns), key.lined_up) for key in keys] == [(0, 0)] * 3
