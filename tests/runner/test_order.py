@@ -496,7 +496,7 @@ async def test_a_queue_that_others_made_again_for_several_consumers_gets_nothing
 
 @in_virtual_time
 async def test_sends_that_stand_in_line_end_when_the_pair_closes(world):
-    async with world(ordering="session", close_grace=3.0) as w:
+    async with world(ordering="session", close_grace=3.0, attempt_timeout=30.0) as w:
         sender = w.pair.sender("orders")
         await sender.send(of("s", "a"))
         w.east.fail(Fault.HANG)
