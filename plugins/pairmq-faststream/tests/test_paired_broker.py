@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import anyio
 import pytest
 from aio_pika.exceptions import AMQPConnectionError, MethodNotImplemented, PublishError
 from aiormq.abc import DeliveredMessage
@@ -104,6 +105,21 @@ async def test_an_app_starts_and_publishes_without_rabbitmq(make: Make, rabbit: 
     finally:
         rabbit.come_up()
     await until(lambda: broker.running and seen == [7])
+
+
+@pytest.mark.real_server
+async def test_an_app_that_ends_while_it_starts_leaves_no_connection_behind(make: Make):
+    broker = make()
+    broker.subscriber(RabbitQueue("orders", durable=True))(print)
+    # As FastStream ends at Ctrl-C: it stops the broker, then cancels the start, which anyio does at every await.
+    async with anyio.create_task_group() as group:
+        group.start_soon(broker.start)
+        while broker._held is None:  # the moment at which it begins to connect
+            await asyncio.sleep(0)
+        await broker.stop()
+        group.cancel_scope.cancel()
+    async with asyncio.timeout(20):
+        await until(lambda: not any("RobustConnection" in repr(task.get_coro()) for task in asyncio.all_tasks()))
 
 
 @pytest.mark.real_server

@@ -120,6 +120,9 @@ class PairedRabbitBroker(RabbitBroker):
         try:
             await super().stop(exc_type, exc_val, exc_tb)
         finally:
+            # FastStream stops a broker whose start goes on, and cancels that start only then, at each of its awaits:
+            # it could close nothing any more, and a connection that nobody closes keeps the program alive.
+            await self._let_go()
             pair, self._pair, self._middleware = self._pair, None, None
             if pair is not None:
                 await pair.close()
@@ -176,11 +179,15 @@ class PairedRabbitBroker(RabbitBroker):
             # Half of the subscribers may have begun: all of them begin again.
             with contextlib.suppress(Exception):
                 await super().stop()
-            held, self._held = self._held, None
-            if held is not None:
-                with contextlib.suppress(Exception):
-                    await held.close()
+            await self._let_go()
             raise
+
+    async def _let_go(self) -> None:
+        """Close the connection that was made last, also one that nobody else knows yet."""
+        held, self._held = self._held, None
+        if held is not None:
+            with contextlib.suppress(Exception):
+                await held.close()
 
     async def _keep_trying(self, step: Callable[[], Awaitable[Any]]) -> None:
         pause = float(self._connection_kwargs.get("reconnect_interval") or 5.0)
