@@ -53,7 +53,10 @@ def until(condition, what: str) -> None:
 
 
 @pytest.mark.timeout(300 + LINES / 200)
-@pytest.mark.parametrize("kill_the_syphon", [False, True], ids=["", "syphon-killed"])
+@pytest.mark.parametrize(
+    "kill_the_syphon",
+    [pytest.param(False, id=""), pytest.param(True, id="syphon-killed", marks=pytest.mark.long)],
+)
 def test_every_line_of_a_file_arrives_through_an_outage(servers, tmp_path, kill_the_syphon):
     """The primary is killed (SIGKILL) at a third and restarted later; the syphon, too, in the second run."""
     east, west = servers

@@ -298,6 +298,7 @@ def test_a_file_in_the_place_of_a_table_is_refused(tmp_path):
         check_place(tmp_path / "order")
 
 
+@pytest.mark.long
 def test_an_output_directory_that_is_a_link_is_written_through(tmp_path, spark):
     (tmp_path / "journal").mkdir()
     (tmp_path / "elsewhere").mkdir()

@@ -84,6 +84,7 @@ def test_a_run_and_a_follower_call_nothing_lost_that_a_part_may_tell_of(spark, j
         assert found[-2:] == [({"delivered": 2, verdict: 1}, [part])] * 2
 
 
+@pytest.mark.long
 def test_a_follower_calls_nothing_lost_while_it_knows_of_files_that_it_has_not_taken(spark, tmp_path, monkeypatch):
     monkeypatch.setattr(_follow, "AT_ONCE", 1)  # a file in each batch, and the tables after each
     (tmp_path / "journal").mkdir()
