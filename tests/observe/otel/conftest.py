@@ -16,22 +16,10 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from pairmq import Entity, Pair, PairOptions
+from pairmq import Entity, Pair
 from pairmq.observe.otel import OpenTelemetryObserver
 from pairmq.runner import Clock
-from pairmq.testing import SimulatedBroker, virtual_wall
-
-OPTIONS = PairOptions(
-    backlog_queue_count=2,
-    failover_interval=2.0,
-    ping_primary_interval=5.0,
-    enable_syphon=True,
-    attempt_timeout=1.0,
-    ping_timeout=1.0,
-    send_timeout=20.0,
-    syphon_receive_wait=60.0,
-    backlog_retry_interval=5.0,
-)
+from pairmq.testing import TEST_OPTIONS, SimulatedBroker, virtual_wall
 
 
 @dataclass
@@ -114,7 +102,7 @@ def world() -> Callable[..., AbstractAsyncContextManager[World]]:
             await transports[0].admin.create(Entity(path))
         numbers = itertools.count(1)
         clock = Clock(virtual_wall, random.Random(1), lambda: f"id-{next(numbers)}")
-        pair = Pair(*transports, replace(OPTIONS, **options), clock=clock, observers=observers)
+        pair = Pair(*transports, replace(TEST_OPTIONS, **options), clock=clock, observers=observers)
         async with pair:
             yield World(east, west, pair)
 
