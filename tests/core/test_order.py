@@ -136,14 +136,26 @@ def test_a_key_in_doubt_needs_a_new_look():
 # Whether waiting is worth it.
 
 
-def test_a_queue_that_did_not_move_is_not_waited_for_again_until_it_does():
+def test_a_queue_that_did_not_move_for_two_seconds_is_not_waited_for_until_it_does():
     view = DrainView()
-    view.waited(look(0.0, 3), look(2.0, 3))
-    assert not view.worth_waiting(look(3.0, 3))
+    assert view.worth_waiting(look(0.0, 3))
+    assert view.worth_waiting(look(1.9, 3))
+    assert not view.worth_waiting(look(2.0, 3))
     assert view.worth_waiting(look(4.0, 4))
 
 
-def test_a_queue_that_moved_is_waited_for_again():
+def test_a_queue_that_moves_slowly_is_waited_for_however_short_each_wait_is():
     view = DrainView()
-    view.waited(look(0.0, 3), look(2.0, 5))
-    assert view.worth_waiting(look(3.0, 5))
+    # Twenty sends in line, each of which looks once or twice, at a queue that moves once a second.
+    assert all(view.worth_waiting(look(0.1 * n, 3 + n // 10)) for n in range(100))
+
+
+def test_short_waits_add_up_where_nothing_moves():
+    view = DrainView()
+    worth = [view.worth_waiting(look(0.1 * n, 3)) for n in range(30)]
+    assert worth == [True] * 20 + [False] * 10
+
+
+def test_an_empty_queue_is_never_stalled():
+    view = DrainView()
+    assert all(view.worth_waiting(look(at, None)) for at in (0.0, 10.0, 20.0))

@@ -65,6 +65,26 @@ async def test_renewing_a_delivery_renews_its_lease_and_tells_when_that_is_lost(
             break
 
 
+@in_virtual_time
+async def test_a_copy_of_what_this_consumer_holds_waits_until_that_is_settled():
+    async with orders("a", "a", "b") as (it, receiver):
+        firsts = Deduplicator(lease=60).first_only(receiver)
+        held = await anext(firsts)
+        following = asyncio.ensure_future(anext(firsts))
+        await asyncio.sleep(30)
+        assert not following.done(), "neither the copy nor what comes behind it"
+        await held.complete()
+        assert (await following).body == b"2"
+        assert [delivery.body for delivery in it.delivered("orders")] == [b"2"]
+
+
+@in_virtual_time
+async def test_a_copy_of_what_is_held_for_longer_than_its_lease_is_given_too():
+    async with orders("a", "a") as (_, receiver):
+        firsts = Deduplicator(lease=60).first_only(receiver)
+        assert [(await anext(firsts)).body, (await anext(firsts)).body] == [b"0", b"1"]
+
+
 # A store that is away.
 
 
@@ -179,9 +199,10 @@ async def test_a_store_that_hangs_is_given_up():
             await asyncio.get_running_loop().create_future()
 
     async with orders("m") as (_, receiver):
-        with pytest.raises(TransportError, match="time limit"):
+        with pytest.raises(TransportError, match=r"^Hanging\(\): no answer within the time limit") as caught:
             async with Deduplicator(Hanging()).once((await receiver.receive())[0]):
                 pass
+        assert (caught.value.kind, caught.value.reason) == (FailureKind.UNAVAILABLE, FailureReason.TIMEOUT)
 
 
 @in_virtual_time

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pairmq import ConfigurationError, Pair, PairOptions
 from pairmq.pair import load_settings
+from pairmq_rabbitmq._transport import CAPABILITIES, RabbitTransport
 
 EAST, WEST = "redis://:geheim@127.0.0.1:1/0", "redis://:geheim@127.0.0.1:2/0"
 
@@ -131,7 +134,9 @@ def test_options_and_single_options_are_not_mixed():
         Pair.connect(EAST, WEST, options=PairOptions(), failover_interval=3)
 
 
-def test_session_order_is_refused_with_a_secondary_that_cannot_keep_it():
+def test_session_order_is_refused_with_a_secondary_that_cannot_keep_it(monkeypatch):
+    limited = replace(CAPABILITIES, ordered_consumer=False)
+    monkeypatch.setattr(RabbitTransport, "capabilities", property(lambda _: limited))
     with pytest.raises(ConfigurationError, match=r"ordering='session' can't be kept with amqp://.* as the secondary"):
         Pair.connect("memory://a", "amqp://guest:geheim@127.0.0.1:1/", ordering="session")
 

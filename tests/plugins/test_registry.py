@@ -470,6 +470,12 @@ def test_the_error_for_a_known_scheme_says_what_to_install(scheme: str, package:
     )
 
 
+@pytest.mark.parametrize(("scheme", "right"), [("valkey", "redis"), ("rabbitmq", "amqp"), ("pairmqs", "amqps")])
+def test_the_error_for_a_product_s_name_tells_its_scheme(scheme: str, right: str):
+    with pytest.raises(ConfigurationError, match=f"^no transport for {scheme}://: write {right}://; installed: none$"):
+        empty().transport_record(f"{scheme}://host")
+
+
 def test_the_error_for_a_strange_scheme_lists_what_is_there():
     registry = empty()
     registry.register(Plugin("b", "a"))

@@ -18,8 +18,9 @@ from pairmq import (
     SendRefused,
     SendUnknown,
 )
-from pairmq.model.events import PairEnded
+from pairmq.model.events import PairEnded, PingCompleted
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time
+from pairmq.testing import _simulated as simulated
 
 
 @in_virtual_time
@@ -69,6 +70,37 @@ async def test_a_send_that_the_grace_interrupts_does_not_wait_for_another_attemp
         await w.pair.close()
         await task
         assert ended_at[0] - started < 0.05
+
+
+@in_virtual_time
+async def test_pings_stop_as_soon_as_the_pair_closes(world):
+    """Not only when its grace is over: the ping under way ends, and none follows."""
+    async with world(close_grace=10, ping_primary_interval=0.5, attempt_timeout=60, send_timeout=200) as w:
+        w.pair.force_failover("orders")
+        w.east.fail(Fault.HANG, Operation.PROBE)
+        w.west.fail(Fault.HANG, Operation.SEND)
+        task = asyncio.create_task(w.pair.sender("orders").send(Message(b"1")))
+        await asyncio.sleep(5.2)
+        assert len(w.of(PingCompleted)) >= 3
+        before = w.east.operations["PROBE"]
+        closing = asyncio.create_task(w.pair.close())
+        await asyncio.sleep(0.001)
+        pings = len(w.of(PingCompleted))
+        await closing
+        assert not task.cancelled()
+        assert (len(w.of(PingCompleted)), w.east.operations["PROBE"]) == (pings, before)
+        await asyncio.wait((task,))
+        assert isinstance(task.exception(), SendUnknown)
+
+
+@in_virtual_time
+async def test_failover_still_engages_for_the_sends_that_closing_waits_for(world):
+    async with world(close_grace=10, failover_interval=3) as w:
+        w.east.fail(Fault.DOWN)
+        task = asyncio.create_task(w.pair.sender("orders").send(Message(b"1")))
+        await asyncio.sleep(1)
+        await w.pair.close()
+        assert (await task).route is Route.BACKLOG
 
 
 @in_virtual_time
@@ -158,6 +190,46 @@ async def test_with_a_syphon_a_fault_faults_the_partner_at_once(world):
         assert w.pair.secondary.ended
         with pytest.raises(PairFaulted, match="certificate revoked"):
             w.pair.sender("orders")
+
+
+@in_virtual_time
+async def test_callers_hear_of_a_fault_while_the_partner_is_still_ending(world, monkeypatch):
+    """They heard that no backlog queue takes messages, for as long as the secondary took to close."""
+
+    async def slow(self):
+        await asyncio.sleep(1.9)
+
+    async with world(enable_syphon=True, failover_interval=0) as w:
+        w.pair.force_failover("orders")
+        sender = w.pair.sender("orders")
+        assert (await sender.send(Message(b"1"))).route is Route.BACKLOG
+        monkeypatch.setattr(simulated.SimulatedTransport, "_close", slow)
+        fault = asyncio.create_task(w.pair.primary.fault(RuntimeError("certificate revoked")))
+        await asyncio.sleep(0.1)
+        with pytest.raises(PairFaulted, match="certificate revoked"):
+            await sender.send(Message(b"2"))
+        assert w.pair.secondary.fault_cause is not None
+        await fault
+
+
+@in_virtual_time
+async def test_sends_in_flight_learn_of_the_fault_and_whether_their_outcome_is_known(world):
+    """`PairFaulted` alone would not tell whether a broker may have the message (SPEC 3.1)."""
+    async with world(enable_syphon=True, attempt_timeout=60, send_timeout=200, failover_interval=60) as w:
+        w.east.fail(Fault.HANG, Operation.SEND, entities=["orders"])
+        w.east.fail(Fault.DOWN, Operation.SEND, entities=["prices"])
+        hanging, failing = (
+            asyncio.create_task(w.pair.sender(name).send(Message(b"1"))) for name in ("orders", "prices")
+        )
+        await asyncio.sleep(1)
+        fault = RuntimeError("certificate revoked")
+        await w.pair.secondary.fault(fault)
+        await asyncio.sleep(0.1)
+        for task, kind in ((hanging, SendUnknown), (failing, SendRefused)):
+            error = task.exception()
+            assert type(error) is kind
+            assert "certificate revoked" in str(error)
+            assert fault in error.causes
 
 
 @in_virtual_time

@@ -12,7 +12,7 @@ import pytest
 from pairmq import BacklogUnavailable, ConfigurationError, Entity, Message, Pair, PairOptions, Receipt, Route
 from pairmq.core import backlog_queue_of
 from pairmq.model import EntityState, SendError, SendUnknown, TransportError
-from pairmq.model.events import Cause, StateChanged
+from pairmq.model.events import BacklogQueueChecked, Cause, MessageMoved, StateChanged, SyphonFailed
 from pairmq.runner import Clock, _ordered
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
 from pairmq.transport import QueueProperties
@@ -73,6 +73,22 @@ async def test_a_diverted_session_keeps_diverting_to_its_queue_when_the_entity_i
         receipt = await sender.send(of("s", "c"))
         assert (receipt.route, receipt.backlog_queue) == (BACKLOG, queue_of(w, "s"))
         assert [message.body for message in w.west.messages(queue_of(w, "s"))] == [b"a", b"b", b"c"]
+
+
+@in_virtual_time
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_session_is_seen_to_be_clean_and_its_send_is_routed_in_one_step(world, turns):
+    """In a turn of the loop between the two an outage may begin: a session would be diverted and count as clean."""
+    async with world(ordering="session") as w:
+        sender = w.pair.sender("orders")
+        await sender.send(of("s", "a"))
+        sending = asyncio.create_task(sender.send(of("s", "b")))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        w.pair.force_failover("orders")
+        first = await sending
+        w.pair.mark_healthy("orders")
+        assert (first.route, (await sender.send(of("s", "c"))).route) != (BACKLOG, PRIMARY)
 
 
 @in_virtual_time
@@ -454,6 +470,54 @@ async def test_a_queue_that_is_seen_later_and_is_fit_is_used(world):
         assert (await w.pair.sender("orders").send(of("s", "a"), timeout=5)).backlog_queue == queue_of(w, "s")
 
 
+@asynccontextmanager
+async def unseen_queue(world):
+    """One backlog queue that nobody has looked at, as the secondary was away when the pair opened."""
+    west = SimulatedBroker("west")
+    west.fail(Fault.DOWN)
+    async with world(west=west, ordering="session", backlog_queue_count=1, backlog_retry_interval=600.0) as w:
+        west.heal()
+        w.pair.force_failover("orders")
+        yield w, w.pair.sender("orders")
+
+
+@in_virtual_time
+async def test_a_queue_is_looked_at_once_for_all_sessions_that_find_it_unseen(world):
+    async with unseen_queue(world) as (w, sender):
+        receipts = await asyncio.gather(*(sender.send(of(f"s{number}", "a")) for number in range(50)))
+        assert {receipt.route for receipt in receipts} == {BACKLOG}
+        assert len(w.of(BacklogQueueChecked)) == 1
+
+
+@in_virtual_time
+async def test_who_shares_a_look_that_hangs_keeps_its_own_deadline(world):
+    async with unseen_queue(world) as (w, sender):
+        w.west.fail(Fault.HANG, Operation.ADMIN)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        patient = asyncio.ensure_future(sender.send(of("patient", "a"), timeout=20))
+        await asyncio.sleep(0)
+        with pytest.raises(BacklogUnavailable):
+            await sender.send(of("hasty", "b"), timeout=2)
+        assert loop.time() - began <= 2
+        w.west.heal()
+        assert (await patient).route is BACKLOG
+
+
+@in_virtual_time
+async def test_a_send_that_is_cancelled_in_a_look_takes_no_other_along(world):
+    async with unseen_queue(world) as (w, sender):
+        w.west.latency = 0.2
+        first = asyncio.ensure_future(sender.send(of("first", "a")))
+        await asyncio.sleep(0.1)
+        other = asyncio.ensure_future(sender.send(of("other", "b")))
+        await asyncio.sleep(0.01)
+        first.cancel()
+        assert (await other).route is BACKLOG
+        assert w.west.operations["ADMIN"] > 0
+        assert len(w.of(BacklogQueueChecked)) == 1
+
+
 @in_virtual_time
 async def test_an_existing_queue_for_several_consumers_is_refused(world):
     west = SimulatedBroker("west")
@@ -542,3 +606,102 @@ async def test_cancelled_sends_and_batches_leave_nothing_in_line_and_the_others_
             assert [body for body in dict.fromkeys(w.home()) if body in bodies] == bodies
         keys = w.pair._engine._sends._orders._sessions.values()
         assert [(len(key.turns), key.lined_up) for key in keys] == [(0, 0)] * 3
+
+
+def taken_by_another(w, queue: str) -> None:
+    """Let somebody else hold all of a queue under locks, who stays silent: its former holder has not noticed yet."""
+    for stored in w.west.queues[Entity(queue)].stored.values():
+        stored.deliveries += 1
+        stored.holder = w
+        stored.locked_until = asyncio.get_running_loop().time() + 600
+
+
+@in_virtual_time
+async def test_a_completion_whose_lock_was_lost_lets_nothing_go_on_before_it_is_seen_to_be_locked(world):
+    async with world(ordering="session", backlog_queue_count=1) as w:
+        await diverted(w, w.pair.sender("orders"), "s", *"abcd")
+        w.east.fail(Fault.SLOW, Operation.SEND, delay=0.5)
+        async with syphon(w, backlog_queue_count=1):
+            await asyncio.sleep(0.3)
+            taken_by_another(w, queue_of(w, "s", 1))
+            await asyncio.sleep(10)
+            assert w.home()[0] == b"a"
+            assert len(w.home()) <= 2  # the second one was under way when the first one's completion was answered
+
+
+@in_virtual_time
+async def test_a_completion_whose_confirmation_was_lost_gives_nothing_back(world):
+    async with world(ordering="session", backlog_queue_count=1) as w:
+        await diverted(w, w.pair.sender("orders"), "s", *"abcd")
+        w.west.fail(Fault.CONFIRM_LOST, Operation.SETTLE, times=1)
+        w.east.fail(Fault.SLOW, Operation.SEND, delay=0.5)
+        async with syphon(w, backlog_queue_count=1) as other:
+            failures = []
+            other.subscribe(lambda event: isinstance(event, SyphonFailed) and failures.append(event.error))
+            await asyncio.sleep(30)
+        assert w.home() == [b"a", b"b", b"c", b"d"]
+        assert failures == ["settle: connection lost"]
+
+
+@in_virtual_time
+async def test_poison_that_was_given_up_with_its_queue_does_not_break_off_what_came_after(world):
+    async with world(ordering="session", backlog_queue_count=1) as w:
+        await diverted(w, w.pair.sender("orders"), "s", "a", "b")
+        w.east.fail(Fault.REFUSE, Operation.SEND, times=1)
+        w.west.fail(Fault.SLOW, Operation.SETTLE, times=1, delay=0.9)
+        async with syphon(w, backlog_queue_count=1) as other:
+            failures = []
+            other.subscribe(lambda event: isinstance(event, SyphonFailed) and failures.append(event.error))
+            await asyncio.sleep(0.3)
+            w.west.fail(Fault.DOWN, Operation.RECEIVE, times=1)
+            await asyncio.sleep(60)
+        assert failures == ["connection refused"]
+
+
+async def held_back(w, away: int, body: bytes = b"") -> None:
+    """Divert messages of sessions at ``orders``, whose queue is away then, and behind them one at ``prices``."""
+    w.pair.hold("orders")
+    w.pair.hold("prices")
+    messages = [of(f"s{number % 7}", str(number)) for number in range(away)]
+    await w.pair.sender("orders").send_batch([replace(each, body=each.body + body) for each in messages])
+    await w.pair.sender("prices").send(of("p", "price"))
+    w.east.fail(Fault.DOWN, entities=["orders"])
+
+
+@in_virtual_time
+async def test_a_destination_that_is_away_holds_up_no_other_before_ten_batches_are_held(world):
+    async with world(ordering="session", backlog_queue_count=1) as w:
+        await held_back(w, 95)
+        async with syphon(w, backlog_queue_count=1, syphon_batch=10) as other:
+            moved = []
+            other.subscribe(lambda event: isinstance(event, MessageMoved) and moved.append(event))
+            await asyncio.sleep(300)
+            assert w.home("prices") == [b"price"]
+            w.east.heal()
+            await asyncio.sleep(120)
+        assert sorted(w.home(), key=int) == [b"%d" % number for number in range(95)]
+        for session in range(7):
+            assert [body for body in w.home() if int(body) % 7 == session] == [b"%d" % n for n in range(session, 95, 7)]
+        assert not any(event.redelivered for event in moved)
+
+
+@in_virtual_time
+@pytest.mark.parametrize(("batch", "size", "most"), [(10, 0, 100), (5, 1_000_000, 17)])
+async def test_what_is_held_for_a_destination_that_is_away_is_bounded_by_its_number_and_by_its_size(
+    world, batch, size, most
+):
+    async with world(ordering="session", backlog_queue_count=1) as w:
+        await held_back(w, 200 if not size else 30, b"." * size)
+        async with syphon(w, backlog_queue_count=1, syphon_batch=batch) as other:
+            await asyncio.sleep(300)
+            assert most <= other._engine.syphon.in_hand < most + batch
+
+
+@in_virtual_time
+async def test_one_batch_is_held_while_the_whole_primary_is_away(world):
+    async with world(ordering="session", backlog_queue_count=1) as w:
+        await held_back(w, 95)
+        w.east.fail(Fault.DOWN)
+        async with syphon(w, backlog_queue_count=1, syphon_batch=10) as other:
+            await asyncio.sleep(300)
+            assert other._engine.syphon.in_hand == 10

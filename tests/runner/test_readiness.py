@@ -8,6 +8,7 @@ import pytest
 
 from pairmq import ConfigurationError, Entity, EntityState, Message, PairClosed, Route
 from pairmq.testing import Fault, in_virtual_time
+from pairmq.testing._simulated._admin import SimulatedAdmin
 
 HEALTHY, FAILED_OVER = EntityState.HEALTHY, EntityState.FAILED_OVER
 
@@ -124,3 +125,18 @@ async def test_what_is_no_path_and_a_closed_pair_are_errors(world):
         await w.pair.close()
         with pytest.raises(PairClosed):
             await w.pair.check("orders")
+
+
+@pytest.mark.parametrize("failure", [KeyError("a defect"), asyncio.CancelledError()], ids=["error", "cancelled"])
+@in_virtual_time
+async def test_a_driver_that_fails_in_its_own_way_is_a_reason_and_raises_nothing(world, monkeypatch, failure):
+    """Who asks has not been cancelled, and wants to hear of the other side too."""
+
+    async def bad(self, entity):
+        raise failure
+
+    async with world() as w:
+        monkeypatch.setattr(SimulatedAdmin, "probe", bad)
+        [found] = (await w.pair.check("orders")).entities
+        assert not found.ready
+        assert [type(failure).__name__ in reason for reason in found.reasons] == [True, True]

@@ -206,6 +206,19 @@ async def test_a_cancelled_send_is_unknown_and_leaves_the_state_alone(world):
 
 
 @in_virtual_time
+async def test_a_cancelled_send_to_the_primary_is_no_longer_in_flight(world):
+    async with world() as w:
+        w.east.fail(Fault.HANG, Operation.SEND)
+        task = asyncio.create_task(w.pair.sender("orders").send(Message(b"1")))
+        await asyncio.sleep(0.5)
+        machine = w.pair._engine.runner(w.pair._entity("orders", "queue")).machine
+        assert machine.sending == 1
+        task.cancel()
+        await asyncio.wait((task,))
+        assert machine.sending == 0
+
+
+@in_virtual_time
 async def test_a_cancelled_diverted_send_is_no_longer_in_flight(world):
     async with world() as w:
         w.pair.force_failover("orders")
@@ -352,12 +365,16 @@ async def test_what_waits_is_bounded_with_both_brokers_down(world):
         assert w.pair.in_flight == 0
 
 
+@pytest.mark.parametrize(
+    "failure", [RuntimeError("observer bug"), asyncio.CancelledError()], ids=["error", "cancelled"]
+)
 @in_virtual_time
-async def test_a_failing_observer_is_reported_once_and_disturbs_nothing(world, caplog):
+async def test_a_failing_observer_is_reported_once_and_disturbs_nothing(world, caplog, failure):
+    """Nor one that raises what the future of somebody else's work gave it: the send would look cancelled."""
     async with world() as w:
 
         def broken(event):
-            raise RuntimeError("observer bug")
+            raise failure
 
         w.pair.subscribe(broken)
         for _ in range(3):

@@ -13,8 +13,8 @@ from pairmq.core import Diversion, PairOptions, divert
 from pairmq.model import Entity, EntityState
 from pairmq.model.events import MessageDeadLettered, MessageMoved
 from pairmq.runner import Clock, Emitter
-from pairmq.runner._attempt import TimeLimits
 from pairmq.runner._backlog import BacklogQueues
+from pairmq.runner._limits import TimeLimits
 from pairmq.runner._syphon import Syphon
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
 from pairmq.transport import Capabilities, QueueProperties, Receiver

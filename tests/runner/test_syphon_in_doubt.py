@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 
 from pairmq import Message
 from pairmq.core import Diversion, divert
-from pairmq.model import Entity
-from pairmq.model.events import MessageMoved
+from pairmq.model import Entity, FailureKind, TransportError
+from pairmq.model.events import DestinationChanged, MessageMoved
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
 from pairmq.transport import QueueProperties
 
@@ -28,7 +28,7 @@ def lose_locks(broker: SimulatedBroker) -> None:
     """Forget who holds what, as a broker does that fails over to a replica."""
     for stored in broker.queues[QUEUE].stored.values():
         stored.locked_until = None
-    broker._notify()
+    broker.notify()
 
 
 async def drained(w) -> None:
@@ -137,6 +137,31 @@ async def test_messages_of_other_destinations_still_get_past_copies_in_doubt(wor
 
 
 @in_virtual_time
+async def test_a_message_whose_copy_is_in_doubt_stays_in_its_line_when_those_behind_it_make_room(world, monkeypatch):
+    async with world(enable_syphon=True, syphon_batch=3, ping_primary_interval=5.0) as w:
+        sender = type(w.west.transport().sender(QUEUE))
+        send_batch, copied = sender.send_batch, []
+
+        async def confirmed_in_part(self, messages):
+            results = list(await send_batch(self, messages))
+            if self._entity == QUEUE:
+                copied.append([message.message_id for message in messages])
+                if len(copied) == 1:
+                    results[0] = TransportError("lost", FailureKind.UNAVAILABLE, maybe_applied=True)
+            return results
+
+        monkeypatch.setattr(sender, "send_batch", confirmed_in_part)
+        w.east.fail(Fault.DOWN, entities=["orders"])
+        leave(w.west, 10)
+        while len(copied) < 2:
+            await asyncio.sleep(0.01)
+        assert copied[0][0] not in copied[1]
+        w.east.heal()
+        await drained(w)
+        assert set(w.home()) == {b"%d" % number for number in range(10)}
+
+
+@in_virtual_time
 async def test_a_primary_that_confirms_nothing_gets_one_copy_at_each_trial(world):
     """Seed 128: probes were good, and a whole batch was written twice a second for minutes."""
     async with world(enable_syphon=True, ping_primary_interval=0.5) as w:
@@ -148,3 +173,38 @@ async def test_a_primary_that_confirms_nothing_gets_one_copy_at_each_trial(world
         w.east.heal()
         await drained(w)
         assert set(w.home()) == {b"%d" % number for number in range(100)}
+
+
+@in_virtual_time
+async def test_one_operation_of_the_syphon_ends_before_half_of_a_lock(world):
+    """Whatever its own time limit is: the lock must outlive the send (SPEC 7.6)."""
+    west = SimulatedBroker("west")
+    await west.transport().admin.create(QUEUE, QueueProperties(lock_duration=10.0))
+    async with world(west=west, enable_syphon=True, attempt_timeout=60) as w:
+        w.east.fail(Fault.HANG, Operation.SEND)
+        leave(west, 1)
+        async with asyncio.timeout(10):
+            while not w.east.operations["SEND"]:
+                await asyncio.sleep(0.01)
+        assert w.of(DestinationChanged) == []
+        await asyncio.sleep(5)
+        assert [event.open for event in w.of(DestinationChanged)][:1] == [False]
+
+
+@in_virtual_time
+async def test_nothing_is_sent_under_a_lock_that_may_end_before_the_send(world):
+    """It is renewed first, and where that fails the message is left to whoever gets it next (SPEC 7.6)."""
+    west = SimulatedBroker("west")
+    await west.transport().admin.create(QUEUE, QueueProperties(lock_duration=10.0))
+    async with world(west=west, enable_syphon=True, ping_primary_interval=0.5) as w:
+        w.east.fail(Fault.DOWN, entities=["orders"])
+        leave(west, 1)
+        await asyncio.sleep(1)
+        w.west.fail(Fault.DOWN, Operation.SETTLE)
+        await asyncio.sleep(5.5)  # the lock has less than half of its time left, and is not renewed
+        w.east.heal()
+        await asyncio.sleep(1.5)
+        assert w.home() == []
+        w.west.heal()
+        await drained(w)
+        assert w.home() == [b"0"]

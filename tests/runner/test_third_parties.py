@@ -6,10 +6,21 @@ import asyncio
 
 import pytest
 
-from pairmq import Message, Pair, PairClosed, PairOptions, Receipt, Route, SendRefused, TransportError
+from pairmq import (
+    Message,
+    Pair,
+    PairClosed,
+    PairFaulted,
+    PairOptions,
+    Receipt,
+    Route,
+    SendRefused,
+    SendUnknown,
+    TransportError,
+)
 from pairmq.model import Entity, EntityState, FailureKind, FailureReason
 from pairmq.model.events import Cause, SendCompleted, StateChanged
-from pairmq.runner._attempt import TimeLimits
+from pairmq.runner._limits import TimeLimits
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time
 from pairmq.testing import _simulated as simulated
 from pairmq.transport import is_nothing_sent, nothing_sent
@@ -18,7 +29,7 @@ from pairmq.transport import is_nothing_sent, nothing_sent
 @in_virtual_time
 async def test_a_driver_that_cancels_itself_ends_no_pump(world, monkeypatch):
     """Some drivers raise CancelledError for a lost connection; nobody has cancelled the pump."""
-    receive = simulated._SimulatedReceiver.receive
+    receive = simulated.SimulatedReceiver.receive
     hits = []
 
     async def bad(self, most, wait):
@@ -29,7 +40,7 @@ async def test_a_driver_that_cancels_itself_ends_no_pump(world, monkeypatch):
             await future
         return await receive(self, most, wait)
 
-    monkeypatch.setattr(simulated._SimulatedReceiver, "receive", bad)
+    monkeypatch.setattr(simulated.SimulatedReceiver, "receive", bad)
     async with world(enable_syphon=True, backlog_queue_count=1) as w:
         w.pair.hold("orders")
         await w.pair.sender("orders").send(Message(b"1"))
@@ -37,12 +48,13 @@ async def test_a_driver_that_cancels_itself_ends_no_pump(world, monkeypatch):
         assert w.home() == [b"1"]
 
 
+@pytest.mark.parametrize("failure", [RuntimeError("driver bug"), asyncio.CancelledError()], ids=["error", "cancel"])
 @in_virtual_time
-async def test_a_receiver_that_fails_to_close_ends_no_pump(world, monkeypatch):
+async def test_a_receiver_that_fails_to_close_ends_no_pump(world, monkeypatch, failure):
     async def bad(self):
-        raise RuntimeError("driver bug")
+        raise failure
 
-    monkeypatch.setattr(simulated._SimulatedReceiver, "close", bad)
+    monkeypatch.setattr(simulated.SimulatedReceiver, "close", bad)
     async with world(enable_syphon=True, backlog_queue_count=1) as w:
         w.west.fail(Fault.DOWN, Operation.RECEIVE, times=2)
         w.pair.hold("orders")
@@ -81,12 +93,15 @@ async def test_an_observer_that_hangs_or_raises_does_not_hold_up_the_close(caplo
     async def fail():
         raise RuntimeError("disk full")
 
+    async def cancel_itself():
+        raise asyncio.CancelledError
+
     closed = []
 
     async def fine():
         closed.append(1)
 
-    observers = [_Observer(hang), _Observer(fail), _Observer(fine)]
+    observers = [_Observer(hang), _Observer(fail), _Observer(cancel_itself), _Observer(fine)]
     east, west = SimulatedBroker("east"), SimulatedBroker("west")
     pair = await Pair(east.transport(), west.transport(), observers=observers)
     started = asyncio.get_running_loop().time()
@@ -94,6 +109,24 @@ async def test_an_observer_that_hangs_or_raises_does_not_hold_up_the_close(caplo
     await pair.close()
     assert asyncio.get_running_loop().time() - started < 3
     assert closed == [1]
+
+
+@in_virtual_time
+async def test_who_begins_to_read_events_while_a_slow_observer_closes_is_let_go():
+    """Its stream was once made after the others had been ended, and nobody ended it."""
+    closing = asyncio.Event()
+
+    async def slow():
+        closing.set()
+        await asyncio.sleep(1)
+
+    east, west = SimulatedBroker("east"), SimulatedBroker("west")
+    pair = await Pair(east.transport(), west.transport(), observers=[_Observer(slow)])
+    ending = asyncio.create_task(pair.close())
+    await closing.wait()
+    async with asyncio.timeout(60):
+        assert [event async for event in pair.events()] == []
+    await ending
 
 
 @in_virtual_time
@@ -119,14 +152,14 @@ async def test_a_throttled_backlog_queue_is_left_for_another_one(world):
 
 @in_virtual_time
 async def test_a_batch_that_the_primary_took_in_part_is_no_failure_of_the_primary(world, monkeypatch):
-    send_batch = simulated._SimulatedSender.send_batch
+    send_batch = simulated.SimulatedSender.send_batch
 
     async def partly(self, messages):
         results = list(await send_batch(self, messages[1:]))
         return [TransportError("first one lost", FailureKind.UNAVAILABLE), *results]
 
     async with world(failover_interval=0) as w:
-        monkeypatch.setattr(simulated._SimulatedSender, "send_batch", partly)
+        monkeypatch.setattr(simulated.SimulatedSender, "send_batch", partly)
         results = await w.pair.sender("orders").send_batch([Message(b"%d" % n) for n in range(100)])
         assert all(isinstance(r, Receipt) and r.route is Route.PRIMARY for r in results)
         assert w.pair.state("orders") is EntityState.HEALTHY
@@ -144,6 +177,101 @@ async def test_closing_one_sender_harms_no_other(world):
         assert (await other.send(Message(b"2"))).route is Route.PRIMARY
         with pytest.raises(PairClosed):
             await closing.send(Message(b"3"))
+
+
+@in_virtual_time
+async def test_a_batch_of_several_operations_outlives_its_closed_sender(world):
+    """Its link was closed between two of them: the entity failed over, though the primary was well."""
+    async with world(failover_interval=0) as w:
+        sender = w.pair.sender("orders")
+        w.east.fail(Fault.SLOW, Operation.SEND, delay=0.5)
+        batch = asyncio.create_task(sender.send_batch([Message(b"%d" % n) for n in range(1100)]))
+        await asyncio.sleep(0.1)
+        await sender.close()
+        results = await batch
+        assert {result.route for result in results} == {Route.PRIMARY}
+        assert w.of(StateChanged) == []
+
+
+@in_virtual_time
+async def test_a_stream_ends_with_its_closed_sender_and_harms_no_entity(world):
+    async with world(failover_interval=0) as w:
+        sender = w.pair.sender("orders")
+
+        async def source():
+            for number in range(100):
+                yield Message(b"%d" % number)
+                await asyncio.sleep(0.1)
+
+        results = []
+
+        async def collect():
+            async for result in sender.send_stream(source()):
+                results.append(result)
+                if len(results) == 3:
+                    await sender.close()
+
+        with pytest.raises(PairClosed, match="the sender"):
+            await collect()
+        assert [type(result) for result in results] == [Receipt, Receipt, Receipt, SendRefused]
+        assert len(w.home()) == 3
+        assert w.of(StateChanged) == []
+
+
+@pytest.mark.parametrize("ends_by", ["itself", "the pair's end"])
+@in_virtual_time
+async def test_a_send_does_not_wait_for_the_goodbye_of_its_closed_sender(world, monkeypatch, ends_by):
+    """The last send in flight closes the link; the broker that hangs must not hold it beyond its deadline."""
+
+    async def slow(self):
+        await asyncio.sleep(1.9)
+
+    monkeypatch.setattr(simulated.SimulatedSender, "close", slow)
+    async with world() as w:
+        w.east.fail(Fault.HANG, Operation.SEND)
+        closing = w.pair.sender("orders")
+        started = asyncio.get_running_loop().time()
+        sending = asyncio.create_task(closing.send(Message(b"1"), timeout=1))
+        await asyncio.sleep(0.1)
+        await closing.close()
+        with pytest.raises(SendUnknown):
+            await sending
+        assert asyncio.get_running_loop().time() - started == pytest.approx(1)
+        if ends_by == "itself":
+            await asyncio.sleep(2)
+
+
+@in_virtual_time
+async def test_a_sender_that_fails_to_close_takes_no_receipt_along(world, monkeypatch):
+    async def bad(self):
+        raise RuntimeError("driver bug")
+
+    monkeypatch.setattr(simulated.SimulatedSender, "close", bad)
+    async with world() as w:
+        w.east.fail(Fault.SLOW, Operation.SEND, delay=0.5, times=1)
+        closing = w.pair.sender("orders")
+        sending = asyncio.create_task(closing.send(Message(b"1")))
+        await asyncio.sleep(0.1)
+        await closing.close()
+        assert (await sending).route is Route.PRIMARY
+        await w.pair.sender("prices").close()
+
+
+@pytest.mark.parametrize("how", ["raise", "cancel", "hang"])
+@in_virtual_time
+async def test_a_partner_that_fails_to_end_does_not_keep_the_fault_from_the_callers(world, monkeypatch, how):
+    async def bad(self):
+        if how == "hang":
+            await asyncio.sleep(60)
+        raise RuntimeError("driver bug") if how == "raise" else asyncio.CancelledError
+
+    async with world(enable_syphon=True, close_grace=1) as w:
+        monkeypatch.setattr(simulated.SimulatedTransport, "_close", bad)
+        await asyncio.wait((asyncio.create_task(w.pair.primary.fault(RuntimeError("revoked"))),), timeout=1)
+        await asyncio.sleep(3)
+        with pytest.raises(PairFaulted, match="revoked"):
+            w.pair.sender("orders")
+        await asyncio.sleep(120)
 
 
 @in_virtual_time

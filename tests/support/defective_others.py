@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, Source, TransportError
-from pairmq.transport import Endpoint, QueueCounts, QueueProperties, SessionReceiver, Transport
+from pairmq.transport import Endpoint, QueueCounts, QueuePositions, QueueProperties, SessionReceiver, Transport
 from plain_transport import Defect, PlainAdmin, PlainReceiver, PlainSender, PlainTransport, caught_by, false_claim
 
 T = TypeVar("T")
@@ -90,6 +90,33 @@ class SharesQueuesForOne(PlainAdmin):
 class CountsNoLocked(PlainAdmin):
     async def counts(self, source: Source) -> QueueCounts:
         return replace(await super().counts(source), locked=0)
+
+
+@caught_by(
+    "Admin.test_positions_tell_what_is_settled_by_whomever",
+)
+class SettlesWhatIsLocked(PlainAdmin):
+    async def positions(self, entity: Entity) -> QueuePositions:
+        told = await super().positions(entity)
+        return told if (await self.counts(Source(entity))).active else replace(told, oldest=None)
+
+
+@caught_by(
+    "Admin.test_positions_tell_what_is_settled_by_whomever",
+)
+class SettlesAllButTheNewest(PlainAdmin):
+    async def positions(self, entity: Entity) -> QueuePositions:
+        told = await super().positions(entity)
+        return replace(told, oldest=None if told.oldest is None else told.newest)
+
+
+@caught_by(
+    "Admin.test_positions_tell_what_is_settled_by_whomever",
+)
+class NeverSeesAnythingSettled(PlainAdmin):
+    async def positions(self, entity: Entity) -> QueuePositions:
+        told = await super().positions(entity)
+        return replace(told, oldest=told.oldest and 1)
 
 
 @caught_by(

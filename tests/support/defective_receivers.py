@@ -37,6 +37,23 @@ class CompletesAnything(PlainReceiver):
         return [None] * len(deliveries)
 
 
+_GIVEN: list[tuple[Delivery, PlainReceiver]] = []
+
+
+@caught_by(
+    "Settlement.test_another_receivers_delivery_is_not_settled",
+)
+class SettlesWhatOthersHold(PlainReceiver):
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        given = await super().receive(max_messages, wait)
+        _GIVEN.extend((delivery, self) for delivery in given)
+        return given
+
+    async def complete(self, delivery: Delivery) -> None:
+        holder = next(receiver for given, receiver in _GIVEN if given is delivery)
+        await holder.inner.complete(delivery)
+
+
 @caught_by(
     "Receive.test_a_closed_receiver_gives_back_what_it_held",
 )

@@ -15,6 +15,7 @@ from pairmq.transport import (
     Capabilities,
     Endpoint,
     QueueCounts,
+    QueuePositions,
     QueueProperties,
     Receiver,
     Sender,
@@ -103,6 +104,9 @@ class PlainAdmin(Admin):
 
     async def counts(self, source: Source) -> QueueCounts:
         return await self.inner.counts(source)
+
+    async def positions(self, entity: Entity) -> QueuePositions:
+        return await self.inner.positions(entity)
 
     async def delete(self, entity: Entity) -> bool:
         return await self.inner.delete(entity)

@@ -12,7 +12,7 @@ A key that this process sees for the first time is dirty: an earlier process may
 from __future__ import annotations
 
 import hashlib
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pairmq.model import Entity
 
@@ -41,7 +41,8 @@ class Look(NamedTuple):
 
     Args:
         began_at: when it began, on the monotonic clock of the key's facts.
-        oldest: position of the oldest message that is not settled, locked ones included; None in an empty queue.
+        oldest: at most the position of the oldest message that is not settled, locked ones included; None when nothing
+            is left of what was confirmed before the look began, as in an empty queue.
         newest: at least the position of every message that was confirmed before the look began.
     """
 
@@ -105,22 +106,32 @@ class KeyOrder:
         return self._clean
 
 
+_PATIENCE: Final = 2.0  # s without any movement after which a queue counts as stalled
+
+
 class DrainView:
     """How a backlog queue drains, as far as looks have told: whether it is worth waiting for.
 
     A send that would join its end waits while it moves. Without that, a key whose sends are faster than the syphon
-    would never return, and its backlog would grow for ever.
+    would never return, and its backlog would grow for ever. All looks count, whoever asked for them: one send may have
+    time for a single look, which tells nothing of a movement.
     """
 
-    __slots__ = ("_stalled_at",)
+    __slots__ = ("_oldest", "_since")
 
     def __init__(self) -> None:
-        self._stalled_at: int | None = None
+        self._oldest: int | None = None
+        self._since = 0.0
 
     def worth_waiting(self, look: Look) -> bool:
-        """Tell whether a send should wait for the queue to drain a little longer, instead of joining its end."""
-        return look.oldest is None or look.oldest != self._stalled_at
+        """Take what a look has told; tell whether a send should wait longer, instead of joining the queue's end.
 
-    def waited(self, first: Look, last: Look) -> None:
-        """Note that a send has waited in vain between two looks; where nothing has moved, the next need not wait."""
-        self._stalled_at = last.oldest if last.oldest == first.oldest else None
+        Args:
+            look: later than those before.
+
+        Returns:
+            False once the same message has been the oldest for 2 s: no syphon works there, or its destination is away.
+        """
+        if look.oldest != self._oldest:
+            self._oldest, self._since = look.oldest, look.began_at
+        return look.oldest is None or look.began_at - self._since < _PATIENCE

@@ -6,7 +6,7 @@ from pairmq.pair._pair import Pair
 from pairmq.pair._readiness import EntityReadiness, Readiness
 from pairmq.pair._receiver import PairDelivery, PairReceiver
 from pairmq.pair._sender import PairSender
-from pairmq.pair._settings import Settings, check_available, load_settings, parse_duration
+from pairmq.pair._settings import Settings, check_available, load_settings, misspelt_variables, parse_duration
 
 __all__ = [
     "Deduplicator",
@@ -21,5 +21,6 @@ __all__ = [
     "Settings",
     "check_available",
     "load_settings",
+    "misspelt_variables",
     "parse_duration",
 ]

@@ -123,7 +123,9 @@ class Deduplicator:
 
         Yields:
             Deliveries that are claimed, and settle the claim with themselves. Settle each within ``lease`` seconds, or
-            renew it: nothing renews it meanwhile, as with its lock.
+            renew it: nothing renews it meanwhile, as with its lock. A copy of one that is not settled yet, here or by
+            another consumer, is waited for, and nothing is given until then: settle each before you ask for the next,
+            or in a task of its own.
 
         Raises:
             TransportError: the store refuses this user. While it can't be reached the iteration waits.
@@ -177,7 +179,12 @@ class Deduplicator:
         return digest.hexdigest()
 
     async def _asked(self, operation: Awaitable[T]) -> T:
-        return await self._limits.run(operation, asyncio.get_running_loop().time() + _STORE_TIMEOUT)
+        try:
+            return await self._limits.run(operation, asyncio.get_running_loop().time() + _STORE_TIMEOUT)
+        except TransportError as error:
+            # A time limit knows nothing of whom it was set, and a consumer has two brokers beside its store.
+            text = f"{self._store!r}: {error}"
+            raise TransportError(text, error.kind, error.reason, maybe_applied=error.maybe_applied) from error
 
 
 class _Held:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
 from types import TracebackType
@@ -20,23 +19,19 @@ from pairmq.model import (
     TransportError,
 )
 from pairmq.model.events import Event
-from pairmq.observe import LogObserver
 from pairmq.pair import _active
-from pairmq.pair._events import EventStream
+from pairmq.pair._audience import Audience
 from pairmq.pair._observers import named_in_environment, observers_of
 from pairmq.pair._readiness import Readiness, find_readiness
 from pairmq.pair._receiver import PairReceiver
 from pairmq.pair._sender import PairSender
 from pairmq.pair._settings import PREFIX, check_available, check_syphon_queues, load_settings
-from pairmq.pair._tracing import SendTracing
-from pairmq.plugins import Observer, Registry, TracingObserver, ValuesObserver, registry
-from pairmq.runner import Clock, Emitter, Engine
+from pairmq.plugins import Observer, Registry, registry
+from pairmq.runner import Clock, Engine
 from pairmq.transport import Transport
 
 if TYPE_CHECKING:
     from pairmq.observe.journal import Journal
-
-_log = logging.getLogger("pairmq")
 
 
 class Pair:
@@ -63,21 +58,13 @@ class Pair:
         self._primary = primary
         self._secondary = secondary
         self._clock = clock or Clock()
-        self._emit = Emitter(f"{primary.endpoint.name}>{secondary.endpoint.name}", self._clock)
-        self._observers = tuple(observers)
-        for observer in self._observers:
-            values = observer.on_values if isinstance(observer, ValuesObserver) else None
-            follower = observer.on_message_event if isinstance(observer, TracingObserver) else None
-            self._emit.add(observer.on_event, values=values, follower=follower)
-        tracing = [observer for observer in self._observers if isinstance(observer, TracingObserver)]
-        self._tracing = SendTracing(tracing, self._emit) if tracing else None
-        # The log is always on; its lines for single messages cost the hot path nothing unless someone reads them.
-        debugging = logging.getLogger("pairmq").isEnabledFor(logging.DEBUG)
-        self._emit.add(LogObserver().on_event, per_message=debugging)
+        name = f"{primary.endpoint.name}>{secondary.endpoint.name}"
+        self._audience = Audience(name, self._clock, observers)
+        self._emit = self._audience.emit
         self._engine: Engine | None = None
         self._opening: asyncio.Task[None] | None = None
+        self._openers = 0
         self._ending: asyncio.Task[None] | None = None
-        self._streams: set[EventStream] = set()
 
     @classmethod
     def connect(
@@ -152,27 +139,44 @@ class Pair:
         Raises:
             ConfigurationError: this pair contradicts another one of the process (SPEC 9.3).
             TransportError: the secondary refuses to let the backlog queues be made.
-            PairClosed, PairFaulted: it was closed, or has faulted: a pair is opened once.
+            PairClosed, PairFaulted: it was closed, or has faulted, or its opening was given up: a pair is opened once.
+
+        A cancelled call gives the opening up, unless others wait for it too, and leaves nothing behind.
         """
         if self._ending is not None:
             raise PairClosed("the pair is closed: make a new one")
         if self._opening is None:
             self._opening = asyncio.create_task(self._open(), name="pair open")
-        try:
-            await asyncio.shield(self._opening)
-        except asyncio.CancelledError:
-            self._opening.cancel()
-            await asyncio.wait((self._opening,))
-            raise
+        opening = self._opening
+        if not opening.done():
+            await self._wait_for(opening)
+        if opening.cancelled():
+            raise PairClosed("the pair was closed, or its opening was given up, before it was open: make a new one")
+        opening.result()
         self._opened.check_open()
         return self
+
+    async def _wait_for(self, opening: asyncio.Task[None]) -> None:
+        self._openers += 1
+        try:
+            await asyncio.wait((opening,))
+        except asyncio.CancelledError:
+            # Others may wait for it as well; the last one to give up takes it along, also when it has just opened.
+            if self._openers == 1:
+                opening.cancel()
+                await asyncio.wait((opening,))
+                if not opening.cancelled() and opening.exception() is None:
+                    await self.close()
+            raise
+        finally:
+            self._openers -= 1
 
     async def _open(self) -> None:
         try:
             _active.claim(self._primary, self._secondary)
             self._engine = await self._started()
         except BaseException:
-            await self._close_observers()  # nobody closes a pair that did not open
+            await self._audience.close_observers()  # nobody closes a pair that did not open
             raise
 
     async def _started(self) -> Engine:
@@ -208,13 +212,7 @@ class Pair:
         else:
             await asyncio.gather(self._primary.close(), self._secondary.close(), return_exceptions=True)
         _active.release(self._primary, self._secondary)
-        for stream in self._streams:
-            stream.end()
-        await self._close_observers()
-
-    async def _close_observers(self) -> None:
-        observers, self._observers = self._observers, ()
-        await asyncio.gather(*(_close_observer(observer) for observer in observers))
+        await self._audience.end()
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self.open().__await__()
@@ -246,7 +244,7 @@ class Pair:
             state = engine.sender_state(entity)
         except TransportError as error:
             raise ConfigurationError(f"entity {entity}: {error}") from error
-        return PairSender(engine, entity, state, self._options.send_timeout, self._tracing)
+        return PairSender(engine, entity, state, self._options.send_timeout, self._audience.tracing)
 
     def receiver(
         self, path: str, *, subscription: str | None = None, dead_letter: bool = False, prefetch: int = 1
@@ -313,20 +311,7 @@ class Pair:
 
         A reader that is slower than the events misses the oldest, and is told so by a `Warned` event.
         """
-        stream = EventStream()
-        self._emit.add(stream.put)
-        self._streams.add(stream)
-        if self._ending is not None and self._ending.done():
-            stream.end()
-        return self._iterate(stream)
-
-    async def _iterate(self, stream: EventStream) -> AsyncIterator[Event]:
-        try:
-            async for event in stream:
-                yield event
-        finally:
-            self._emit.remove(stream.put)
-            self._streams.discard(stream)
+        return self._audience.events()
 
     def subscribe(self, sink: Callable[[Event], None], *, per_message: bool = True) -> Callable[[], None]:
         """Give ``sink`` every event from now on, synchronously; returns what ends that.
@@ -404,12 +389,3 @@ class Pair:
         if len(path) > longest:
             raise ConfigurationError(f"entity path of {len(path)} characters: the primary takes at most {longest}")
         return entity
-
-
-async def _close_observer(observer: Observer) -> None:
-    """Let an observer write out what it holds, for as long as a transport may take to close."""
-    try:
-        async with asyncio.timeout(2):
-            await observer.close()
-    except Exception:
-        _log.exception("an observer failed to close: %r", observer)

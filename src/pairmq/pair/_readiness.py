@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pairmq.model import Entity, EntityState, FailureKind, FailureReason, Route, TransportError
-from pairmq.runner import Engine
+from pairmq.runner import Engine, TimeLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +111,11 @@ async def _primary_failure(engine: Engine, entity: Entity, timeout: float) -> Tr
 
 
 async def _failure(operation: Awaitable[None], timeout: float) -> TransportError | None:
+    limit = asyncio.get_running_loop().time() + timeout
     try:
-        async with asyncio.timeout(timeout):
-            await operation
-    except TimeoutError:
-        return TransportError(f"no answer within {timeout:g} s", FailureKind.UNAVAILABLE, FailureReason.TIMEOUT)
+        await TimeLimits().run(operation, limit)
     except TransportError as error:
+        if error.reason is FailureReason.TIMEOUT and asyncio.get_running_loop().time() >= limit:
+            return TransportError(f"no answer within {timeout:g} s", FailureKind.UNAVAILABLE, FailureReason.TIMEOUT)
         return error
     return None

@@ -71,7 +71,7 @@ class PairSender:
                 return await self._engine.send(self._state, message, limit)
             result = (await self._send_traced(self._tracing, (message,), limit))[0]
         finally:
-            await self._leave()
+            self._leave()
         if isinstance(result, Receipt):
             return result
         raise result
@@ -100,8 +100,12 @@ class PairSender:
         for message in whole:  # before the first is sent: an error half-way would take the receipts with it
             if not isinstance(message, Message):
                 raise TypeError(f"a {type(message).__name__} can't be sent: make a Message of it")
-        for chunk in _chunks(whole):
-            results.extend(await self._send_chunk(chunk, timeout, raising=not results))
+        self._in_flight += 1  # from the first chunk to the last: it is one send, and needs its link between them too
+        try:
+            for chunk in _chunks(whole):
+                results.extend(await self._send_chunk(chunk, timeout, raising=not results))
+        finally:
+            self._leave()
         return results
 
     async def send_stream(
@@ -135,17 +139,25 @@ class PairSender:
             await stream.end()
 
     async def close(self) -> None:
-        """Take no more sends; those in flight go on, and the last of them closes the link. Idempotent, never raises."""
+        """Take no more sends; those in flight go on, and the last of them closes the link. Idempotent, never raises.
+
+        A stream takes no more of its source, and ends with `PairClosed` after the results of what it had taken.
+        """
         if not self._closed:
             self._closed = True
-            if not self._in_flight:
-                await self._state.primary.close()
+            ending = self._end_if_idle()
+            if ending is not None:
+                await asyncio.wait((ending,))
 
-    async def _leave(self) -> None:
-        # A link that is closed under a send would look like a failing primary to all senders of the entity.
+    def _leave(self) -> None:
         self._in_flight -= 1
-        if self._closed and not self._in_flight:
-            await self._state.primary.close()
+        if self._closed:
+            self._end_if_idle()
+
+    def _end_if_idle(self) -> asyncio.Task[None] | None:
+        # A link that is closed under a send would look like a failing primary to all senders of the entity; and a send
+        # that has its result must not wait for the goodbye of a broker that hangs (SPEC 3.1), nor lose it to an error.
+        return None if self._in_flight else self._engine.end_sender(self._state)
 
     async def __aenter__(self) -> Self:
         return self
@@ -176,9 +188,19 @@ class PairSender:
             # The pair ended between two chunks: the earlier results must not be lost with it.
             if raising:
                 raise
-            return [_ended(self._entity, message, error) for message in chunk]
+            return self._ended(chunk, error)
         finally:
-            await self._leave()
+            self._leave()
+
+    async def _send_of_stream(self, chunk: Sequence[Message], timeout: float | None) -> list[Receipt | SendError]:
+        try:
+            self._check_open()  # its link may have been closed since the chunk was read
+        except (PairClosed, PairFaulted) as error:
+            return self._ended(chunk, error)
+        return await self._send_chunk(chunk, timeout, raising=False)
+
+    def _ended(self, chunk: Sequence[Message], error: Exception) -> list[Receipt | SendError]:
+        return [_ended(self._entity, message, error) for message in chunk]
 
     async def _send_traced(
         self, tracing: SendTracing, messages: Sequence[Message], limit: float
@@ -236,11 +258,11 @@ class _Stream:
                         self._freed.clear()
                         await self._freed.wait()
                     self._in_window += len(chunk)
-                    task = asyncio.create_task(self._sender._send_chunk(chunk, self._timeout, raising=False))
+                    task = asyncio.create_task(self._sender._send_of_stream(chunk, self._timeout))
                     self._running.add(task)
                     task.add_done_callback(self._running.discard)
                     self._operations.put_nowait(task)
-                    self._sender._engine.check_open()  # an ended pair would refuse an endless source for ever
+                    self._sender._check_open()  # an ended pair, or sender, would refuse an endless source for ever
         finally:
             self._operations.put_nowait(None)
 

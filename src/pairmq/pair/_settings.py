@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import tomllib
@@ -22,6 +23,8 @@ _TEXTS = ("primary", "secondary", "journal")
 
 _LISTS = ("observers",)
 """Likewise, and lists of names."""
+
+_ALIKE = 0.85  # of two names, from 0 to 1: a letter or two are wrong, or one word is missing
 
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|min|m|h|d)?")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, None: 1.0}
@@ -104,6 +107,21 @@ def load_settings(
     return Settings(urls[0], urls[1], PairOptions(**values), directory, observers)
 
 
+def misspelt_variables(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Find variables that `load_settings` does not read although they look as if it should.
+
+    Args:
+        environ: the environment. A name that is like none of a setting's is somebody else's, a plugin's for one.
+
+    Returns:
+        Each with the name that was probably meant.
+    """
+    known = [PREFIX + name.upper() for name in ("config", *_TEXTS, *_LISTS, *OPTION_NAMES)]
+    strange = sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
+    meant = ((name, difflib.get_close_matches(name, known, 1, _ALIKE)) for name in strange)
+    return tuple((name, names[0]) for name, names in meant if names)
+
+
 def names_in(text: str) -> tuple[str, ...]:
     """The names in a text that divides them by commas."""
     return tuple(name for part in text.split(",") if (name := part.strip()))
@@ -136,7 +154,7 @@ def check_available(options: PairOptions, secondary: Transport) -> None:
         raise ConfigurationError(
             f"ordering='session' can't be kept with {secondary.endpoint} as the secondary: its transport can't read a "
             "queue with one consumer at a time, or can't tell what of it is settled; use one with the capability "
-            "ordered_consumer, such as Redis, or ordering='none'"
+            "ordered_consumer, such as Redis or RabbitMQ, or ordering='none'"
         )
 
 
@@ -171,7 +189,7 @@ def parse_duration(text: str) -> float:
     """
     match = _DURATION.fullmatch(text.strip())
     if not match:
-        raise ConfigurationError(f"{_shown(text, repr)} is no duration: write 10, 10s, 500ms, 5min or 1h")
+        raise ConfigurationError(f"{_shown(text, repr)} is no duration: write 10, 10s, 500ms, 5min, 1h or 2d")
     return float(match[1]) * _UNITS[match[2]]
 
 

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from pairmq.model import Entity, Message, Receipt, SendError
 from pairmq.plugins import SendTrace, TracingObserver
-from pairmq.runner import Emitter
+from pairmq.runner import FAILURES, Emitter
 
 Results: TypeAlias = list[Receipt | SendError]
 _Trace: TypeAlias = tuple[TracingObserver, SendTrace]
@@ -46,7 +46,7 @@ class SendTracing:
             try:
                 trace = observer.begin_send(self._emit.pair, entity, messages)
                 messages = trace.messages
-            except Exception:
+            except FAILURES:
                 self._emit.report(observer)
             else:
                 traces.append((observer, trace))
@@ -57,5 +57,5 @@ class SendTracing:
         for observer, trace in reversed(traces):
             try:
                 trace.end(results)
-            except Exception:
+            except FAILURES:
                 self._emit.report(observer)

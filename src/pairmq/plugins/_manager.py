@@ -27,6 +27,9 @@ _KNOWN = {
     "sqlite": "pairmq-sqlite",
 }
 
+# What people write who know the product, or Celery's URL, and not yet the scheme.
+_MEANT = {"pairmq": "amqp", "pairmqs": "amqps", "rabbitmq": "amqp", "valkey": "redis", "valkeys": "rediss"}
+
 Record = TypeVar("Record", TransportRecord, ObserverRecord)
 
 
@@ -145,6 +148,8 @@ class Registry:
         text = f"no transport for {scheme}://"
         if scheme in _KNOWN:
             text += f": install it with: pip install '{_KNOWN[scheme]}'"
+        elif scheme in _MEANT:
+            text += f": write {_MEANT[scheme]}://"
         text += f"; installed: {', '.join(f'{s}://' for s in known) or 'none'}"
         broken = [plugin.name for plugin in self.plugins if plugin.error]
         if broken:

@@ -6,14 +6,15 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Collection
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from pairmq.core import PairOptions, Rotation
 from pairmq.model import ConfigurationError, Entity, FailureKind, FailureReason, TransportError
 from pairmq.model.events import BacklogQueueChecked, RotationChanged, Warned
-from pairmq.runner._attempt import TimeLimits
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
+from pairmq.runner._limits import TimeLimits
 from pairmq.transport import QueueProperties, Sender, Transport
 
 _PROPERTIES = QueueProperties(
@@ -71,6 +72,7 @@ class BacklogQueues:
         self._limits = limits
         self._senders: dict[int, Sender] = {}
         self._checked: set[int] = set()
+        self._looks: dict[int, asyncio.Task[None]] = {}
         self._retries: asyncio.Task[None] | None = None
         self._readying: asyncio.Task[None] | None = None
         self._failed = asyncio.Event()
@@ -123,15 +125,31 @@ class BacklogQueues:
     async def check(self, index: int) -> None:
         """Make sure that a queue was looked at, and is what it must be for order to be kept in it.
 
+        Any number of sessions may find at once that their queue was not: one look is enough for all of them, and goes
+        on when who began it is cancelled or has no time left.
+
         Raises:
             TransportError: it could not be asked, or is not; nothing was sent to it.
         """
         if index in self._checked:
             return
-        try:
-            await self._ensure(index)
-        except TransportError as error:
+        look = self._looks.get(index)
+        if look is None:
+            look = self._looks[index] = asyncio.create_task(self._ensure(index), name=f"backlog queue {index}")
+            look.add_done_callback(partial(self._looked, index))
+        await asyncio.wait((look,))
+        if look.cancelled():
+            raise TransportError("the pair was closed", FailureKind.UNAVAILABLE, FailureReason.CLOSED)
+        error = look.exception()
+        if isinstance(error, TransportError):
             raise TransportError(str(error), error.kind, error.reason) from error
+        if error is not None:
+            raise error
+
+    def _looked(self, index: int, look: asyncio.Task[None]) -> None:
+        del self._looks[index]
+        if not look.cancelled():
+            look.exception()  # seen: all who waited may have given up
 
     def take_out(self, index: int, error: TransportError) -> None:
         """Take a queue that failed out of use for all senders of the pair (SPEC 5.4)."""
@@ -168,7 +186,7 @@ class BacklogQueues:
 
     async def close(self) -> None:
         """Stop bringing queues back and close the senders."""
-        tasks = [task for task in (self._retries, self._readying) if task is not None]
+        tasks = [task for task in (self._retries, self._readying, *self._looks.values()) if task is not None]
         for task in tasks:
             task.cancel()
         if tasks:

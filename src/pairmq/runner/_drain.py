@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 
 from pairmq.core import Backlog, EmptyWatch, Health
 from pairmq.model import Source, TransportError
-from pairmq.runner._attempt import TimeLimits
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock
 from pairmq.runner._entity import EntityRunner
+from pairmq.runner._limits import TimeLimits
 from pairmq.transport import Transport
 
 _FIRST_WAIT = 0.25  # s between two rounds of counting, growing while messages are left

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from pairmq.model import Message
 from pairmq.model.events import AttemptFailed, Event, MessageDelivered, MessageMoved, SendCompleted
@@ -13,6 +14,13 @@ from pairmq.model.records import Values, event_from
 from pairmq.runner._clock import Clock
 
 _log = logging.getLogger("pairmq")
+
+FAILURES: Final = (Exception, asyncio.CancelledError)
+"""What an observer may raise without disturbing anything.
+
+Nobody cancels a task in the midst of a call that awaits nothing: an observer that raises `CancelledError` has asked
+a future of somebody else's, and must not make a send look cancelled that was accepted.
+"""
 
 _PER_MESSAGE = frozenset((SendCompleted, AttemptFailed, MessageMoved, MessageDelivered))
 
@@ -108,7 +116,7 @@ class Emitter:
                 for sink in self._values_sinks:
                     try:
                         sink(values)
-                    except Exception:
+                    except FAILURES:
                         self.report(sink)
             finally:
                 self._handing_out = False
@@ -135,7 +143,7 @@ class Emitter:
         for sink in sinks:
             try:
                 sink(*arguments)
-            except Exception:
+            except FAILURES:
                 self.report(sink)
 
     def report(self, sink: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Collection, Coroutine, Mapping
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +21,6 @@ from pairmq.core import (
 )
 from pairmq.model import Entity, EntityState, Message, PairClosed, PairFaulted, Receipt, SendError
 from pairmq.model.events import PairEnded, PairOpened, Side
-from pairmq.runner._attempt import TimeLimits
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock
 from pairmq.runner._counted import CountedTransport
@@ -29,11 +28,12 @@ from pairmq.runner._drain import DrainWatch
 from pairmq.runner._emitter import Emitter
 from pairmq.runner._entity import EntityRunner
 from pairmq.runner._job import SenderState
+from pairmq.runner._limits import TimeLimits, settled_within
 from pairmq.runner._operations import Operations, OperationsReport
 from pairmq.runner._partners import Partners
 from pairmq.runner._send import SendProcedure
 from pairmq.runner._syphon import Syphon
-from pairmq.transport import Transport
+from pairmq.transport import Sender, Transport
 
 _TRANSPORT_CLOSE = 2.5  # s: a transport promises 2; one that breaks its promise is left behind
 
@@ -79,6 +79,7 @@ class Engine:
         self._drain: DrainWatch | None = None
         self._drain_task: asyncio.Task[None] | None = None
         self._partners: Partners | None = None
+        self._endings: set[asyncio.Task[None]] = set()
         self._closing: asyncio.Task[None] | None = None
         self._fault: BaseException | None = None
 
@@ -166,6 +167,13 @@ class Engine:
         """What a new sender object of an entity needs. Raises as `runner`, and `TransportError` for a bad path."""
         return SenderState(self.runner(entity), self._primary.sender(entity), self._clock.new_id())
 
+    def end_sender(self, state: SenderState) -> asyncio.Task[None]:
+        """Close the link of a sender that sends nothing any more; the task never fails, and ends with the pair."""
+        task = asyncio.create_task(_end_link(state.primary), name="close sender")
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+        return task
+
     # Handed on, not awaited: between a send and its broker stand coroutines enough.
 
     def send(self, state: SenderState, message: Message, timeout: float) -> Coroutine[Any, Any, Receipt]:
@@ -204,6 +212,7 @@ class Engine:
         grace = self.options.close_grace
         self._sends.end_by(self._clock.now() + grace, self._fault)
         for runner in self._runners.values():
+            runner.stop_pings()
             runner.wake()  # sends that wait between two attempts learn their new deadline
         for task in (self._drain_task, self._operations_task):
             if task is not None:
@@ -212,7 +221,8 @@ class Engine:
         # One second over the grace: what was interrupted at its end still has to give its results back.
         await _bounded(grace + 4, self._sends.wait_idle(grace + 1), *stop_syphon)
         await _bounded(2.5, self._sends.close(), *(runner.close() for runner in self._runners.values()))
-        await _bounded(_TRANSPORT_CLOSE, self.backlog.close())
+        partner = [self._partners.wait()] if self._partners is not None else []
+        await _bounded(_TRANSPORT_CLOSE, self.backlog.close(), *self._endings, *partner)
         await _bounded(_TRANSPORT_CLOSE, self._primary.close(), self._secondary.close())
         self._operations.tell()
         self._emit(PairEnded, fault=None if self._fault is None else str(self._fault), unknown=self._sends.given_back)
@@ -230,7 +240,11 @@ class Engine:
             self._closing = asyncio.create_task(self._close(), name="pair fault")
 
 
-async def _bounded(seconds: float, *steps: Coroutine[Any, Any, None]) -> None:
+async def _end_link(sender: Sender) -> None:
+    await settled_within(_TRANSPORT_CLOSE, sender.close())
+
+
+async def _bounded(seconds: float, *steps: Awaitable[None]) -> None:
     """Take closing steps side by side for at most ``seconds``; a failing one does not stop the others."""
     if not steps:
         return

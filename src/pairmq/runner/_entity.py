@@ -56,6 +56,7 @@ class EntityRunner:
         "_loop",
         "_on_change",
         "_ping_task",
+        "_pings",
         "_probe",
         "_timer",
         "_waiters",
@@ -87,6 +88,7 @@ class EntityRunner:
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for: float | None = None
         self._ping_task: asyncio.Task[None] | None = None
+        self._pings = True
         self._waiters: set[asyncio.Future[None]] | None = None  # most entities never have any
         self._closed = False
 
@@ -153,8 +155,14 @@ class EntityRunner:
             if not waiter.done():
                 waiter.set_result(None)
 
+    def stop_pings(self) -> None:
+        """Ping no more, as the pair closes (SPEC 6.4); the sends that are left may still find failover."""
+        self._pings = False
+        if self._ping_task is not None:
+            self._ping_task.cancel()
+
     async def close(self) -> None:
-        """Stop the timer and the ping (SPEC 6.4); the sends that wait are woken."""
+        """Stop the timer and the ping; the sends that wait are woken."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -176,7 +184,7 @@ class EntityRunner:
         for effect in effects:
             if isinstance(effect, Changed):
                 self._announce(effect)
-            elif isinstance(effect, SendPing):
+            elif isinstance(effect, SendPing) and self._pings:
                 self._ping_task = self._loop.create_task(self._ping(effect.number), name=f"ping {self.entity}")
             elif isinstance(effect, StopPing) and self._ping_task is not None:
                 self._ping_task.cancel()

@@ -13,11 +13,11 @@ from typing import Final
 
 from pairmq.core import DrainView, KeyOrder, Look, PairOptions, ToBacklog, ToPrimary, backlog_queue_of
 from pairmq.model import Entity, EntityState, TransportError
-from pairmq.runner._attempt import TimeLimits
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock
 from pairmq.runner._entity import EntityRunner
 from pairmq.runner._job import Job, SenderState
+from pairmq.runner._limits import TimeLimits
 from pairmq.transport import Admin, Transport
 
 _LONGEST_WAIT: Final = 2.0  # s that a send waits for its queue to drain, and half of its own time at most
@@ -50,7 +50,7 @@ class Key:
 
 
 class Wait:
-    """One send's waiting for its queue to drain: until when at most, and what it saw.
+    """One send's waiting for its queue to drain: until when at most, and whether it has seen the queue.
 
     All that stand in line share the longest wait: were it given to each in its turn, the last ones would be refused at
     their deadlines while both brokers work. An answer of the queue is waited for longer than for the queue to move,
@@ -62,14 +62,13 @@ class Wait:
         lined_up: messages that stand in line, this one among them.
     """
 
-    __slots__ = ("asks_until", "ends_at", "first", "last", "pause")
+    __slots__ = ("asks_until", "ends_at", "looked", "pause")
 
     def __init__(self, now: float, left: float, lined_up: int) -> None:
         spare = left / 2
         self.asks_until = now + min(_LONGEST_WAIT, spare)
         self.ends_at = now + min(max(_LONGEST_WAIT / lined_up, _SHORTEST_WAIT), spare / lined_up)
-        self.first: Look | None = None
-        self.last: Look | None = None
+        self.looked = False
         self.pause = _FIRST_PAUSE
 
 
@@ -186,17 +185,15 @@ class Orders:
         wait = place.wait
         if wait is None:
             wait = place.wait = Wait(now, deadline - now, key.lined_up)
-        view = self._views[key.queue]
-        if now >= wait.ends_at and wait.first is not None and wait.last is not None:
-            view.waited(wait.first, wait.last)
+        if now >= wait.ends_at and wait.looked:
             return self._divert(place, runner)
         look = await self._watches[key.queue].look(wait.asks_until)
         if look is None:  # who can't be asked may hold messages
             return self._divert(place, runner)
         if facts.seen(look):
             return None
-        wait.first, wait.last = wait.first or look, look
-        if not view.worth_waiting(look):
+        wait.looked = True
+        if not self._views[key.queue].worth_waiting(look):
             return self._divert(place, runner)
         await runner.wait_for_change(max(0.0, min(wait.pause, wait.ends_at - self._clock.now())))
         wait.pause = min(_LONGEST_PAUSE, wait.pause * 1.5)

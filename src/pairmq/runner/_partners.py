@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from pairmq.runner._limits import settled_within
 from pairmq.transport import Transport
+
+_LONGEST_FAULT = 2.5  # s: a transport promises 2
 
 
 class Partners:
@@ -25,6 +28,7 @@ class Partners:
         self._grace = grace
         self._on_fault = on_fault
         self._task: asyncio.Task[None] | None = None
+        self._faulted = False
         self._loop = asyncio.get_running_loop()
         for transport in self._pair:
             transport.on_end(self._ended)
@@ -33,8 +37,13 @@ class Partners:
         """Stop watching: the pair closes both itself."""
         for transport in self._pair:
             transport.remove_on_end(self._ended)
-        if self._task is not None and self._task is not asyncio.current_task():
+        if self._task is not None and not self._faulted:
             self._task.cancel()
+
+    async def wait(self) -> None:
+        """Return when a partner that is being faulted has ended."""
+        if self._task is not None:
+            await asyncio.wait((self._task,))
 
     def _ended(self, transport: Transport) -> None:
         if self._task is None:
@@ -48,6 +57,8 @@ class Partners:
             if other.ended and other.fault_cause is None:
                 return  # closed one after the other, as they should be
             cause = ConnectionError(f"{ended.endpoint} was closed and its partner was not")
-        if not other.ended:
-            await other.fault(cause)
+        # First of all: while the other one ends, which takes its time, its callers would hear that it takes nothing.
+        self._faulted = True
         self._on_fault(cause)
+        if not other.ended:
+            await settled_within(_LONGEST_FAULT, other.fault(cause))

@@ -8,52 +8,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Final
 
-from pairmq.core import TRANSIENT_RETRIES, Backoff, Diversion, PairOptions, ToBacklog, ToPrimary, divert
+from pairmq.core import Backoff, PairOptions, ToBacklog, ToPrimary
 from pairmq.model import (
     BacklogUnavailable,
     EntityState,
     FailureKind,
-    FailureReason,
     Message,
-    MessageTooLarge,
     PairClosed,
     PairFaulted,
     PrimaryUnavailable,
     Receipt,
     SendError,
     SendRefused,
-    TransportError,
 )
 from pairmq.runner._admission import Admission
-from pairmq.runner._attempt import TimeLimits
+from pairmq.runner._attempts import Attempts
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
 from pairmq.runner._entity import EntityRunner
-from pairmq.runner._job import Endings, Job, SenderState, worst_kind
+from pairmq.runner._job import Endings, Job, SenderState
+from pairmq.runner._limits import TimeLimits
 from pairmq.runner._ordered import Key, Orders, Place
 from pairmq.runner._sizes import BacklogSizes
-from pairmq.transport import Sender, Transport
+from pairmq.transport import Transport
 
 _BACKOFF = Backoff(first=0.05, factor=2.0, cap=2.0)
 _LAST_STRETCH = 0.1  # s: with less than this left an attempt gets all of it instead of half
-_FAIR_TRIAL = 1.0  # s that an attempt at a backlog queue must have had for its time-out to tell about the queue
-
-_TAKEN: Final[Sequence[TransportError | None]] = (None,)
-"""What came of an attempt with one message that was confirmed."""
-
-_BROKERS_WORDS = frozenset(
-    (
-        FailureReason.NOT_FOUND,
-        FailureReason.UNAUTHORIZED,
-        FailureReason.DISABLED,
-        FailureReason.QUOTA,
-        FailureReason.ALREADY_EXISTS,
-    )
-)
-"""Refusals that only a broker can give; a message that is too large, say, a client may refuse alone."""
 
 
 class SendProcedure:
@@ -83,7 +65,8 @@ class SendProcedure:
         self._limits = limits
         self._admission = Admission(options.max_pending_sends)
         self._endings = Endings(clock, emit)
-        self._sizes = BacklogSizes(secondary, clock, emit)
+        sizes = BacklogSizes(secondary, clock, emit)
+        self._attempts = Attempts(backlog, options, clock, limits, self._endings, sizes, self._no_queue)
         self._orders = None if options.ordering == "none" else Orders(secondary, backlog, options, clock, limits)
         self._ends_at: float | None = None
         self._fault: BaseException | None = None
@@ -141,9 +124,13 @@ class SendProcedure:
 
         Cancellation leaves the outcome unknown; the machine is told that the attempt was given up.
         """
-        result = (await self.send_batch(state, (message,), timeout))[0]
+        started = self._start(timeout)
+        job = self._endings.begin(state, message)
+        await self._carry_out(state, [job], started, started + timeout)
+        result = job.result
         if isinstance(result, Receipt):
             return result
+        assert result is not None  # noqa: S101  # what is carried out has a result
         raise result
 
     async def send_batch(
@@ -153,12 +140,19 @@ class SendProcedure:
 
         Cancellation leaves the outcome of those without a result unknown.
         """
+        started = self._start(timeout)
+        jobs = [self._endings.begin(state, message) for message in messages]
+        await self._carry_out(state, jobs, started, started + timeout)
+        return [job.result for job in jobs if job.result is not None]
+
+    def _start(self, timeout: float) -> float:
         self._check_open()
         if not timeout > 0:
             raise ValueError(f"timeout is {timeout!r}: it must be more than 0 seconds")
-        started = self._clock.now()
-        deadline = started + timeout
-        jobs = [self._endings.begin(state, message) for message in messages]
+        return self._clock.now()
+
+    async def _carry_out(self, state: SenderState, jobs: list[Job], started: float, deadline: float) -> None:
+        """Give each job its result."""
         pending = [job for job in jobs if job.result is None]
         places: Sequence[Place] = () if self._orders is None else self._orders.line_up(state, pending)
         entered = not pending or self._admission.try_enter(len(pending))
@@ -182,7 +176,6 @@ class SendProcedure:
                 if not self._admission.in_flight:
                     self._idle.set()
             self._endings.report(state, jobs, started)
-        return [job.result for job in jobs if job.result is not None]
 
     # The rounds: route, attempt, and again for what is left.
 
@@ -217,7 +210,8 @@ class SendProcedure:
         while pending:
             if self._ends_at is not None:
                 deadline = min(deadline, self._ends_at)
-            if self._clock.now() >= deadline:
+            now = self._clock.now()
+            if now >= deadline:
                 self._give_up(state, pending, "the deadline passed", key=key)
                 return
             if place is None or self._orders is None:
@@ -226,12 +220,13 @@ class SendProcedure:
                 way = await self._orders.way(place, runner, deadline)
                 if way is None:
                     continue
-                route = way
+                route, now = way, self._clock.now()
+            limit = self._limit(now, deadline)
             if type(route) is ToPrimary:
-                worst = await self._try_primary(state, route.epoch, pending, started, deadline, transient)
+                worst = await self._attempts.primary(state, route.epoch, pending, started, limit, transient)
                 diverting = False
             else:
-                worst = await self._try_backlog(state, pending, started, deadline, transient, key)
+                worst = await self._attempts.backlog(state, pending, started, limit, transient, key)
                 diverting = True
             pending = [job for job in pending if job.result is None]
             if not pending:
@@ -250,163 +245,6 @@ class SendProcedure:
             wait = min(_BACKOFF.wait(retry, self._clock.chance()), deadline - self._clock.now())
             retry += 1
             await runner.wait_for_change(max(0.0, wait))
-
-    async def _try_primary(
-        self,
-        state: SenderState,
-        epoch: int,
-        jobs: list[Job],
-        started: float,
-        deadline: float,
-        transient: int,
-    ) -> FailureKind | None:
-        """One attempt at the primary for all jobs; those accepted or refused get their result."""
-        runner = state.runner
-        answered = False
-        try:
-            failures = await self._attempt(state.primary, jobs, [job.message for job in jobs], self._limit(deadline))
-            answered = True
-        finally:
-            if not answered:  # cancelled
-                runner.abandoned(epoch)
-        if failures is _TAKEN:  # every healthy send: told in few words
-            runner.accepted(epoch)
-            self._endings.accept(state, jobs[0], started, None)
-            self._sizes.look(runner.entity, jobs[0].message)
-            return None
-        worst, late = worst_kind(failures), False
-        if worst is None:
-            if None in failures:
-                runner.accepted(epoch)
-            else:  # all refused: by the broker, which then is there, or before it saw them
-                told = next((failure for failure in failures if failure and failure.reason in _BROKERS_WORDS), None)
-                if told is None:
-                    runner.abandoned(epoch)
-                else:
-                    runner.failed(epoch, told)
-        elif None in failures:
-            # It does take messages: those that it did not take go round again, and a failure of all of them counts.
-            runner.accepted(epoch)
-        elif worst is FailureKind.TRANSIENT and transient < TRANSIENT_RETRIES:
-            runner.abandoned(epoch)
-        else:
-            late = runner.failed(epoch, next(f for f in failures if f is not None and f.kind is worst))
-            if worst is FailureKind.TRANSIENT:  # it has outlived its retries (SPEC 3.6)
-                worst = FailureKind.UNAVAILABLE
-        for job, failure in zip(jobs, failures, strict=True):
-            if failure is None:
-                self._endings.accept(state, job, started, None)
-                self._sizes.look(runner.entity, job.message)
-            else:
-                refused = failure.kind is FailureKind.REFUSED
-                self._endings.fail_attempt(state, job, failure, queue=None, late=late, final=refused)
-        return worst
-
-    async def _try_backlog(
-        self,
-        state: SenderState,
-        jobs: list[Job],
-        started: float,
-        deadline: float,
-        transient: int,
-        key: Key | None,
-    ) -> FailureKind | None:
-        """One attempt at the sender's or key's backlog queue for all jobs; those accepted or refused get their result.
-
-        A key's queue is tried also while it is out of the rotation: there is no other for it.
-        """
-        runner, backlog = state.runner, self._backlog
-        maybe_there = False
-        try:
-            index: int | None
-            if key is None:
-                index = state.queue = backlog.rotation.choose(state.queue, self._clock.chance())
-            else:
-                index = key.queue
-            if index is None:
-                self._give_up(state, jobs, "no backlog queue takes messages", BacklogUnavailable)
-                return None
-            fitting: list[tuple[Job, Message]] = []
-            for job in jobs:
-                envelope = self._envelope(state, job)
-                problem = self._sizes.problem(envelope)
-                if problem is None:
-                    fitting.append((job, envelope))
-                else:
-                    self._endings.refuse(state, job, MessageTooLarge, problem)
-            if not fitting:
-                return None
-            took = [job for job, _ in fitting]
-            now = self._clock.now()
-            limit = self._limit(deadline)
-            fair = limit - now > min(self._options.attempt_timeout, _FAIR_TRIAL) - 0.001
-            unfit = None if key is None else await self._unfit(index, limit)
-            maybe_there = unfit is None  # also when the attempt is cut off
-            failures: Sequence[TransportError | None]
-            if unfit is None:
-                failures = await self._attempt(backlog.sender(index), took, [e for _, e in fitting], limit)
-                maybe_there = any(failure is None or failure.maybe_applied for failure in failures)
-            else:
-                failures = [unfit] * len(took)
-        finally:
-            if key is not None:
-                key.facts.divert_ended(self._clock.now(), maybe_there=maybe_there)
-            runner.divert_ended()
-        queue = backlog.entities[index].path
-        worst: FailureKind | None = None
-        for job, failure in zip(took, failures, strict=True):
-            if failure is None:
-                self._endings.accept(state, job, started, queue)
-                continue
-            # Only a message that is itself at fault is refused; a queue that can't be written to is a queue to leave.
-            at_fault = failure.reason in (FailureReason.TOO_LARGE, FailureReason.MALFORMED)
-            self._endings.fail_attempt(state, job, failure, queue=queue, late=False, final=at_fault)
-            if at_fault:
-                continue
-            passing = failure.kind in (FailureKind.TRANSIENT, FailureKind.BUSY) and transient < TRANSIENT_RETRIES
-            # A throttled queue is left for another one, but the last one is waited for.
-            only = key is not None or len(backlog.rotation.in_use) == 1
-            last = failure.kind is FailureKind.BUSY and only
-            if passing or last:
-                worst = worst or failure.kind
-            elif failure.reason is FailureReason.TIMEOUT and not fair:
-                # Cut short by this send's own deadline: that is no verdict on a queue that all senders share.
-                worst, state.queue = FailureKind.UNAVAILABLE, None
-            else:
-                worst = FailureKind.UNAVAILABLE
-                backlog.take_out(index, failure)
-        return worst
-
-    async def _unfit(self, index: int, limit: float) -> TransportError | None:
-        """Why no order can be kept in a backlog queue, as far as anybody can tell; None when it can."""
-        try:
-            async with asyncio.timeout_at(limit):
-                await self._backlog.check(index)
-        except TransportError as error:
-            return error
-        except TimeoutError:
-            return TransportError("no answer within the time limit", FailureKind.UNAVAILABLE, FailureReason.TIMEOUT)
-        return None
-
-    def _limit(self, deadline: float) -> float:
-        """When the next attempt must end: half of the time left at most, as the other half is for the other broker."""
-        now = self._clock.now()
-        left = deadline - now
-        return now + min(self._options.attempt_timeout, left if left < _LAST_STRETCH else left / 2)
-
-    async def _attempt(
-        self, sender: Sender, jobs: Sequence[Job], messages: list[Message], limit: float
-    ) -> Sequence[TransportError | None]:
-        """One operation at a broker, until ``limit`` at most."""
-        for job in jobs:
-            job.attempts += 1
-        try:
-            if len(messages) == 1:
-                await self._limits.run(sender.send(messages[0]), limit)
-                return _TAKEN
-            return await self._limits.run(sender.send_batch(messages), limit)
-        except TransportError as error:
-            return [error] * len(messages)
 
     def _give_up(
         self,
@@ -431,6 +269,9 @@ class SendProcedure:
             self._given_back += self._ends_at is not None and job.unknown
             self._endings.refuse(state, job, kind, f"{why}{last}")
 
+    def _no_queue(self, state: SenderState, jobs: list[Job]) -> None:
+        self._give_up(state, jobs, "no backlog queue takes messages", BacklogUnavailable)
+
     # Small questions.
 
     def _check_open(self, state: SenderState | None = None, pending: Sequence[Job] = ()) -> None:
@@ -442,11 +283,11 @@ class SendProcedure:
         if self._ends_at is not None:
             raise PairClosed("the pair is closed: it takes no more sends")
 
+    def _limit(self, now: float, deadline: float) -> float:
+        """When the next attempt must end: half of the time left at most, as the other half is for the other broker."""
+        left = deadline - now
+        return now + min(self._options.attempt_timeout, left if left < _LAST_STRETCH else left / 2)
+
     @staticmethod
     def _primary_enabled(runner: EntityRunner) -> bool:
         return runner.state is not EntityState.FAILED_OVER
-
-    def _envelope(self, state: SenderState, job: Job) -> Message:
-        state.sequence += 1
-        at = self._clock.instant()
-        return divert(job.message, Diversion(state.runner.entity, at, state.sender_id, state.sequence, job.unknown))

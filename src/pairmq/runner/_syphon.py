@@ -8,13 +8,13 @@ from functools import partial
 
 from pairmq.core import PairOptions
 from pairmq.model import Entity
-from pairmq.runner._attempt import TimeLimits
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
 from pairmq.runner._gates import Gates
-from pairmq.runner._pump import Pump
+from pairmq.runner._limits import TimeLimits
 from pairmq.runner._rate import RateLimit
+from pairmq.runner.pump import Pump
 from pairmq.transport import Sender, Transport
 
 

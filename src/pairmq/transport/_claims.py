@@ -27,6 +27,10 @@ class ClaimStore(ABC):
     Every method but `close` raises `TransportError` when the store can't be reached.
     """
 
+    def __repr__(self) -> str:
+        """Name the store in errors, without a secret."""
+        return f"{type(self).__name__}()"
+
     @abstractmethod
     async def claim(self, key: str, token: str, lease: float) -> Claim:
         """Take a free key, or keep one's own.

@@ -295,9 +295,10 @@ class Admin(ABC):
         """
 
     async def positions(self, entity: Entity) -> QueuePositions:
-        """Tell how far a queue has been settled, now and exactly, by whomever (SPEC 8.3).
+        """Tell how far a queue has been settled by whomever (SPEC 8.3).
 
-        An estimate will not do: whoever asks gives up the protection of order on the strength of the answer.
+        It may tell less than is true, for a while, and never more: whoever asks gives up the protection of order on the
+        strength of the answer. Positions are compared with others of the same object only.
 
         Raises:
             TransportError: reason *not-supported* without the ordered_consumer capability; *not-found* when the queue

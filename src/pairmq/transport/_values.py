@@ -143,7 +143,8 @@ class QueuePositions:
     """How far a queue has been settled. Positions are whole numbers that grow in the order of delivery.
 
     Args:
-        oldest: of the oldest message that is not settled, locked ones included; None in an empty queue.
+        oldest: at most that of the oldest message that is not settled, locked ones included; None when nothing is left
+            of what was confirmed before the question was asked, as in an empty queue.
         newest: at least that of every message whose send was confirmed before the question was asked.
     """
 

@@ -1,0 +1,81 @@
+"""Who watches a pair: its observers, the log, and those that read its events (SPEC 10.1)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable
+
+from pairmq.model.events import Event
+from pairmq.observe import LogObserver
+from pairmq.pair._events import EventStream
+from pairmq.pair._tracing import SendTracing
+from pairmq.plugins import Observer, TracingObserver, ValuesObserver
+from pairmq.runner import FAILURES, Clock, Emitter
+
+_log = logging.getLogger("pairmq")
+
+_CLOSING = 2.0  # s for an observer to write out what it holds: as long as a transport may take to close
+
+
+class Audience:
+    """Takes a pair's events and gives them to all who watch it.
+
+    Args:
+        name: the pair's, for every event.
+        clock: tells the instants.
+        observers: of the pair; they are closed with it.
+    """
+
+    def __init__(self, name: str, clock: Clock, observers: Iterable[Observer]) -> None:
+        self._observers = tuple(observers)
+        self._streams: set[EventStream] = set()
+        self._ended = False
+        self.emit = Emitter(name, clock)
+        """Takes the events."""
+        for observer in self._observers:
+            values = observer.on_values if isinstance(observer, ValuesObserver) else None
+            follower = observer.on_message_event if isinstance(observer, TracingObserver) else None
+            self.emit.add(observer.on_event, values=values, follower=follower)
+        tracing = [observer for observer in self._observers if isinstance(observer, TracingObserver)]
+        self.tracing = SendTracing(tracing, self.emit) if tracing else None
+        """Spans of the sends; None where nobody asks for them."""
+        # The log is always on; its lines for single messages cost the hot path nothing unless someone reads them.
+        self.emit.add(LogObserver().on_event, per_message=_log.isEnabledFor(logging.DEBUG))
+
+    def events(self) -> AsyncIterator[Event]:
+        """Iterate over what happens from this call on, until the audience has ended."""
+        stream = EventStream()
+        self.emit.add(stream.put)
+        self._streams.add(stream)
+        if self._ended:
+            stream.end()
+        return self._iterate(stream)
+
+    async def _iterate(self, stream: EventStream) -> AsyncIterator[Event]:
+        try:
+            async for event in stream:
+                yield event
+        finally:
+            self.emit.remove(stream.put)
+            self._streams.discard(stream)
+
+    async def end(self) -> None:
+        """Let those end who read events, then close the observers; never raises, over within two seconds."""
+        self._ended = True
+        for stream in self._streams:
+            stream.end()
+        await self.close_observers()
+
+    async def close_observers(self) -> None:
+        """Close the observers once; never raises, over within two seconds."""
+        observers, self._observers = self._observers, ()
+        await asyncio.gather(*(_close(observer) for observer in observers))
+
+
+async def _close(observer: Observer) -> None:
+    try:
+        async with asyncio.timeout(_CLOSING):
+            await observer.close()
+    except FAILURES:  # nobody else cancels this one: a pair's closing goes on without those who wait for it
+        _log.exception("an observer failed to close: %r", observer)

@@ -1,0 +1,170 @@
+"""One operation at a broker: bounded in time, and failing in one way only."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from pairmq.model import FailureKind, FailureReason, TransportError
+from pairmq.transport import is_nothing_sent
+
+T = TypeVar("T")
+
+_AGAIN = 2.5  # s after which an operation that still runs is cancelled once more; a call may need 2 to put things away
+_MANY = 64  # operations that have ended, from which on the list of limits is tidied
+
+
+class TimeLimits:
+    """Runs operations under time limits, and can shorten the limits of those that run, for closing.
+
+    An `asyncio.timeout` for each of them would make a timer of the loop's for every send and take it back, which a
+    healthy send feels. Here one timer serves all: it stands at the earliest limit, and what has ended in time is passed
+    over. For the rest it behaves as `asyncio.timeout` does, but that it cancels more than once: a driver's
+    `asyncio.wait_for` on Python 3.11 can swallow a cancellation, and the send would hang (SPEC 3.1).
+    """
+
+    def __init__(self) -> None:
+        self._limits: list[tuple[float, int, _Limit]] = []  # a heap; the number makes equal instants first come, first
+        self._number = 0
+        self._ended = 0  # of those in the heap
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed_for = math.inf
+        self._ends_at = math.inf
+
+    async def run(self, operation: Awaitable[T], limit_at: float) -> T:
+        """Await one operation at a broker until it ends or its limit is reached.
+
+        Args:
+            operation: a call of a transport.
+            limit_at: instant of the loop's clock.
+
+        Returns:
+            What the operation returns.
+
+        Raises:
+            TransportError: it failed. A time-out is *unavailable* and may have been applied unless the transport
+                knows that it had written nothing; so is any exception that a transport should have mapped and did not:
+                it most likely tells of a connection, and taking it for a refusal would lose what failover can still
+                save.
+        """
+        limit = self._begin(min(limit_at, self._ends_at))
+        timed_out = False
+        try:
+            try:
+                return await operation
+            finally:
+                timed_out = self._leave(limit)
+        except TransportError:
+            raise
+        except asyncio.CancelledError as error:
+            if timed_out:
+                raise TransportError(
+                    "no answer within the time limit",
+                    FailureKind.UNAVAILABLE,
+                    FailureReason.TIMEOUT,
+                    maybe_applied=not is_nothing_sent(error),
+                ) from None
+            if limit.task.cancelling():
+                raise
+            # Nobody cancelled us: a driver's own task or future was cancelled, as some do with a lost connection.
+            raise _unmapped(error) from error
+        except Exception as error:
+            raise _unmapped(error) from error
+
+    def end_by(self, instant: float) -> None:
+        """Let no operation, running or new, last longer than ``instant``."""
+        self._ends_at = instant
+        running = [entry for entry in self._limits if entry[2].running]
+        self._keep([entry if entry[2].reached else (min(entry[0], instant), *entry[1:]) for entry in running])
+        self._arm()
+
+    def _begin(self, at: float) -> _Limit:
+        limit = _Limit()
+        self._number += 1
+        if self._ended > _MANY and 2 * self._ended > len(self._limits):
+            self._keep([entry for entry in self._limits if entry[2].running])
+        heapq.heappush(self._limits, (at, self._number, limit))
+        if at < self._armed_for:
+            self._arm()
+        return limit
+
+    def _leave(self, limit: _Limit) -> bool:
+        """The operation has ended; tell whether its limit, and nothing else, has cancelled it."""
+        limit.running = False
+        self._ended += 1
+        if not limit.reached:
+            return False
+        for _ in range(limit.reached):
+            limit.task.uncancel()
+        return limit.task.cancelling() <= limit.cancelling
+
+    def _keep(self, limits: list[tuple[float, int, _Limit]]) -> None:
+        heapq.heapify(limits)
+        self._limits = limits
+        self._ended = 0
+
+    def _arm(self) -> None:
+        """Set the timer for the earliest limit of an operation that runs."""
+        limits = self._limits
+        while limits and not limits[0][2].running:
+            heapq.heappop(limits)
+            self._ended -= 1
+        if self._timer is not None:
+            self._timer.cancel()
+        self._armed_for = limits[0][0] if limits else math.inf
+        self._timer = asyncio.get_running_loop().call_at(self._armed_for, self._reach) if limits else None
+
+    def _reach(self) -> None:
+        # A loop may call a timer up to one tick of its clock early.
+        now = max(self._armed_for, asyncio.get_running_loop().time())
+        limits = self._limits
+        while limits and limits[0][0] <= now:
+            _, number, limit = heapq.heappop(limits)
+            if limit.running:
+                limit.reached += 1
+                limit.task.cancel()
+                heapq.heappush(limits, (now + _AGAIN, number, limit))
+            else:
+                self._ended -= 1
+        self._arm()
+
+
+class _Limit:
+    """The limit of one operation, in the task that awaits it; ``reached`` counts how often that was cancelled."""
+
+    __slots__ = ("cancelling", "reached", "running", "task")
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a time limit needs a task")
+        self.task = task
+        self.cancelling = task.cancelling()
+        self.running = True
+        self.reached = 0
+
+
+async def settled_within(seconds: float, closing: Awaitable[None]) -> TransportError | None:
+    """Await a closing step of a transport, which never fails and ends soon if it keeps its promises.
+
+    Args:
+        closing: of a sender, a receiver or a transport.
+        seconds: after which it is cut off.
+
+    Returns:
+        How it failed all the same: by an error, by cancelling itself, or by lasting too long; None when it did not.
+    """
+    try:
+        await TimeLimits().run(closing, asyncio.get_running_loop().time() + seconds)
+    except TransportError as error:
+        return error
+    return None
+
+
+def _unmapped(error: BaseException) -> TransportError:
+    return TransportError(
+        f"unexpected {type(error).__name__}: {error}", FailureKind.UNAVAILABLE, FailureReason.OTHER, maybe_applied=True
+    )

@@ -1,0 +1,215 @@
+"""Operations under time limits, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pairmq.model import FailureKind, FailureReason, TransportError
+from pairmq.runner import TimeLimits
+from pairmq.testing import in_virtual_time, run_virtual
+from pairmq.transport import nothing_sent
+
+INSTANTS = st.integers(0, 40).map(lambda tenths: tenths / 10)
+DURATIONS = st.integers(1, 40).map(lambda tenths: tenths / 10)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def answer(after: float) -> float:
+    await asyncio.sleep(after)
+    return after
+
+
+@given(operations=st.lists(st.tuples(INSTANTS, DURATIONS, INSTANTS), max_size=30), closing=st.none() | INSTANTS)
+def test_each_operation_ends_with_its_answer_or_at_its_limit(operations, closing):
+    """Whatever else runs, began earlier, and is limited to an earlier or a later instant."""
+    limits = TimeLimits()
+
+    async def one(start: float, takes: float, limit: float) -> tuple[float, bool]:
+        await asyncio.sleep(start)
+        try:
+            assert await limits.run(answer(takes), limit) == takes
+        except TransportError as error:
+            timed_out = error.kind is FailureKind.UNAVAILABLE and error.reason is FailureReason.TIMEOUT
+            return now(), not (timed_out and error.maybe_applied)
+        return now(), True
+
+    async def close() -> None:
+        if closing is not None:
+            await asyncio.sleep(closing)
+            limits.end_by(closing + 1.05)
+
+    async def all_of_them() -> list[tuple[float, bool]]:
+        # Limits are off the others' tenths: which of two things of one instant is first is not the question.
+        tasks = [asyncio.create_task(one(start, takes, limit + 0.02)) for start, takes, limit in operations]
+        closer = asyncio.create_task(close())
+        results = await asyncio.gather(*tasks)
+        await closer
+        return results
+
+    expected = []
+    for start, takes, limit in operations:
+        last = limit + 0.02 if closing is None else min(limit + 0.02, closing + 1.05)
+        answered = start + takes <= last
+        expected.append((start + takes if answered else max(start, last), answered))
+    found = run_virtual(all_of_them())
+    assert [answered for _, answered in found] == [answered for _, answered in expected]
+    assert [instant for instant, _ in found] == pytest.approx([instant for instant, _ in expected])
+
+
+@in_virtual_time
+async def test_a_call_that_had_written_nothing_says_so():
+    async def unwritten() -> None:
+        try:
+            await asyncio.sleep(10)
+        except asyncio.CancelledError as cancellation:
+            nothing_sent(cancellation)
+            raise
+
+    with pytest.raises(TransportError) as failure:
+        await TimeLimits().run(unwritten(), 1.0)
+    assert not failure.value.maybe_applied
+
+
+@pytest.mark.parametrize("cancelled_at", [1.0, 2.0])
+@in_virtual_time
+async def test_a_cancellation_by_others_stays_one(cancelled_at):
+    """Also one that comes at the very instant of the limit."""
+    task = asyncio.create_task(TimeLimits().run(answer(10), 2.0))
+    asyncio.get_running_loop().call_at(cancelled_at, task.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@in_virtual_time
+async def test_a_time_out_leaves_no_cancellation_behind():
+    limits = TimeLimits()
+    for limit in (1.0, 2.0):
+        with pytest.raises(TransportError):
+            await limits.run(answer(10), limit)
+    task = asyncio.current_task()
+    assert task is not None
+    assert not task.cancelling()
+
+
+@in_virtual_time
+async def test_an_answer_that_comes_in_spite_of_the_limit_counts():
+    async def stubborn() -> str:
+        try:
+            await asyncio.sleep(10)
+        except asyncio.CancelledError:
+            return "it was there already"
+        return ""
+
+    assert await TimeLimits().run(stubborn(), 1.0) == "it was there already"
+    await asyncio.sleep(1)  # the task itself was not cancelled
+
+
+@pytest.mark.parametrize("swallowed", [1, 3])
+@in_virtual_time
+async def test_an_operation_that_swallows_a_cancellation_and_goes_on_waiting_is_cancelled_again(swallowed):
+    """As `asyncio.wait_for` of Python 3.11 does when its answer comes with the cancellation."""
+
+    async def deaf() -> None:
+        for _ in range(swallowed):
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(1000)
+        await asyncio.sleep(1000)
+
+    with pytest.raises(TransportError) as failure:
+        await TimeLimits().run(deaf(), now() + 1)
+    assert failure.value.reason is FailureReason.TIMEOUT
+    assert now() < 20
+    task = asyncio.current_task()
+    assert task is not None
+    assert not task.cancelling()
+
+
+@pytest.mark.parametrize("closing", [False, True])
+@in_virtual_time
+async def test_an_operation_that_was_cancelled_has_time_to_put_things_away(closing):
+    limits, put_away = TimeLimits(), []
+
+    async def tidy() -> None:
+        try:
+            await asyncio.sleep(10)
+        finally:
+            await asyncio.sleep(2)
+            put_away.append(1)
+
+    if closing:
+        asyncio.get_running_loop().call_later(1.5, lambda: limits.end_by(now()))
+    with pytest.raises(TransportError):
+        await limits.run(tidy(), now() + 1)
+    assert put_away == [1]
+
+
+@in_virtual_time
+async def test_a_driver_that_cancels_its_own_work_has_failed():
+    async def dropped() -> None:
+        future = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_later(1, future.cancel)
+        await future
+
+    with pytest.raises(TransportError, match="unexpected CancelledError") as failure:
+        await TimeLimits().run(dropped(), 5.0)
+    assert failure.value.maybe_applied
+
+
+@pytest.mark.parametrize("error", [TimeoutError("its own"), OSError("gone"), KeyError("a defect")])
+@in_virtual_time
+async def test_what_a_transport_should_have_mapped_counts_as_a_failure(error):
+    async def failing() -> None:
+        raise error
+
+    with pytest.raises(TransportError, match=type(error).__name__) as failure:
+        await TimeLimits().run(failing(), 5.0)
+    assert failure.value.kind is FailureKind.UNAVAILABLE
+    assert failure.value.maybe_applied
+
+
+@in_virtual_time
+async def test_a_limit_does_not_strike_a_caller_whose_operation_has_ended():
+    assert await TimeLimits().run(answer(1), 2.0) == 1
+    await asyncio.sleep(5)
+
+
+@in_virtual_time
+async def test_what_runs_keeps_its_limit_when_many_others_have_ended():
+    limits = TimeLimits()
+    slow = asyncio.create_task(limits.run(answer(50), 10.0))
+    for _ in range(1000):
+        await limits.run(asyncio.sleep(0), 30.0)
+    with pytest.raises(TransportError):
+        await slow
+    assert now() == pytest.approx(10.0)
+
+
+@in_virtual_time
+async def test_what_has_ended_is_not_kept():
+    """A fast sender must not gather a limit for each of the sends of the last seconds, nor a timer for each."""
+    limits = TimeLimits()
+    loop = asyncio.get_running_loop()
+    slow = asyncio.create_task(limits.run(answer(50), 100.0))
+    for _ in range(10_000):
+        await limits.run(asyncio.sleep(0), loop.time() + 30)
+    assert len(limits._limits) < 300
+    assert len(loop._scheduled) < 10  # type: ignore[attr-defined]  # asyncio's timers
+    assert await slow == 50
+
+
+@in_virtual_time
+async def test_what_runs_alone_ends_when_a_close_says_so():
+    """Nothing else begins or ends meanwhile that would set the timer anew."""
+    limits = TimeLimits()
+    asyncio.get_running_loop().call_at(1.0, limits.end_by, 2.0)
+    with pytest.raises(TransportError):
+        await limits.run(answer(60), 30.0)
+    assert now() == pytest.approx(2.0)

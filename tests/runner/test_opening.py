@@ -1,0 +1,82 @@
+"""A pair is opened once, whoever waits for it and whoever gives up, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from pairmq import Message, Pair, PairClosed, PairOptions, Route
+from pairmq.model import Entity
+from pairmq.testing import Fault, SimulatedBroker, in_virtual_time
+
+
+async def _slowly_opening() -> Pair:
+    east, west = SimulatedBroker("east"), SimulatedBroker("west")
+    await east.transport().admin.create(Entity("orders"))
+    west.fail(Fault.SLOW, delay=1.0, times=1)
+    return Pair(east.transport(), west.transport(), PairOptions(backlog_queue_count=1, attempt_timeout=5))
+
+
+def _others() -> list[asyncio.Task[object]]:
+    return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+
+@in_virtual_time
+async def test_who_gives_up_opening_takes_it_from_nobody_else():
+    pair = await _slowly_opening()
+    impatient, patient = asyncio.create_task(pair.open()), asyncio.create_task(pair.open())
+    await asyncio.sleep(0.5)
+    impatient.cancel()
+    assert await patient is pair
+    assert impatient.cancelled()
+    assert (await pair.sender("orders").send(Message(b"1"))).route is Route.PRIMARY
+    await pair.close()
+
+
+@in_virtual_time
+async def test_a_pair_whose_opening_was_given_up_says_so_instead_of_cancelling_its_callers():
+    pair = await _slowly_opening()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await pair.open()
+    assert _others() == []
+    with pytest.raises(PairClosed, match="make a new one"):
+        await pair.open()
+    await pair.close()
+
+
+@in_virtual_time
+async def test_who_waits_for_a_pair_that_is_closed_learns_it_and_is_not_cancelled():
+    pair = await _slowly_opening()
+    opening = asyncio.create_task(pair.open())
+    await asyncio.sleep(0.5)
+    await pair.close()
+    with pytest.raises(PairClosed, match="make a new one"):
+        await opening
+
+
+@in_virtual_time
+async def test_an_opening_that_is_cancelled_just_as_it_succeeds_leaves_nothing_behind():
+    """Nobody would close what ``async with`` never gave."""
+    pair = await _slowly_opening()
+    opening = asyncio.create_task(pair.open())
+    await asyncio.sleep(0.5)
+    assert pair._opening is not None
+    pair._opening.add_done_callback(lambda _: opening.cancel())
+    await asyncio.wait((opening,))
+    assert opening.cancelled()
+    assert _others() == []
+    with pytest.raises(PairClosed):
+        await pair.open()
+
+
+@in_virtual_time
+async def test_a_cancelled_call_leaves_an_open_pair_open():
+    pair = await _slowly_opening()
+    await pair.open()
+    again = asyncio.create_task(pair.open())
+    again.cancel()
+    await asyncio.wait((again,))
+    assert (await pair.sender("orders").send(Message(b"1"))).route is Route.PRIMARY
+    await pair.close()
