@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
+from pairmq.plugins import registry
+from pairmq.transport import Transport
 from pairmq_rabbitmq.testing import RabbitServer, pool
 
 
@@ -20,3 +22,18 @@ def rabbit_servers() -> Iterator[Callable[[int], list[RabbitServer]]]:
 def rabbit(rabbit_servers: Callable[[int], list[RabbitServer]]) -> RabbitServer:
     """One server that runs and holds nothing."""
     return rabbit_servers(1)[0]
+
+
+@pytest.fixture
+async def connect(rabbit: RabbitServer) -> AsyncIterator[Callable[..., Transport]]:
+    """Makes transports to the server, each as another process would have; options go into the URL."""
+    made: list[Transport] = []
+
+    def connect(**options: object) -> Transport:
+        query = "&".join(f"{name}={value}" for name, value in {"connect_timeout": 5, **options}.items())
+        made.append(registry.transport(f"{rabbit.url}?{query}"))
+        return made[-1]
+
+    yield connect
+    for transport in made:
+        await transport.close()

@@ -119,7 +119,7 @@ def test_two_servers_at_once_know_nothing_of_each_other(rabbit_servers, connect)
 
 def test_it_keeps_to_its_ports_and_its_directory(rabbit):
     everywhere = listening(processes_in(rabbit.directory))
-    assert {port for _, port in everywhere} == {rabbit.port, rabbit._epmd_port, rabbit._distribution_port}
+    assert {port for _, port in everywhere} == {rabbit.port, rabbit._ports.epmd, rabbit._ports.distribution}
     loopback = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
     assert {address for address, _ in everywhere} <= loopback
     assert not {5672, 4369, 25672} & {port for _, port in everywhere}
@@ -137,7 +137,7 @@ def test_foreign_settings_do_not_reach_it(monkeypatch):
     with RabbitServer() as server:
         assert server.erl("node()") == "pairmq@localhost"
         assert server.erl('[os:getenv(N) || N <- ["ERL_FLAGS", "NOTIFY_SOCKET"]]') == "[false,false]"
-        assert {port for _, port in listening([server.pid])} == {server.port, server._distribution_port}
+        assert {port for _, port in listening([server.pid])} == {server.port, server._ports.distribution}
 
 
 def test_confirmed_data_outlives_kill_and_restart(rabbit, connect):
@@ -282,6 +282,7 @@ def test_down_and_up_without_a_boot(rabbit, connect):
     assert rabbit.queues() == {"q": (0, 0)}
 
 
+@pytest.mark.long
 def test_it_can_go_down_right_after_the_boot(rabbit):
     for _ in range(2):
         rabbit.restart()

@@ -264,7 +264,10 @@ def test_newer_servers_bound_deliveries_that_nobody_bounded() -> None:
                 max_delivery_count=2**31 - 1, default_time_to_live=2147483.648, dead_letter_on_expiration=False
             ),
         ),
-        ({**QUORUM, "x-max-length": 5, "x-single-active-consumer": True, "x-max-in-memory-length": 0}, PLAIN),
+        (
+            {**QUORUM, "x-max-length": 5, "x-single-active-consumer": True, "x-max-in-memory-length": 0},
+            QueueProperties(dead_letter_on_expiration=False, single_consumer=True),
+        ),
         (
             {"x-queue-type": "stream", "x-max-age": "1D", "x-max-length-bytes": 2**30},
             QueueProperties(max_size_megabytes=1024, dead_letter_on_expiration=False),

@@ -20,7 +20,7 @@ from pamqp.header import ContentHeader
 
 from pairmq.model import MAX_TIME_TO_LIVE, Message
 from pairmq_rabbitmq import _codec
-from pairmq_rabbitmq._codec import MalformedMessage
+from pairmq_rabbitmq._codec import MalformedMessage, _dead_letter, _layout, _marshal
 
 # --------------------------------------------------------------------------- messages
 
@@ -32,7 +32,7 @@ texts = st.one_of(
     st.sampled_from(["x" * 255, "x" * 256, "é" * 127 + "x", "é" * 128, "\x00"]),
 )
 ids = st.text(letters, min_size=1, max_size=40) | st.text(st.sampled_from("aä€😀"), min_size=60, max_size=128)
-MAPPING = sorted(_codec._MAPPING)
+MAPPING = sorted(_layout.MAPPING)
 names = st.one_of(
     ids,
     st.text("abc", min_size=1, max_size=3),
@@ -143,7 +143,7 @@ def test_every_message_comes_back_as_it_was(message: Message, login: str) -> Non
 def test_nothing_that_the_broker_acts_on_is_sent(message: Message, login: str) -> None:
     properties = over_the_wire(_codec.encode(message, login=login))
     headers = properties.headers or {}
-    acted_on = {"CC", "BCC", "x-death", "x-delivery-count", "x-acquired-count", *_codec._BROKER_MADE}
+    acted_on = {"CC", "BCC", "x-death", "x-delivery-count", "x-acquired-count", *_layout.BROKER_MADE}
     assert not acted_on & headers.keys()
     assert not [name for name in headers if name.startswith(("x-first-death-", "x-last-death-"))]
     ours = {name for name in headers if name.startswith(("x-pairmq-", "x-ms-"))}
@@ -301,7 +301,7 @@ def test_long_text_stands_in_a_header_and_a_returned_message_still_has_an_id() -
     properties = _codec.encode(Message(message_id=long, subject=long, reply_to=_codec.DIRECT_REPLY_TO), login="")
     assert properties.headers == {"message-id": long, "subject": long, "reply-to": "amq.rabbitmq.reply-to"}
     assert (properties.message_type, properties.reply_to) == (None, None)
-    assert properties.message_id == _codec._digest(long)
+    assert properties.message_id == _layout.digest(long)
 
 
 def test_unset_and_empty_stay_different() -> None:
@@ -387,7 +387,7 @@ def wire_values(scalars: st.SearchStrategy[bytes], names: st.SearchStrategy[str]
 
 # These mean something to PairMQ, so that not every value of them is a message of PairMQ's.
 MEANT = {"application-property-types", "x-opt-scheduled-enqueue-time"}
-OUR_NAMES = _codec._MAPPING - {"application-properties"}
+OUR_NAMES = _layout.MAPPING - {"application-properties"}
 
 
 @st.composite
@@ -438,7 +438,7 @@ def normal(value: object) -> object:
 def test_a_foreign_message_keeps_every_header_when_it_is_sent_on(properties: Basic.Properties, login: str) -> None:
     message = _codec.decode(properties, b"body")
     for name, value in (properties.headers or {}).items():
-        if _codec._place(name) == _codec._PLAIN:
+        if _layout.place(name) == _layout.PLAIN:
             if name != "amqp.cluster_id" or not properties.cluster_id:
                 assert exactly(message.application_properties[name]) == exactly(normal(value))
         elif name in ("CC", "BCC") or (name in OUR_NAMES and type(value) is not str):
@@ -463,13 +463,13 @@ def test_a_dead_lettered_message_reads_as_before(
     assert copy.user_id in (None, login)
     assert copy.delivery_mode == 2
     told = _codec.dead_letter_reason(copy)
-    assert told == (_codec._cut(reason), _codec._cut(description))
+    assert told == (_dead_letter._cut(reason), _dead_letter._cut(description))
     assert len(str(told[0])) <= 1024
 
 
 def _same(properties: Basic.Properties) -> Basic.Properties:
     """These properties, able to be written by our own bytes; pamqp can't write all that it reads."""
-    copy = _codec._blank()
+    copy = _marshal.blank()
     for name in Basic.Properties.__slots__:
         setattr(copy, name, getattr(properties, name))
     return copy
@@ -595,14 +595,14 @@ def nested(depth: int, inner: Any = 1) -> Any:
             "'CC'",
         ),
         (
-            {"headers": {"application-properties": {"CC": 1}, "application-property-types": {_codec._SHELTER: "x"}}},
+            {"headers": {"application-properties": {"CC": 1}, "application-property-types": {_layout.SHELTER: "x"}}},
             "'application-properties'",
         ),
         (
             {
                 "headers": {
                     "application-properties": ["é" * 128, "x"],
-                    "application-property-types": {_codec._SHELTER: {"0": "uuid"}},
+                    "application-property-types": {_layout.SHELTER: {"0": "uuid"}},
                 }
             },
             "'application-properties'",

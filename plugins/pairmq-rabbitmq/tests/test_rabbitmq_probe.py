@@ -165,6 +165,28 @@ async def test_a_quorum_queue_whose_leader_does_not_answer(transport: Transport,
     await transport.admin.probe(queue)
 
 
+async def test_messages_that_a_late_leader_did_not_count_keep_their_order(
+    transport: Transport, rabbit: RabbitServer
+) -> None:
+    declare(rabbit, x_queue_type="quorum")
+    for body in (b"a", b"b", b"c"):
+        await transport.sender(QUEUE).send(Message(body, message_id=body.decode()))
+    rabbit.erl("[sys:suspend(rabbit_amqqueue:pid_of(Q)) || Q <- rabbit_amqqueue:list()]")
+    try:
+        probing = asyncio.create_task(transport.admin.probe(QUEUE))
+        await asyncio.wait((probing,), timeout=1)  # it was told 0 by then, and asks the leader
+    finally:
+        rabbit.erl("[sys:resume(rabbit_amqqueue:pid_of(Q)) || Q <- rabbit_amqqueue:list()]")
+    await probing
+    with foreign(rabbit) as channel:
+        came: list[bytes] = []
+        while len(came) < 3:
+            _, _, body = channel.basic_get("orders", auto_ack=True)
+            if body is not None:
+                came.append(body)
+    assert came == [b"a", b"b", b"c"]
+
+
 async def test_the_mark_of_a_full_queue_rises_with_it(transport: Transport, rabbit: RabbitServer) -> None:
     declare(rabbit)
     assert isinstance(transport, RabbitTransport)

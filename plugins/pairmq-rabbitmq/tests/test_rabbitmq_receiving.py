@@ -18,9 +18,8 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from heartbeat import Heartbeat
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Source, TransportError
-from pairmq_rabbitmq import _delivery_channel
 from pairmq_rabbitmq._context import Context
-from pairmq_rabbitmq._receiver import RabbitReceiver, held_by_this_process
+from pairmq_rabbitmq._receiving import RabbitReceiver, _locking, held_by_this_process
 from pairmq_rabbitmq._url import parse_rabbitmq_url
 from pairmq_rabbitmq.testing import RabbitServer
 
@@ -703,7 +702,7 @@ async def test_a_renewed_lock_lasts(server: RabbitServer, contexts: MakeContext)
 async def test_a_lock_is_not_renewed_until_the_broker_loses_patience(
     server: RabbitServer, contexts: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_delivery_channel, "LONGEST_HOLD", 0.5)
+    monkeypatch.setattr(_locking, "LONGEST_HOLD", 0.5)
     publish(server, "a")
     receiver = RabbitReceiver(contexts(), SOURCE)
     [delivery] = await receiver.receive(1, 5)

@@ -25,6 +25,7 @@ from pairmq.testing import TcpProxy
 from pairmq.transport import Sender, Transport, is_nothing_sent
 from pairmq_rabbitmq import _context
 from pairmq_rabbitmq._outlet import Outlet
+from pairmq_rabbitmq._session import Session
 from pairmq_rabbitmq.testing import RabbitServer
 
 pytestmark = pytest.mark.real_server
@@ -595,3 +596,47 @@ def _raw_publish(connection: socket.socket, exchange: bytes, routing_key: bytes,
     header = frame(2, 1, ContentHeader(body_size=len(body), properties=commands.Basic.Properties()).marshal())
     connection.sendall(publish + header + frame(3, 1, body) + method(1, commands.Channel.Close(200, "bye", 0, 0)))
     connection.recv(4096)
+
+
+async def ready(transport: Transport) -> Session:
+    """A transport told that sends may come; its connection, with the channel in reserve open."""
+    await transport.sender(QUEUE).make_ready()
+    session = transport._context.publishing.current  # type: ignore[attr-defined]
+    assert isinstance(session, Session)
+    assert session._reserve is not None
+    await asyncio.wait((session._reserve,), timeout=30)
+    return session
+
+
+async def test_who_is_ready_opens_no_channel_before_the_first_send_to_another_queue(
+    transport: Transport, rabbit: RabbitServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare(rabbit, "other")
+    await ready(transport)
+    never = asyncio.Event()
+
+    async def open_channel(*_: object, **__: object) -> None:
+        await never.wait()
+
+    monkeypatch.setattr(Session, "open_channel", open_channel)
+    async with asyncio.timeout(30):
+        await transport.sender(Entity("other")).send(Message(b"1", message_id="1"))
+    assert drained(rabbit, "other") == [("1", b"1")]
+
+
+async def test_a_channel_in_reserve_that_was_closed_is_not_used(transport: Transport, rabbit: RabbitServer) -> None:
+    declare(rabbit, "other")
+    session = await ready(transport)
+    assert session._reserve is not None
+    await session._reserve.result().close()
+    async with asyncio.timeout(30):
+        await transport.sender(Entity("other")).send(Message(b"1", message_id="1"))
+    assert drained(rabbit, "other") == [("1", b"1")]
+
+
+async def test_each_entity_has_the_channel_in_reserve_for_itself(transport: Transport, rabbit: RabbitServer) -> None:
+    session = await ready(transport)
+    assert session._reserve is not None
+    first = session._reserve.result()
+    assert session.take_publisher() is first
+    assert session.take_publisher() is None

@@ -9,15 +9,17 @@ from typing import Any
 from aiormq.channel import Channel
 
 from pairmq.model import Delivery, Entity, EntityKind, FailureReason, Source, TransportError
-from pairmq.transport import Admin, QueueCounts, QueueProperties
+from pairmq.transport import Admin, QueueCounts, QueuePositions, QueueProperties
 from pairmq_rabbitmq import _errors, _names
 from pairmq_rabbitmq._context import Context
+from pairmq_rabbitmq._emptiness import count_certainly
 from pairmq_rabbitmq._interrogation import interrogate
 from pairmq_rabbitmq._management import Management, not_configured
-from pairmq_rabbitmq._peek import peek
+from pairmq_rabbitmq._peek import peek, peek_in_turn
+from pairmq_rabbitmq._positions import Positions
 from pairmq_rabbitmq._probe import Probe
-from pairmq_rabbitmq._properties import arguments_of, dead_letter_arguments, properties_of, queue_type_for
-from pairmq_rabbitmq._receiver import held_by_this_process
+from pairmq_rabbitmq._properties import arguments_of, dead_letter_arguments, is_single, properties_of, queue_type_for
+from pairmq_rabbitmq._receiving import held_by_this_process, is_for_one_consumer
 from pairmq_rabbitmq._scope import Scope
 from pairmq_rabbitmq._url import QueueType
 
@@ -37,6 +39,8 @@ class RabbitAdmin(Admin):
         self._scope = Scope()
         context.scopes.add(self._scope)
         self._probe = Probe(context, self._scope)
+        self._own: set[str] = set()  # backlog queues: nobody minds that a message there is fetched and given back
+        self._positions = Positions(context)
         where = context.url.management
         self._management = None if where is None else Management(context.url, where)
 
@@ -60,8 +64,8 @@ class RabbitAdmin(Admin):
         before RabbitMQ 3.10 all are classic. A quorum queue keeps to all settings but ``lock_duration``, which is the
         URL's for every queue, and ``batched_operations``; a classic one does not bound deliveries either. A full queue
         rejects what comes. With ``dead_letter_on_expiration`` off there is no dead-letter exchange: the broker drops
-        expired messages, and those that were delivered too often. For a topic the settings have no effect: its
-        subscriptions have defaults.
+        expired messages, and those that were delivered too often. With ``single_consumer`` it is a quorum queue with a
+        single active consumer. For a topic the settings have no effect: its subscriptions have defaults.
 
         Of two processes that make the same queue at the same moment, both may be told that they made it.
         """
@@ -69,13 +73,11 @@ class RabbitAdmin(Admin):
         _names.check(entity)
         if entity.kind is EntityKind.TOPIC:
             return await self._create_exchange(entity.path, doing)
-        if properties is not None and properties.single_consumer:
-            # It has single active consumers, but tells nobody what they hold: order needs to know (SPEC 8.3).
-            text = "single_consumer: RabbitMQ can't tell what of a queue is settled"
-            raise _errors.refused(doing, text, FailureReason.NOT_SUPPORTED)
         if properties is not None and properties.requires_session:
             text = "requires_session: a RabbitMQ queue can't be read one session at a time"
             raise _errors.refused(doing, text, FailureReason.NOT_SUPPORTED)
+        if properties is not None:
+            self._own.add(entity.path)
         return await self._create_queue(entity.path, properties, doing)
 
     async def create_subscription(self, topic: Entity, name: str) -> bool:
@@ -109,17 +111,25 @@ class RabbitAdmin(Admin):
         version = await self._context.server_version(doing)
         if self._management is not None:
             told = await self._management.queue(queue, doing)
+            self._context.one_consumer[queue] = is_single(told["arguments"])
             return properties_of(told["arguments"], lock, auto_delete=told["auto_delete"], server_version=version)
         guess = arguments_of(_LIKELY, await self._queue_type("quorum", doing), _names.dead_letter_of(queue), doing)
         found = await interrogate(self._context, queue, guess, doing)
-        if not found.complete:
+        if found.complete:
+            self._context.one_consumer[queue] = is_single(found.arguments)
+        else:
             await self._context.count(queue, doing)  # was it deleted meanwhile?
         return properties_of(found.arguments, lock, auto_delete=found.auto_delete, server_version=version)
 
     async def counts(self, source: Source) -> QueueCounts:
         """Count what waits, and what this process holds locked: RabbitMQ tells nobody what other consumers hold.
 
-        Messages that wait for their time are in queues which all entities share, and are not counted.
+        That nothing waits is certain for a queue that this admin was asked to create with settings, as a pair asks for
+        its backlog queues; `count_certainly` says how. Of other queues, from which nothing is fetched, RabbitMQ tells
+        too few messages for a moment after it was killed and started again, and 0 while a queue has no leader.
+
+        Messages that wait for their time are in queues which all entities share, and are not counted. Markers of looks
+        by ended processes count as messages until somebody reads the queue.
         """
         doing = f"count {source}"
         queue = _names.queue_of(source)
@@ -127,8 +137,21 @@ class RabbitAdmin(Admin):
         locked = held_by_this_process(self._context.url.endpoint.identity, queue)
         if source.dead_letter:
             return QueueCounts(active=active, locked=locked)
+        markers = self._positions.unanswered(queue)
+        if markers and not (await self._context.count(queue, doing))[1]:
+            active = max(0, active - markers)  # as nobody has them, they wait among the messages
         dead = await self._count_if_there(_names.dead_letter_of(queue), doing)
         return QueueCounts(active=active, locked=locked, dead_letter=dead or 0)
+
+    async def positions(self, entity: Entity) -> QueuePositions:
+        """Tell how far a queue has been settled, by markers that travel through it: see `_positions`.
+
+        What an earlier look has shown is told until a later marker is answered. Whoever reads the queue through this
+        transport answers them; where nobody does, it is read for a moment.
+        """
+        doing = f"look how far {entity} is settled"
+        _names.check(entity)
+        return await self._positions.of(_names.queue_of(Source(entity)), doing)
 
     async def delete(self, entity: Entity) -> bool:
         """Delete a queue with its dead-letter queue, or a topic.
@@ -148,6 +171,9 @@ class RabbitAdmin(Admin):
             return True
         await self._delete_queues((entity.path, _names.dead_letter_of(entity.path)), doing)
         self._context.full.pop(entity.path, None)
+        self._own.discard(entity.path)
+        self._context.one_consumer.pop(entity.path, None)
+        self._positions.forget(entity.path)
         return True
 
     async def list_entities(self, prefix: str = "") -> list[Entity]:
@@ -164,11 +190,16 @@ class RabbitAdmin(Admin):
         return sorted((*queues, *topics), key=lambda entity: (entity.path, entity.kind))
 
     async def peek(self, source: Source, max_messages: int) -> list[Delivery]:
-        """Show the oldest messages by fetching them and giving them back: see `_peek.peek`."""
+        """Show the oldest messages by fetching them and giving them back: see `_peek.peek`.
+
+        A queue for one consumer at a time can't be looked into while somebody reads it.
+        """
         doing = f"peek into {source}"
         queue = _names.queue_of(source)
         if not await self._count(queue, source, doing):
             return []
+        if not source.dead_letter and await is_for_one_consumer(self._context, queue, doing):
+            return await peek_in_turn(self._context, queue, max(max_messages, 1), doing)
         return await peek(self._context, queue, max(max_messages, 1), doing)
 
     async def purge(self, source: Source) -> int:
@@ -178,6 +209,7 @@ class RabbitAdmin(Admin):
         if not await self._count(queue, source, doing):
             return 0
         purged = await self._context.ask(doing, lambda channel: channel.queue_purge(queue))
+        self._positions.forget(queue)
         return purged.message_count or 0
 
     async def probe(self, entity: Entity) -> None:
@@ -187,8 +219,6 @@ class RabbitAdmin(Admin):
     def is_system_entity(self, entity: Entity) -> bool:
         """Names that begin with ``amq.`` or ``pairmq.``, and those with a segment that begins with ``$``."""
         return _names.is_system(entity)
-
-    # ------------------------------------------------------------------ private
 
     async def _exchange_exists(self, name: str, doing: str) -> bool:
         try:
@@ -218,6 +248,8 @@ class RabbitAdmin(Admin):
             TransportError: reason *not-found* when there is no such source.
         """
         if not source.dead_letter:
+            if queue in self._own:
+                return await count_certainly(self._context, queue, doing)
             return (await self._context.count(queue, doing))[0]
         waiting = await self._count_if_there(queue, doing)
         if waiting is None:

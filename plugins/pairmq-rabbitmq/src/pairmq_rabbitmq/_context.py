@@ -5,6 +5,8 @@ Three connections, each made when first needed:
 - *publishing*: a broker with an alarm stops reading it as a whole, so that nothing else may depend on it;
 - *consuming*: deliveries are locked as long as it lives, so that nothing else may put it in doubt;
 - *control*: declarations and questions, which get answers during an alarm.
+
+Where order is kept there is a fourth, for markers: see `MarkerLine`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Transpo
 from pairmq_rabbitmq import _errors
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._link import Link
+from pairmq_rabbitmq._marker_line import MarkerLine
 from pairmq_rabbitmq._outlet import Outlet
 from pairmq_rabbitmq._scope import Scope
 from pairmq_rabbitmq._session import Session
@@ -50,6 +53,10 @@ class Context:
         self.publishing = Link(url, tls, "pairmq publishing")
         self.consuming = Link(url, tls, "pairmq consuming")
         self.control = Link(url, tls, "pairmq control")
+        self._ordering = Link(url, tls, "pairmq ordering")
+        self.markers = MarkerLine(self._ordering)
+        self.one_consumer: dict[str, bool] = {}
+        """Queues of which it is known whether they are for one consumer at a time: see `is_for_one_consumer`."""
         self.scopes: set[Scope] = set()
         self.receivers: set[_Closable] = set()
         self.full: dict[str, int] = {}
@@ -74,12 +81,15 @@ class Context:
         self._outlets.move_to_end(entity)
         return outlet
 
-    async def ask(self, doing: str, question: Callable[[Channel], Coroutine[Any, Any, T]]) -> T:
-        """Ask the broker something, on a channel of the control connection that nobody else uses meanwhile.
+    async def ask(
+        self, doing: str, question: Callable[[Channel], Coroutine[Any, Any, T]], link: Link | None = None
+    ) -> T:
+        """Ask the broker something, on a channel that nobody else uses meanwhile.
 
         Args:
             doing: in words, for errors.
             question: calls the driver's channel.
+            link: whose connection to ask over; the control link's when left out.
 
         Returns:
             The answer.
@@ -92,7 +102,8 @@ class Context:
         if self.closed:
             raise _errors.closed(doing)
         try:
-            session = await self.control.session()
+            link = link or self.control
+            session = await link.session()
         except Unsent as error:
             failed = _errors.failure(error, doing)
             raise failed from failed.__cause__
@@ -103,7 +114,7 @@ class Context:
         except asyncio.CancelledError:
             silent = session.wire.frames == frames and loop.time() - asked_at >= _SILENCE
             if silent or session.forsaken >= _MOST_FORSAKEN:
-                self.control.retire(session, TimeoutError("the broker did not answer in time"), at_once=False)
+                link.retire(session, TimeoutError("the broker did not answer in time"), at_once=False)
             raise
         except Exception as error:
             failed = _errors.failure(error, doing)
@@ -155,7 +166,8 @@ class Context:
         """Close all connections within ``timeout`` seconds."""
         self.closed = True
         self._idle.clear()
-        await asyncio.gather(*(link.close(timeout) for link in (self.publishing, self.consuming, self.control)))
+        links = (self.publishing, self.consuming, self.control, self._ordering)
+        await asyncio.gather(*(link.close(timeout) for link in links))
 
     async def _answer(self, session: Session, question: Callable[[Channel], Coroutine[Any, Any, T]]) -> T:
         channel = await self._channel(session)
@@ -167,9 +179,10 @@ class Context:
                 self._idle.append((session, channel))
 
     async def _channel(self, session: Session) -> Channel:
-        while self._idle:
-            owner, channel = self._idle.pop()
-            if owner is session and not channel.is_closed:
+        self._idle = [(owner, channel) for owner, channel in self._idle if owner.usable and not channel.is_closed]
+        for index, (owner, channel) in enumerate(self._idle):
+            if owner is session:
+                del self._idle[index]
                 return channel
         return await session.open_channel(confirms=False)
 

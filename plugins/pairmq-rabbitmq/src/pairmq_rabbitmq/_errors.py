@@ -33,7 +33,7 @@ class _Row:
     text: str | None = None  # what to say instead of the broker's words
 
 
-_NOT_ALLOWED = "the broker does not let this user in, or not do this: check user, password and permissions"
+_NOT_ALLOWED = "the broker does not let this user in, or do this: check user, password and permissions"
 _NO_VHOST = "the broker has no such virtual host, or it is closed: check the URL's path"
 
 _ROWS: tuple[_Row, ...] = (

@@ -16,6 +16,7 @@ from aiormq.exceptions import ChannelPreconditionFailed
 
 from pairmq.model import FailureKind, TransportError
 from pairmq_rabbitmq._context import Context
+from pairmq_rabbitmq._link import Link
 from pairmq_rabbitmq._properties import (
     DEAD_LETTER_STRATEGY,
     DEAD_LETTERING,
@@ -54,7 +55,8 @@ class Found:
         arguments: by name.
         auto_delete: whether it is deleted with its last consumer.
         durable: whether it outlives the broker's process.
-        complete: whether this is all; otherwise the broker's words could not be understood, or it refused to tell.
+        complete: whether this is all, or all that was asked for; otherwise the broker's words could not be understood,
+            or it refused to tell.
     """
 
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -63,7 +65,15 @@ class Found:
     complete: bool = False
 
 
-async def interrogate(context: Context, queue: str, guess: dict[str, Any], doing: str) -> Found:
+async def interrogate(
+    context: Context,
+    queue: str,
+    guess: dict[str, Any],
+    doing: str,
+    *,
+    until: frozenset[str] = frozenset(),
+    link: Link | None = None,
+) -> Found:
     """Find out the arguments of a queue that exists.
 
     It creates nothing, also when the queue is deleted meanwhile: see ``_GUARD``. A broker that does not know the guard
@@ -74,6 +84,8 @@ async def interrogate(context: Context, queue: str, guess: dict[str, Any], doing
         queue: its name.
         guess: arguments that it may have: the nearer, the fewer questions.
         doing: in words, for errors.
+        until: arguments of which one that is not as guessed is all there is to know.
+        link: whose connection to ask over; the control link's when left out.
 
     Returns:
         What was found; without those arguments of the guess that could not be confirmed.
@@ -94,7 +106,7 @@ async def interrogate(context: Context, queue: str, guess: dict[str, Any], doing
     guard: dict[str, Any] = {_GUARD: _GUARD_VALUE}
     for _ in range(_MOST_ROUNDS):
         try:
-            await context.ask(doing, declare)
+            await context.ask(doing, declare, link)
         except TransportError as error:
             words = str(error.__cause__) if isinstance(error.__cause__, ChannelPreconditionFailed) else ""
             difference = _difference(words)
@@ -116,10 +128,15 @@ async def interrogate(context: Context, queue: str, guess: dict[str, Any], doing
                 asked.pop(name, None)
                 if told[name] is not None:
                     asked[name] = value
+                if name in until:
+                    return Found(_values(told), flags["auto_delete"], flags["durable"], complete=True)
         else:
             return Found(_compared(asked), flags["auto_delete"], flags["durable"], complete=True)
-    known = {name: value for name, value in told.items() if value is not None}
-    return Found(known, flags["auto_delete"], flags["durable"])
+    return Found(_values(told), flags["auto_delete"], flags["durable"])
+
+
+def _values(told: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in told.items() if value is not None}
 
 
 def _compared(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -81,8 +81,6 @@ class Management:
         """
         return [name for name in await asyncio.to_thread(self._names, "exchanges", prefix, doing) if name]
 
-    # ------------------------------------------------------------------ in a thread
-
     def _names(self, kind: str, prefix: str, doing: str) -> list[str]:
         names = set[str]()
         for page in range(1, _MOST_PAGES + 1):

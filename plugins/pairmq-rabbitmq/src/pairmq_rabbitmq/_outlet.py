@@ -104,7 +104,8 @@ class Outlet:
             TransportError: the broker blocks publishers, or the scope closed.
         """
         async with self._turn:
-            await self._ready(scope)
+            channel = await self._ready(scope)
+        channel.session.reserve_publisher()  # the next send may well be another entity's
 
     def release(self) -> None:
         """Give the channel back to the broker when nothing is in flight on it."""
@@ -185,10 +186,24 @@ class Outlet:
             self._channel = None
             if channel is not None:
                 channel.retire()
-            channel = await self._opened(scope)
+            channel = self._at_hand() or await self._opened(scope)
         if channel.session.wire.blocked:
             raise _errors.blocked(self._doing)
         return channel
+
+    def _at_hand(self) -> PublishChannel | None:
+        """The channel that the connection has in reserve, where nothing is to be asked first.
+
+        To wait for it in a task takes turns of the loop, which are long in a failover: all that was lost is taken
+        apart in them.
+        """
+        session = self._link.current
+        if session is None or self._check is not None or self._opening is not None:
+            return None
+        raw = session.take_publisher()
+        if raw is not None:
+            self._channel = PublishChannel(session, raw, self._unused)
+        return self._channel
 
     async def _opened(self, scope: Scope) -> PublishChannel:
         """Open a channel, or wait for the one that is being opened: a caller that is cancelled leaves it to the next.
@@ -218,7 +233,7 @@ class Outlet:
             raise _errors.blocked(self._doing)
         if self._check is not None:
             await self._check()
-        raw = await session.open_channel(confirms=True)
+        raw = session.take_publisher() or await session.open_channel(confirms=True)
         self._channel = PublishChannel(session, raw, self._unused)
         return self._channel
 

@@ -9,9 +9,11 @@ from aiormq.abc import DeliveredMessage
 from aiormq.channel import Channel
 from pamqp.commands import Basic
 
-from pairmq.model import Delivery
-from pairmq_rabbitmq import _codec
+from pairmq.model import Delivery, FailureReason
+from pairmq_rabbitmq import _codec, _errors
 from pairmq_rabbitmq._context import Context
+from pairmq_rabbitmq._markers import WINDOW
+from pairmq_rabbitmq._receiving import visit
 
 _PATIENCE = 1.0  # s without a message after which no more are waited for
 _GIVING_BACK, _STEP = 0.25, 0.005
@@ -55,6 +57,21 @@ async def peek(context: Context, queue: str, most: int, doing: str) -> list[Deli
     return [_delivery(message) for message in fetched]
 
 
+async def peek_in_turn(context: Context, queue: str, most: int, doing: str) -> list[Delivery]:
+    """Look into a queue for one consumer at a time, as its consumer for a moment; else as `peek`.
+
+    Raises:
+        TransportError: reason *not-supported* while somebody reads it; or the broker could not be asked.
+    """
+    waiting, consumers = await context.count(queue, doing)
+    if consumers:
+        text = "somebody reads it, and it is for one consumer at a time"
+        raise _errors.refused(doing, text, FailureReason.NOT_SUPPORTED)
+    expected = min(waiting, most, WINDOW)
+    found = await visit(context, queue, doing, lambda channel: len(channel.waiting) >= expected, _PATIENCE)
+    return [_shown(one.properties, one.body, one.redelivered) for one in found[:most]]
+
+
 async def _fetch(channel: Channel, queue: str, expected: int) -> list[DeliveredMessage]:
     fetched: list[DeliveredMessage] = []
     came = asyncio.Event()
@@ -85,12 +102,15 @@ def _tag(message: DeliveredMessage) -> int:
 
 def _delivery(message: DeliveredMessage) -> Delivery:
     assert isinstance(message.delivery, Basic.Deliver)  # noqa: S101  # for mypy: as above
-    properties = message.header.properties
+    return _shown(message.header.properties, bytes(message.body), bool(message.delivery.redelivered))
+
+
+def _shown(properties: Basic.Properties, body: bytes, redelivered: bool) -> Delivery:
     reason, description = _codec.dead_letter_reason(properties)
     return Delivery(
-        _codec.decode_leniently(properties, bytes(message.body)),
+        _codec.decode_leniently(properties, body),
         lock_token=object(),
-        delivery_count=_codec.delivery_count(properties, bool(message.delivery.redelivered)),
+        delivery_count=_codec.delivery_count(properties, redelivered),
         dead_letter_reason=reason,
         dead_letter_description=description,
     )

@@ -7,12 +7,12 @@ import math
 import uuid
 from typing import Any, Final
 
-from aiormq.channel import Channel
 from pamqp.commands import Basic
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, TransportError
 from pairmq_rabbitmq import _errors, _names
 from pairmq_rabbitmq._context import Context
+from pairmq_rabbitmq._emptiness import fetch_one
 from pairmq_rabbitmq._outlet import Outlet
 from pairmq_rabbitmq._publish import Answer, Lost, Nacked, Parcel, Returned, publish_method
 from pairmq_rabbitmq._scope import Scope
@@ -86,16 +86,11 @@ class Probe:
     async def _ask_leader(self, queue: str, doing: str) -> None:
         """Ask an empty queue for a message, which a quorum queue can answer by its leader only.
 
-        A message that comes in this very moment is given back at once.
+        A message that is there after all, come in this very moment or not counted by a leader that was late to answer,
+        is given back to its place.
         """
-
-        async def look(channel: Channel) -> None:
-            found = await channel.basic_get(queue)
-            if isinstance(found.delivery, Basic.GetOk):
-                await channel.basic_nack(found.delivery.delivery_tag or 0, requeue=True, wait=False)
-
         try:
-            await self._context.ask(doing, look)
+            await self._context.ask(doing, lambda channel: fetch_one(channel, queue))
         except TransportError as error:
             if error.kind is not FailureKind.REFUSED:  # not for this user, or an exclusive consumer has it
                 raise

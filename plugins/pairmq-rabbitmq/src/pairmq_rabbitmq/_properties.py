@@ -25,6 +25,7 @@ DELIVERY_LIMIT: Final = "x-delivery-limit"
 MAX_BYTES: Final = "x-max-length-bytes"
 MESSAGE_TTL: Final = "x-message-ttl"
 EXPIRES: Final = "x-expires"
+SINGLE_CONSUMER: Final = "x-single-active-consumer"
 
 DEAD_LETTERING: Final = (DEAD_LETTER_EXCHANGE, DEAD_LETTER_KEY, DEAD_LETTER_STRATEGY)
 
@@ -53,10 +54,17 @@ def arguments_of(asked: QueueProperties, queue_type: QueueType, dead_letter: str
         The arguments.
 
     Raises:
-        TransportError: reason *malformed* when a number is none that RabbitMQ takes.
+        TransportError: reason *malformed* when a number is none that RabbitMQ takes; *not-supported* for one consumer
+            at a time of a classic queue.
     """
     arguments: dict[str, Any] = {QUEUE_TYPE: queue_type}
     rejects = False
+    if asked.single_consumer:
+        if queue_type != "quorum":
+            # Anybody may take messages out of a classic one beside its consumer, by basic.get.
+            text = "single_consumer: it needs a quorum queue, of RabbitMQ 3.10 or newer, that the URL does not forbid"
+            raise _errors.refused(doing, text, FailureReason.NOT_SUPPORTED)
+        arguments[SINGLE_CONSUMER] = True
     if asked.dead_letter_on_expiration:
         arguments |= {DEAD_LETTER_EXCHANGE: "", DEAD_LETTER_KEY: dead_letter}
         if queue_type == "quorum":
@@ -134,7 +142,13 @@ def properties_of(
         lock_duration=lock_duration,
         dead_letter_on_expiration=arguments.get(DEAD_LETTER_EXCHANGE) is not None,
         batched_operations=True,
+        single_consumer=is_single(arguments),
     )
+
+
+def is_single(arguments: Mapping[str, Any]) -> bool:
+    """Whether a queue of these arguments is for one consumer at a time."""
+    return arguments.get(SINGLE_CONSUMER) is True and arguments.get(QUEUE_TYPE) == "quorum"
 
 
 def _delivery_limit(count: int | None, doing: str) -> int:

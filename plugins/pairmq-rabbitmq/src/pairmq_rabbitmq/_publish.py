@@ -228,8 +228,6 @@ class PublishChannel:
         except Exception as error:
             raise Unsent(self._cause or error) from error
 
-    # ------------------------------------------------------------------ the broker's answers
-
     def confirmed(self, tag: int, multiple: bool, taken: bool) -> None:
         """The broker has taken a publish, or not; with ``multiple`` all up to it that have no answer."""
         answer = None if taken else _NACKED
@@ -307,8 +305,6 @@ class PublishChannel:
             else:
                 self._forsaken = True
                 self.session.forsaken += 1
-
-    # ------------------------------------------------------------------ private
 
     def _frames(self, parcels: Sequence[Parcel]) -> list[bytes]:
         number = self._raw.number

@@ -138,8 +138,6 @@ class Schedule:
                 await self._prepare(bits, entity, target, doing)
         return publish_method(self._names.level(bits[-1]), _routing_key(units, target))
 
-    # ------------------------------------------------------------------ private
-
     def _all_known(self, bits: list[int], entity: Entity) -> bool:
         if self._session is None or self._context.control.current is not self._session:
             return False

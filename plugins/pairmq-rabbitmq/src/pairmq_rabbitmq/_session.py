@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -19,6 +18,7 @@ from yarl import URL
 
 from pairmq.model import FailureKind, FailureReason, TransportError
 from pairmq_rabbitmq._channel import take_any_name
+from pairmq_rabbitmq._driver_log import connection_context
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._url import RabbitUrl
 from pairmq_rabbitmq._wire import WatchedStreams, Wire
@@ -27,11 +27,8 @@ T = TypeVar("T")
 
 ACCESS_REFUSED = 403
 _CLEARED = 0.2  # s for the driver to put away what it has of a connection that is gone
+_REFILL = 0.1  # s after which a channel that was taken from the reserve is made up for
 _SPARE_CHANNELS = 8  # of the broker's limit, so that a burst of openings does not reach it
-
-# Every failure is told by exception; what the drivers log besides is for those who ask for it, not for stderr.
-for _name in ("aio_pika", "aiormq"):
-    logging.getLogger(_name).addHandler(logging.NullHandler())
 
 
 class Session:
@@ -49,6 +46,7 @@ class Session:
         self._listeners: list[Callable[[BaseException], None]] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lost_at_login: BaseException | None = None
+        self._reserve: asyncio.Task[Channel] | None = None
 
     @property
     def usable(self) -> bool:
@@ -102,6 +100,26 @@ class Session:
         except Exception as error:
             raise Unsent(self.cause or (error.cause if isinstance(error, Unsent) else error)) from error
 
+    def reserve_publisher(self) -> None:
+        """Open a channel for publishing ahead of whoever asks next, and another one when that is taken.
+
+        The first publish to an entity then takes one question to the broker, its own, and not three.
+        """
+        if self._reserve is None and self.cause is None:
+            self._reserve = self._background(self.open_channel(confirms=True))
+
+    def take_publisher(self) -> Channel | None:
+        """The channel in reserve; None when there is none."""
+        reserve = self._reserve
+        if reserve is None or not reserve.done():
+            return None
+        self._reserve = None
+        if reserve.cancelled() or reserve.exception() is not None or reserve.result().is_closed:
+            return None
+        # Not at once: a publish that could not wait for a channel is about to be written.
+        asyncio.get_running_loop().call_later(_REFILL, self.reserve_publisher)
+        return reserve.result()
+
     async def run(self, operation: Coroutine[Any, Any, T]) -> T:
         """Await a call of the driver, or the end of the connection.
 
@@ -153,8 +171,6 @@ class Session:
         if self._tasks:  # nobody may run the loop any more when this is over
             await asyncio.wait(self._tasks, timeout=_CLEARED)
 
-    # ------------------------------------------------------------------ private
-
     @property
     def _driver(self) -> Any:
         if self._connection is None or self._connection.transport is None:
@@ -190,7 +206,7 @@ class Session:
         raise error
 
     def _background(self, operation: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.get_running_loop().create_task(operation)
+        task = asyncio.get_running_loop().create_task(operation, context=connection_context())
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task

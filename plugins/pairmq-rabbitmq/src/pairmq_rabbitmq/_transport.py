@@ -10,7 +10,7 @@ from pairmq_rabbitmq import _codec, _errors
 from pairmq_rabbitmq._admin import RabbitAdmin
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._names import MAX_PATH_LENGTH
-from pairmq_rabbitmq._receiver import RabbitReceiver
+from pairmq_rabbitmq._receiving import RabbitReceiver
 from pairmq_rabbitmq._schedule import Schedule
 from pairmq_rabbitmq._sender import MAX_MESSAGE_BYTES, RabbitSender
 from pairmq_rabbitmq._url import parse_rabbitmq_url, tls_context
@@ -25,6 +25,7 @@ CAPABILITIES = Capabilities(
     lock_renewal=True,
     probes=True,
     peek=True,
+    ordered_consumer=True,
     durable=True,
 )
 """What RabbitMQ does through this transport; its README tells the fine print."""

@@ -22,7 +22,7 @@ from pamqp.commands import Basic
 from pairmq.model import Message
 from pairmq_rabbitmq import _header
 from pairmq_rabbitmq._errors import Unsent
-from pairmq_rabbitmq._held import Share
+from pairmq_rabbitmq._receiving._held import Share
 from pairmq_rabbitmq._session import Session
 
 T = TypeVar("T")

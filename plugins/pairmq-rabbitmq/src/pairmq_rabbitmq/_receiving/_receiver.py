@@ -1,7 +1,7 @@
-"""Receiving under peek-lock over a consumer that lives as long as a call of ``receive``.
+"""The calls of a receiver: they connect when needed, end when their caller stops waiting, and say what became of them.
 
-What comes and how it is settled is `_delivery_channel`'s business, on a channel that each receiver has for itself. Here
-are the calls: they connect when needed, end when their caller stops waiting, and say what became of them.
+What comes and how it is settled is `_delivery_channel`'s business, or `_ordered_channel`'s for a queue that is for one
+consumer at a time, on a channel that each receiver has for itself.
 
 A call that is cut off loses nothing: what had come stays for the next call, and is given back when nobody asks for it
 within half a lock.
@@ -13,41 +13,30 @@ broker has confirmed it: a crash in between leaves two copies, never none.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
-from typing import Any
 
 from pairmq.model import Delivery, FailureReason, Source, TransportError
-from pairmq.model.drafts import draft_of
 from pairmq.transport import Receiver
-from pairmq_rabbitmq import _codec, _errors, _header, _names, _plain
+from pairmq_rabbitmq import _errors, _names
 from pairmq_rabbitmq._context import Context
-from pairmq_rabbitmq._dead_letter import DeadLetters
-from pairmq_rabbitmq._delivery_channel import Cancelled, DeliveryChannel, Opening
 from pairmq_rabbitmq._errors import Unsent
-from pairmq_rabbitmq._held import Share, held_by_this_process
+from pairmq_rabbitmq._receiving._aside import Aside
+from pairmq_rabbitmq._receiving._dead_letter import DeadLetters
+from pairmq_rabbitmq._receiving._deliveries import deliveries_of, token_of
+from pairmq_rabbitmq._receiving._delivery_channel import Cancelled, DeliveryChannel
+from pairmq_rabbitmq._receiving._held import Share
+from pairmq_rabbitmq._receiving._one_consumer import is_for_one_consumer, ordered_channel
+from pairmq_rabbitmq._receiving._opening import Opening
+from pairmq_rabbitmq._receiving._ordered_channel import GivenBack
+from pairmq_rabbitmq._receiving._reading import read
+from pairmq_rabbitmq._receiving._settling import Job, Locked, State
+from pairmq_rabbitmq._receiving._waits import Waits
 from pairmq_rabbitmq._scope import Scope
-from pairmq_rabbitmq._settling import Job, Locked, State
-
-__all__ = ["RabbitReceiver", "held_by_this_process"]
 
 _CLOSE = 1.0  # s
-_PUT_ASIDE = 1.0  # s that a call waits for what nobody is to get to be put away
-_FIRST_RETRY, _LAST_RETRY = 0.5, 10.0
-_DeliveryDraft = draft_of(Delivery)
-
-
-class _Token:
-    """What settles a delivery: the message, the channel that it is locked on, and the receiver that got it."""
-
-    __slots__ = ("channel", "locked", "owner")
-
-    def __init__(self, locked: Locked, channel: DeliveryChannel, owner: RabbitReceiver) -> None:
-        self.locked = locked
-        self.channel = channel
-        self.owner = owner
 
 
 class RabbitReceiver(Receiver):
@@ -69,21 +58,17 @@ class RabbitReceiver(Receiver):
         self._settling = f"settle a delivery of {source}"
         self._moving = f"dead-letter a delivery of {source}"
         self._scope = Scope()
+        self._waits = Waits(self._scope)
+        self._until = self._waits.until
         self._turn = asyncio.Lock()
         self._channel: DeliveryChannel | None = None
         self._ahead = 0
         self._opening: Opening | None = None
-        self._ended: asyncio.Future[None] | None = None
         self._dead_letters: DeadLetters | None = None
-        self._aside: dict[Locked, tuple[DeliveryChannel, str, str]] = {}
-        self._putting_aside = asyncio.Lock()
-        self._retries: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._aside = Aside(self._dead_letter_queue, self._scope, self._waits)
         self._closing: asyncio.Task[None] | None = None
         context.scopes.add(self._scope)
         context.receivers.add(self)
-
-    # ------------------------------------------------------------------ receive
 
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
         if max_messages < 1:
@@ -97,11 +82,11 @@ class RabbitReceiver(Receiver):
                 if not channel.reads_ahead or not channel.waiting:
                     await self._fetch(channel, max_messages, deadline)
                 found = await self._readable(channel, max_messages)
-                if channel.cause is not None:
+                if channel.cause is not None and not isinstance(channel.cause, GivenBack):
                     raise await self._why(channel)
                 channel.give(found)
                 if found or loop.time() >= deadline:
-                    return self._deliveries(channel, found)
+                    return deliveries_of(found, channel, self, self._dead)
 
     def read_ahead(self, messages: int) -> None:
         self._ahead = messages
@@ -117,6 +102,10 @@ class RabbitReceiver(Receiver):
         if self._channel is not None and self._channel.usable:
             return self._channel
         try:
+            # A dead-letter queue is made for any number of consumers.
+            ordered = not self._dead and await self._scope.race(
+                is_for_one_consumer(self._context, self._queue, self._doing, self._context.consuming)
+            )
             session = await self._scope.race(self._context.consuming.session())
             if self._opening is None or self._opening.session is not session:
                 # A caller that is cancelled leaves it to the next one.
@@ -134,8 +123,11 @@ class RabbitReceiver(Receiver):
         except Unsent as error:
             failed = _errors.failure(error, self._doing)
             raise failed from failed.__cause__
-        share = Share(self._context.url.endpoint.identity, self._queue)
-        self._channel = DeliveryChannel(session, raw, self._queue, share, self._context.url.lock_duration)
+        if ordered:
+            self._channel = ordered_channel(self._context, session, raw, self._queue)
+        else:
+            share = Share(self._context.url.endpoint.identity, self._queue)
+            self._channel = DeliveryChannel(session, raw, self._queue, share, self._context.url.lock_duration)
         self._channel.read_ahead(self._ahead)
         return self._channel
 
@@ -159,14 +151,13 @@ class RabbitReceiver(Receiver):
         first = list(islice(channel.waiting, most))
         bad = False
         for locked in first:
-            problem = self._problem(locked)
+            problem = read(locked, self._dead)
             if problem is not None:
-                channel.set_aside(locked)
-                self._aside[locked] = (channel, *problem)
+                self._aside.add(channel, locked, *problem)
                 bad = True
         if not bad:
             return first
-        await self._until(self._background(self._put_aside()), seconds=_PUT_ASIDE)
+        await self._aside.put_away()
         self._check_open(self._doing)
         found: list[Locked] = []
         for locked in channel.waiting:
@@ -175,64 +166,12 @@ class RabbitReceiver(Receiver):
             found.append(locked)
         return found
 
-    def _problem(self, locked: Locked) -> tuple[str, str] | None:
-        """Read a message; reason and description if nobody is to get it."""
-        if locked.message is not None:
-            return None
-        plain = None if self._dead else _plain.read(locked.header, locked.body)
-        if plain is not None:
-            locked.message, before = plain
-            locked.count = _codec.count_of(before, locked.redelivered)
-            return None
-        locked.count = _codec.delivery_count(locked.properties, locked.redelivered)
-        if self._dead:
-            locked.message = _codec.decode_leniently(locked.properties, locked.body)
-            return None
-        headers = locked.properties.headers
-        if headers and _header.UNREADABLE in headers:
-            return "malformed", f"its properties can't be read: {headers[_header.UNREADABLE]!s}"
-        try:
-            message = _codec.decode(locked.properties, locked.body)
-        except _codec.MalformedMessage as problem:
-            return "malformed", str(problem)
-        if message.scheduled_enqueue_at is not None and message.time_to_live is not None:
-            # It came by way of a queue for waiting, where the broker could not let it expire at the right time.
-            try:
-                end = message.scheduled_enqueue_at + timedelta(seconds=message.time_to_live)
-            except OverflowError:
-                end = None
-            if end is not None and datetime.now(UTC) > end:
-                return "expired", f"its time to live of {message.time_to_live:g} s after its scheduled time is over"
-        locked.message = message
-        return None
-
-    def _deliveries(self, channel: DeliveryChannel, found: Sequence[Locked]) -> list[Delivery]:
-        now, clock = asyncio.get_running_loop().time(), datetime.now(UTC)
-        deliveries: list[Delivery] = []
-        until, locked_until = now, clock
-        for locked in found:
-            reason, description = _codec.dead_letter_reason(locked.properties) if self._dead else (None, None)
-            assert locked.message is not None  # noqa: S101  # for mypy
-            if locked.until != until:  # the same for nearly all
-                until, locked_until = locked.until, clock + timedelta(seconds=locked.until - now)
-            delivery = _DeliveryDraft()
-            delivery.message = locked.message
-            delivery.lock_token = _Token(locked, channel, self)
-            delivery.delivery_count = locked.count
-            delivery.sequence_number = ""
-            delivery.enqueued_at = None
-            delivery.locked_until = locked_until
-            delivery.dead_letter_reason = reason
-            delivery.dead_letter_description = description
-            delivery.__class__ = Delivery
-            deliveries.append(delivery)
-        return deliveries
-
     async def _why(self, channel: DeliveryChannel) -> TransportError:
         """Say why a channel was lost under a call, and let go of it."""
         self._channel = None
         channel.discard()
         cause = channel.cause
+        self._context.one_consumer.pop(self._queue, None)  # whoever makes it again may make another kind of queue
         if isinstance(cause, Cancelled):
             try:
                 await self._scope.race(self._context.count(self._queue, self._doing))
@@ -240,8 +179,6 @@ class RabbitReceiver(Receiver):
                 return error
         assert cause is not None  # noqa: S101  # for mypy
         return _errors.failure(cause, self._doing, maybe_applied=False)
-
-    # ------------------------------------------------------------------- settle
 
     async def complete(self, delivery: Delivery) -> None:
         [failed] = await self._settle([delivery], requeue=False)
@@ -258,7 +195,7 @@ class RabbitReceiver(Receiver):
 
     async def renew_lock(self, delivery: Delivery) -> Delivery:
         self._check_open(self._settling)
-        token = self._token(delivery)
+        token = token_of(delivery, self)
         if token is None or not token.channel.renew(token.locked):
             raise _errors.lock_lost(self._settling)
         left = token.locked.until - asyncio.get_running_loop().time()
@@ -269,14 +206,15 @@ class RabbitReceiver(Receiver):
             text = "it is in the dead-letter queue already"
             raise _errors.refused(self._moving, text, FailureReason.NOT_SUPPORTED)
         self._check_open(self._moving)
-        token = self._token(delivery)
+        token = token_of(delivery, self)
         if token is None or not token.channel.is_locked(token.locked):
             raise _errors.lock_lost(self._moving)
         locked, channel = token.locked, token.channel
         locked.state = State.BUSY  # its lock does not end while the copy is on its way
         try:
-            copy = self._dead_letter_queue.pack(locked.properties, locked.body, reason, description)
-            [failed] = await self._dead_letter_queue.publish([copy])
+            queue = self._dead_letter_queue()
+            copy = queue.pack(locked.properties, locked.body, reason, description)
+            [failed] = await queue.publish([copy])
         finally:
             if locked.state is State.BUSY:
                 locked.state = State.GIVEN
@@ -303,7 +241,7 @@ class RabbitReceiver(Receiver):
         usable = self._channel if self._channel is not None and self._channel.usable else None
         now = asyncio.get_running_loop().time()
         for position, delivery in enumerate(deliveries):
-            token = self._token(delivery)
+            token = token_of(delivery, self)
             if token is None:
                 continue
             locked = token.locked
@@ -347,65 +285,14 @@ class RabbitReceiver(Receiver):
             return _errors.lock_lost(self._settling)
         return _errors.failure(cause, self._settling)
 
-    def _token(self, delivery: Delivery) -> _Token | None:
-        token = delivery.lock_token
-        return token if isinstance(token, _Token) and token.owner is self else None
-
-    # -------------------------------------------------------------- dead-letter
-
-    @property
     def _dead_letter_queue(self) -> DeadLetters:
         if self._dead_letters is None:
             self._dead_letters = DeadLetters(self._context, self._queue, self._scope, self._moving)
         return self._dead_letters
 
-    async def _put_aside(self) -> None:
-        """Dead-letter what nobody is to get; what can't be now stays locked, and is tried again."""
-        await self._try_to_put_aside()
-        if self._aside and self._retries is None:
-            self._retries = self._background(self._retry())
-
-    async def _retry(self) -> None:
-        pause = _FIRST_RETRY
-        try:
-            while self._aside and not self._scope.closed:
-                await self._until(seconds=pause)
-                pause = min(pause * 2, _LAST_RETRY)
-                await self._try_to_put_aside()
-        finally:
-            self._retries = None
-
-    async def _try_to_put_aside(self) -> None:
-        async with self._putting_aside:
-            # What was lost with its channel comes again.
-            tried = {one: entry for one, entry in self._aside.items() if one.state is State.BUSY and entry[0].usable}
-            queue = self._dead_letter_queue
-            copies = [queue.pack(one.properties, one.body, *entry[1:]) for one, entry in tried.items()]
-            outcomes = await queue.publish(copies) if copies else []
-            left: dict[Locked, tuple[DeliveryChannel, str, str]] = {}
-            settled: dict[DeliveryChannel, list[Locked]] = {}
-            for (locked, entry), failed in zip(tried.items(), outcomes, strict=True):
-                channel = entry[0]
-                if locked.state is not State.BUSY or not channel.usable:
-                    continue
-                if failed is None:
-                    settled.setdefault(channel, []).append(locked)
-                elif channel.is_held_long(locked):
-                    channel.settle([locked], requeue=True)
-                else:
-                    left[locked] = entry
-            # More may have come meanwhile.
-            new = {one: entry for one, entry in self._aside.items() if one not in tried and one.state is State.BUSY}
-            self._aside = left | new
-            for channel, messages in settled.items():
-                await self._settled(channel, channel.settle(messages, requeue=False))
-
-    # -------------------------------------------------------------------- close
-
     async def close(self) -> None:
         if self._closing is None:
             self._scope.close(lambda begun: _errors.closed(self._doing, maybe_applied=begun))
-            self._end()
             self._closing = asyncio.get_running_loop().create_task(self._close())
         # A caller that is cancelled leaves the rest to the task, which ends by itself.
         await asyncio.shield(self._closing)
@@ -420,10 +307,7 @@ class RabbitReceiver(Receiver):
             self._context.consuming.retire(channel.session, _not_answered(), at_once=True)
         if self._dead_letters is not None:
             self._dead_letters.release()
-        for task in self._tasks:
-            task.cancel()
-
-    # ------------------------------------------------------------------ waiting
+        self._waits.cancel()
 
     def _check_open(self, doing: str) -> None:
         """Refuse to begin, or to go on, when closed.
@@ -433,17 +317,6 @@ class RabbitReceiver(Receiver):
         """
         if self._scope.closed or self._context.closed:
             raise _errors.closed(doing)
-
-    async def _until(self, *futures: asyncio.Future[Any], seconds: float | None = None) -> None:
-        """Wait for the first of some futures, or the end of this receiver, or ``seconds``; none is cancelled."""
-        if self._ended is None:
-            self._ended = asyncio.get_running_loop().create_future()
-            self._scope.add(_End(self))
-        await asyncio.wait((*futures, self._ended), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-
-    def _end(self) -> None:
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_result(None)
 
     def _doubt(self, channel: DeliveryChannel) -> None:
         """Somebody stopped waiting: see what that says about the channel and the connection.
@@ -456,22 +329,6 @@ class RabbitReceiver(Receiver):
             self._context.consuming.retire(channel.session, _not_answered(), at_once=True)
         elif channel.stuck:
             channel.discard()
-
-    def _background(self, operation: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(operation)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-
-class _End:
-    """Tells a receiver that its scope was closed."""
-
-    def __init__(self, owner: RabbitReceiver) -> None:
-        self._owner = owner
-
-    def end(self, error: TransportError) -> None:
-        self._owner._end()
 
 
 def _not_answered() -> TimeoutError:

@@ -1,0 +1,47 @@
+"""A message as AMQP 0-9-1 properties and body, and back, exactly; readable to those who know nothing of PairMQ.
+
+What AMQP 0-9-1 has a property for travels as that property, the rest as headers that are named after AMQP 1.0 and
+Service Bus (``group-id``, ``to``, ``x-opt-partition-key`` and the like), application properties as headers of their
+own names. Three things need more than that, and only messages that need it carry it:
+
+- a property that would be taken for something else on the way, or be taken away (``CC`` sends copies elsewhere,
+  ``group-id`` is the session), stands in the table ``application-properties``, where nobody acts on it; so does one
+  whose name is too long for a table: then the whole is an array of names and values in turn;
+- a value that AMQP has no type for is readable text, and the table ``application-property-types`` says what it was. It
+  has the shape of the headers themselves: members by name, elements by their index, and under the name ``""`` that an
+  array was a mapping;
+- text too long for an AMQP property stands in a header instead.
+
+Anyone may put anything into a queue: decoding raises `MalformedMessage` and nothing else.
+
+`_encode` and `_decode` are the two ways. Both go by the `_layout` of names, and bring `_values` and `_times` to AMQP's
+types and back; `_shelter` is the table of properties that nobody may act on, and `_marshal` writes the bytes. `_notes`
+reads what the broker noted, and `_dead_letter` writes and reads the copy in a dead-letter queue.
+"""
+
+from pairmq_rabbitmq._codec._dead_letter import MAX_REASON_LENGTH, dead_letter_reason, with_dead_letter
+from pairmq_rabbitmq._codec._decode import decode, decode_leniently
+from pairmq_rabbitmq._codec._encode import encode, size
+from pairmq_rabbitmq._codec._layout import DELIVERY_COUNT, DIRECT_REPLY_TO, is_plain
+from pairmq_rabbitmq._codec._malformed import MalformedMessage
+from pairmq_rabbitmq._codec._marshal import header_size
+from pairmq_rabbitmq._codec._notes import Death, count_of, death, delivery_count
+
+__all__ = [
+    "DELIVERY_COUNT",
+    "DIRECT_REPLY_TO",
+    "MAX_REASON_LENGTH",
+    "Death",
+    "MalformedMessage",
+    "count_of",
+    "dead_letter_reason",
+    "death",
+    "decode",
+    "decode_leniently",
+    "delivery_count",
+    "encode",
+    "header_size",
+    "is_plain",
+    "size",
+    "with_dead_letter",
+]

@@ -1,0 +1,236 @@
+"""A message from AMQP properties that anyone may have written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from pamqp.commands import Basic
+
+from pairmq.model import MAX_ID_LENGTH, Message
+from pairmq_rabbitmq._codec._layout import (
+    APP_ID,
+    BROKER_MADE,
+    BROKER_PREFIXES,
+    CLUSTER_ID,
+    HEADERS,
+    MAPPING,
+    SCHEDULED,
+    SHELTER,
+    SHELTERED,
+    TEXTS,
+    TIMESTAMP,
+    TTL,
+    TYPES,
+    USER_ID,
+    digest,
+    place,
+    unfit,
+)
+from pairmq_rabbitmq._codec._malformed import MalformedMessage
+from pairmq_rabbitmq._codec._shelter import sheltered_in, types_by_name
+from pairmq_rabbitmq._codec._times import expiration_seconds, header_seconds, instant
+from pairmq_rabbitmq._codec._values import SIMPLE, converted, misfit
+
+
+def decode(properties: Basic.Properties, body: bytes) -> Message:
+    """Read a message.
+
+    Args:
+        properties: as received; anyone may have written them.
+        body: its bytes.
+
+    Returns:
+        The message. Properties that a Message has no field for are application properties ``amqp.…``; an
+        ``expiration`` of 0 becomes a time to live of 1 ms, as 0 is none. What the broker noted is left out.
+
+    Raises:
+        MalformedMessage: a Message can't hold it; the text says what is wrong.
+    """
+    try:
+        values, application_properties = _read(properties, _raise)
+        if application_properties:
+            return Message(body, application_properties=application_properties, **values)
+        return Message(body, **values)
+    except MalformedMessage:
+        raise
+    except Exception as error:  # the values come from outside, and a receiver must survive each of them
+        raise MalformedMessage((str(error) or type(error).__name__)[:300]) from error
+
+
+def decode_leniently(properties: Basic.Properties, body: bytes) -> Message:
+    """Show a message that may be malformed, so that a person can look at it: what a Message can't hold is left out.
+
+    Args:
+        properties: as received.
+        body: its bytes.
+
+    Returns:
+        The message; its body is always there.
+    """
+    try:
+        return decode(properties, body)
+    except MalformedMessage:
+        pass
+    try:
+        values, application_properties = _read(properties, lambda _: None)
+    except Exception:
+        return Message(bytes(body))
+    fields = {name: value for name, value in values.items() if _holds(**{name: value})}
+    if not _holds(**fields):
+        fields.pop("partition_key", None)  # differs from the session id
+    kept = {name: value for name, value in application_properties.items() if _holds_property(name, value)}
+    return Message(bytes(body), application_properties=kept, **fields)
+
+
+def _raise(problem: str) -> None:
+    raise MalformedMessage(problem)
+
+
+def _holds(**fields: Any) -> bool:
+    try:
+        Message(**fields)
+    except Exception:
+        return False
+    return True
+
+
+def _holds_property(name: str, value: Any) -> bool:
+    return _holds(application_properties={name: value})
+
+
+def _read(properties: Basic.Properties, refuse: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Find the fields of a message.
+
+    Args:
+        properties: as received.
+        refuse: called with what is wrong; returns if it is to be left out.
+
+    Returns:
+        Values by their field of Message, and application properties, both unchecked.
+    """
+    values: dict[str, Any] = {}
+    for field, attribute, _ in TEXTS:
+        text = getattr(properties, attribute)
+        if text is not None:
+            values[field] = text
+    if not values.get("message_id", True):
+        del values["message_id"]  # an empty one is none
+    if properties.priority is not None:
+        values["priority"] = properties.priority
+    if properties.expiration is not None:
+        seconds = expiration_seconds(properties.expiration)
+        if seconds is not None:
+            values["time_to_live"] = seconds
+        else:
+            refuse("the property expiration is no number of milliseconds")
+
+    own: dict[str, Any] = {}
+    if properties.headers:
+        mapped: dict[str, Any] = {}
+        simple = True
+        for name, value in properties.headers.items():
+            if place(name) == SHELTERED:
+                if name in MAPPING:
+                    mapped[name] = value
+                    continue
+                if name in BROKER_MADE or name.startswith(BROKER_PREFIXES):
+                    continue
+            own[name] = value
+            if type(value) not in SIMPLE:
+                simple = False
+        if mapped:
+            own = _read_mapped(properties, mapped, values, own, refuse)
+        elif not simple:
+            own = converted(own, {}, refuse)
+    if (at := properties.timestamp) is not None:
+        own[TIMESTAMP] = at
+    if (text := properties.app_id) is not None:
+        own[APP_ID] = text
+    if (text := properties.user_id) is not None:
+        own[USER_ID] = text
+    if text := properties.cluster_id:
+        own[CLUSTER_ID] = text
+    return values, own
+
+
+def _read_mapped(
+    properties: Basic.Properties,
+    mapped: dict[str, Any],
+    values: dict[str, Any],
+    own: dict[str, Any],
+    refuse: Callable[[str], None],
+) -> dict[str, Any]:
+    """Read the headers whose names PairMQ uses; one that PairMQ would not have written so is the application's.
+
+    Args:
+        properties: the properties, for what stands in them.
+        mapped: these headers.
+        values: fields of Message, completed here.
+        own: the other headers, completed here.
+        refuse: as for `_read`.
+
+    Returns:
+        The application properties.
+    """
+    for field, _, header in TEXTS:
+        if header in mapped:
+            text = mapped[header]
+            there = values.get(field)
+            free = there is None or (field == "message_id" and isinstance(text, str) and there == digest(text))
+            if free and isinstance(text, str) and unfit(header, text):
+                values[field] = text
+            else:
+                own[header] = text
+    for field, header, is_id in HEADERS:
+        if header in mapped:
+            text = mapped[header]
+            if not isinstance(text, str) or (is_id and not text):
+                own[header] = text
+            elif is_id and len(text) > MAX_ID_LENGTH:
+                refuse(f"the header {header} has {len(text)} characters: at most {MAX_ID_LENGTH} are allowed")
+            else:
+                values[field] = text
+    if TTL in mapped:
+        seconds = header_seconds(mapped[TTL], properties.expiration)
+        if seconds is None:
+            own[TTL] = mapped[TTL]
+        else:
+            values["time_to_live"] = seconds
+    if SCHEDULED in mapped:
+        at = mapped[SCHEDULED]
+        if isinstance(at, str):
+            parsed = instant(at)
+            if parsed is None:
+                refuse(f"the header {SCHEDULED} is no instant with its time zone in ISO 8601")
+            else:
+                values["scheduled_enqueue_at"] = parsed
+        elif isinstance(at, datetime):
+            values["scheduled_enqueue_at"] = at
+        else:
+            own[SCHEDULED] = at
+
+    types = mapped.get(TYPES)
+    if not (isinstance(types, dict) and types):
+        if TYPES in mapped:
+            own[TYPES] = types
+        types = {}
+    if SHELTER not in mapped:
+        return converted(own, types, refuse)
+    shelter = mapped[SHELTER]
+    sheltered = sheltered_in(shelter)
+    if sheltered is None or not sheltered.keys().isdisjoint(own):
+        own[SHELTER] = shelter
+        return converted(own, types, refuse)
+    types = dict(types)
+    node = types.pop(SHELTER, None)
+    found = converted(own, types, refuse)
+    if node is None:
+        node = {}
+    elif not isinstance(node, dict):
+        refuse(misfit(SHELTER))
+        node = {}
+    if isinstance(shelter, list):
+        node = types_by_name(shelter, node, refuse)
+    return converted(sheltered, node, refuse) | found

@@ -1,0 +1,174 @@
+"""How far queues for one consumer at a time have been settled, as markers prove it (SPEC 8.3).
+
+Each look that may publishes a marker; positions are the numbers of this object's markers. An answered marker proves
+that all is settled that was confirmed before it was published. So ``newest`` is the number of the first marker that is
+published after the look began, which may still have to be published, and ``oldest`` is one more than that of the newest
+marker answered: once it is beyond the ``newest`` of an earlier look, all that was there then is settled. A look whose
+own marker is answered at once tells that nothing is left.
+
+While nothing moves, markers come ever more seldom: each is a message more in the queue until somebody reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from secrets import token_hex
+from typing import Final
+
+from aiormq.exceptions import DeliveryError, PublishError
+
+from pairmq.model import Entity, FailureKind, FailureReason, TransportError
+from pairmq.transport import QueuePositions
+from pairmq_rabbitmq import _errors
+from pairmq_rabbitmq._context import Context
+from pairmq_rabbitmq._receiving import is_for_one_consumer, visit
+
+_MOMENT: Final = 0.1  # s that a look waits for its marker's answer
+_VISIT: Final = 0.5  # s
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0  # s between two markers while none is answered
+_DOUBLING: Final = 8  # unanswered markers that double the pause
+
+
+class Positions:
+    """Of all queues, as one `Admin` sees them.
+
+    Args:
+        context: the transport's connections and settings.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._watches: dict[str, _Watch] = {}
+
+    async def of(self, queue: str, doing: str) -> QueuePositions:
+        """Look at a queue.
+
+        Args:
+            queue: the broker's name of it.
+            doing: in words, for errors.
+
+        Raises:
+            TransportError: as `Admin.positions`.
+        """
+        if not await is_for_one_consumer(self._context, queue, doing):
+            await self._context.count(queue, doing)  # is it there at all?
+            text = "it is not for one consumer at a time, or this user may not configure it: nobody can tell"
+            raise _errors.refused(doing, text, FailureReason.NOT_SUPPORTED)
+        watch = self._watches.get(queue)
+        if watch is None:
+            watch = self._watches[queue] = _Watch(self._context, queue)
+        return await watch.look(doing)
+
+    def unanswered(self, queue: str) -> int:
+        """Markers of this object that the queue may hold."""
+        watch = self._watches.get(queue)
+        return 0 if watch is None else watch.unanswered
+
+    def forget(self, queue: str) -> None:
+        """The queue was emptied or deleted: none of the markers in it will be answered."""
+        if queue in self._watches:
+            self._watches[queue].open.clear()
+
+
+class _Watch:
+    """Looks at one queue.
+
+    Args:
+        context: the transport's connections and settings.
+        queue: the broker's name of it.
+    """
+
+    def __init__(self, context: Context, queue: str) -> None:
+        self.open: set[int] = set()
+        """Numbers of markers that may be in the queue, and may be answered."""
+        self._context = context
+        self._queue = queue
+        self._published = 0
+        self._answered = 0
+        self._published_at = -math.inf
+        self._epoch = 0
+        self._visit_at = -math.inf
+        self._visits = 0
+        self._news = asyncio.Event()
+
+    @property
+    def unanswered(self) -> int:
+        return len(self.open)
+
+    async def look(self, doing: str) -> QueuePositions:
+        """Look once: see `Positions.of`."""
+        newest = self._published + 1
+        if self._is_due():
+            # At once, so that no other look takes this one's number for one that is published after it began.
+            self._published = number = newest
+            await self._publish(number, doing)
+            await self._wait(number, doing)
+        return QueuePositions(None if self._answered >= newest else self._answered + 1, newest)
+
+    def _is_due(self) -> bool:
+        if not self.open or not self._context.markers.answers(self._epoch):
+            return True
+        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(len(self.open) / _DOUBLING, 10))
+        return asyncio.get_running_loop().time() >= self._published_at + pause
+
+    async def _publish(self, number: int, doing: str) -> None:
+        line = self._context.markers
+        maybe_there = False
+        try:
+            await line.ready(doing)
+            if self._epoch != line.epoch:
+                self._epoch = line.epoch
+                self.open.clear()
+            self._published_at = asyncio.get_running_loop().time()
+            maybe_there = True
+            self.open.add(number)
+            await line.publish(self._queue, token_hex(16), lambda: self._take_answer(number))
+        except PublishError as error:
+            maybe_there = False
+            why = await self._context.why_returned(Entity(self._queue), doing)
+            raise why from error
+        except DeliveryError as error:
+            maybe_there = False
+            text = f"{doing}: the queue took no marker, which would tell: it may be full"
+            raise TransportError(text, FailureKind.UNAVAILABLE, FailureReason.QUOTA) from error
+        except Exception as error:
+            failed = _errors.failure(error, doing, maybe_applied=False)
+            raise failed from failed.__cause__
+        finally:
+            if not maybe_there:
+                self.open.discard(number)
+
+    def _take_answer(self, number: int) -> None:
+        """All that was there before the marker is settled, older markers included."""
+        self._answered = max(self._answered, number)
+        self.open = {each for each in self.open if each > number}
+        self._visits = 0
+        self._visit_at = -math.inf
+        self._news.set()
+
+    async def _wait(self, number: int, doing: str) -> None:
+        """Wait a moment for the answer; where nobody is there to give it, look into the queue oneself."""
+        if number <= self._answered:
+            return
+        _, consumers = await self._context.count(self._queue, doing)
+        loop = asyncio.get_running_loop()
+        if not consumers and number > self._answered and loop.time() >= self._visit_at:
+            # A reader that comes meanwhile has to wait for its turn, and what is fetched counts as delivered.
+            self._visits += 1
+            self._visit_at = loop.time() + min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._visits, 10))
+            await visit(
+                self._context,
+                self._queue,
+                doing,
+                lambda channel: number <= self._answered or bool(channel.waiting),
+                _VISIT,
+            )
+        until = loop.time() + (_MOMENT if consumers else 0.0)
+        while number > self._answered and loop.time() < until:
+            self._news.clear()
+            try:
+                async with asyncio.timeout_at(until):
+                    await self._news.wait()
+            except TimeoutError:
+                break

@@ -1,0 +1,13 @@
+"""Real RabbitMQ servers for tests: on free ports of this machine, apart from whatever else runs here.
+
+Each server has its own port mapper (epmd), Erlang cookie, node name and directories, so that any number of them run
+side by side and none meets a RabbitMQ that the system runs. A boot takes seconds: tests share servers through a
+`RabbitPool`, and most of them can take a server away with `RabbitServer.go_down` instead of a kill.
+"""
+
+from pairmq.testing.servers import start_together
+from pairmq_rabbitmq.testing._harness import RabbitHarness
+from pairmq_rabbitmq.testing._pool import RabbitPool, pool
+from pairmq_rabbitmq.testing._server import RabbitServer
+
+__all__ = ["RabbitHarness", "RabbitPool", "RabbitServer", "pool", "start_together"]

@@ -1,0 +1,139 @@
+"""What keeps one RabbitMQ node apart from every other: its name, ports, environment and files."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+HOST: Final = "127.0.0.1"
+NODE: Final = "pairmq@localhost"
+
+# The wrapper of the same name on PATH switches to the user rabbitmq, and refuses everyone but root and that user.
+_PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+
+# Two schedulers and one thread for files boot in 3 s where the defaults take 5 on two cores; many would only
+# compete with the tests. A node with a name from the start does not spend a second on looking for an epmd.
+_ERLANG_FLAGS = "+S 2:2 +SDcpu 1:1 +A 1 -start_epmd false -kernel inet_dist_use_interface {127,0,0,1}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The TCP ports of a node.
+
+    Args:
+        amqp: for clients.
+        tls: for clients that speak TLS; None for none.
+        management: of the HTTP interface; None for none.
+        epmd: of its port mapper.
+        distribution: for Erlang's own calls.
+    """
+
+    amqp: int
+    tls: int | None
+    management: int | None
+    epmd: int
+    distribution: int
+
+
+def find_program() -> Path | None:
+    """Find rabbitmq-server itself."""
+    if _PROGRAM.exists():
+        return _PROGRAM
+    # Elsewhere the programs lie beside each other, without wrappers.
+    command = shutil.which("rabbitmqctl")
+    beside = Path(command).resolve().with_name("rabbitmq-server") if command else None
+    return beside if beside is not None and beside.exists() else None
+
+
+def foreign_variables() -> dict[str, None]:
+    """Name what is to be unset: what another RabbitMQ or Erlang is told, and where systemd would hear of this one."""
+    foreign = {name: None for name in os.environ if name.startswith(("RABBITMQ_", "ERL_"))}
+    return {**foreign, "NOTIFY_SOCKET": None}
+
+
+def environment_of(home: Path, ports: Ports) -> dict[str, str | None]:
+    """Say what a node's process has in its environment.
+
+    Args:
+        home: the node's own directory, resolved.
+        ports: the node's.
+
+    Returns:
+        Variables; None takes one away.
+    """
+    return {
+        **foreign_variables(),
+        "HOME": str(home),
+        "ERL_EPMD_PORT": str(ports.epmd),
+        "ERL_EPMD_ADDRESS": HOST,
+        "ERL_CRASH_DUMP_SECONDS": "0",
+        "RABBITMQ_NODENAME": NODE,
+        "RABBITMQ_CONF_ENV_FILE": "/dev/null",
+        "RABBITMQ_CONFIG_FILE": str(home / "rabbitmq.conf"),
+        "RABBITMQ_ADVANCED_CONFIG_FILE": str(home / "advanced.config"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "enabled_plugins"),
+        "RABBITMQ_MNESIA_BASE": str(home / "data"),
+        "RABBITMQ_LOG_BASE": str(home / "log"),
+        "RABBITMQ_GENERATED_CONFIG_DIR": str(home / "generated"),
+        "RABBITMQ_PID_FILE": str(home / "server.pid"),
+        "RABBITMQ_DIST_PORT": str(ports.distribution),
+        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
+            f"{_ERLANG_FLAGS} -sname {NODE} -kernel inet_dist_listen_min {ports.distribution}"
+            f" -kernel inet_dist_listen_max {ports.distribution}"
+        ),
+        # Makes the script become the server, so that the process id is the server's.
+        "RUNNING_UNDER_SYSTEMD": "true",
+    }
+
+
+def write_files(
+    directory: Path,
+    ports: Ports,
+    tls: tuple[Path | str, Path | str, Path | str] | None,
+    plugins: Sequence[str],
+    config: Sequence[str],
+) -> None:
+    """Write a node's configuration, its list of plugins, and its cookie unless it has one.
+
+    Args:
+        directory: the node's own.
+        ports: the node's.
+        tls: (certificate file, key file, file of authorities), if it listens for TLS.
+        plugins: names.
+        config: more lines of the configuration.
+    """
+    lines = [
+        f"listeners.tcp.1 = {HOST}:{ports.amqp}",
+        # A nearly full disk or memory of the machine that runs the tests is no alarm.
+        "disk_free_limit.absolute = 1MB",
+        "vm_memory_high_watermark.relative = 0.9",
+        # To standard output, where `log_tail` reads.
+        "log.file = false",
+        "log.console = true",
+        "log.console.level = warning",
+        "log.console.formatter = plaintext",
+    ]
+    if tls is not None:
+        certificate, key, authorities = (str(Path(path).resolve()) for path in tls)
+        lines += [
+            f"listeners.ssl.1 = {HOST}:{ports.tls}",
+            f"ssl_options.certfile = {certificate}",
+            f"ssl_options.keyfile = {key}",
+            f"ssl_options.cacertfile = {authorities}",
+            "ssl_options.verify = verify_none",
+            "ssl_options.fail_if_no_peer_cert = false",
+        ]
+    if ports.management is not None:
+        lines += [f"management.tcp.ip = {HOST}", f"management.tcp.port = {ports.management}"]
+    (directory / "rabbitmq.conf").write_text("\n".join([*lines, *config]) + "\n")
+    (directory / "enabled_plugins").write_text(f"[{','.join(plugins)}].\n")
+    cookie = directory / ".erlang.cookie"
+    if not cookie.exists():
+        cookie.touch(mode=0o600)
+        cookie.write_text(secrets.token_hex(20))
+        cookie.chmod(0o400)

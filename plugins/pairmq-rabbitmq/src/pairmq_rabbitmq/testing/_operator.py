@@ -1,0 +1,187 @@
+"""What operators do to a running broker: users, virtual hosts, queues and policies; and what they can see."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+from pairmq_rabbitmq.testing._erlang import Evaluator, binary
+
+DEFAULT_VHOST: Final = "/"
+
+# Who the server's records say it was.
+_ACTOR = '<<"pairmq">>'
+
+
+class Operator(Evaluator):
+    """Commands to a broker, carried out when they return."""
+
+    def add_user(
+        self,
+        name: str,
+        password: str,
+        *,
+        vhost: str | None = DEFAULT_VHOST,
+        configure: str = ".*",
+        write: str = ".*",
+        read: str = ".*",
+        tags: Sequence[str] = (),
+    ) -> None:
+        """Make a user.
+
+        Args:
+            name: the user's.
+            password: the user's.
+            vhost: where it gets permissions; nowhere with None.
+            configure: expression for the names that it may declare and delete.
+            write: expression for the names that it may publish to.
+            read: expression for the names that it may read from.
+            tags: such as ``("administrator",)``.
+
+        Raises:
+            ServerError: there is such a user, or the server does not answer.
+        """
+        words = ", ".join(f"binary_to_atom({binary(tag)})" for tag in tags)
+        self.erl(
+            f"ok = rabbit_auth_backend_internal:add_user({binary(name)}, {binary(password)}, {_ACTOR}),"
+            f" rabbit_auth_backend_internal:set_tags({binary(name)}, [{words}], {_ACTOR})"
+        )
+        if vhost is not None:
+            self.set_permissions(name, vhost=vhost, configure=configure, write=write, read=read)
+
+    def change_password(self, name: str, password: str) -> None:
+        """Give a user another password; connections that are open stay.
+
+        Args:
+            name: the user's.
+            password: the new one.
+
+        Raises:
+            ServerError: there is no such user, or the server does not answer.
+        """
+        self.erl(f"ok = rabbit_auth_backend_internal:change_password({binary(name)}, {binary(password)}, {_ACTOR})")
+
+    def set_permissions(
+        self, name: str, *, vhost: str = DEFAULT_VHOST, configure: str = ".*", write: str = ".*", read: str = ".*"
+    ) -> None:
+        """Set what a user may do; open channels go on for a while with what they were once allowed.
+
+        Args:
+            name: the user's.
+            vhost: where.
+            configure: expression for the names that it may declare and delete; nothing with ``""``.
+            write: expression for the names that it may publish to.
+            read: expression for the names that it may read from.
+
+        Raises:
+            ServerError: there is no such user or virtual host, or the server does not answer.
+        """
+        arguments = ", ".join(binary(text) for text in (name, vhost, configure, write, read))
+        self.erl(f"ok = rabbit_auth_backend_internal:set_permissions({arguments}, {_ACTOR})")
+
+    def delete_user(self, name: str) -> None:
+        """Delete a user, whose connections are closed.
+
+        Args:
+            name: the user's.
+
+        Raises:
+            ServerError: there is no such user, or the server does not answer.
+        """
+        self.erl(f"ok = rabbit_auth_backend_internal:delete_user({binary(name)}, {_ACTOR})")
+
+    def add_vhost(self, name: str, *, user: str = "guest") -> None:
+        """Make a virtual host.
+
+        Args:
+            name: the virtual host's.
+            user: who may do everything in it.
+
+        Raises:
+            ServerError: there is such a virtual host or no such user, or the server does not answer.
+        """
+        self.erl(f"false = rabbit_vhost:exists({binary(name)}), rabbit_vhost:add({binary(name)}, {_ACTOR})")
+        self.set_permissions(user, vhost=name)
+
+    def delete_vhost(self, name: str) -> None:
+        """Delete a virtual host and all in it; its connections are closed.
+
+        Args:
+            name: the virtual host's.
+
+        Raises:
+            ServerError: there is no such virtual host, or the server does not answer.
+        """
+        self.erl(f"ok = rabbit_vhost:delete({binary(name)}, {_ACTOR})")
+
+    def delete_queue(self, name: str, *, vhost: str = DEFAULT_VHOST) -> None:
+        """Delete a queue with its messages.
+
+        Args:
+            name: the queue's.
+            vhost: where.
+
+        Raises:
+            ServerError: there is no such queue, or the server does not answer.
+        """
+        self.erl(
+            f"{{ok, Queue}} = rabbit_amqqueue:lookup(rabbit_misc:r({binary(vhost)}, queue, {binary(name)})),"
+            f" {{ok, _}} = rabbit_amqqueue:delete(Queue, false, false, {_ACTOR})"
+        )
+
+    def set_policy(
+        self,
+        name: str,
+        pattern: str,
+        definition: dict[str, Any],
+        *,
+        vhost: str = DEFAULT_VHOST,
+        target: str = "queues",
+    ) -> None:
+        """Set a policy.
+
+        Args:
+            name: the policy's.
+            pattern: expression for the names that it is for.
+            definition: such as ``{"max-length": 3, "overflow": "reject-publish"}``.
+            vhost: where.
+            target: ``queues``, ``exchanges`` or ``all``.
+
+        Raises:
+            ServerError: the server refuses it or does not answer.
+        """
+        self.erl(
+            f"ok = rabbit_policy:set({binary(vhost)}, {binary(name)}, {binary(pattern)},"
+            f" maps:to_list(rabbit_json:decode({binary(json.dumps(definition))})), 0, {binary(target)}, {_ACTOR})"
+        )
+
+    def queues(self, vhost: str = DEFAULT_VHOST) -> dict[str, tuple[int, int]]:
+        """Count the messages, asking each queue now: name to (ready, delivered and not acknowledged).
+
+        Args:
+            vhost: where.
+
+        Raises:
+            ServerError: there is no such virtual host, or the server does not answer.
+        """
+        found = self._json(
+            f"true = rabbit_vhost:exists({binary(vhost)}),"
+            " [begin [R, U] = case amqqueue:get_type(Q) of"
+            # What the server itself tells of a quorum queue is some seconds old: its leader knows.
+            " rabbit_quorum_queue -> {ok, {_, O}, _} ="
+            " ra:leader_query(amqqueue:get_pid(Q), fun rabbit_fifo:overview/1, 10000),"
+            " [maps:get(K, O) || K <- [num_ready_messages, num_checked_out]];"
+            " _ -> [N || {_, N} <- rabbit_amqqueue:info(Q, [messages_ready, messages_unacknowledged])] end,"
+            " [element(4, element(2, Q)), R, U] end"
+            f" || Q <- rabbit_amqqueue:list({binary(vhost)})]"
+        )
+        return {name: (ready, unacknowledged) for name, ready, unacknowledged in found}
+
+    def connections(self) -> int:
+        """Count the clients' connections.
+
+        Raises:
+            ServerError: it does not run or does not answer.
+        """
+        return int(self.erl("length(rabbit_networking:connections())"))

@@ -1,0 +1,242 @@
+"""One rabbitmq-server process of a test."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from pairmq.testing.servers import ServerError, ServerProcess, free_port
+from pairmq_rabbitmq.testing._clearing import RESET
+from pairmq_rabbitmq.testing._erlang import call
+from pairmq_rabbitmq.testing._faults import Faults
+from pairmq_rabbitmq.testing._node import (
+    HOST,
+    NODE,
+    Ports,
+    environment_of,
+    find_program,
+    foreign_variables,
+    write_files,
+)
+from pairmq_rabbitmq.testing._operator import DEFAULT_VHOST, Operator
+
+# The process of this name is there until the boot is over; looking at nothing else, `rabbit:start` would do nothing.
+_AWAIT_BOOT = """
+ok = rabbit:await_startup(),
+(fun Wait() -> case whereis(rabbit_boot) of undefined -> ok; _ -> timer:sleep(5), Wait() end end)()
+"""
+
+
+class RabbitServer(Faults, Operator, ServerProcess):
+    """A rabbitmq-server process that keeps its data over `kill` and `restart`; the user is guest, password guest.
+
+    Args:
+        tls: (certificate file, key file, file of authorities) for a second listener that speaks TLS and asks clients
+            for no certificate; none when left out.
+        management: whether it serves its HTTP interface too; that makes booting slower.
+        plugins: names of more plugins of the server, such as ``("rabbitmq_shovel",)``.
+        config: more lines of its configuration file.
+        port: TCP port for AMQP; a free one when left out.
+        directory: where it keeps data and log; a temporary one, removed at the end, when left out.
+        start_timeout: seconds until it must be ready.
+
+    Raises:
+        FileNotFoundError: there is no rabbitmq-server; the text says how to get it.
+    """
+
+    def __init__(
+        self,
+        *,
+        tls: tuple[Path | str, Path | str, Path | str] | None = None,
+        management: bool = False,
+        plugins: Sequence[str] = (),
+        config: Sequence[str] = (),
+        port: int | None = None,
+        directory: Path | None = None,
+        start_timeout: float = 90.0,
+    ) -> None:
+        program, epmd, erl_call = find_program(), shutil.which("epmd"), shutil.which("erl_call")
+        if program is None or epmd is None or erl_call is None:
+            raise FileNotFoundError(
+                "rabbitmq-server, or Erlang's epmd or erl_call, is missing: apt-get install rabbitmq-server"
+            )
+        self._erl_call = erl_call
+        self._ports = Ports(
+            amqp=port or free_port(),
+            tls=free_port() if tls else None,
+            management=free_port() if management else None,
+            epmd=free_port(),
+            distribution=free_port(),
+        )
+        self.port = self._ports.amqp
+        self.url = self.url_for()
+        super().__init__(
+            [str(program)],
+            ready=self._answers,
+            directory=directory,
+            start_timeout=start_timeout,
+            name="rabbitmq-server",
+        )
+        self._environment = environment_of(self.directory.resolve(), self._ports)
+        epmd_directory = self.directory / "epmd"
+        epmd_directory.mkdir(parents=True, exist_ok=True)
+        self._epmd = ServerProcess(
+            [epmd, "-port", str(self._ports.epmd), "-address", HOST],
+            ready=self._epmd_answers,
+            directory=epmd_directory,
+            environment=foreign_variables(),
+            name="epmd",
+        )
+        plugins = [*(["rabbitmq_management"] if management else []), *plugins]
+        write_files(self.directory, self._ports, tls, plugins, config)
+
+    def url_for(self, user: str = "guest", password: str = "guest", vhost: str = DEFAULT_VHOST) -> str:  # noqa: S107
+        """Give the address for a client.
+
+        Args:
+            user: who connects.
+            password: that user's.
+            vhost: virtual host; the default one ends the address with a bare slash.
+        """
+        path = "" if vhost == DEFAULT_VHOST else quote(vhost, safe="")
+        return f"amqp://{quote(user, safe='')}:{quote(password, safe='')}@{HOST}:{self.port}/{path}"
+
+    @property
+    def tls_port(self) -> int:
+        """The port of the TLS listener.
+
+        Raises:
+            ValueError: the server was made without ``tls``.
+        """
+        if self._ports.tls is None:
+            raise ValueError("this server was made without tls")
+        return self._ports.tls
+
+    @property
+    def tls_url(self) -> str:
+        """The address for a client that speaks TLS; the certificate has to be for 127.0.0.1.
+
+        Raises:
+            ValueError: the server was made without ``tls``.
+        """
+        return f"amqps://guest:guest@{HOST}:{self.tls_port}/"
+
+    @property
+    def management_url(self) -> str:
+        """The address of the HTTP interface, without user and path.
+
+        Raises:
+            ValueError: the server was made without ``management``.
+        """
+        if self._ports.management is None:
+            raise ValueError("this server was made without management")
+        return f"http://{HOST}:{self._ports.management}"
+
+    def kill(self, *, settle: bool = True) -> None:
+        """End it with SIGKILL and wait until it is gone; without effect when it does not run.
+
+        Args:
+            settle: call `settle` before, if it answers: most tests that kill a server don't ask what becomes of
+                queues that were made a moment ago.
+        """
+        if settle and self.running and not self._paused:
+            with contextlib.suppress(ServerError):
+                self.settle()
+        super().kill()
+        self._epmd.kill()
+
+    def settle(self) -> None:
+        """Have it write to the disk which queues there are: it does so some seconds late, messages it writes at once.
+
+        Raises:
+            ServerError: it does not answer.
+        """
+        self.erl("[ok = dets:sync(T) || T <- dets:all()], mnesia:sync_log()", timeout=3.0)
+
+    def stop(self, timeout: float = 20.0) -> None:
+        """Ask it to end with SIGTERM, which takes it a second, and kill it when it does not.
+
+        Args:
+            timeout: seconds to wait for it.
+        """
+        super().stop(timeout)
+        self._epmd.kill()
+
+    def log_tail(self, lines: int = 100) -> str:
+        """The end of what it logged: warnings and worse.
+
+        Args:
+            lines: how many lines; Erlang writes some forty about the end of the server below the reason for it.
+        """
+        return super().log_tail(lines)
+
+    def reset(self) -> None:
+        """Make it as new in some 50 ms: running, no fault, no client, and nothing in it that a test has made.
+
+        Raises:
+            ServerError: it cannot be started.
+        """
+        if self.running and self._paused:
+            self.resume()
+        if not self.running:
+            self.start()
+        if self.erl("rabbit:is_running()") != "true":
+            self.come_up()
+        self.unblock()
+        self.accept_clients()
+        self.erl(RESET)
+
+    def erl(self, expression: str, *, timeout: float = 20.0) -> str:
+        """Evaluate an expression in the server, in some 20 ms, and give the value as Erlang writes it.
+
+        Args:
+            expression: Erlang expressions, separated by commas, without the full stop.
+            timeout: seconds.
+
+        Raises:
+            ServerError: the server does not run, does not answer in time, or the expression failed or gave
+                ``{error, …}``.
+        """
+        value = self._call(expression, 'io_lib:format("~0tp", [PairmqValue])', timeout)
+        if value.startswith("{error,"):
+            raise ServerError(f"{expression}: {value}")
+        return value
+
+    def _launch(self) -> None:
+        self._watermark = None
+        self._epmd.start()
+        super()._launch()
+
+    def _await_ready(self) -> None:
+        super()._await_ready()
+        # It takes clients a little before its boot is over, and a broker that goes down before that never comes up.
+        try:
+            self.erl(_AWAIT_BOOT, timeout=self._start_timeout)
+        except ServerError:
+            self.kill()
+            raise
+
+    def _json(self, expression: str) -> Any:
+        return json.loads(self._call(expression, "rabbit_json:encode(PairmqValue)", 20.0))
+
+    def _call(self, expression: str, as_text: str, timeout: float) -> str:
+        self._running_process()
+        merged = {**os.environ, **self._environment}
+        environment = {name: value for name, value in merged.items() if value is not None}
+        return call(self._erl_call, NODE, environment, expression, as_text, timeout, self.name)
+
+    def _answers(self) -> bool:
+        with socket.create_connection((HOST, self.port), timeout=1) as connection:
+            connection.sendall(b"AMQP\x00\x00\x09\x01")
+            return bool(connection.recv(1))
+
+    def _epmd_answers(self) -> bool:
+        with socket.create_connection((HOST, self._ports.epmd), timeout=1):
+            return True

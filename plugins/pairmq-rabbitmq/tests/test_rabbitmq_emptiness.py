@@ -1,0 +1,148 @@
+"""When RabbitMQ says that nothing is in a queue of PairMQ's, and when that is so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import aiormq
+import pytest
+from aiormq.abc import DeliveredMessage
+
+from pairmq.model import Entity, Message, Source, TransportError
+from pairmq.plugins import registry
+from pairmq.transport import QueueCounts, QueueProperties, Transport
+from pairmq_rabbitmq.testing import RabbitServer
+
+pytestmark = pytest.mark.real_server
+
+QUEUE = Entity("orders")
+SOURCE = Source(QUEUE)
+BACKLOG = QueueProperties(max_size_megabytes=5120, max_delivery_count=2**31 - 1)
+
+
+@pytest.fixture
+async def transport(rabbit: RabbitServer) -> AsyncIterator[Transport]:
+    async with registry.transport(f"{rabbit.url}?connect_timeout=2") as transport:
+        yield transport
+
+
+async def make(transport: Transport, messages: int) -> None:
+    await transport.admin.create(QUEUE, BACKLOG)
+    sender = transport.sender(QUEUE)
+    await asyncio.gather(*(sender.send(Message(b"%d" % n, message_id=f"m{n}")) for n in range(messages)))
+
+
+@contextmanager
+def suspended(server: RabbitServer) -> Iterator[None]:
+    """The queue's leader answers nobody, as one that lost its majority or is overloaded."""
+    leader = 'binary_to_atom(<<"%2F_orders">>)'
+    server.erl(f"sys:suspend({leader})")
+    try:
+        yield
+    finally:
+        server.erl(f"sys:resume({leader})")
+
+
+async def hold(server: RabbitServer, messages: int) -> aiormq.abc.AbstractConnection:
+    """A consumer of somebody else who never settles what it gets."""
+    connection = await aiormq.connect(server.url)
+    channel = await connection.channel()
+    held = asyncio.Semaphore(0)
+
+    async def take(_: DeliveredMessage) -> None:
+        held.release()
+
+    await channel.basic_qos(prefetch_count=messages)
+    await channel.basic_consume(QUEUE.path, take)
+    for _ in range(messages):
+        await held.acquire()
+    return connection
+
+
+async def first_count(transport: Transport) -> QueueCounts:
+    """What is told first: a connection may still have to find out that its server is gone."""
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(TransportError):
+                return await transport.admin.counts(SOURCE)
+
+
+async def test_what_a_killed_server_had_delivered_is_counted_as_soon_as_it_is_back(
+    transport: Transport, rabbit: RabbitServer
+) -> None:
+    await make(transport, 30)
+    connection = await hold(rabbit, 30)
+    assert await transport.admin.counts(SOURCE) == QueueCounts()
+    rabbit.kill()
+    rabbit.restart()
+    assert await first_count(transport) == QueueCounts(active=30)
+    await connection.close()
+
+
+async def test_a_queue_whose_leader_is_silent_is_not_called_empty(transport: Transport, rabbit: RabbitServer) -> None:
+    await make(transport, 3)
+    with suspended(rabbit):
+        asked = asyncio.create_task(transport.admin.counts(SOURCE))
+        await asyncio.wait((asked,), timeout=1)
+        assert not asked.done()
+    assert await asked == QueueCounts(active=3)
+
+
+async def test_a_count_that_is_given_up_holds_no_message_back(transport: Transport, rabbit: RabbitServer) -> None:
+    await make(transport, 3)
+    with suspended(rabbit), pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await transport.admin.counts(SOURCE)
+    receiver = transport.receiver(SOURCE)
+    came: list[str] = []
+    async with asyncio.timeout(60):
+        while len(came) < 3:
+            for delivery in await receiver.receive(3, 10):
+                came.append(delivery.message.message_id or "")
+                await receiver.complete(delivery)
+    assert sorted(came) == ["m0", "m1", "m2"]
+    assert await transport.admin.counts(SOURCE) == QueueCounts()
+
+
+@pytest.mark.parametrize("arguments", [{}, {"x-single-active-consumer": True}], ids=["plain", "single active consumer"])
+async def test_queues_of_other_makers_are_counted_as_certainly(
+    transport: Transport, rabbit: RabbitServer, arguments: dict[str, Any]
+) -> None:
+    connection = await aiormq.connect(rabbit.url)
+    channel = await connection.channel()
+    await channel.queue_declare(QUEUE.path, durable=True, arguments={"x-queue-type": "quorum", **arguments})
+    assert not await transport.admin.create(QUEUE, BACKLOG)
+    assert await transport.admin.counts(SOURCE) == QueueCounts()
+    await make(transport, 2)
+    with suspended(rabbit):
+        asked = asyncio.create_task(transport.admin.counts(SOURCE))
+        await asyncio.wait((asked,), timeout=1)
+        assert not asked.done()
+    assert await asked == QueueCounts(active=2)
+    await connection.close()
+
+
+async def test_a_user_who_may_not_read_is_told_what_rabbitmq_tells(transport: Transport, rabbit: RabbitServer) -> None:
+    await make(transport, 0)
+    rabbit.add_user("writer", "secret", read="")
+    async with registry.transport(rabbit.url_for("writer", "secret")) as poor:
+        assert not await poor.admin.create(QUEUE, BACKLOG)
+        assert await poor.admin.counts(SOURCE) == QueueCounts()
+
+
+async def test_nothing_is_fetched_from_queues_that_are_not_pairmqs_own(
+    transport: Transport, rabbit: RabbitServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def basic_get(*_: Any, **__: Any) -> None:
+        raise AssertionError("a message may have been fetched")
+
+    monkeypatch.setattr("aiormq.channel.Channel.basic_get", basic_get)
+    await transport.admin.create(QUEUE)
+    assert await transport.admin.counts(SOURCE) == QueueCounts()
+    await transport.admin.create(Entity("backlog"), BACKLOG)
+    with pytest.raises((AssertionError, TransportError)):
+        await transport.admin.counts(Source(Entity("backlog")))
