@@ -22,6 +22,7 @@ from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver, ServiceBu
 from pairmq.model import ConfigurationError, Entity, EntityKind, Source
 from pairmq_servicebus import _errors, _private
 from pairmq_servicebus._credentials import Identity, SharedKey, SharedSignature, make_identity
+from pairmq_servicebus._single_consumer import SingleConsumers
 from pairmq_servicebus._url import DEFAULT_TLS_PORT, NamespaceUrl
 
 _FAREWELL = 1.2  # s for closing in good order
@@ -75,6 +76,7 @@ class Namespace:
         self.identity = given.credential
         if self.identity is None and isinstance(url.credential, Identity):
             self.identity = make_identity(url.credential)
+        self.single_consumers = SingleConsumers()
         self.open_objects: set[Closable] = set()
         self.closed = False
         self.max_message_bytes: int | None = None

@@ -1,4 +1,4 @@
-"""The inner parts of azure-servicebus that this plugin touches, all of them, each with the reason.
+"""The inner parts of azure-servicebus that this plugin touches, each with the reason; those of a send are in `_direct`.
 
 Everything else goes through the client's public interface. The names used here are those of 7.15; the test
 ``test_private_parts.py`` fails where a newer client has moved one.
@@ -7,6 +7,7 @@ Everything else goes through the client's public interface. The names used here 
 from __future__ import annotations
 
 import asyncio
+import logging
 import struct
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from azure.servicebus._pyamqp.message import Message as Decoded
 from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
 from azure.servicebus.exceptions import ServiceBusError
 
+_LOG = logging.getLogger(__name__)
 _TYPE: Final = "TYPE"
 _VALUE: Final = "VALUE"
 
@@ -31,6 +33,9 @@ _ACCEPTED, _REJECTED = "accepted", "rejected"
 _UNDECODABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, struct.error)
 _ANNOTATIONS = 0x72
 _SEQUENCE_NUMBER = b"x-opt-sequence-number"
+_BROWSE = b"com.microsoft:peek-message"
+_CONDITION = b"errorCondition"
+_OK, _NOTHING = 200, (202, 204)
 _LATE_FRAMES = 32
 _MOMENT = 0.001  # s
 
@@ -261,6 +266,43 @@ async def give_back(receiver: ServiceBusReceiver) -> None:
         receiver._receive_context.clear()
         transport: Any = receiver._amqp_transport
         await transport.drain_and_release_messages_async(handler)
+
+
+def session_is_over(receiver: ServiceBusReceiver) -> bool:
+    """Whether the lock of a receiver's session was lost or has ended: its link may not have been told yet."""
+    session: Any = receiver.session
+    return bool(session is not None and (session._lock_lost or session._lock_expired))
+
+
+async def browse(sender: ServiceBusSender, first: int, most: int) -> list[ServiceBusReceivedMessage]:
+    """Look at messages from a sequence number on, over the management link of a *sender*.
+
+    A receiver can't: the client opens its link first, and at a queue that requires sessions that means to lock one,
+    while anybody may browse such a queue (Service Bus documentation: "Message sessions").
+
+    Returns:
+        They, in the order of their numbers, with stand-ins for those that the client can't decode.
+    """
+
+    def read(status: int, answer: Any, description: Any, amqp_transport: Any) -> list[ServiceBusReceivedMessage]:
+        if status == _OK:
+            entries = (answer.value or {}).get(b"messages", ())
+            return [_received(_decodable(entry[b"message"])) for entry in entries]
+        if status in _NOTHING:
+            return []
+        condition = answer.application_properties.get(_CONDITION)
+        raise amqp_transport.handle_amqp_mgmt_error(_LOG, "Browsing failed.", condition, description, status)
+
+    asked = {"from-sequence-number": typed(LONG, first), "message-count": most}
+    found: list[ServiceBusReceivedMessage] = await sender._mgmt_request_response_with_retry(
+        _BROWSE, asked, read, keep_alive_associated_link=False
+    )
+    return found
+
+
+def _received(encoded: bytes) -> ServiceBusReceivedMessage:
+    decoded: Any = decode_payload(memoryview(encoded))
+    return ServiceBusReceivedMessage(decoded, receiver=None, is_peeked_message=True)
 
 
 def settle_by_token(message: ServiceBusReceivedMessage) -> None:

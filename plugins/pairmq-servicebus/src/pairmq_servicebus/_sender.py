@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from azure.servicebus.aio import ServiceBusSender as Client
 
-from pairmq.model import Entity, FailureReason, Message, TransportError
+from pairmq.model import Entity, FailureKind, FailureReason, Message, TransportError
 from pairmq.transport import Sender
-from pairmq_servicebus import _codec, _errors, _names, _private
+from pairmq_servicebus import _codec, _direct, _errors, _names, _private
 from pairmq_servicebus._client import Namespace
 from pairmq_servicebus._codec import Parts
 from pairmq_servicebus._measure import measure, without_body
 from pairmq_servicebus._outbox import Outbox, Parcel
+from pairmq_servicebus._single_consumer import SESSION
 
 MAX_MESSAGE_BYTES = 256 * 1024
 """Of the tier Standard (Service Bus documentation: Quotas); a link to a Premium namespace tells more."""
@@ -32,35 +33,39 @@ class ClientSendLink:
 
     def __init__(self, namespace: Namespace, client: Client, max_batch_bytes: int) -> None:
         self._namespace = namespace
-        self._client = client
+        self.client = client
         self._handler = _private.handler_of(client)
         _private.mend_answers(client)
+        _direct.mend_reads(client)
         self.max_batch_bytes = max_batch_bytes
         self.max_message_bytes = _private.max_message_bytes(client)
 
     def usable(self) -> bool:
-        return _private.handler_of(self._client) is self._handler and _private.is_open(self._client)
+        return _private.handler_of(self.client) is self._handler and _private.is_open(self.client)
 
     def unread(self) -> bool:
-        return _private.unread(self._client)
+        return _private.unread(self.client)
 
     async def look(self) -> None:
-        await _private.look(self._client)
+        await _private.look(self.client)
 
     def drop(self) -> None:
-        self._namespace.discard(self._client)
+        self._namespace.discard(self.client)
 
     async def close(self) -> None:
-        await self._namespace.farewell(self._client)
+        await self._namespace.farewell(self.client)
 
     async def send(self, messages: Sequence[Parts]) -> None:
         if len(messages) == 1:
-            await self._client.send_messages(_codec.encode(messages[0]))
+            if _direct.is_plain(messages[0]):
+                await _direct.send(self.client, messages[0])
+            else:
+                await self.client.send_messages(_codec.encode(messages[0]))
             return
-        batch = await self._client.create_message_batch()
+        batch = await self.client.create_message_batch()
         for parts in messages:
             batch.add_message(_codec.encode(parts))
-        await self._client.send_messages(batch)
+        await self.client.send_messages(batch)
 
 
 async def open_send_link(namespace: Namespace, entity: Entity, doing: str) -> ClientSendLink:
@@ -98,6 +103,7 @@ class BusSender(Sender):
         _names.check(entity)
         doing = f"send to {entity}"
         self._namespace = namespace
+        self._entity = entity
         self._doing = doing
         self._box = Outbox(
             lambda: open_send_link(namespace, entity, doing), doing, limit=namespace.url.operation_timeout
@@ -105,7 +111,10 @@ class BusSender(Sender):
         namespace.open_objects.add(self)
 
     async def send(self, message: Message) -> None:
-        outcome = await self._box.send(self._parcel(message))
+        parcel = self._parcel(message)
+        outcome = await self._box.send(parcel)
+        if outcome is not None and _lacks_session(parcel, outcome) and await self._wants_sessions():
+            outcome = await self._box.send(self._parcel(message))
         if outcome is not None:
             raise outcome
 
@@ -117,8 +126,23 @@ class BusSender(Sender):
             except TransportError as error:
                 packed.append(error)
         parcels = [parcel for parcel in packed if isinstance(parcel, Parcel)]
-        outcomes = iter(await self._box.send_all(parcels) if parcels else ())
-        return [next(outcomes) if isinstance(parcel, Parcel) else parcel for parcel in packed]
+        answers = iter(await self._box.send_all(parcels) if parcels else ())
+        outcomes = [next(answers) if isinstance(parcel, Parcel) else parcel for parcel in packed]
+        again = [
+            at
+            for at, (parcel, outcome) in enumerate(zip(packed, outcomes, strict=True))
+            if isinstance(parcel, Parcel) and outcome is not None and _lacks_session(parcel, outcome)
+        ]
+        if again and await self._wants_sessions():
+            second = await self._box.send_all([self._parcel(messages[at]) for at in again])
+            for at, outcome in zip(again, second, strict=True):
+                outcomes[at] = outcome
+        return outcomes
+
+    async def _wants_sessions(self) -> bool:
+        """Whether what was refused without a session can be sent again: it was a queue with one consumer at a time."""
+        known = self._namespace.single_consumers
+        return known.knows(self._entity) or await known.learn(self._entity)
 
     async def close(self) -> None:
         self._namespace.open_objects.discard(self)
@@ -135,10 +159,17 @@ class BusSender(Sender):
         if message.content_type == _codec.PING_CONTENT_TYPE:
             text = f"Service Bus takes messages of content type {message.content_type} and never delivers them"
             raise _errors.refused(self._doing, text, FailureReason.MALFORMED)
-        parts = _codec.take_apart(message)
+        single_consumer = self._namespace.single_consumers.knows(self._entity)
+        parts = _codec.take_apart(message, single_consumer=single_consumer)
         size = measure(parts)
         of_properties = without_body(size, parts)
         if of_properties > MAX_PROPERTY_BYTES:
             text = f"its properties have {of_properties} bytes, and Service Bus takes at most {MAX_PROPERTY_BYTES}"
             raise _errors.refused(self._doing, text, FailureReason.TOO_LARGE)
-        return Parcel(parts, size, message.session_id or message.partition_key)
+        return Parcel(parts, size, SESSION if single_consumer else message.session_id or message.partition_key)
+
+
+def _lacks_session(parcel: Parcel, refusal: TransportError) -> bool:
+    """Whether a message may have been refused because it has no session id, and certainly was not stored."""
+    certain = refusal.kind is FailureKind.REFUSED and not refusal.maybe_applied
+    return "group_id" not in parcel.parts.properties and certain and refusal.reason is FailureReason.NOT_SUPPORTED

@@ -12,9 +12,8 @@ from pairmq_servicebus._admin import BusAdmin
 from pairmq_servicebus._client import ClientSettings, Namespace
 from pairmq_servicebus._measure import measure
 from pairmq_servicebus._names import MAX_PATH_LENGTH
-from pairmq_servicebus._receiver import BusReceiver
+from pairmq_servicebus._receiving import BusReceiver, accept_session
 from pairmq_servicebus._sender import MAX_MESSAGE_BYTES, BusSender
-from pairmq_servicebus._sessions import accept_session
 from pairmq_servicebus._url import NamespaceUrl, parse_servicebus_url
 
 CAPABILITIES = Capabilities(
@@ -30,6 +29,7 @@ CAPABILITIES = Capabilities(
     probes=True,
     peek=True,
     quiet_peek=True,
+    ordered_consumer=True,
     durable=True,
 )
 """What Service Bus does through this transport; its README tells the fine print."""
@@ -79,7 +79,8 @@ class ServiceBusTransport(Transport):
         return await accept_session(self._namespace, source, session_id, wait)
 
     def measure(self, message: Message) -> int:
-        return measure(_codec.take_apart(message))
+        """Count its bytes; a few more once a queue with one consumer at a time is known, where it may be sent to."""
+        return measure(_codec.take_apart(message, single_consumer=self._namespace.single_consumers.any))
 
     async def _close(self) -> None:
         if self._closing is None:

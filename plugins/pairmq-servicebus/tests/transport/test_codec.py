@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 
 from pairmq.model import MAX_TIME_TO_LIVE, Message
 from pairmq_servicebus._codec import FIELDS, Decoded, Malformed, decode, decode_leniently, encode, take_apart
+from pairmq_servicebus._direct import is_plain, outgoing
 from pairmq_servicebus._measure import measure
+from pairmq_servicebus._single_consumer import SESSION
 
 _letters = st.characters(exclude_categories=("Cs",))
 texts = st.text(_letters, max_size=40)
@@ -97,20 +99,30 @@ def foreign(body: Any = b"", **sections: Any) -> Message:
 
 
 @settings(max_examples=300, deadline=None)
-@given(messages())
-def test_every_field_and_property_comes_back_as_it_was(message: Message) -> None:
-    back = there_and_back(encode(take_apart(message))).message
+@given(messages(), st.booleans())
+def test_every_field_and_property_comes_back_as_it_was(message: Message, single_consumer: bool) -> None:
+    back = there_and_back(encode(take_apart(message, single_consumer=single_consumer))).message
     assert back == message
     for name, value in message.application_properties.items():
         assert type(back.application_properties[name]) is type(value)
 
 
 @settings(max_examples=300, deadline=None)
-@given(messages())
-def test_a_message_measures_what_the_client_encodes_and_never_less(message: Message) -> None:
-    parts = take_apart(message)
+@given(messages(), st.booleans())
+def test_a_message_measures_what_the_client_encodes_and_never_less(message: Message, single_consumer: bool) -> None:
+    parts = take_apart(message, single_consumer=single_consumer)
     encoded = len(on_the_wire(encode(parts)))
     assert encoded <= measure(parts) <= encoded + 8
+
+
+@settings(max_examples=300, deadline=None)
+@given(messages(scheduled=False))
+def test_a_plain_message_is_written_as_the_public_sender_writes_it(message: Message) -> None:
+    parts = take_apart(message)
+    if is_plain(parts):
+        assert bytes(encode_payload(bytearray(), outgoing(parts))) == on_the_wire(encode(parts))
+    else:
+        assert parts.header or parts.annotations
 
 
 @pytest.mark.parametrize("count", [0, 1, 126, 127, 128, 140])
@@ -220,12 +232,14 @@ def test_foreign_properties_are_read_without_notes() -> None:
         '{"ttl":"nan"}',
         '{"priority":300}',
         '{"scheduled":"2020-01-01"}',
+        '{"session":1}',
+        '{"partition":[]}',
         "[" * 5000,
     ],
 )
 def test_damaged_fields_of_ours_make_a_message_malformed(fields: str) -> None:
     with pytest.raises(Malformed):
-        foreign(application_properties={"a": "not a number", FIELDS: fields})
+        foreign(properties={"group_id": SESSION}, application_properties={"a": "not a number", FIELDS: fields})
 
 
 def test_ids_that_no_message_can_have_make_it_malformed() -> None:
@@ -244,6 +258,16 @@ def test_the_reason_of_a_dead_letter_is_no_property_of_the_message() -> None:
     assert not dead.message.application_properties
     # Outside of a dead-letter queue it is what some sender wrote.
     assert there_and_back(annotated).message.application_properties["DeadLetterReason"] == "why"
+
+
+def test_a_session_named_like_ours_comes_back() -> None:
+    message = Message(message_id="m", session_id=SESSION, partition_key=SESSION)
+    assert there_and_back(encode(take_apart(message))).message == message
+
+
+def test_everything_for_one_consumer_is_of_one_session_and_has_no_other_key() -> None:
+    parts = take_apart(Message(message_id="m", session_id="s", partition_key="s"), single_consumer=True)
+    assert (parts.properties["group_id"], parts.annotations) == (SESSION, {})
 
 
 def test_a_property_named_like_ours_comes_back() -> None:

@@ -9,6 +9,7 @@ import random
 import socket
 import struct
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -18,6 +19,8 @@ from urllib.parse import quote_plus
 import pytest
 
 from pairmq.model import Delivery, Entity, Message, Source
+from pairmq.transport import QueueProperties
+from pairmq_servicebus._single_consumer import SESSION
 from pairmq_servicebus._transport import ServiceBusTransport
 from pairmq_servicebus.server import amqp
 from pairmq_servicebus.server.amqp import _frames as frames
@@ -328,6 +331,20 @@ async def test_what_the_client_can_not_decode_is_put_away_whole(
     found = await take_all(transport, Source(queue))
     assert [(delivery.message.body, delivery.delivery_count) for delivery in found] == [(b"good", 1)]
     assert (await transport.admin.counts(Source(queue))).dead_letter == 1
+
+
+async def test_an_only_consumer_puts_away_what_it_can_not_decode_and_goes_on(
+    transport: ServiceBusTransport, server: ServiceBusServer
+) -> None:
+    queue = Entity(f"ordered/{uuid.uuid4().hex[:10]}")
+    await transport.admin.create(queue, QueueProperties(single_consumer=True))
+    ours = property_section(10, string(SESSION.encode()))
+    assert write(server, queue, [ours + payload for payload in UNDECODABLE[:2]]) == 2
+    await transport.sender(queue).send(Message(b"good", message_id="m"))
+    assert (await transport.admin.positions(queue)).oldest is not None
+    assert [delivery.message.body for delivery in await take_all(transport, Source(queue))] == [b"good"]
+    assert (await transport.admin.positions(queue)).oldest is None
+    assert (await transport.admin.counts(Source(queue))).dead_letter == 2
 
 
 async def test_a_message_of_several_frames_that_can_not_be_decoded_spoils_no_other(

@@ -17,20 +17,11 @@ from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, 
 from pairmq.transport import QueueProperties, Receiver
 from pairmq_servicebus._transport import ServiceBusTransport
 from pairmq_servicebus.testing import ServiceBusServer
+from received import take
 
 pytestmark = pytest.mark.real_server
 
 Make = Callable[..., Message]
-
-
-async def take(receiver: Receiver, count: int) -> list[Delivery]:
-    """Receive so many, however many come at once."""
-    got: list[Delivery] = []
-    while len(got) < count:
-        deliveries = await receiver.receive(count - len(got), 5)
-        assert deliveries
-        got += deliveries
-    return got
 
 
 async def test_messages_come_in_order_and_are_gone_when_completed(

@@ -10,10 +10,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pairmq.model import Delivery, Entity, FailureReason, Message, Source, TransportError
-from pairmq.transport import QueueProperties, Receiver
+from pairmq.model import Entity, FailureReason, Message, Source, TransportError
+from pairmq.transport import QueueProperties
 from pairmq_servicebus._transport import ServiceBusTransport
 from pairmq_servicebus.testing import ServiceBusServer
+from received import take
 
 pytestmark = pytest.mark.real_server
 
@@ -26,15 +27,6 @@ async def queue(transport: ServiceBusTransport) -> Entity:
     entity = Entity(f"sessions/{uuid.uuid4().hex[:10]}")
     await transport.admin.create(entity, QueueProperties(requires_session=True, lock_duration=5.0))
     return entity
-
-
-async def take(receiver: Receiver, count: int) -> list[Delivery]:
-    got: list[Delivery] = []
-    while len(got) < count:
-        deliveries = await receiver.receive(count - len(got), 5)
-        assert deliveries
-        got += deliveries
-    return got
 
 
 async def test_a_named_session_is_read_alone_and_in_order(

@@ -1,105 +1,24 @@
-"""One link, and a task that makes its calls one after the other.
-
-The client's links are not made for concurrent calls: sends mix up their answers, and settlements that wait for each
-other's reads take a fifth of a second each. So every link has one lane. Its task opens the link when there is a job for
-it, and nobody else waits for the client: a caller that stops waiting gets control back at once. A job that nobody
-waits for any more is cut off, and its link, now in doubt, is dropped; the next job opens another one.
-"""
+"""The jobs of one link, done one after the other."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from pairmq.model import TransportError
 from pairmq_servicebus import _errors
+from pairmq_servicebus._lane._job import Call, Job, Look, OpenLink
 
 T = TypeVar("T")
+L = TypeVar("L", bound=OpenLink)
 
 _LOOK_EVERY = 10.0  # s between looks at an idle link
 _LOOK_SOON = 0.2  # s after a receive that took its credit back: what was on its way then has to be released
 _LOOK_FIRST = 1.0  # s of idleness after which a link is looked at before it is used
 _AGAIN = 0.05  # s: a cancellation can be swallowed in the instant in which a frame arrives (asyncio.wait_for of 3.11)
-
-
-class OpenLink(Protocol):
-    """What a lane needs of a link."""
-
-    def usable(self) -> bool:
-        """Whether nothing is known of its end."""
-
-    def unread(self) -> bool:
-        """Whether something has arrived that may be its end, and has to be looked at before it is used."""
-
-    async def look(self) -> None:
-        """Take in what has arrived."""
-
-    def drop(self) -> None:
-        """End it at once, without waiting for anything."""
-
-    async def close(self) -> None:
-        """End it in good order; never raises, and is over within 1.5 s."""
-
-
-L = TypeVar("L", bound=OpenLink)
-
-
-class Job(ABC, Generic[L]):
-    """Something to do on the link.
-
-    Args:
-        limit: seconds after which it is cut off, whoever waits for it.
-        yields: it waits for what may come, and is interrupted when there is something to do; it then goes on.
-    """
-
-    def __init__(self, limit: float, *, yields: bool = False) -> None:
-        self.limit = limit
-        self.yields = yields
-
-    @abstractmethod
-    async def run(self, link: L) -> None:
-        """Do it, and tell its callers. Raises nothing but cancellation; when interrupted, it is run again."""
-
-    @abstractmethod
-    def fail(self, error: TransportError, *, begun: bool) -> None:
-        """Tell its callers that it will not be done, or that nobody knows whether it was."""
-
-    def interrupted(self, link: L) -> None:
-        """Told when it was interrupted, before what is next begins."""
-
-
-class Call(Job[L], Generic[L, T]):
-    """A job with one caller.
-
-    Args:
-        work: what to do; its exceptions go to the caller.
-        limit: as `Job`.
-        doing: in words, for errors.
-    """
-
-    def __init__(self, work: Callable[[L], Awaitable[T]], limit: float, doing: str) -> None:
-        super().__init__(limit)
-        self._work = work
-        self._doing = doing
-        self.done: asyncio.Future[T | TransportError] = asyncio.get_running_loop().create_future()
-
-    async def run(self, link: L) -> None:
-        if self.done.done():
-            return
-        try:
-            outcome: T | TransportError = await self._work(link)
-        except Exception as error:
-            outcome = _errors.failure(error, self._doing, maybe_applied=True)
-        if not self.done.done():
-            self.done.set_result(outcome)
-
-    def fail(self, error: TransportError, *, begun: bool) -> None:
-        if not self.done.done():
-            self.done.set_result(error)
 
 
 class Lane(Generic[L]):
@@ -195,6 +114,11 @@ class Lane(Generic[L]):
             self._interrupt()
         else:
             self.withdraw(job)
+
+    def give_way(self, job: Job[L]) -> None:
+        """Told by a job that yields again after it did not: what was submitted meanwhile comes first."""
+        if job is self._current and job.yields and any(not other.yields for other in self._jobs):
+            self._interrupt()
 
     def cut(self, job: Job[L]) -> None:
         """Cut off the job under way: its link is in doubt, and dropped."""
@@ -350,19 +274,5 @@ class Lane(Generic[L]):
             if idle >= self._idle_limit:
                 self._drop()
                 return
-        self._jobs.append(_Look())
+        self._jobs.append(Look())
         self._start()
-
-
-class _Look(Job[L]):
-    """Takes in what has arrived on an idle link; does not count as a use of it."""
-
-    def __init__(self) -> None:
-        super().__init__(2.0)
-
-    async def run(self, link: L) -> None:
-        with contextlib.suppress(Exception):
-            await link.look()
-
-    def fail(self, error: TransportError, *, begun: bool) -> None:
-        """Nobody waits for it."""

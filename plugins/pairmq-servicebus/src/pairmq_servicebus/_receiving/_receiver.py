@@ -3,52 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from pairmq.model import Delivery, Source, TransportError
+from pairmq.model import Delivery, FailureReason, Source, TransportError
 from pairmq.transport import Receiver
 from pairmq_servicebus import _errors, _names
 from pairmq_servicebus._client import Namespace
 from pairmq_servicebus._lane import Lane
-from pairmq_servicebus._receiving import (
-    GiveUp,
-    Held,
-    Receive,
-    ReceiveLink,
-    Settlement,
-    Shelf,
-    complete_all,
-    renew,
-    settle,
-)
+from pairmq_servicebus._receiving._consumer_link import is_somebody_elses
+from pairmq_servicebus._receiving._link import ReceiveLink
+from pairmq_servicebus._receiving._opening import open_link
+from pairmq_servicebus._receiving._receive import Receive
+from pairmq_servicebus._receiving._settling import GiveUp, Settlement, complete_all, renew, settle
+from pairmq_servicebus._receiving._shelf import Held, Shelf
 
 _GIVE_UP = 0.6  # s for giving back what is not settled when closing
 _PER_MESSAGE = 0.2  # s that a batch's limit grows with each of its messages
-
-# Opening takes some ten round trips, and sleeps of the client's own: a quarter of it is more than one round trip.
-_ROUND_TRIPS = 4.0
-_LEAST_ROUND_TRIP = 0.1  # s
-_MOST_ROUND_TRIP = 1.0
-
-
-async def open_receive_link(namespace: Namespace, source: Source, doing: str) -> ReceiveLink:
-    """Open a link to receive on.
-
-    Raises:
-        TransportError: it can't be opened.
-    """
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    client = namespace.new_receiver(source)
-    await namespace.open(client, doing)
-    return ReceiveLink(namespace, client, round_trip(loop.time() - began))
-
-
-def round_trip(opening: float) -> float:
-    """How many seconds to wait for an answer at least, told by how long the opening took."""
-    return min(_MOST_ROUND_TRIP, max(_LEAST_ROUND_TRIP, opening / _ROUND_TRIPS))
+_FIRST_TRIAL, _LAST_TRIAL = 0.1, 2.0  # s between trials to become the consumer of a queue that has another one
 
 
 class BusReceiver(Receiver):
@@ -73,11 +47,36 @@ class BusReceiver(Receiver):
         self._doing = doing
         self._limit = namespace.url.operation_timeout
         self._shelf = Shelf(source.dead_letter)
-        self._lane: Lane[ReceiveLink] = Lane(opener or (lambda: open_receive_link(namespace, source, doing)), doing)
+        self._lane: Lane[ReceiveLink] = Lane(opener or (lambda: open_link(namespace, source, doing)), doing)
+        self._takes_turns = opener is None
+        self._trial = _FIRST_TRIAL
+        self._over = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
         namespace.open_objects.add(self)
 
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        """As `Receiver.receive`; of a queue whose only consumer is another one, nothing comes before its turn."""
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + wait
+        while True:
+            try:
+                deliveries = await self._receive(max_messages, max(0.0, ends_at - loop.time()))
+            except TransportError as error:
+                # A lock that was lost is one to be had again: what was held under it comes again, to somebody.
+                if not self._takes_turns or not (is_somebody_elses(error) or error.reason is FailureReason.LOCK_LOST):
+                    raise
+                left = ends_at - loop.time()
+                if left <= 0:
+                    return []
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(self._trial, left)):
+                        await self._over.wait()
+                self._trial = min(2 * self._trial, _LAST_TRIAL)
+            else:
+                self._trial = _FIRST_TRIAL
+                return deliveries
+
+    async def _receive(self, max_messages: int, wait: float) -> list[Delivery]:
         self._check_open(self._doing)
         self._shelf.tidy()
         job = Receive(self._lane, self._shelf, max_messages, wait, self._limit, self._doing)
@@ -127,18 +126,21 @@ class BusReceiver(Receiver):
         doing = f"renew a lock in {self._source}"
         self._check_open(doing)
         held = self._held(delivery, doing)
-        until = await self._lane.call(lambda link: renew(link, self._shelf, held, doing), self._limit, doing)
+        asked_at = asyncio.get_running_loop().time()
+        until = await self._lane.call(lambda link: renew(link, self._shelf, held, asked_at, doing), self._limit, doing)
         return replace(delivery, locked_until=until)
 
     async def close(self) -> None:
         if self._closing is None:
+            self._over.set()
             self._namespace.open_objects.discard(self)
             self._closing = self._namespace.spawn(self._close())
         # A caller that is cancelled leaves the rest to the task, which ends by itself.
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        if self._shelf.unsettled() and self._lane.link is not None and not self._lane.closed:
+        link = self._lane.link
+        if self._shelf.unsettled() and link is not None and not link.closing_gives_back and not self._lane.closed:
             job = GiveUp(self._shelf, _GIVE_UP)
             self._lane.submit(job)
             await asyncio.wait((job.done,), timeout=_GIVE_UP)

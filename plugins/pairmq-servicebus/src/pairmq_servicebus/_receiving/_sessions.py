@@ -16,8 +16,8 @@ from pairmq.model import Delivery, FailureKind, FailureReason, Source, Transport
 from pairmq.transport import SessionReceiver
 from pairmq_servicebus import _errors, _names
 from pairmq_servicebus._client import Namespace
-from pairmq_servicebus._receiver import BusReceiver, round_trip
-from pairmq_servicebus._receiving import ReceiveLink
+from pairmq_servicebus._receiving._link import ReceiveLink, open_client
+from pairmq_servicebus._receiving._receiver import BusReceiver
 
 T = TypeVar("T")
 
@@ -50,18 +50,16 @@ async def _try(
     namespace: Namespace, source: Source, session_id: str | None, wait: float, doing: str
 ) -> ReceiveLink | None:
     """Lock a session that is free within ``wait`` seconds; None when there was none."""
-    loop = asyncio.get_running_loop()
-    began = loop.time()
     wanted = session_id if session_id is not None else NEXT_AVAILABLE_SESSION
-    client = namespace.new_receiver(source, session_id=wanted, max_wait_time=wait)
+    limit = wait + namespace.url.connect_timeout
     try:
-        await namespace.open(client, doing, wait + namespace.url.connect_timeout)
+        opened = await open_client(namespace, source, doing, limit, session_id=wanted, max_wait_time=wait)
     except TransportError as error:
         # The service's own words only: a time-out that was our own means that it is silent.
         if isinstance(error.__cause__, OperationTimeoutError | SessionCannotBeLockedError):
             return None
         raise
-    return ReceiveLink(namespace, client, round_trip(loop.time() - began))
+    return ReceiveLink(namespace, *opened)
 
 
 class BusSessionReceiver(BusReceiver, SessionReceiver):

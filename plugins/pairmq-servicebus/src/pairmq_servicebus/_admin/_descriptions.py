@@ -11,6 +11,7 @@ from azure.servicebus.management import TopicProperties as TopicDescription
 from pairmq.model import FailureReason
 from pairmq.transport import QueueProperties
 from pairmq_servicebus import _errors
+from pairmq_servicebus._single_consumer import METADATA
 
 MOST_DELIVERIES: Final = 2**31 - 1
 """The service's way of saying *without a limit*."""
@@ -38,7 +39,8 @@ def queue_settings(asked: QueueProperties | None, doing: str) -> dict[str, Any]:
         "lock_duration": _duration(asked.lock_duration, "lock_duration", doing),
         "dead_lettering_on_message_expiration": asked.dead_letter_on_expiration,
         "enable_batched_operations": asked.batched_operations,
-        "requires_session": asked.requires_session,
+        "requires_session": asked.requires_session or asked.single_consumer,
+        "user_metadata": METADATA if asked.single_consumer else None,
     }
 
 
@@ -73,12 +75,17 @@ def properties_of(found: QueueDescription | TopicDescription) -> QueueProperties
     if isinstance(found, TopicDescription):
         return QueueProperties(**shared, lock_duration=None, dead_letter_on_expiration=False)  # type: ignore[arg-type]
     lock = _seconds(found.lock_duration)
+    # The partitions of a partitioned queue number their messages apart, and are browsed in no certain order
+    # (Service Bus documentation: "Partitioned queues and topics"): what of it is settled can't be told.
+    sessions, partitioned = bool(found.requires_session), bool(found.enable_partitioning)
+    single_consumer = sessions and not partitioned and METADATA in (found.user_metadata or "")
     return QueueProperties(
         **shared,  # type: ignore[arg-type]  # each of its own type
         max_delivery_count=found.max_delivery_count,
         lock_duration=_DEFAULT_LOCK if lock is None else lock,
         dead_letter_on_expiration=bool(found.dead_lettering_on_message_expiration),
-        requires_session=bool(found.requires_session),
+        requires_session=sessions and not single_consumer,
+        single_consumer=single_consumer,
     )
 
 

@@ -1,7 +1,7 @@
 """Values of application properties: as AMQP carries them, and as text where it does not.
 
 AMQP's application properties hold simple types only, and the client hands strings, symbols and binaries out alike, as
-bytes. So a property that would not come back by itself has a note of its type, in the property `FIELDS` of the codec:
+bytes. So a property that would not come back by itself has a note of its type, in `pairmq_servicebus._codec._fields`:
 
 | value | carried as | note |
 |---|---|---|

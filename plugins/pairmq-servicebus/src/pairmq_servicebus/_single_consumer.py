@@ -1,0 +1,66 @@
+"""Queues with one consumer at a time (SPEC 8.2): queues that require sessions, used with one session for everything.
+
+Service Bus gives one receiver at a time the messages of a session, in their order, and what that one gives back comes
+again before anything newer (Service Bus documentation: "Message sessions"). So such a queue is made with
+``requires_session``, all that PairMQ sends there has the session id `SESSION`, and its receivers accept that session. A
+message's own session id is kept beside, see `pairmq_servicebus._codec`.
+
+That a queue is one of these stands in its user metadata. A transport knows it of those that it made or read the
+settings of; of the others it learns it when the service refuses a message or a receiver without a session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from pairmq.model import Entity, EntityKind, Source, TransportError
+
+SESSION: Final = "x-pairmq-single-consumer"
+"""The session id of all messages in such a queue."""
+
+MARKER: Final = "application/vnd.pairmq.marker"
+"""The content type of markers, which are no messages and reach nobody: see `pairmq_servicebus._admin._positions`."""
+
+METADATA: Final = "pairmq: single-consumer"
+"""What the user metadata of such a queue holds, among whatever else its owner writes there."""
+
+
+class SingleConsumers:
+    """What one transport knows of its namespace's queues."""
+
+    def __init__(self) -> None:
+        self._known: dict[Entity, bool] = {}
+        self.ask: Callable[[Entity], Awaitable[object]] | None = None
+        """Reads an entity's settings, and tells `note` about them; the administration sets it."""
+
+    def note(self, entity: Entity, single_consumer: bool) -> None:
+        """Remember what a queue is."""
+        self._known[entity] = single_consumer
+
+    def forget(self, entity: Entity) -> None:
+        """The queue is gone, or another one than it was."""
+        self._known.pop(entity, None)
+
+    def knows(self, entity: Entity) -> bool:
+        """Whether a queue is known to have one consumer at a time."""
+        return self._known.get(entity, False)
+
+    @property
+    def any(self) -> bool:
+        """Whether any such queue is known."""
+        return any(self._known.values())
+
+    async def learn(self, entity: Entity) -> bool:
+        """Find out whether a queue that refuses what has no session is one of these; False where nobody can tell."""
+        if entity.kind is EntityKind.QUEUE and self.ask is not None and not self.knows(entity):
+            try:
+                await self.ask(entity)
+            except TransportError:
+                return False
+        return self.knows(entity)
+
+
+def is_queue_itself(source: Source) -> bool:
+    """Whether a source is a queue, and no dead-letter queue or subscription: those have no sessions of ours."""
+    return source.entity.kind is EntityKind.QUEUE and source.subscription is None and not source.dead_letter

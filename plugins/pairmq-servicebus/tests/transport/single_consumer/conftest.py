@@ -1,0 +1,35 @@
+"""What the tests of queues with one consumer at a time share: such a queue, and somebody else who uses it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+
+import pytest
+
+from pairmq.model import Entity
+from pairmq.transport import QueueProperties
+from pairmq_servicebus._transport import ServiceBusTransport
+from pairmq_servicebus.testing import ServiceBusServer
+
+
+@pytest.fixture
+def properties() -> QueueProperties:
+    """Of the queue."""
+    return QueueProperties(lock_duration=60.0, single_consumer=True)
+
+
+@pytest.fixture
+async def queue(transport: ServiceBusTransport, properties: QueueProperties) -> Entity:
+    """A queue with one consumer at a time."""
+    entity = Entity(f"ordered/{uuid.uuid4().hex[:10]}")
+    assert await transport.admin.create(entity, properties)
+    return entity
+
+
+@pytest.fixture
+async def stranger(server: ServiceBusServer) -> AsyncIterator[ServiceBusTransport]:
+    """Another process's transport, which knows nothing of the queue."""
+    transport = ServiceBusTransport(server.url)
+    yield transport
+    await transport.close()

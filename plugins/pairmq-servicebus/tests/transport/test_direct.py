@@ -1,0 +1,143 @@
+"""The short way of a healthy send: the same errors, and the public sender for all that is not plain."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus._pyamqp.error import AMQPConnectionError, ErrorCondition, MessageException
+from azure.servicebus.aio import ServiceBusSender
+from azure.servicebus.exceptions import ServiceBusError
+
+from pairmq.model import Entity, Message
+from pairmq_servicebus import _direct, _private
+from pairmq_servicebus._client import Namespace
+from pairmq_servicebus._codec import take_apart
+from pairmq_servicebus._transport import ServiceBusTransport
+from pairmq_servicebus._url import parse_servicebus_url
+from pairmq_servicebus.testing import ServiceBusServer
+
+Make = Callable[..., Message]
+
+
+def test_what_the_public_sender_computes_something_of_is_left_to_it(message: Make) -> None:
+    assert _direct.is_plain(take_apart(message(b"1", session_id="s", application_properties={"a": 1})))
+    for fields in ({"time_to_live": 1.0}, {"priority": 1}, {"partition_key": "k"}):
+        assert not _direct.is_plain(take_apart(message(b"1", **fields)))
+
+
+def test_who_traces_the_client_sees_its_spans(message: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_direct, "is_tracing_enabled", lambda: True)
+    assert not _direct.is_plain(take_apart(message(b"1")))
+
+
+@pytest.mark.real_server
+@pytest.mark.parametrize(
+    "failure",
+    [
+        MessageException(ErrorCondition.InternalError, description="no"),
+        MessageException(ErrorCondition.LinkMessageSizeExceeded, description="too large"),
+        AMQPConnectionError(ErrorCondition.SocketError, description="gone"),
+        TimeoutError("late"),
+        OSError("gone"),
+    ],
+    ids=lambda failure: type(failure).__name__,
+)
+async def test_a_failure_is_told_as_the_public_sender_tells_it(
+    server: ServiceBusServer, queue: Entity, message: Make, failure: Exception
+) -> None:
+    async def failing(*_: object, **__: object) -> None:
+        raise failure
+
+    async def told(send: Callable[[ServiceBusSender], Any]) -> tuple[object, ...]:
+        namespace = Namespace(parse_servicebus_url(server.url))
+        try:
+            sender = namespace.new_sender(queue)
+            await namespace.open(sender, "open")
+            handler: Any = _private.handler_of(sender)
+            handler.send_message_async = failing
+            with pytest.raises(ServiceBusError) as caught:
+                await send(sender)
+            error = caught.value
+            condition, answered = _private.condition_of(error), _private.was_answered(error)
+            return type(error), str(error), condition, answered, _private.handler_of(sender) is handler
+        finally:
+            await namespace.close()
+
+    parts = take_apart(message(b"1"))
+    assert await told(lambda sender: _direct.send(sender, parts)) == await told(
+        lambda sender: sender.send_messages(ServiceBusMessage(b"1"))
+    )
+
+
+@pytest.mark.real_server
+@pytest.mark.parametrize(
+    "outcome",
+    [{"released": []}, {"modified": [True, None, None]}, {"rejected": []}, None],
+    ids=["released", "modified", "rejected", "unreadable"],
+)
+async def test_an_outcome_that_is_no_acceptance_fails_the_send(
+    server: ServiceBusServer, queue: Entity, message: Make, outcome: object
+) -> None:
+    namespace = Namespace(parse_servicebus_url(server.url))
+    try:
+        sender = namespace.new_sender(queue)
+        await namespace.open(sender, "open")
+        _private.mend_answers(sender)
+        handler: Any = _private.handler_of(sender)
+        told = handler._on_send_complete_async
+
+        async def tell(delivery: object, reason: object, _: object) -> None:
+            await told(delivery, reason, outcome)
+
+        handler._on_send_complete_async = tell
+        with pytest.raises(ServiceBusError):
+            await _direct.send(sender, take_apart(message(b"1")))
+    finally:
+        await namespace.close()
+
+
+@pytest.mark.real_server
+async def test_a_frame_that_does_not_come_is_waited_for_no_longer_than_allowed(
+    server: ServiceBusServer, queue: Entity
+) -> None:
+    namespace = Namespace(parse_servicebus_url(server.url))
+    try:
+        sender = namespace.new_sender(queue)
+        await namespace.open(sender, "open")
+        _direct.mend_reads(sender)
+        handler: Any = _private.handler_of(sender)
+        transport = handler._connection._transport
+        async with asyncio.timeout(30):
+            await sender.send_messages(
+                ServiceBusMessage(b"1")
+            )  # all that comes when a link opens came before its answer
+            assert await transport.receive_frame(timeout=0.01) == (None, None)
+            waiting = asyncio.create_task(transport.receive_frame(timeout=None))
+            await asyncio.sleep(0.01)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            await sender.send_messages(ServiceBusMessage(b"2"))  # the connection is none the worse for it
+    finally:
+        await namespace.close()
+
+
+@pytest.mark.real_server
+async def test_plain_messages_go_the_short_way(
+    transport: ServiceBusTransport, queue: Entity, message: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[object] = []
+    send = _direct.send
+
+    async def noted(sender: ServiceBusSender, parts: Any) -> None:
+        sent.append(parts)
+        await send(sender, parts)
+
+    monkeypatch.setattr(_direct, "send", noted)
+    await transport.sender(queue).send(message(b"plain"))
+    await transport.sender(queue).send(message(b"not plain", priority=1))
+    assert len(sent) == 1
