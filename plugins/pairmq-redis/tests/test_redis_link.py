@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import pytest
 
@@ -33,11 +34,15 @@ class FakeWire:
     def write(self, commands: Sequence[Command]) -> None:
         self.written += commands
         if self._answers:
-            for _ in commands:
-                self._replies.put_nowait(b"PONG")
+            self.answer(*(b"PONG" for _ in commands))
 
-    async def read(self) -> Reply:
-        return await self._replies.get()
+    def answer(self, *replies: Reply) -> None:
+        for reply in replies:
+            self._replies.put_nowait(reply)
+
+    async def deliver(self, take: Callable[[Reply], None]) -> NoReturn:
+        while True:
+            take(await self._replies.get())
 
     def abort(self) -> None:
         self.aborted = True
@@ -76,6 +81,46 @@ async def test_closing_ends_calls_that_wait_for_a_connection(turns: int) -> None
         await link.close()
         with pytest.raises(NotSent):
             await call
+
+
+async def in_flight(link: Link, wire: FakeWire, *names: bytes) -> list[asyncio.Task[list[Reply]]]:
+    """Calls that were written, each asking for something of a name."""
+    calls = [asyncio.create_task(link.call([(b"GET", name)], Scope())) for name in names]
+    while len(wire.written) < len(names):
+        await asyncio.sleep(0)
+    return calls
+
+
+async def cancelled(call: asyncio.Task[list[Reply]]) -> None:
+    call.cancel()
+    await asyncio.wait([call])
+
+
+@pytest.mark.parametrize("given_up", [0, 1, 2])
+async def test_after_a_cancelled_call_each_other_one_gets_its_own_reply(given_up: int) -> None:
+    names, wire = [b"a", b"b", b"c"], FakeWire(answers=False)
+    link = link_of(wire)
+    calls = await in_flight(link, wire, *names)
+    await cancelled(calls[given_up])
+    wire.answer(*names)
+    others = [number for number in range(3) if number != given_up]
+    assert await asyncio.gather(*(calls[number] for number in others)) == [[names[number]] for number in others]
+    assert wire.aborted  # nobody waits on it any more
+    await link.close()
+
+
+async def test_no_call_is_written_to_a_connection_on_which_one_was_cancelled() -> None:
+    doubtful, fresh = FakeWire(answers=False), FakeWire()
+    link = link_of(doubtful, fresh)
+    left, waiting = await in_flight(link, doubtful, b"a", b"b")
+    await cancelled(left)
+    next_one = asyncio.create_task(link.call(PING, Scope()))
+    while not fresh.written and PING[0] not in doubtful.written:
+        await asyncio.sleep(0)
+    assert fresh.written == PING
+    assert await next_one == [b"PONG"]
+    await link.close()
+    await waiting
 
 
 async def test_closing_ends_calls_on_a_retired_connection_too() -> None:

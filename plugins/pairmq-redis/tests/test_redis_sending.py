@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from typing import NoReturn
 from uuid import UUID
 
 import pytest
@@ -283,8 +284,9 @@ class GatedWire:
     def write(self, commands: Sequence[Command]) -> None:
         self.written += commands
 
-    async def read(self) -> Reply:
-        return await asyncio.Event().wait()
+    async def deliver(self, take: Callable[[Reply], None]) -> NoReturn:
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets it")
 
     def abort(self) -> None:
         pass

@@ -1,33 +1,98 @@
-"""What the reply parser is set up to give."""
+"""The connection itself: replies go to whom they are for, and a server that leaves is noticed at once."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+
 import pytest
-from redis.exceptions import InvalidResponse, ReadOnlyError
+from redis.asyncio import Connection
 
-from pairmq_redis._wire import INCOMPLETE, reply_parser
+from pairmq_redis._wire import RedisWire, Reply
 
-
-def test_replies_come_whole_however_they_are_cut() -> None:
-    parser = reply_parser()
-    found = []
-    for byte in b"+OK\r\n$-1\r\n*2\r\n:7\r\n$2\r\n\r\n\r\n":
-        parser.feed(bytes([byte]))
-        while (reply := parser.gets()) is not INCOMPLETE:
-            found.append(reply)
-    assert found == [b"OK", None, [7, b"\r\n"]]
+Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+LIMIT = 30
 
 
-def test_error_replies_are_given_as_the_drivers_exceptions() -> None:
-    parser = reply_parser()
-    parser.feed(b"-READONLY no\r\n*1\r\n-ERR inner\r\n")
-    error, (inner,) = parser.gets(), parser.gets()
-    assert isinstance(error, ReadOnlyError)
-    assert isinstance(inner, Exception)
+async def let_in(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer whatever a client says when it comes, the PING that asks whether it may stay being the last."""
+    while not (await reader.readuntil(b"PING\r\n")).endswith(b"PING\r\n"):
+        pass
+    writer.write(b"+PONG\r\n")
 
 
-def test_what_is_no_reply_is_told() -> None:
-    parser = reply_parser()
-    parser.feed(b"\x00nonsense\r\n")
-    with pytest.raises(InvalidResponse):
-        parser.gets()
+async def connected(port: int) -> RedisWire:
+    # RESP2, and no name of a library: the first command is the PING.
+    wire = RedisWire(
+        lambda: Connection(host="127.0.0.1", port=port, protocol=2, driver_info=None),
+        connect_timeout=LIMIT,
+    )
+    await wire.open()
+    return wire
+
+
+async def serving(answer: Answer) -> tuple[asyncio.Server, int]:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await answer(reader, writer)
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    return server, server.sockets[0].getsockname()[1]
+
+
+async def test_replies_that_come_before_anybody_takes_them_are_kept() -> None:
+    done = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await let_in(reader, writer)
+        await reader.readuntil(b"GET\r\n")
+        writer.write(b"$3\r\none\r\n$3\r\ntw")
+        await writer.drain()
+        await done.wait()
+        writer.write(b"o\r\n")
+
+    server, port = await serving(answer)
+    async with server, asyncio.timeout(LIMIT):
+        wire = await connected(port)
+        wire.write([(b"GET",)])
+        taken: list[Reply] = []
+        while not wire._incoming._parser.has_data():
+            await asyncio.sleep(0.01)
+        delivering = asyncio.create_task(wire.deliver(taken.append))
+        await asyncio.sleep(0)
+        assert taken == [b"one"]
+        done.set()
+        with pytest.raises(ConnectionResetError):
+            await delivering
+        assert taken == [b"one", b"two"]
+        wire.abort()
+
+
+async def test_a_server_that_leaves_ends_the_connection() -> None:
+    server, port = await serving(let_in)
+    async with server, asyncio.timeout(LIMIT):
+        try:
+            wire = await connected(port)
+        except ConnectionResetError:
+            return  # it was seen to have left while the connection was made
+        with pytest.raises(ConnectionResetError, match="closed the connection"):
+            await wire.deliver(lambda _: None)
+        wire.abort()
+
+
+async def test_what_is_no_reply_ends_the_connection() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await let_in(reader, writer)
+        await reader.readuntil(b"GET\r\n")
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await reader.read()
+
+    server, port = await serving(answer)
+    async with server, asyncio.timeout(LIMIT):
+        wire = await connected(port)
+        wire.write([(b"GET",)])
+        with pytest.raises(Exception, match="Protocol error"):
+            await wire.deliver(lambda _: None)
+        wire.abort()

@@ -47,7 +47,7 @@ class _Row:
     text: str | None = None  # what to say instead of the server's words
 
 
-_NOT_ALLOWED = "the broker does not let this user in, or not do this: check user, password and ACL"
+_NOT_ALLOWED = "the broker does not let this user in, or do this: check user, password and ACL"
 _NO_ENTITY = "the broker has no such queue, topic or subscription"
 _CLUSTER = "this is a node of a Redis Cluster: PairMQ needs a single master"
 

@@ -127,20 +127,21 @@ class _Session:
 
     async def _read(self) -> None:
         try:
-            while True:
-                reply = await self._wire.read()
-                if not self._calls:
-                    raise ConnectionError("the server sent a reply that nobody asked for")
-                call = self._calls[0]
-                call.replies.append(reply)
-                if len(call.replies) == call.expected:
-                    self._calls.popleft()
-                    if not call.future.done():
-                        call.future.set_result(None)
-                    if self._retired:
-                        self._end_if_unused()
+            await self._wire.deliver(self._take)
         except Exception as error:
             self.end(error)
+
+    def _take(self, reply: Reply) -> None:
+        if not self._calls:
+            raise ConnectionError("the server sent a reply that nobody asked for")
+        call = self._calls[0]
+        call.replies.append(reply)
+        if len(call.replies) == call.expected:
+            self._calls.popleft()
+            if not call.future.done():
+                call.future.set_result(None)
+            if self._retired:
+                self._end_if_unused()
 
 
 class Link:

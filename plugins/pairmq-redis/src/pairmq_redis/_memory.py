@@ -19,9 +19,9 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from redis import exceptions as driver
 
@@ -215,8 +215,10 @@ class MemoryWire:
         self._inbox.append(list(commands))
         self._woken.set()
 
-    async def read(self) -> Reply:
-        while not self._replies:
+    async def deliver(self, take: Callable[[Reply], None]) -> NoReturn:
+        while True:
+            while self._replies:
+                take(self._replies.popleft())
             self._check()
             if not self._inbox or self._broker.fault.hanging:
                 await self._sleep()
@@ -227,7 +229,6 @@ class MemoryWire:
                 if self._lost or self._broker.fault.hanging:
                     continue
             await self._serve()
-        return self._replies.popleft()
 
     def abort(self) -> None:
         undone = [command for batch in self._inbox for command in batch]

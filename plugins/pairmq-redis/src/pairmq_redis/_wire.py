@@ -1,18 +1,18 @@
 """One connection to a server, as the link sees it: commands in, replies out, in the same order.
 
-redis-py opens it: TCP or TLS, AUTH, SELECT. From then on its streams are used directly, and three things that it would
-do are left out on purpose: retries and reconnections (the core decides about those), health checks, and waiting for
-the socket's buffer when writing, since a wait there could not be told from a hung server; every caller waits for its
-reply anyway, which bounds what is in the buffer. Replies are parsed by hiredis, Redis' own parser: redis-py reads each
-element of a reply with awaits of its own, which was the dearest part of receiving.
+redis-py opens it: TCP or TLS, AUTH, SELECT. From then on its transport is used directly, and three things that redis-py
+would do are left out on purpose: retries and reconnections (the core decides about those), health checks, and waiting
+for the socket's buffer when writing, since a wait there could not be told from a hung server; every caller waits for
+its reply anyway, which bounds what is in the buffer. Replies are parsed by hiredis, Redis' own parser: redis-py reads
+each element of a reply with awaits of its own, which was the dearest part of receiving. They go from the socket to whom
+they are for in one step: a task that reads a stream would be woken first, and whoever waits a turn of the loop later.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 import hiredis
 from redis.asyncio import Connection
@@ -29,7 +29,7 @@ Reply: TypeAlias = Any
 INCOMPLETE = object()
 """What the parser gives when the next reply has not come whole."""
 
-_READ_SIZE = 1 << 18
+_READ_SIZE = 1 << 18  # bytes
 
 
 class Wire(Protocol):
@@ -41,8 +41,8 @@ class Wire(Protocol):
     def write(self, commands: Sequence[Command]) -> None:
         """Send commands, in order, without waiting."""
 
-    async def read(self) -> Reply:
-        """Give the next reply; error replies are returned. Raises when the connection is lost."""
+    async def deliver(self, take: Callable[[Reply], None]) -> NoReturn:
+        """Hand every reply to ``take`` as it comes, error replies too, until the connection is lost: then raise why."""
 
     def abort(self) -> None:
         """Drop the connection at once, whatever the server does; idempotent."""
@@ -59,14 +59,14 @@ class RedisWire:
     def __init__(self, make: Callable[[], Connection], connect_timeout: float) -> None:
         self._connection = make()
         self._connect_timeout = connect_timeout
-        self._parser = reply_parser()
-        self._replies: deque[Reply] = deque()
+        self._incoming = _Incoming()
 
     async def open(self) -> None:
         try:
             async with asyncio.timeout(self._connect_timeout):
                 await self._connection.connect()  # type: ignore[no-untyped-call]  # redis-py's
                 await self._ask_to_be_let_in()
+            self._take_over()
         except BaseException:
             self.abort()
             raise
@@ -89,6 +89,13 @@ class RedisWire:
         except ResponseError:
             pass  # whatever else it says, it says to the commands that follow as well
 
+    def _take_over(self) -> None:
+        """Let what the server sends come here, past redis-py, which has read the reply to each of its own commands."""
+        reader, writer = self._connection._reader, self._connection._writer
+        if reader is None or writer is None or reader.at_eof() or writer.transport.is_closing():
+            raise ConnectionResetError("the server closed the connection")
+        writer.transport.set_protocol(self._incoming)
+
     def write(self, commands: Sequence[Command]) -> None:
         writer = self._connection._writer
         if writer is None:
@@ -96,17 +103,8 @@ class RedisWire:
         # Its stub names a tuple of one argument.
         writer.write(b"".join([hiredis.pack_command(tuple(command)) for command in commands]))  # type: ignore[arg-type]
 
-    async def read(self) -> Reply:
-        replies = self._replies
-        while not replies:
-            reader = self._connection._reader
-            data = await reader.read(_READ_SIZE) if reader is not None else b""
-            if not data:
-                raise ConnectionResetError("the server closed the connection")
-            self._parser.feed(data)
-            while (reply := self._parser.gets()) is not INCOMPLETE:
-                replies.append(reply)
-        return replies.popleft()
+    async def deliver(self, take: Callable[[Reply], None]) -> NoReturn:
+        await self._incoming.deliver(take)
 
     def abort(self) -> None:
         # redis-py's own disconnect first sends what is buffered, which a hung server never takes.
@@ -114,6 +112,54 @@ class RedisWire:
         if writer is not None:
             writer.transport.abort()
             self._connection._close()  # type: ignore[no-untyped-call]  # redis-py's
+
+
+class _Incoming(asyncio.BufferedProtocol):
+    """What comes in on a connection: bytes into one buffer, replies out of it."""
+
+    def __init__(self) -> None:
+        self._buffer = memoryview(bytearray(_READ_SIZE))
+        self._parser = reply_parser()
+        self._take: Callable[[Reply], None] | None = None
+        self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def deliver(self, take: Callable[[Reply], None]) -> NoReturn:
+        """Hand on replies, those that have come already among them, until the connection is lost."""
+        self._take = take
+        self._hand_on()
+        try:
+            await self._lost
+        finally:
+            self._take = None
+        raise AssertionError("it ends with an exception only")
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._parser.feed(self._buffer[:nbytes])  # type: ignore[arg-type]  # its stub knows bytes alone
+        self._hand_on()
+
+    def eof_received(self) -> None:
+        self._lose(ConnectionResetError("the server closed the connection"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lose(exc or ConnectionResetError("the server closed the connection"))
+
+    def _hand_on(self) -> None:
+        take, parser = self._take, self._parser
+        if take is None or self._lost.done():
+            return
+        try:
+            while (reply := parser.gets()) is not INCOMPLETE:
+                take(reply)
+        except Exception as error:
+            self._lose(error)
+
+    def _lose(self, why: Exception) -> None:
+        if not self._lost.done():
+            self._lost.set_exception(why)
+            self._lost.exception()  # who has left already does not ask
 
 
 def reply_parser() -> hiredis.Reader:
