@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import sqlite3
@@ -15,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from pairmq.model import Entity, FailureKind, FailureReason, Source, TransportError
+from pairmq.model import Entity, FailureKind, FailureReason, Message, Source, TransportError
+from pairmq_sqlite import _codec, _database
 from pairmq_sqlite._database import Database
-from pairmq_sqlite._schema import VERSION
+from pairmq_sqlite._schema import STEPS, VERSION
 
 PROGRAM = Path(__file__).with_name("sqlite_program.py")
 SECONDS = 60
@@ -114,6 +116,30 @@ async def test_a_later_versions_file_is_refused(path, connect, transport, queue)
     await fails(connect().admin.check(), FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
 
 
+async def test_an_earlier_versions_file_is_brought_up_and_keeps_what_it_holds(path, transport, connect, monkeypatch):
+    monkeypatch.setattr(_database, "STEPS", STEPS[:1])
+    monkeypatch.setattr(_database, "VERSION", 1)
+    Database(path).close()
+    monkeypatch.undo()
+    with sqlite3.connect(path) as earlier:
+        settings = json.dumps({"lock_duration": 60.0})
+        earlier.execute(
+            "INSERT INTO entity (id, path, kind, lock_duration, dead_letter_on_expiration, settings)"
+            " VALUES (1, 'orders', 'queue', 60000000, 1, ?)",
+            (settings,),
+        )
+        earlier.executemany("INSERT INTO shelf VALUES (?, 1, '', ?)", [(1, 0), (2, 1)])
+        earlier.execute(
+            "INSERT INTO message (shelf, enqueued_at, free_at, header, body) VALUES (1, 1, 1, ?, ?)",
+            (_codec.encode(Message(b"", message_id="m")), b"kept"),
+        )
+    earlier.close()
+    (delivery,) = await transport.receiver(Source(QUEUE)).receive(1, 5.0)
+    assert delivery.message.body == b"kept"
+    assert not (await transport.admin.properties(QUEUE)).single_consumer
+    await connect().admin.check()  # once more: there is nothing left to be done
+
+
 async def test_an_empty_file_is_made_into_one_of_ours(path, transport):
     path.touch(mode=0o640)
     assert await transport.admin.create(QUEUE)
@@ -121,14 +147,14 @@ async def test_an_empty_file_is_made_into_one_of_ours(path, transport):
 
 
 def test_two_that_find_an_empty_file_make_its_tables_once(path, monkeypatch):
-    create_tables = Database._create_tables
+    make_tables = Database._make_tables
 
     def be_overtaken(self):
         monkeypatch.undo()
         Database(path).close()
-        create_tables(self)
+        make_tables(self)
 
-    monkeypatch.setattr(Database, "_create_tables", be_overtaken)
+    monkeypatch.setattr(Database, "_make_tables", be_overtaken)
     database = Database(path)
     database.begin()
     database.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,25 @@ async def test_the_file_keeps_the_backlog_for_the_next_process(primary, path: Pa
     syphon = PairOptions(backlog_queue_count=2, enable_syphon=True)
     async with Pair.connect(primary.url, f"sqlite://{path}", options=syphon) as pair:
         assert await bodies(pair, 5) == {b"0", b"1", b"2", b"3", b"4"}
+
+
+async def test_a_session_keeps_its_order_through_the_file(primary, path: Path):
+    options = replace(OPTIONS, ordering="session")
+    async with Pair.connect(primary.url, f"sqlite://{path}", options=options) as pair:
+        await pair.primary.admin.create(Entity("orders"))
+        sender = pair.sender("orders")
+        receipts: list[Receipt] = []
+        for number in range(60):
+            if number == 10:
+                await asyncio.to_thread(primary.kill)
+            if number == 30:
+                primary.restart()
+            receipts.append(await sender.send(Message(b"%d" % number, session_id="customer-7")))
+        assert Route.BACKLOG in {receipt.route for receipt in receipts}
+        arrived: dict[bytes, None] = {}  # a second copy may stand anywhere behind the first
+        async with asyncio.timeout(PATIENCE), pair.receiver("orders", prefetch=100) as receiver:
+            while len(arrived) < 60:
+                for delivery in await receiver.receive(100, 1.0):
+                    arrived.setdefault(delivery.body)
+                    await delivery.complete()
+    assert list(arrived) == [b"%d" % number for number in range(60)]

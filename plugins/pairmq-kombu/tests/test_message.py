@@ -11,7 +11,7 @@ import amqp
 import pytest
 
 from pairmq_kombu._message import NotCarried, to_pairmq
-from pairmq_rabbitmq import _codec
+from pairmq_rabbitmq._codec import _layout
 
 
 def prepared(body: Any = b"{}", **properties: Any) -> amqp.Message:
@@ -110,7 +110,7 @@ def test_what_would_not_come_home_as_it_is_is_not_carried(properties: dict[str, 
         to_pairmq(prepared(**properties))
 
 
-@pytest.mark.parametrize("name", sorted(_codec._MAPPING | _codec._ROUTING | _codec._BROKER_MADE))
+@pytest.mark.parametrize("name", sorted(_layout.MAPPING | _layout.ROUTING | _layout.BROKER_MADE))
 def test_no_header_passes_that_the_transport_would_write_in_another_place(name: str) -> None:
     with pytest.raises(NotCarried):
         to_pairmq(prepared(application_headers={name: "v"}))

@@ -8,7 +8,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any, TypeVar
 
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Source, TransportError
-from pairmq.transport import Admin, QueueCounts, QueueProperties
+from pairmq.transport import Admin, QueueCounts, QueuePositions, QueueProperties
 from pairmq_sqlite import _codec
 from pairmq_sqlite._context import Context
 from pairmq_sqlite._receiver import delivery_of
@@ -47,9 +47,9 @@ class SQLiteAdmin(Admin):
     async def create(self, entity: Entity, properties: QueueProperties | None = None) -> bool:
         """Make a queue or topic; what becomes of each setting stands in the README.
 
-        ``lock_duration``, ``max_delivery_count``, ``default_time_to_live`` and ``dead_letter_on_expiration`` are kept
-        to. The others are remembered and told by `properties`, and have no effect. A lock duration of None becomes
-        60 s: there is no connection that a lock could be bound to.
+        ``lock_duration``, ``max_delivery_count``, ``default_time_to_live``, ``dead_letter_on_expiration`` and
+        ``single_consumer`` are kept to. The others are remembered and told by `properties`, and have no effect. A lock
+        duration of None becomes 60 s: there is no connection that a lock could be bound to.
         """
         doing = f"create {entity}"
         settings = _settings_of(properties or QueueProperties(), doing)
@@ -67,6 +67,10 @@ class SQLiteAdmin(Admin):
     async def counts(self, source: Source) -> QueueCounts:
         """Count exactly, in one step. Ended locks count as active, expired messages as dead-lettered or gone."""
         return await self._run(lambda store: store.counts(store.place(source)), f"count {source}")
+
+    async def positions(self, entity: Entity) -> QueuePositions:
+        """Tell exactly, in one step: a message's position is its row's number, which grows throughout the file."""
+        return await self._run(lambda store: store.positions(store.place(Source(entity))), f"look how far {entity} is")
 
     async def delete(self, entity: Entity) -> bool:
         return await self._run(lambda store: store.delete(entity), f"delete {entity}")
@@ -110,9 +114,6 @@ def _settings_of(asked: QueueProperties, doing: str) -> Settings:
         TransportError: reason *malformed* or *not-supported*; the text names the setting. To take what can't be kept
             would be a promise that is broken later.
     """
-    if asked.single_consumer:
-        text = f"{doing}: single_consumer: a SQLite queue is read by whoever comes first"
-        raise TransportError(text, FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
     if asked.requires_session:
         text = f"{doing}: requires_session: a SQLite queue can't be read one session at a time"
         raise TransportError(text, FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
@@ -130,6 +131,7 @@ def _settings_of(asked: QueueProperties, doing: str) -> Settings:
         max_delivery_count=None if count is None else int(count),
         default_time_to_live=None if lives is None else microseconds_of(lives),
         dead_letter_on_expiration=asked.dead_letter_on_expiration,
+        single_consumer=asked.single_consumer,
         told=json.dumps(asdict(asked)),
     )
 

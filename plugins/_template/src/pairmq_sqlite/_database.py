@@ -12,7 +12,7 @@ import sqlite3
 from pathlib import Path
 
 from pairmq_sqlite._errors import FileFull, FileGone, LaterVersion, NoSharedMemory, NotOurs
-from pairmq_sqlite._schema import APPLICATION_ID, SCHEMA, VERSION
+from pairmq_sqlite._schema import APPLICATION_ID, STEPS, VERSION
 
 _HEADER_BYTES = 100
 
@@ -139,14 +139,16 @@ class Database:
         execute("PRAGMA synchronous = FULL")  # without it a power failure loses what was confirmed (SPEC 3.4)
         execute("PRAGMA foreign_keys = ON")
         execute("PRAGMA trusted_schema = OFF")  # whoever made the file gets no function called by it
-        if self._pragma("application_id") != APPLICATION_ID:
-            self._create_tables()
+        if self._pragma("user_version") < VERSION:
+            self._make_tables()
 
-    def _create_tables(self) -> None:
+    def _make_tables(self) -> None:
+        """Make the tables of a new file, or bring those of an earlier version up to this one's."""
         self.connection.execute("BEGIN IMMEDIATE")
-        if self._is_empty():  # else another process was faster
-            for statement in SCHEMA:
-                self.connection.execute(statement)
+        if self._pragma("application_id") == APPLICATION_ID or self._is_empty():
+            for step in STEPS[self._pragma("user_version") :]:  # none if another process was faster
+                for statement in step:
+                    self.connection.execute(statement)
             self.connection.execute(f"PRAGMA application_id = {APPLICATION_ID:d}")
             self.connection.execute(f"PRAGMA user_version = {VERSION:d}")
         self.commit()

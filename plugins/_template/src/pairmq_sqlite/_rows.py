@@ -15,6 +15,7 @@ class Settings:
         max_delivery_count: deliveries after which a message is dead-lettered; None for no limit.
         default_time_to_live: how long a message lives at most; None for ever.
         dead_letter_on_expiration: whether an expired message is dead-lettered, or dropped.
+        single_consumer: whether nobody gets a message while somebody else holds one.
         told: all settings as JSON, kept to be told again.
     """
 
@@ -22,6 +23,7 @@ class Settings:
     max_delivery_count: int | None
     default_time_to_live: int | None
     dead_letter_on_expiration: bool
+    single_consumer: bool
     told: str
 
 
@@ -94,3 +96,8 @@ class Place:
     def shelf(self) -> int:
         """The one that the source reads."""
         return self.dead if self.reads_dead else self.live
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """Whether one consumer reads it at a time; anybody may read dead letters."""
+        return self.settings.single_consumer and not self.reads_dead

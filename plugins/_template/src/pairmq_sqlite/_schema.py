@@ -5,10 +5,7 @@ from __future__ import annotations
 APPLICATION_ID = 0x506D5131
 """Stands in the file's header, and tells our files from those of other programs ("PmQ1")."""
 
-VERSION = 1
-"""Of the tables below. To be raised by whoever changes them, together with a way up from the version before."""
-
-SCHEMA = (
+_FIRST = (
     """
     CREATE TABLE entity (
         id INTEGER PRIMARY KEY,
@@ -57,3 +54,13 @@ SCHEMA = (
     "CREATE TABLE probe (id INTEGER PRIMARY KEY, at INTEGER NOT NULL)",
     "INSERT INTO probe (id, at) VALUES (1, 0)",
 )
+_ONE_CONSUMER_AT_A_TIME = (
+    "ALTER TABLE entity ADD COLUMN single_consumer INTEGER NOT NULL DEFAULT 0",
+    # Whose turn it is is asked at every look.
+    "CREATE INDEX message_locked ON message (shelf, free_at) WHERE lock IS NOT NULL",
+)
+
+STEPS = (_FIRST, _ONE_CONSUMER_AT_A_TIME)
+"""What leads from each version to the next, beginning with an empty file. Whoever changes the tables adds a step."""
+
+VERSION = len(STEPS)

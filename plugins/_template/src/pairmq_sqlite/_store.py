@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from pairmq.model import Entity, EntityKind, Source
-from pairmq.transport import QueueCounts
+from pairmq.transport import QueueCounts, QueuePositions
 from pairmq_sqlite._database import Database
 from pairmq_sqlite._errors import LockEnded, NoSuchEntity, OtherKind
 from pairmq_sqlite._rows import NewRow, Place, Row, Settings
@@ -47,8 +47,8 @@ class Store:
         made = self._execute(
             """
             INSERT INTO entity (path, kind, lock_duration, max_delivery_count, default_time_to_live,
-                dead_letter_on_expiration, settings)
-            VALUES (?, ?, ?, ?, ?, ?, ?)
+                dead_letter_on_expiration, single_consumer, settings)
+            VALUES (?, ?, ?, ?, ?, ?, ?, ?)
             """,
             (
                 entity.path,
@@ -57,6 +57,7 @@ class Store:
                 settings.max_delivery_count,
                 settings.default_time_to_live,
                 settings.dead_letter_on_expiration,
+                settings.single_consumer,
                 settings.told,
             ),
         )
@@ -127,11 +128,13 @@ class Store:
 
         Args:
             place: where.
-            lock: a name of this receive, like no other.
+            lock: a name of this receive, like no other; up to its colon it is the receiver's.
             most: how many.
             most_bytes: no further message is taken once those that were have so many.
         """
         self._sweep(place)
+        if place.one_at_a_time and self._another_holds(place, lock):
+            return []
         query = """
             SELECT number, enqueued_at, deliveries + 1, reason, description, header, body FROM message
             WHERE shelf = :shelf AND free_at <= :now
@@ -229,6 +232,12 @@ class Store:
         (dead,) = self._execute("SELECT count(*) FROM message WHERE shelf = ?", (place.dead,)).fetchone()
         return QueueCounts(active, locked, scheduled, dead + doomed)
 
+    def positions(self, place: Place) -> QueuePositions:
+        """Tell the number of the first message, locked or not, and the newest that the file has given to any."""
+        (oldest,) = self._execute("SELECT min(number) FROM message WHERE shelf = ?", (place.shelf,)).fetchone()
+        newest = self._execute("SELECT seq FROM sqlite_sequence WHERE name = 'message'").fetchone()
+        return QueuePositions(oldest, newest[0] if newest else 0)
+
     def peek(self, place: Place, most: int) -> list[Row]:
         """Show the first messages, the scheduled ones last."""
         self._sweep(place)
@@ -251,19 +260,31 @@ class Store:
 
     def _entity(self, entity: Entity) -> tuple[int, Settings]:
         query = """
-            SELECT id, lock_duration, max_delivery_count, default_time_to_live, dead_letter_on_expiration, settings
+            SELECT id, lock_duration, max_delivery_count, default_time_to_live, dead_letter_on_expiration,
+                single_consumer, settings
             FROM entity WHERE path = ? AND kind = ?
         """
         found = self._execute(query, (entity.path, entity.kind.value)).fetchone()
         if found is None:
             raise NoSuchEntity
-        number, lock_duration, max_delivery_count, default_time_to_live, keeps_expired, told = found
-        return number, Settings(lock_duration, max_delivery_count, default_time_to_live, bool(keeps_expired), told)
+        number, lock_duration, max_delivery_count, default_time_to_live, keeps_expired, single_consumer, told = found
+        return number, Settings(
+            lock_duration, max_delivery_count, default_time_to_live, bool(keeps_expired), bool(single_consumer), told
+        )
 
     def _add_shelves(self, entity: int | None, subscription: str) -> None:
         for dead_letter in (False, True):
             values = (entity, subscription, dead_letter)
             self._execute("INSERT INTO shelf (entity, subscription, dead_letter) VALUES (?, ?, ?)", values)
+
+    def _another_holds(self, place: Place, lock: str) -> bool:
+        """Tell whether somebody else holds a message: what is behind it is not to pass it, should it come back."""
+        query = """
+            SELECT 1 FROM message
+            WHERE shelf = ? AND lock IS NOT NULL AND free_at > ? AND lock NOT GLOB ? LIMIT 1
+        """
+        ours = f"{lock.partition(':')[0]}:*"
+        return self._execute(query, (place.shelf, now_us(), ours)).fetchone() is not None
 
     def _sweep(self, place: Place) -> None:
         """Put away what has expired or was delivered too often: so many at a time, as others wait for the lock."""

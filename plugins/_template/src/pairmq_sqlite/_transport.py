@@ -24,10 +24,10 @@ CAPABILITIES = Capabilities(
     probes=True,
     peek=True,
     quiet_peek=True,
+    ordered_consumer=True,
     durable=True,
 )
-"""What SQLite does, as `_store` uses it. What is not named is disclaimed: there are no sessions, and any number of
-consumers may read a queue at once."""
+"""What SQLite does, as `_store` uses it. What is not named is disclaimed: there are no sessions."""
 
 _RELEASE_WITHIN, _STOP_WITHIN = 1.0, 0.7
 """Seconds; a close takes 2 at the most."""

@@ -192,7 +192,7 @@ class PairedChannel(base.StdChannel):
         lasting = durable and not (passive or auto_delete)
         made = self._declare("exchange_declare", asked, lasting, None)
         if not passive:
-            self._process.exchanges[exchange] = Exchange(type, lasting)
+            self._process.exchanges.put(exchange, Exchange(type, lasting))
         return made
 
     def queue_bind(
@@ -232,21 +232,22 @@ class PairedChannel(base.StdChannel):
                 return self._patiently(method, arguments)
             except LINK_ERRORS as error:
                 _log.info("%s is put off: the primary is away (%s)", method, type(error).__name__)
-        self._process.postpone(method, arguments)
+        if not self._process.postponed.add(method, arguments):
+            return getattr(self._on_link(), method)(**arguments)  # as without a pair
         return presumed
 
     def _make_up(self) -> None:
         """Declare what was put off, once the primary is there."""
         if not self._process.postponed or self._process.is_away:
             return
-        for key, (method, arguments) in list(self._process.postponed.items()):
+        for key, (method, arguments) in self._process.postponed.all():
             try:
                 self._patiently(method, arguments)
             except LINK_ERRORS:
                 return
             except ChannelError as error:
                 _log.warning("%s was put off, and the primary refuses it now: %s", method, error)
-            self._process.postponed.pop(key, None)
+            self._process.postponed.made(key)
 
     def _patiently(self, method: str, arguments: dict[str, Any]) -> Any:
         """Call a method of the channel on the primary; once more on a new connection, if the first died unseen."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import Any, Final
+from typing import Final
 
 from pairmq import ConfigurationError, Entity, Message, PairClosed, PairFaulted, PairMQError, Receipt
 from pairmq.sync import Pair, PairSender
+from pairmq_kombu._bounded import MOST_EXCHANGES, Postponed, Recent, Senders
 from pairmq_kombu._errors import kombu_error
 from pairmq_kombu._routing import Exchange
 from pairmq_kombu._settings import PairSettings
@@ -37,10 +38,12 @@ class PairOfProcess:
     def __init__(self, settings: PairSettings) -> None:
         self._settings = settings
         self._pair = settings.connect()
-        self._senders: dict[Entity, PairSender] = {}
+        self._senders = self._senders_of(self._pair)
         self._failed_at: float | None = None
-        self.exchanges: dict[str, Exchange] = {}
-        self.postponed: dict[str, tuple[str, dict[str, Any]]] = {}
+        self.exchanges: Recent[str, Exchange] = Recent(MOST_EXCHANGES)
+        """What this process has declared."""
+        self.postponed = Postponed()
+        """Declarations for when the primary is back."""
 
     @property
     def pair(self) -> Pair:
@@ -64,11 +67,9 @@ class PairOfProcess:
         begun = time.monotonic()
         try:
             pair.open()
-            sender = senders.get(entity)
-            if sender is None:
-                sender = senders[entity] = pair.sender(entity.path, kind=entity.kind)
             whole = pair.options.send_timeout if timeout is None else timeout
-            return sender.send(message, timeout=max(_LEAST_TIMEOUT, whole - (time.monotonic() - begun)))
+            with senders.using(entity) as sender:
+                return sender.send(message, timeout=max(_LEAST_TIMEOUT, whole - (time.monotonic() - begun)))
         except ConfigurationError:
             raise
         except PairMQError as error:
@@ -86,7 +87,17 @@ class PairOfProcess:
         # A pair that has ended stays so; the next publish may find brokers that work.
         with _lock:
             if self._pair is ended:
-                self._pair, self._senders = self._settings.connect(), {}
+                self._pair = self._settings.connect()
+                self._senders = self._senders_of(self._pair)
+
+    @staticmethod
+    def _senders_of(pair: Pair) -> Senders[PairSender]:
+        return Senders(lambda entity: pair.sender(entity.path, kind=entity.kind))
+
+    def after_fork(self) -> None:
+        """In the child: threads that are not there may have held the locks."""
+        self._senders.after_fork()
+        self.exchanges.after_fork()
 
     # The primary, as the connections for all else have found it.
 
@@ -111,17 +122,6 @@ class PairOfProcess:
         """
         if self._failed_at is not None:
             time.sleep(max(0.0, self._failed_at + RETRY_INTERVAL - time.monotonic()))
-
-    # Declarations.
-
-    def postpone(self, method: str, arguments: dict[str, Any]) -> None:
-        """Keep a declaration for when the primary is back.
-
-        Args:
-            method: of py-amqp's channel.
-            arguments: its arguments.
-        """
-        self.postponed[f"{method}{sorted(arguments.items(), key=str)}"] = (method, arguments)
 
 
 _lock = threading.Lock()
@@ -153,6 +153,8 @@ def close_pairs() -> None:
 def _in_child() -> None:
     global _lock
     _lock = threading.Lock()  # another thread may have held it
+    for pair in _pairs.values():
+        pair.after_fork()
 
 
 os.register_at_fork(after_in_child=_in_child)

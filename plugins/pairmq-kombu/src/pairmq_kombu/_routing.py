@@ -9,7 +9,7 @@ listen now, and come late would do harm.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from pairmq import Entity, EntityKind, Message
 from pairmq_kombu._message import PERSISTENT, NotCarried, to_pairmq
@@ -31,9 +31,15 @@ class Exchange:
     durable: bool
 
 
-def routed(
-    message: Any, exchange: str, routing_key: str, declared: dict[str, Exchange]
-) -> tuple[Entity, Message] | None:
+class Declared(Protocol):
+    """The exchanges that this process has declared."""
+
+    def get(self, name: str, /) -> Exchange | None:
+        """What it is; None for one that is not known."""
+        ...
+
+
+def routed(message: Any, exchange: str, routing_key: str, declared: Declared) -> tuple[Entity, Message] | None:
     """Find out where a publish goes through the pair.
 
     Args:
