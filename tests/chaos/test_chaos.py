@@ -27,7 +27,7 @@ SHORT = Settings(seed=SEED, seconds=8.0, every=1.2, longest=2.0, clients=2)
     [
         ("redis", "redis"),
         pytest.param(("rabbitmq", "rabbitmq"), marks=pytest.mark.long),
-        ("servicebus", "servicebus"),
+        pytest.param(("servicebus", "servicebus"), marks=pytest.mark.long),
         ("rabbitmq", "redis"),
     ],
     ids=">".join,

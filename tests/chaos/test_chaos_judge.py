@@ -10,7 +10,7 @@ import pytest
 
 from pairmq.model import Entity, EntityState, Message
 from pairmq.model.events import Cause, SendCompleted, SendOutcome, StateChanged
-from pairmq.testing.chaos._messages import made
+from pairmq.testing.chaos._messages import CANARIES_OF_A_SENDER, first_canary, made
 from pairmq.testing.simulator import Verdict
 from pairmq.testing.simulator._history import CONFIRMED, Told
 
@@ -385,6 +385,17 @@ def test_each_lie_is_found(pen: Pen, verdict: Verdict, story: Callable[[Pen], No
     story(pen)
     found = pen.violations()
     assert {violation.verdict for violation in found} == {verdict}, [str(violation) for violation in found]
+
+
+def test_a_session_that_did_not_return_when_all_was_healed_is_found(pen: Pen) -> None:
+    canary = first_canary(1, 1)
+    for number in range(canary, canary + CANARIES_OF_A_SENDER):
+        pen.accepted(number)
+    pen.diverted(canary + CANARIES_OF_A_SENDER)
+    pen.brought_home(canary + CANARIES_OF_A_SENDER)
+    (found,) = pen.violations()
+    assert found.verdict is Verdict.NOT_DRAINED
+    assert "for session-1-0 is accepted by a backlog queue" in found.text
 
 
 def test_every_verdict_has_a_lie() -> None:

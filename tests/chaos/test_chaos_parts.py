@@ -13,7 +13,7 @@ from pairmq.model.events import BacklogQueueChecked, Cause, Event, PairEnded, Se
 from pairmq.testing.chaos import KILL, PAUSE, FaultKind, Plan, Settings, chaos_broker, planned
 from pairmq.testing.chaos._events import event_from_json, event_to_json
 from pairmq.testing.chaos._ledger import Ledger, lines
-from pairmq.testing.chaos._messages import CANARY, first_number, made, number_of
+from pairmq.testing.chaos._messages import CANARIES_OF_A_SENDER, CANARY, first_canary, first_number, made, number_of
 from pairmq.testing.chaos.network import NETWORK_FAULTS
 from pairmq.testing.chaos.plan import CLIENT_FAULTS
 from pairmq.testing.simulator._judge_pair import CANARIES
@@ -166,9 +166,18 @@ def test_a_message_tells_its_number() -> None:
         assert number_of(made(number)) == number
 
 
+def test_each_session_of_a_client_has_a_canary() -> None:
+    for client, life in ((0, 1), (3, 42)):
+        start, canary = first_number(client, life), first_canary(client, life)
+        sessions = {made(number).session_id for number in range(start, start + 100)}
+        assert {made(canary + turn).session_id for turn in range(CANARIES_OF_A_SENDER)} == sessions
+
+
 def test_no_two_lives_send_the_same_numbers() -> None:
     starts = sorted(first_number(client, life) for client in range(8) for life in range(1, 100))
     assert all(later - earlier >= 100_000 for earlier, later in itertools.pairwise(starts))
     assert starts[-1] + 100_000 <= CANARY == CANARIES
+    canaries = sorted(first_canary(client, life) for client in range(8) for life in range(1, 100))
+    assert all(later - earlier >= 2 * CANARIES_OF_A_SENDER for earlier, later in itertools.pairwise(canaries))
     with pytest.raises(ValueError, match="no numbers left"):
         first_number(0, 100)

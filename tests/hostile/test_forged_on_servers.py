@@ -70,7 +70,7 @@ def primary() -> Iterator[RedisServer]:
         yield server
 
 
-@pytest.fixture(params=["redis", "rabbitmq", "servicebus"])
+@pytest.fixture(params=["redis", "rabbitmq", pytest.param("servicebus", marks=pytest.mark.long)])
 def secondary(request: pytest.FixtureRequest) -> Iterator[tuple[str, Vandal]]:
     """The URL of a server, and who vandalises its backlog queue."""
     match request.param:

@@ -60,7 +60,7 @@ def test_several_seeds_are_summed_up(capfd):
 
 @pytest.mark.usefixtures("in_folder", "bug")
 def test_a_violation_is_told_and_ends_with_status_1(capfd):
-    assert run(["simulate", "--seeds", "0..3", "--hours", "0.5", "--jobs", "1"]) == 1
+    assert run(["simulate", "--seeds", "0..3", "--hours", "0.1", "--jobs", "1"]) == 1
     out = capfd.readouterr().out
     assert "its receipt does not say so" in out
     assert "again: pairmq simulate --seed" in out
@@ -68,7 +68,7 @@ def test_a_violation_is_told_and_ends_with_status_1(capfd):
 
 @pytest.mark.usefixtures("in_folder", "bug")
 def test_json_for_programs(capfd):
-    assert run(["simulate", "--seeds", "0..2", "--hours", "0.5", "--jobs", "1", "--json"]) == 1
+    assert run(["simulate", "--seeds", "0..2", "--hours", "0.1", "--jobs", "1", "--json"]) == 1
     document = json.loads(capfd.readouterr().out)
     assert document["seeds"] == 3
     assert document["failures"][0]["violations"][0]["verdict"] == "unexplained duplicate"
@@ -79,8 +79,8 @@ def test_json_for_programs(capfd):
 
 @pytest.mark.usefixtures("bug")
 def test_what_is_shrunk_can_be_replayed(in_folder, capfd):
-    seed = next(s for s in range(9) if run(["simulate", "--seed", str(s), "--hours", "0.3", "--mode", "safety"]))
-    assert run(["simulate", "--seed", str(seed), "--hours", "0.3", "--mode", "safety", "--shrink"]) == 1
+    seed = next(s for s in range(9) if run(["simulate", "--seed", str(s), "--hours", "0.1", "--mode", "safety"]))
+    assert run(["simulate", "--seed", str(seed), "--hours", "0.1", "--mode", "safety", "--shrink"]) == 1
     capfd.readouterr()
     path = in_folder / f"simulation-{seed}.json"
     scenario = Scenario.from_json(path.read_text())
@@ -164,7 +164,7 @@ def test_a_command_line_that_can_not_work_is_told(arguments, capfd):
 def test_a_file_that_is_no_scenario_is_told(in_folder, capfd):
     (in_folder / "x.json").write_text("{}")
     assert run(["simulate", "--replay", "x.json"]) == 2
-    assert run(["simulate", "--replay", "missing.json"]) == 1
+    assert run(["simulate", "--replay", "missing.json"]) == 2
     assert capfd.readouterr().err.count("error: ") == 2
 
 

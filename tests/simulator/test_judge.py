@@ -186,10 +186,7 @@ def refused_and_sent_elsewhere(book: Book) -> None:
     book.end(sent, Result.BACKLOG, queue=QUEUE)
 
 
-def cancelled_and_called_refused(book: Book) -> None:
-    sent = book.send()
-    book.write(sent, CUT, stored=True)
-    book.end(sent, Result.CANCELLED)
+def called_refused(book: Book, error: str, attempts: int) -> None:
     book.note(
         "a/1",
         SendCompleted,
@@ -197,11 +194,24 @@ def cancelled_and_called_refused(book: Book) -> None:
         message_id="id-1",
         outcome=SendOutcome.REFUSED,
         backlog_queue=None,
-        attempts=1,
+        attempts=attempts,
         elapsed=1.0,
         maybe_duplicate=False,
         size=1,
+        error=error,
     )
+
+
+def cancelled_and_called_refused(book: Book) -> None:
+    sent = book.send()
+    book.write(sent, CUT, stored=True)
+    book.end(sent, Result.CANCELLED)
+    called_refused(book, "Cancelled", attempts=1)
+
+
+def cancelled_before_any_attempt_and_called_refused(book: Book) -> None:
+    book.end(book.send(), Result.CANCELLED)
+    called_refused(book, "Cancelled", attempts=0)
 
 
 def sent_again_after_its_confirmation(book: Book) -> None:
@@ -359,6 +369,7 @@ WRONG: list[tuple[Verdict, Callable[[Book], None]]] = [
     (Verdict.PHANTOM, refused_and_in_doubt),
     (Verdict.PHANTOM, refused_and_sent_elsewhere),
     (Verdict.PHANTOM, cancelled_and_called_refused),
+    (Verdict.PHANTOM, cancelled_before_any_attempt_and_called_refused),
     (Verdict.DUPLICATE, sent_again_after_its_confirmation),
     (Verdict.DUPLICATE, brought_home_twice),
     (Verdict.DUPLICATE, delivered_again_for_no_reason),
@@ -453,6 +464,14 @@ def test_time_excuses_an_expired_message_where_it_counts():
     _, copy = diverted(book, time_to_live=5.0)
     book.at += 10
     book.gone(copy, "dead-lettered", "TTLExpiredException")
+    assert book.verdicts() == []
+
+
+def test_a_message_that_was_too_large_may_be_called_refused_although_its_batch_was_cancelled():
+    """No broker had to see it for that; those behind it were still under way."""
+    book = Book()
+    book.end(book.send(), Result.CANCELLED)
+    called_refused(book, "MessageTooLarge", attempts=0)
     assert book.verdicts() == []
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import pairmq.testing
 from pairmq.model import SendRefused
-from pairmq.runner._send import SendProcedure
+from pairmq.runner._attempts import Attempts
 from pairmq.testing.simulator import FAULT_KINDS, Settings, Verdict, campaign, simulate
 from pairmq.testing.simulator._scenario import CONDITIONS
 
@@ -51,7 +51,7 @@ def test_a_bug_that_raises_is_a_verdict(monkeypatch):
     async def broken(self, *arguments):
         raise AssertionError("a bug")
 
-    monkeypatch.setattr(SendProcedure, "_try_backlog", broken)
+    monkeypatch.setattr(Attempts, "backlog", broken)
     report = next(r for r in (simulate(Settings(seed=s, hours=0.5)) for s in range(10)) if not r.ok)
     assert report.violations[0].verdict is Verdict.CRASH
     assert "AssertionError: a bug" in report.text()
@@ -61,7 +61,7 @@ def test_a_bug_that_hangs_is_a_verdict(monkeypatch):
     async def hanging(self, *arguments):
         await asyncio.get_running_loop().create_future()
 
-    monkeypatch.setattr(SendProcedure, "_try_backlog", hanging)
+    monkeypatch.setattr(Attempts, "backlog", hanging)
     report = next(r for r in (simulate(Settings(seed=s, hours=0.5)) for s in range(10)) if not r.ok)
     assert {Verdict.DEADLINE, Verdict.CLOSE, Verdict.STATE} & set(report.verdicts())
 

@@ -15,10 +15,10 @@ from pairmq import Entity, EntityState, Message, Pair, PairOptions, Route, SendE
 from pairmq.core import restore
 from pairmq.model.events import MessageMoved, SendOutcome
 from pairmq.pair import PairSender
-from pairmq.runner._attempt import TimeLimits
+from pairmq.runner._attempts import Attempts
 from pairmq.runner._job import Endings
-from pairmq.runner._pump import Pump
-from pairmq.runner._send import SendProcedure
+from pairmq.runner._limits import TimeLimits
+from pairmq.runner.pump import Pump
 from pairmq.testing import Fault, in_virtual_time
 from pairmq.testing import strategies as pst
 from pairmq.testing._pairs import TEST_OPTIONS, simulated_pair
@@ -179,12 +179,12 @@ def test_naive_code_is_found(shop: type[Shop], told: str):
 
 
 def test_a_failed_attempt_that_counts_as_accepted_is_found(monkeypatch: pytest.MonkeyPatch):
-    attempt = SendProcedure._attempt
+    attempt = Attempts._attempt
 
     async def hopeful(self: Any, sender: Any, jobs: Any, messages: Any, limit: float) -> Any:
         return [None] * len(await attempt(self, sender, jobs, messages, limit))
 
-    monkeypatch.setattr(SendProcedure, "_attempt", hopeful)
+    monkeypatch.setattr(Attempts, "_attempt", hopeful)
     assert "is lost: it was accepted by" in broken_promise()
 
 
@@ -216,7 +216,7 @@ def test_a_field_that_is_lost_on_the_way_home_is_found(monkeypatch: pytest.Monke
         original, diversion = restore(message)
         return replace(original, application_properties={}), diversion
 
-    monkeypatch.setattr("pairmq.runner._pump.restore", careless)
+    monkeypatch.setattr("pairmq.runner.pump._pump.restore", careless)
     assert "came to the primary altered" in broken_promise()
 
 

@@ -1,7 +1,7 @@
 """A client process of a chaos run: ``python -m pairmq.testing.chaos.client``, started by the run itself.
 
 Its first line of standard input is a JSON object that says what to do, passwords included; further lines are words:
-``quiet`` (send nothing more), ``canary`` (send one more through each sender, once its entity is healthy) and ``close``.
+``quiet`` (send nothing more), ``canary`` (send more through each sender, once its entity is healthy) and ``close``.
 Each is answered by a JSON line on standard output. It ends with its standard input, so that it never outlives the run.
 """
 
@@ -38,7 +38,7 @@ from pairmq.testing.chaos._clients import OPENED
 from pairmq.testing.chaos._consuming import keep_consuming
 from pairmq.testing.chaos._events import event_to_json
 from pairmq.testing.chaos._ledger import Ledger
-from pairmq.testing.chaos._messages import CANARY, first_number, made
+from pairmq.testing.chaos._messages import CANARIES_OF_A_SENDER, first_canary, first_number, made
 from pairmq.testing.chaos._recording import SENDING, RecordingTransport
 from pairmq.testing.simulator._history import Result
 
@@ -65,7 +65,7 @@ class Client:
         self._ledger = Ledger(Path(spec["ledger"]))
         self._chance = Random(f"{spec['seed']} {spec['name']} {spec['life']}")
         self._numbers = itertools.count(first_number(spec["place"], spec["life"]))
-        self._canaries = itertools.count(CANARY + first_number(spec["place"], spec["life"]) // 100)
+        self._canaries = itertools.count(first_canary(spec["place"], spec["life"]))
         self._options = PairOptions(**spec["options"], enable_syphon=spec["syphon"])
         self._words: asyncio.Queue[str] = asyncio.Queue()
         self._stopping = asyncio.Event()
@@ -232,12 +232,16 @@ class Client:
         self._ledger.write("told", results=[_told(*each) for each in zip(numbers, results, strict=False)])
 
     async def _canary(self, pair: Pair, senders: list[tuple[str, PairSender]]) -> None:
-        """One more message through each sender as soon as its entity is healthy, or when that takes too long."""
+        """More messages through each sender as soon as its entity is healthy, or when that takes too long.
+
+        With order one of each session of this client, whatever of it was diverted: it must have returned, too.
+        """
         SENDING.set(True)
         ends_at = asyncio.get_running_loop().time() + self._spec["patience"]
         for name, sender in senders:
             await _until(lambda at=sender: pair.state(at.entity.path) is EntityState.HEALTHY, ends_at)  # type: ignore[misc]
-            await self._send(name, sender, [next(self._canaries)], self._options.send_timeout)
+            for _ in range(CANARIES_OF_A_SENDER if self._options.ordering == "session" else 1):
+                await self._send(name, sender, [next(self._canaries)], self._options.send_timeout)
 
 
 def _answer(word: str, **states: str) -> None:

@@ -30,7 +30,7 @@ class Hazard:
         clauses: of the specification.
         code: how PairMQ's code keeps the rule.
         tests: of the real code that would notice, as ``file::name``.
-        mutants: names of the bugs of ``scripts/mutants.py`` that plant it in the real code.
+        mutants: names of the bugs of ``scripts/planted`` that plant it in the real code.
     """
 
     number: int

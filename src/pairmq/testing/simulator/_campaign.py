@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from pairmq.testing.simulator._report import Counts, Report
@@ -59,24 +60,32 @@ def campaign(runs: Sequence[Settings], *, jobs: int = 1) -> Iterator[Outcome]:
         return
     # Not forked: the parent may have an event loop, threads and signal handlers of its own.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(jobs, len(runs)), mp_context=context, initializer=_leave_signals_to_the_parent)
+    pool = ProcessPoolExecutor(min(jobs, len(runs)), mp_context=context)
     try:
         waiting = iter(runs)
         # A few at a time: all of them at once would have to be taken back one by one on Ctrl-C.
-        running: set[Future[Outcome]] = {pool.submit(outcome_of, each) for _, each in zip(range(2 * jobs), waiting)}  # noqa: B905
+        running: set[Future[Outcome]] = _submit(pool, islice(waiting, 2 * jobs))
         while running:
             done, running = wait(running, return_when=FIRST_COMPLETED)
-            running |= {pool.submit(outcome_of, each) for _, each in zip(range(len(done)), waiting)}  # noqa: B905
+            running |= _submit(pool, islice(waiting, len(done)))
             for future in done:
                 yield future.result()
     finally:
-        processes = list((pool._processes or {}).values())
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
-            process.terminate()  # none of them holds anything that must be kept
-        for process in processes:
-            process.join()
+        # None of them holds anything that must be kept. The pool's own thread is waited for: an interpreter that ends
+        # while that thread closes its pipe writes to the closed pipe (seen with Python 3.11).
+        for process in list((pool._processes or {}).values()):
+            process.terminate()
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _leave_signals_to_the_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _submit(pool: ProcessPoolExecutor, runs: Iterable[Settings]) -> set[Future[Outcome]]:
+    """Hand runs to the pool, whose processes, when they are made for it, leave Ctrl-C to this one.
+
+    They inherit what is blocked. Were they to see to it themselves, a Ctrl-C that comes before would end them with a
+    traceback each; one that comes meanwhile reaches this process afterwards.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return {pool.submit(outcome_of, each) for each in runs}
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

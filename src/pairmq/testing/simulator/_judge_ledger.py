@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pairmq.core import MAYBE_DUPLICATE
-from pairmq.model import FailureReason
+from pairmq.model import FailureReason, MessageTooLarge, ReservedPropertyError
 from pairmq.model.events import SendCompleted, SendOutcome
 from pairmq.testing.simulator._facts import WALLS, Facts
 from pairmq.testing.simulator._history import Copy, Result, Sent
@@ -24,13 +24,14 @@ _PASSING = frozenset(
     for reason in (FailureReason.UNAUTHORIZED, FailureReason.QUOTA, FailureReason.DISABLED, FailureReason.CLOSED)
 )
 
+_UNSEEN = frozenset(error.__name__ for error in (MessageTooLarge, ReservedPropertyError))
+"""Refusals that need no broker's word."""
+
 
 def ledger_judged(facts: Facts) -> Iterator[Violation]:
     """All that is wrong with single messages, as far as the ledger, the events and the contents tell."""
     reported = {
-        note.event.message_id: note.event.outcome
-        for note in facts.history.notes
-        if isinstance(note.event, SendCompleted)
+        note.event.message_id: note.event for note in facts.history.notes if isinstance(note.event, SendCompleted)
     }
     for sent in facts.history.sent.values():
         yield from _phantom(facts, sent, reported)
@@ -53,7 +54,7 @@ def refused_for_good(facts: Facts, sent: Sent, before: int) -> bool:
 # Phantoms.
 
 
-def _phantom(facts: Facts, sent: Sent, reported: dict[str, SendOutcome]) -> Iterator[Violation]:
+def _phantom(facts: Facts, sent: Sent, reported: dict[str, SendCompleted]) -> Iterator[Violation]:
     number = sent.number
     home, backlog = facts.at_primary[number], facts.at_secondary[number]
     for copy in home:
@@ -66,7 +67,8 @@ def _phantom(facts: Facts, sent: Sent, reported: dict[str, SendOutcome]) -> Iter
             Verdict.PHANTOM, sent.at, f"{number} had more than one message id: {sorted(map(str, ids))}", number
         )
     at = sent.ended_at or sent.at
-    outcome = reported.get(f"id-{number}")
+    event = reported.get(f"id-{number}")
+    outcome = None if event is None else event.outcome
     said = "an event says" if sent.result is not Result.REFUSED else "its caller was told"
     if sent.result is Result.REFUSED or outcome is SendOutcome.REFUSED:
         for copy in (*home, *backlog):
@@ -77,9 +79,11 @@ def _phantom(facts: Facts, sent: Sent, reported: dict[str, SendOutcome]) -> Iter
             if facts.doubtful(sent, sent.end_tick or 0):
                 text = f"{said} that {number} was refused, although an attempt was in doubt"
                 yield Violation(Verdict.PHANTOM, at, text, number)
-    # Of a batch that is cancelled, some may have been refused for certain already.
+    # Of a batch that is cancelled, some may have been refused for certain already: by brokers, or before any saw them.
     told_of = [told for _, told in facts.attempts[number]]
-    refused = bool(told_of) and all(told is not None and not (told.doubtful or told.confirmed) for told in told_of)
+    refused = all(told is not None and not (told.doubtful or told.confirmed) for told in told_of)
+    if not told_of:
+        refused = event is not None and event.error in _UNSEEN
     if sent.result is Result.CANCELLED and outcome is SendOutcome.REFUSED and not refused:
         yield Violation(Verdict.PHANTOM, at, f"{number} was cancelled, and an event says that it was refused", number)
     attempts = facts.attempts[number]

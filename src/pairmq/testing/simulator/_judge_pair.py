@@ -303,7 +303,8 @@ def _drained(facts: Facts) -> Iterator[Violation]:
     yield from _gaps(facts)
     for sent in history.sent.values():
         if sent.number >= CANARIES and sent.result is not Result.PRIMARY:
-            text = f"all was healed and drained, and a send of {sent.sender} is {sent.result} {sent.error}"
+            of = f" for {sent.message.session_id}" if sent.message.session_id else ""
+            text = f"all was healed and drained, and a send of {sent.sender}{of} is {sent.result} {sent.error}"
             yield Violation(Verdict.NOT_DRAINED, sent.ended_at or sent.at, text, sent.number)
     for copy in history.forged:
         if copy.gone == "completed":

@@ -83,6 +83,15 @@ class Settlement(Suite):
         outcomes = await receiver.complete_batch(deliveries)
         assert [error and error.reason for error in outcomes] == [None, FailureReason.LOCK_LOST, None]
 
+    async def test_another_receivers_delivery_is_not_settled(self, broker: Broker) -> None:
+        queue = await broker.queue()
+        await broker.put(queue, "a")
+        other = broker.receiver(queue)
+        foreign = await receive_one(other)
+        await must_fail(lambda: broker.receiver(queue).complete(foreign), *_LOST)
+        await must_fail(lambda: broker.receiver(queue).abandon(foreign), *_LOST)
+        await other.complete(foreign)  # it is still the other one's
+
     async def test_a_batch_says_which_of_it_is_another_receivers(self, broker: Broker) -> None:
         queue = await broker.queue()
         await broker.put(queue, *"ab")

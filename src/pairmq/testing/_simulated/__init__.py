@@ -1,0 +1,12 @@
+"""A broker in a few hundred lines, for tests in virtual time: exact, deterministic, and able to fail in every way.
+
+It keeps the transports' contract and nothing more. It stands beside the tests on real servers, not in their place.
+"""
+
+from pairmq.testing._simulated._controls import SimulatedBroker
+from pairmq.testing._simulated._faults import Fault, Operation
+from pairmq.testing._simulated._receiver import SimulatedReceiver
+from pairmq.testing._simulated._sender import SimulatedSender
+from pairmq.testing._simulated._transport import SimulatedTransport
+
+__all__ = ["Fault", "Operation", "SimulatedBroker", "SimulatedReceiver", "SimulatedSender", "SimulatedTransport"]
