@@ -1,0 +1,86 @@
+"""Bugs in what keeps order; the pairs that are simulated keep it (SPEC 8)."""
+
+from __future__ import annotations
+
+from planted.mutant import Mutant
+
+ORDER = (
+    Mutant(
+        "a session returns to the primary over its backlog",
+        "src/pairmq/runner/_ordered.py",
+        "        if facts.clean:\n            place.wait = None",
+        "        if True:\n            place.wait = None",
+        ordering="session",
+    ),
+    Mutant(
+        "a diverted send leaves its session clean",
+        "src/pairmq/runner/_attempts.py",
+        "key.facts.divert_ended(self._clock.now(), maybe_there=maybe_there)",
+        "key.facts.divert_ended(self._clock.now(), maybe_there=False)",
+        ordering="session",
+    ),
+    Mutant(
+        "a session's message takes any backlog queue",
+        "src/pairmq/runner/_attempts.py",
+        "                index = key.queue\n",
+        "                index = backlog.rotation.choose(None, self._clock.chance())\n",
+        ordering="session",
+    ),
+    Mutant(
+        "a backlog queue that can't be asked counts as drained for a session",
+        "src/pairmq/runner/_ordered.py",
+        "        if look is None:  # who can't be asked may hold messages\n"
+        "            return self._divert(place, runner)\n",
+        "        if look is None:\n            return runner.route()\n",
+        ordering="session",
+    ),
+    Mutant(
+        "a restarted process takes every session for clean",
+        "src/pairmq/runner/_ordered.py",
+        "Key(KeyOrder(now), self._queue(state, session))",
+        "Key(KeyOrder(now, fresh=True), self._queue(state, session))",
+        ordering="session",
+    ),
+    Mutant(
+        "a session is taken for drained with its last message still in the queue",
+        "src/pairmq/core/order.py",
+        "look.oldest > self._mark",
+        "look.oldest >= self._mark",
+        ordering="session",
+    ),
+    Mutant(
+        "sends of one session go side by side",
+        "src/pairmq/runner/_ordered.py",
+        "        if not self.turn.done():\n            await asyncio.wait(",
+        "        if not self.turn.done():\n            return True\n            await asyncio.wait(",
+        ordering="session",
+    ),
+    Mutant(
+        "backlog queues are made for several consumers at once",
+        "src/pairmq/runner/_backlog.py",
+        'single_consumer=options.ordering == "session"',
+        "single_consumer=False",
+        ordering="session",
+    ),
+    Mutant(
+        "messages of one session go home in one operation",
+        "src/pairmq/runner/pump/_transfer.py",
+        "            if item.key in keys or count >= gate.most:",
+        "            if count >= gate.most:",
+        ordering="session",
+    ),
+    Mutant(
+        "what stands behind a lost lock goes on",
+        "src/pairmq/runner/pump/_hand.py",
+        "        if not self._reader.ordered or self.broken:\n            return\n",
+        "        return\n",
+        ordering="session",
+    ),
+    Mutant(
+        "an ordered message is put at its queue's tail to make room",
+        "src/pairmq/runner/pump/_pump.py",
+        "if reader.ordered or not await self._postponing.make_room():",
+        "if not await self._postponing.make_room():",
+        ordering="session",
+    ),
+)

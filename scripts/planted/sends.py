@@ -1,0 +1,187 @@
+"""Bugs in what decides about an entity, in its sends, and in what a message goes to the backlog as."""
+
+from __future__ import annotations
+
+from planted.mutant import Mutant
+
+SENDS = (
+    Mutant(
+        "a receipt forgets that an attempt was in doubt",
+        "src/pairmq/runner/_job.py",
+        "job.attempts, elapsed, job.unknown)",
+        "job.attempts, elapsed, False)",
+    ),
+    Mutant(
+        "the copy in the backlog is not marked",
+        "src/pairmq/runner/_attempts.py",
+        "state.sender_id, state.sequence, job.unknown)",
+        "state.sender_id, state.sequence, False)",
+    ),
+    Mutant(
+        "drained is said while a diverted send is in flight",
+        "src/pairmq/core/machine.py",
+        "self._health in _RUNNING and self._diverting == 0 and input.since >= self._settled_at",
+        "self._health in _RUNNING",
+    ),
+    Mutant(
+        "a pair with a syphon starts clean",
+        "src/pairmq/core/machine.py",
+        "Backlog.DIRTY if tracks_backlog else Backlog.CLEAN",
+        "Backlog.CLEAN",
+    ),
+    Mutant(
+        "a success while failing forgets the backlog",
+        "src/pairmq/core/machine.py",
+        "        left, self._health = self._health, health\n",
+        "        left, self._health = self._health, health\n"
+        "        if left is Health.FAILING and health is Health.UP:\n            self._backlog = Backlog.CLEAN\n",
+    ),
+    Mutant(
+        "a late result moves the state",
+        "src/pairmq/core/machine.py",
+        "        row = self._row(symbol if epoch == self._epoch else Symbol.LATE)\n"
+        "        self._sending -= 1\n        if epoch != self._epoch:\n",
+        "        row = self._rows.get(symbol) or self._row(Symbol.LATE)\n"
+        "        self._sending -= 1\n        if symbol not in self._rows:\n",
+    ),
+    Mutant(
+        "a good ping is enough, and no canary follows",
+        "src/pairmq/core/_transitions.py",
+        "        _S.PING_RECOVERED: Row(TRIAL,",
+        "        _S.PING_RECOVERED: Row(UP,",
+    ),
+    Mutant(
+        "a flapping entity needs no more pings than before",
+        "src/pairmq/core/machine.py",
+        "min(MOST_PINGS_NEEDED, self._pings_needed * 2) if flaps else 1",
+        "1",
+    ),
+    Mutant(
+        "a backlog queue never comes back into use",
+        "src/pairmq/runner/_backlog.py",
+        "        if self.rotation.put_back(index):",
+        "        if False and self.rotation.put_back(index):",
+    ),
+    Mutant(
+        "a diverted message forgets its path",
+        "src/pairmq/core/envelope.py",
+        "        PATH: diversion.entity.path,\n",
+        "",
+    ),
+    Mutant(
+        "a topic's message comes home as a queue's",
+        "src/pairmq/core/envelope.py",
+        "        added[KIND] = diversion.entity.kind.value",
+        "        pass",
+    ),
+    Mutant(
+        "the schedule is not kept",
+        "src/pairmq/core/envelope.py",
+        '        added[SCHEDULED_ENQUEUE] = message.scheduled_enqueue_at.isoformat(timespec="microseconds")',
+        "        pass",
+    ),
+    Mutant(
+        "the time-to-live is not restored",
+        "src/pairmq/core/envelope.py",
+        "            time_to_live=_seconds(get(TIME_TO_LIVE)),",
+        "            time_to_live=_seconds(get(TIME_TO_LIVE)) and None,",
+    ),
+    Mutant(
+        "the time-to-live runs in the backlog",
+        "src/pairmq/core/envelope.py",
+        "        session_id=None,\n        time_to_live=None,\n",
+        "        session_id=None,\n",
+    ),
+    Mutant(
+        "the session is not restored",
+        "src/pairmq/core/envelope.py",
+        "            session_id=get(SESSION_ID),",
+        "            session_id=get(SESSION_ID) and None,",
+    ),
+    Mutant(
+        "a retry after a lost confirmation is not marked",
+        "src/pairmq/runner/_job.py",
+        "        job.unknown = job.unknown or failure.maybe_applied",
+        "        job.unknown = False",
+    ),
+    Mutant(
+        "a refused message is tried again",
+        "src/pairmq/runner/_attempts.py",
+        "                refused = failure.kind is FailureKind.REFUSED\n",
+        "                refused = failure.reason is FailureReason.TOO_LARGE\n",
+    ),
+    Mutant(
+        "a cancelled send is reported as refused",
+        "src/pairmq/runner/_job.py",
+        "SendOutcome.REFUSED if isinstance(result, SendRefused) else SendOutcome.UNKNOWN",
+        "SendOutcome.UNKNOWN if isinstance(result, SendUnknown) else SendOutcome.REFUSED",
+    ),
+    Mutant(
+        "an unknown outcome is called refused",
+        "src/pairmq/runner/_job.py",
+        "        if job.unknown:\n            chosen",
+        "        if False:\n            chosen",
+    ),
+    Mutant(
+        "the results of a batch are shifted by one",
+        "src/pairmq/runner/_attempts.py",
+        "            return await self._limits.run(sender.send_batch(messages), limit)",
+        "            found = list(await self._limits.run(sender.send_batch(messages), limit))\n"
+        "            return [found[-1], *found[:-1]]",
+    ),
+    Mutant(
+        "a sender takes another backlog queue each time",
+        "src/pairmq/core/rotation.py",
+        "        if kept is not None and kept not in self._retry_at:",
+        "        if False:",
+    ),
+    Mutant(
+        "a backlog queue that failed stays in use",
+        "src/pairmq/runner/_attempts.py",
+        "                worst = FailureKind.UNAVAILABLE\n                backlog.take_out(index, failure)",
+        "                worst = FailureKind.UNAVAILABLE",
+    ),
+    Mutant(
+        "a send may last longer than its deadline",
+        "src/pairmq/runner/_send.py",
+        "        return now + min(self._options.attempt_timeout, left if left < _LAST_STRETCH else left / 2)",
+        "        return now + self._options.attempt_timeout",
+    ),
+    Mutant(
+        "a close waits for the sends, however long",
+        "src/pairmq/runner/_send.py",
+        "        self._limits.end_by(self._ends_at)",
+        "        pass",
+    ),
+    Mutant(
+        "pings go on for ever without an answer",
+        "src/pairmq/core/_transitions.py",
+        "        _S.PING_OVERDUE: Row(DOWN, (Do.CANCEL_PING, Do.NEXT_PING)),",
+        "        _S.PING_OVERDUE: Row(DOWN, (Do.CANCEL_PING,)),",
+    ),
+    Mutant(
+        "an expired message is delivered",
+        "src/pairmq/core/envelope.py",
+        "    return message.time_to_live - max(0.0, waited)",
+        "    return max(0.001, message.time_to_live - max(0.0, waited))",
+    ),
+    Mutant(
+        "the failover interval never ends",
+        "src/pairmq/core/_transitions.py",
+        "        _S.INTERVAL_OVER: Row(DOWN, (Do.STOP_INTERVAL, Do.START_PINGS), Cause.INTERVAL_OVER),",
+        "        _S.INTERVAL_OVER: Row(FAILING, (Do.STOP_INTERVAL, Do.START_INTERVAL)),",
+    ),
+    Mutant(
+        "a place among the sends in flight is not given back",
+        "src/pairmq/runner/_send.py",
+        "                self._admission.leave(len(pending))",
+        "                self._admission.leave(sum(isinstance(job.result, Receipt) for job in pending))",
+    ),
+    Mutant(
+        "a failure in the middle of a batch is taken for success",
+        "src/pairmq/runner/_attempts.py",
+        "            if failure is None:\n                self._endings.accept(state, job, started, queue)",
+        "            if failure is None or None in failures:\n"
+        "                self._endings.accept(state, job, started, queue)",
+    ),
+)

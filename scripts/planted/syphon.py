@@ -1,0 +1,141 @@
+"""Bugs in the syphon, and in what finds out when the backlog is empty."""
+
+from __future__ import annotations
+
+from planted.mutant import Mutant
+
+SYPHON = (
+    Mutant(
+        "the syphon completes before it sends",
+        "src/pairmq/runner/pump/_transfer.py",
+        "        results = await self._reader.each(self._send(",
+        "        await self._settler.settle([self._ledger.came_again(item) for item in items])\n"
+        "        results = await self._reader.each(self._send(",
+    ),
+    Mutant(
+        "a backlog queue that can't be reached counts as empty",
+        "src/pairmq/runner/_drain.py",
+        "                self._empty.not_empty(index)  # a queue that can't be reached is not empty\n"
+        "                return None\n",
+        "                self._empty.seen_empty(index, began_at)\n                continue\n",
+    ),
+    Mutant(
+        "the syphon waits until its own process has seen the entity come back",
+        "src/pairmq/runner/_gates.py",
+        "gate = self._gates[entity] = Gate(entity)\n",
+        "gate = self._gates[entity] = Gate(entity)\n            gate.opened.clear()\n",
+    ),
+    Mutant(
+        "the syphon uses the backlog when the primary fails",
+        "src/pairmq/runner/pump/_transfer.py",
+        "        gate.most = adapted(",
+        "        if results[0] is not None:\n"
+        "            tail = self._reader._secondary.sender(self._reader.queue)\n"
+        "            results = await tail.send_batch([item.delivery.message for item in items])\n"
+        "        gate.most = adapted(",
+    ),
+    Mutant(
+        "a message is settled before the primary has confirmed it",
+        "src/pairmq/runner/pump/_transfer.py",
+        "            if result is None:\n                home.append(",
+        "            if result is None or result.maybe_applied:\n                home.append(",
+    ),
+    Mutant(
+        "a gate never opens again",
+        "src/pairmq/runner/_gates.py",
+        "            if await self._answers(gate.entity):\n                self._open(gate)\n                return\n",
+        "            if await self._answers(gate.entity):\n                return\n",
+    ),
+    Mutant(
+        "a close does not give back what it holds",
+        "src/pairmq/runner/pump/_intake.py",
+        "            failed = await settled_within(_CLOSE_TIMEOUT, receiver.close())",
+        "            failed = None",
+    ),
+    Mutant(
+        "locks are not renewed",
+        "src/pairmq/runner/pump/_hand.py",
+        "                tried.update(due)\n                await self._renew(due)",
+        "                tried.update(due)",
+    ),
+    Mutant(
+        "a message is sent under a lock that has run out",
+        "src/pairmq/runner/pump/_hand.py",
+        "        return [item for item in items if not item.lost]",
+        "        return list(items)",
+    ),
+    Mutant(
+        "an outage spends delivery counts",
+        "src/pairmq/runner/pump/_transfer.py",
+        "                item.unknown = item.unknown or result.maybe_applied\n",
+        "                item.unknown = item.unknown or result.maybe_applied\n"
+        "                await self._reader._receiver.abandon(item.delivery)\n",
+    ),
+    Mutant(
+        "poison stays in its queue",
+        "src/pairmq/runner/pump/_transfer.py",
+        "    return error.kind is FailureKind.REFUSED and error.reason not in _NOT_POISON",
+        "    return False",
+    ),
+    Mutant(
+        "what an operator can mend is poison",
+        "src/pairmq/runner/pump/_transfer.py",
+        "    return error.kind is FailureKind.REFUSED and error.reason not in _NOT_POISON",
+        "    return error.kind is FailureKind.REFUSED",
+    ),
+    Mutant(
+        "a forged destination is delivered to",
+        "src/pairmq/runner/pump/_screen.py",
+        "        return not forbidden and self._options.allows(entity.path)",
+        "        return True",
+    ),
+    Mutant(
+        "a completion that fails is forgotten",
+        "src/pairmq/runner/pump/_settler.py",
+        '            self._failed(f"settle: {error}")\n            self._unsettled[id(settlement)] = settlement\n',
+        '            self._failed(f"settle: {error}")\n',
+    ),
+    Mutant(
+        "what came home is not remembered",
+        "src/pairmq/runner/pump/_ledger.py",
+        "        self._home[item.identity] = None\n",
+        "",
+    ),
+    Mutant(
+        "the pump ends with its first error",
+        "src/pairmq/runner/pump/_pump.py",
+        "                if self._stopping.is_set():\n                    return\n                wait",
+        "                return\n                wait",
+    ),
+    Mutant(
+        "a backlog queue that is gone is not made again",
+        "src/pairmq/runner/pump/_pump.py",
+        "                    self._missing(error)",
+        "                    pass",
+    ),
+    Mutant(
+        "held messages overtake each other",
+        "src/pairmq/runner/pump/_lines.py",
+        "        line.items.extend(items)\n",
+        "        line.items.extendleft(reversed(items))\n",
+    ),
+    Mutant(
+        "a batch comes home backwards",
+        "src/pairmq/runner/pump/_transfer.py",
+        "        items = self._not_home(due)\n",
+        "        items = self._not_home(due)[::-1]\n",
+    ),
+    Mutant(
+        "a postponed message is forgotten",
+        "src/pairmq/runner/pump/_postponing.py",
+        "        results = await self._reader.each(self._tail.send_batch(copies), len(copies))",
+        "        results = [None] * len(copies)",
+    ),
+    Mutant(
+        "what is in hand is taken for another message when it comes again",
+        "src/pairmq/runner/pump/_hand.py",
+        "        item.delivery, item.locked_until = delivery, self._reader.lock_ends_at(self._clock.now())\n"
+        "        return True",
+        "        return False",
+    ),
+)
