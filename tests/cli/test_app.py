@@ -25,6 +25,16 @@ def test_each_command_explains_itself_with_an_example(cli, command: str) -> None
     assert f"pairmq {command}" in ended.out
 
 
+@pytest.mark.parametrize(
+    "words", [(), ("status",), ("pipeline",), ("pipeline", "run"), ("servicebus-server",)], ids=str
+)
+def test_no_flag_looks_as_if_it_took_a_value(cli, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    told = cli(*words, "--help").out
+    assert "--help" in told
+    assert [line for line in told.splitlines() if "<bool>" in line or ("--verbose" in line and "<int>" in line)] == []
+
+
 def test_the_program_names_all_its_commands(cli) -> None:
     ended = cli("--help")
     assert all(f" {command} " in ended.out for command in _COMMANDS)
@@ -76,7 +86,15 @@ def test_a_broken_plugin_or_a_conflict_is_told_and_fails(cli, brokers, plugin: o
     assert "\x1b" not in ended.out + ended.err
 
 
-_NO_BROKER = ["cost", "cost --json", "plugins", "plugins --json", "doctor", "--help", "send --help", "--version"]
+_NO_BROKER = [
+    "cost",
+    "cost --json",
+    "doctor",
+    "--help",
+    "--version",
+    # These write in the ways of those above, and importing all clients takes a second of processor time.
+    *(pytest.param(arguments, marks=pytest.mark.long) for arguments in ("plugins", "plugins --json", "send --help")),
+]
 
 
 def _program(arguments: str, redirection: str) -> subprocess.CompletedProcess[str]:

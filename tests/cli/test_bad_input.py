@@ -70,6 +70,15 @@ def test_a_broker_that_is_down(cli, command: str) -> None:
     assert "refused" in ended.out + ended.err or "Connect call failed" in ended.out + ended.err
 
 
+@pytest.mark.parametrize("command", ["entity", "receive", "syphon"])
+def test_what_a_broker_that_is_down_ends_says_what_to_do(cli, command: str) -> None:
+    down = [f"redis://127.0.0.1:{free_port()}/0" for _ in range(2)]
+    both = ["--secondary", down[1]] if command in _BOTH else []
+    ended = cli(*_ALL[command], "--primary", down[0], *both, "--attempt-timeout", "2s")
+    _one_line(ended, 1)
+    assert ended.err.endswith(": start the broker, or correct its URL\n")
+
+
 @pytest.mark.parametrize("name", ["", "x" * 300, "a\x07b", "a//b", "what?", "../up"], ids=range(6))
 @pytest.mark.parametrize(
     "arguments",
@@ -94,7 +103,7 @@ def test_an_entity_that_can_not_be(cli, brokers: list[str], arguments: list[str]
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["send", "-e", "q", "--failover-interval", "soon"], "write 10, 10s, 500ms, 5min or 1h"),
+        (["send", "-e", "q", "--failover-interval", "soon"], "write 10, 10s, 500ms, 5min, 1h or 2d"),
         (["send", "-e", "q", "--failover-interval", "2h"], "failover_interval"),
         (["send", "-e", "q", "--backlog-retry-interval", "2h"], "backlog_retry_interval"),
         (["send", "-e", "q", "--first-line", "0"], "--first-line"),
@@ -121,13 +130,14 @@ def test_an_entity_that_can_not_be(cli, brokers: list[str], arguments: list[str]
         (["demo", "--input", "/nowhere/at/all"], "No such file"),
         (["demo", "--input", "x", "--messages", "3"], "exclude each other"),
         (["demo", "--entity", "a", "--entity", "a"], "twice"),
-        (["status", "--nope"], "--nope"),
-        (["nope"], "nope"),
+        (["status", "--nope"], "No such option: --nope (see 'pairmq status --help')"),
+        (["entity", "nope"], "No such command 'nope' (see 'pairmq entity --help')"),
+        (["nope"], "No such command 'nope' (see 'pairmq --help')"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )
 def test_a_value_that_can_not_work(cli, brokers: list[str], arguments: list[str], says: str) -> None:
-    named = [] if arguments[0] in ("nope",) else brokers
+    named = [] if "nope" in arguments else brokers
     ended = cli(*arguments, *named)
     _one_line(ended, 2)
     assert says in ended.err

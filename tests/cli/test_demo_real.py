@@ -20,7 +20,7 @@ from pairmq.cli._demo_tally import Tally
 from pairmq.cli._demo_view import verdict_table
 from pairmq.cli._output import stdout_console
 from pairmq.model import Delivery, Entity, Message, Receipt, Route
-from pairmq.plugins import TransportRecord, hookimpl, registry
+from pairmq.plugins import Registry, TransportRecord, hookimpl, registry
 from pairmq.transport import Capabilities
 
 _QUICK = ["--rate", "400", "--failover-interval", "200ms", "--ping-interval", "100ms"]
@@ -139,6 +139,13 @@ def test_a_product_without_a_local_server_is_a_usage_error_that_names_the_others
     assert ended.status == 2
     assert len(ended.error_lines) == 1
     assert "plugins with a local server: rabbitmq, redis" in ended.err
+
+
+def test_a_product_whose_plugin_is_missing_is_told_with_what_brings_it(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pairmq.cli._demo_servers.registry", Registry(lambda: ()))
+    ended = cli("demo", "--real", "rabbitmq")
+    assert ended.status == 2
+    assert "install it with: pip install 'pairmq-rabbitmq'" in ended.err
 
 
 @pytest.mark.parametrize("products", ["", ",", "redis,", ",redis", "redis,redis,redis"])

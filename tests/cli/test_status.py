@@ -2,10 +2,12 @@ import importlib.util
 import json
 import re
 import signal
+from dataclasses import replace
 
 import pytest
 
 from pairmq.testing.servers import free_port
+from pairmq_rabbitmq._transport import CAPABILITIES, RabbitTransport
 
 
 def test_it_only_looks_and_shows_missing_queues_as_missing(cli, brokers) -> None:
@@ -93,6 +95,13 @@ def test_entities_are_made_listed_and_deleted(cli, primary) -> None:
     assert cli("entity", "create", "q", "-s", "x", *primary).status == 2
 
 
+def test_programs_are_told_what_was_made_and_deleted(cli, primary) -> None:
+    made = cli("entity", "create", "a/b", "--json", *primary)
+    assert json.loads(made.out) == {"entity": "a/b", "created": True}
+    deleted = cli("entity", "delete", "a/b", "--yes", "--json", *primary)
+    assert json.loads(deleted.out) == {"entity": "a/b", "deleted": True}
+
+
 def test_the_doctor_is_content_with_a_sound_pair(cli, brokers) -> None:
     cli("send", "-e", "q", "--create", *brokers, stdin=b"")
     ended = cli("doctor", *brokers)
@@ -112,6 +121,17 @@ def test_the_doctor_says_what_to_do_about_a_broker_that_is_away(cli, primary) ->
     assert ended.status == 1
     assert "FAIL  secondary: " in ended.out
     assert "start it, or correct its URL" in ended.out
+
+
+def test_the_doctor_names_a_variable_that_nobody_reads(cli, brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FAILOVER_INTERVALL", "PRIMARY_URL", "SERVICEBUS_KEY", "DASHBOARD_TOKEN", "PING_TIMEOUT"):
+        monkeypatch.setenv(f"PAIRMQ_{name}", "5")
+    findings = json.loads(cli("doctor", "--json", *brokers).out)["findings"]
+    told = [(each["text"], each["advice"]) for each in findings if each["subject"] == "environment"]
+    assert told == [
+        ("nothing reads PAIRMQ_FAILOVER_INTERVALL", "did you mean PAIRMQ_FAILOVER_INTERVAL?"),
+        ("nothing reads PAIRMQ_PRIMARY_URL", "did you mean PAIRMQ_PRIMARY?"),
+    ]
 
 
 def test_the_doctor_sees_queues_that_differ_and_options_that_work_against_each_other(cli, brokers) -> None:
@@ -162,6 +182,8 @@ def test_a_ping_takes_no_longer_than_an_attempt_may(cli, servers) -> None:
 
 def test_the_doctor_fails_an_ordering_that_the_secondary_cannot_keep(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAIRMQ_ORDERING", "session")
+    limited = replace(CAPABILITIES, ordered_consumer=False)
+    monkeypatch.setattr(RabbitTransport, "capabilities", property(lambda _: limited))
     ended = cli("doctor", "--primary", "memory://a", "--secondary", "amqp://127.0.0.1:1/", "--attempt-timeout", "300ms")
     assert ended.status == 1
     assert "FAIL  settings: ordering='session' can't be kept with amqp://127.0.0.1:1/" in ended.out

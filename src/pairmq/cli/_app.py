@@ -6,7 +6,7 @@ import errno
 import importlib.metadata
 import logging
 import sys
-from typing import Annotated, Protocol, runtime_checkable
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import typer
 from typer.main import get_command
@@ -31,6 +31,7 @@ from pairmq.cli import (
 from pairmq.cli._common import examples
 from pairmq.cli._errors import BadUsage, CommandFailed, OutputClosed, file_problem, without_secrets
 from pairmq.cli._extensions import ExtensibleGroup
+from pairmq.cli._flags import show_no_values
 from pairmq.cli._output import complain, open_closed_streams, say, silence_stdout, stdout_written
 from pairmq.model import ConfigurationError, PairMQError
 
@@ -73,7 +74,10 @@ def pairmq(
         ),
     ] = False,
     verbose: Annotated[
-        int, typer.Option("--verbose", "-v", count=True, help="Log events to stderr; twice: single messages too.")
+        int,
+        typer.Option(
+            "--verbose", "-v", count=True, show_default=False, help="Log events to stderr; twice: single messages too."
+        ),
     ] = 0,
 ) -> None:
     """Messages that survive the loss of their broker: failover between a primary and a secondary of any product."""
@@ -128,6 +132,12 @@ def run(arguments: list[str] | None = None, *, application: typer.Typer = app, n
         return _BROKEN_PIPE
 
 
+def _usage_of(error: _UsageFault, name: str) -> str:
+    """The command line that tells how the command at fault is used."""
+    context = getattr(error, "ctx", None)
+    return f"{name if context is None else context.command_path} --help"
+
+
 def _flushed(status: int) -> int:
     """Write what stdout still holds; the exit status, which is 1 where that fails."""
     try:
@@ -141,7 +151,9 @@ def _flushed(status: int) -> int:
 
 def _run(arguments: list[str] | None, application: typer.Typer, name: str) -> int:
     try:
-        status: object = get_command(application).main(args=arguments, prog_name=name, standalone_mode=False)
+        command: Any = get_command(application)
+        show_no_values(command, command.context_class(command, info_name=name, **command.context_settings))
+        status: object = command.main(args=arguments, prog_name=name, standalone_mode=False)
         return status if isinstance(status, int) else 0
     except (BadUsage, ConfigurationError) as error:
         complain(without_secrets(str(error)))
@@ -167,7 +179,7 @@ def _run(arguments: list[str] | None, application: typer.Typer, name: str) -> in
         if isinstance(error, _UsageFault):
             message = error.format_message()
             if message:  # none where the help was printed instead
-                complain(without_secrets(message))
+                complain(without_secrets(f"{message.rstrip('.')} (see '{_usage_of(error, name)}')"))
             return error.exit_code
         if logging.getLogger("pairmq").isEnabledFor(logging.INFO):
             raise

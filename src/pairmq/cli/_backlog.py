@@ -15,9 +15,9 @@ from pairmq.cli._common import (
     BACKLOG,
     Json,
     PairArguments,
-    at_broker,
     backlog_queues,
     examples,
+    failed_at,
     transport_of,
     with_pair,
     within,
@@ -67,7 +67,7 @@ class _Backlog:
 
     def failed(self, error: TransportError) -> CommandFailed:
         """The broker's failure as the command's."""
-        return CommandFailed(at_broker(self.transport, error))
+        return failed_at(self.transport, error)
 
 
 @group.command(name="list")

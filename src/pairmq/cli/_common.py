@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from pairmq.cli._errors import CommandFailed
 from pairmq.cli._values import duration, positive
 from pairmq.core import PairOptions
 from pairmq.model import (
@@ -339,3 +340,11 @@ def at_broker(transport: Transport, error: BaseException) -> str:
     """A broker's failure in words that name the broker, once."""
     text = str(error) or type(error).__name__
     return text if transport.endpoint.url in text else f"{transport.endpoint}: {text}"
+
+
+def failed_at(transport: Transport, error: TransportError) -> CommandFailed:
+    """A broker's failure as the end of a command: in the words of `at_broker`, with what to do where nobody listens."""
+    text = at_broker(transport, error)
+    if error.reason is FailureReason.CONNECTION:
+        text = f"{text.rstrip('.')}: start the broker, or correct its URL"
+    return CommandFailed(text)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rich.live import Live
 
 from pairmq.cli._backlog_counts import count_queues
-from pairmq.cli._common import at_broker, transport_of, within
+from pairmq.cli._common import failed_at, transport_of, within
 from pairmq.cli._demo_consumer import Consumer, cancel
 from pairmq.cli._demo_plan import Plan, Texts
 from pairmq.cli._demo_scene import EntityScene, Scene
@@ -296,7 +296,7 @@ class DemoRun:
         try:
             await within(5.0, self._pair.secondary.admin.check())
         except TransportError as error:
-            raise CommandFailed(at_broker(self._pair.secondary, error)) from error
+            raise failed_at(self._pair.secondary, error) from error
         try:
             for entity in self._entities:
                 if await within(5.0, admin.create(entity)):
@@ -306,7 +306,7 @@ class DemoRun:
                         f"{entity} on {primary.endpoint} holds messages: name another one with --entity"
                     )
         except TransportError as error:
-            raise CommandFailed(at_broker(primary, error)) from error
+            raise failed_at(primary, error) from error
 
     async def _find_the_rest(self, *, patient: bool) -> tuple[bool, frozenset[int]]:
         """Look until every accepted message is in one place or the other, or for a while.

@@ -24,6 +24,7 @@ from pairmq.plugins import LocalServer, registry
 _POLL = 0.05  # s
 _FRAMES = 8  # a second
 _LOG_LINES = 20
+_BROUGHT_BY = {"rabbitmq": "pairmq-rabbitmq", "redis": "pairmq-redis", "servicebus": "pairmq-servicebus[server]"}
 # A terminal's Ctrl-C goes to the servers too, and they would end by it before everything is counted.
 _SHIELDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -168,6 +169,8 @@ def _maker(name: str) -> Callable[[], LocalServer]:
         return makers[name]
     text = f"--real: no plugin has a local server of {printable(name)!r}"
     text += f"; plugins with a local server: {', '.join(sorted(makers)) or 'none'}"
+    if name in _BROUGHT_BY:
+        text += f"; install it with: pip install '{_BROUGHT_BY[name]}'"
     broken = [plugin.name for plugin in registry.plugins if plugin.error]
     if broken:
         text += f"; broken: {', '.join(broken)} (see: pairmq plugins)"

@@ -68,8 +68,10 @@ class DemoView:
         )
         for entity in self._scene.entities.values():
             style = STATE_STYLES[entity.state]
-            state = Text(f"● {entity.state.value.replace('-', ' ').upper():<12}", f"bold {style}")
-            state.append(f"{max(0.0, self._scene.now - entity.since):4.0f} s", "dim")
+            state = Text.assemble(
+                (f"● {entity.state.value.replace('-', ' ').upper():<12}", f"bold {style}"),
+                (f"{max(0.0, self._scene.now - entity.since):4.0f} s", "dim"),
+            )
             table.add_row(
                 Text(printable(entity.name), "bold"),
                 state,
@@ -166,7 +168,8 @@ class DemoView:
         room = max(10, width - 18 - 30)
         filled = round(share * room)
         bar = Text("━" * filled, "cyan")
-        bar.append("━" * (room - filled), "bright_black")
+        # Another line, not only another colour: NO_COLOR takes that away.
+        bar.append("─" * (room - filled), "bright_black")
         total = Text.assemble(
             ("in backlog ", "dim"), (grouped(scene.pending), "bold yellow" if scene.pending else "dim")
         )
@@ -176,7 +179,9 @@ class DemoView:
     def _events(self, rows: int) -> RenderableType:
         lines = []
         for happening in list(self._scene.happenings)[-rows:]:
-            line = Text(f"{happening.at:5.1f} s  ", "dim", no_wrap=True, overflow="ellipsis")
+            # Not a dim line to which the text is added: that would be dim as well.
+            line = Text(no_wrap=True, overflow="ellipsis")
+            line.append(f"{happening.at:5.1f} s  ", "dim")
             line.append(happening.text, happening.style)
             lines.append(line)
         lines += [Text("")] * (rows - len(lines))
@@ -268,4 +273,5 @@ def _bar(value: int, top: float) -> str:
 
 
 def _panel(content: RenderableType, title: str) -> RenderableType:
-    return Panel(content, title=Text(title, "dim"), title_align="left", border_style=_FRAME, padding=(0, 1))
+    # The frame's colour, made dim, would be read by nobody.
+    return Panel(content, title=Text(title, "dim default"), title_align="left", border_style=_FRAME, padding=(0, 1))

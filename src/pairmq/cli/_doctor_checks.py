@@ -6,6 +6,7 @@ import asyncio
 import enum
 import importlib.metadata
 import importlib.util
+import os
 import platform
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, fields
@@ -18,7 +19,7 @@ from pairmq.cli._status_look import see_broker
 from pairmq.cli._values import grouped, plural, short_duration
 from pairmq.core import Diversion, PairOptions, divert
 from pairmq.model import ConfigurationError, Entity, FailureReason, Message, TransportError
-from pairmq.pair import Settings, check_available
+from pairmq.pair import Settings, check_available, misspelt_variables
 from pairmq.pipeline import PipelineUnavailable
 from pairmq.pipeline.session import check_java, check_packages
 from pairmq.plugins import registry
@@ -66,6 +67,8 @@ async def all_checks(pair: PairArguments) -> AsyncIterator[Finding]:
         yield finding
     # Java takes a moment to tell its version.
     yield await asyncio.to_thread(_pipeline)
+    for name, meant in misspelt_variables(os.environ):
+        yield Finding(Grade.WARN, "environment", f"nothing reads {name}", f"did you mean {meant}?")
     try:
         settings = pair.settings()
         transports = (transport_of(settings.primary), transport_of(settings.secondary))

@@ -11,9 +11,9 @@ from pairmq.cli._common import (
     Json,
     Kind,
     PairArguments,
-    at_broker,
     entity_of,
     examples,
+    failed_at,
     source_of,
     transport_of,
     with_pair,
@@ -66,7 +66,7 @@ def create(
                 for one in subscription or ():
                     await within(limit, transport.admin.create_subscription(entity, one))
             except TransportError as error:
-                raise CommandFailed(at_broker(transport, error)) from error
+                raise failed_at(transport, error) from error
         if json:
             put_json({"entity": str(entity), "created": made})
         else:
@@ -83,6 +83,7 @@ def delete(
     name: Name,
     kind: Kind = EntityKind.QUEUE,
     yes: Annotated[bool, typer.Option("--yes", metavar="", help="Yes, with all messages that it holds.")] = False,
+    json: Json = False,
 ) -> int:
     """Delete a queue or topic with all it holds; exit status 1 when it did not exist."""
     entity = entity_of(name, kind)
@@ -96,10 +97,13 @@ def delete(
             try:
                 deleted = await within(settings.options.attempt_timeout, transport.admin.delete(entity))
             except TransportError as error:
-                raise CommandFailed(at_broker(transport, error)) from error
+                raise failed_at(transport, error) from error
         if not deleted:
             raise CommandFailed(f"{transport.endpoint} has no {entity.kind} {entity.path!r}")
-        say(f"{entity}: deleted")
+        if json:
+            put_json({"entity": str(entity), "deleted": True})
+        else:
+            say(f"{entity}: deleted")
         return 0
 
     return run_async(run)
@@ -122,7 +126,7 @@ def list_entities(
             try:
                 listed = await within(settings.options.attempt_timeout, transport.admin.list_entities(prefix))
             except TransportError as error:
-                raise CommandFailed(at_broker(transport, error)) from error
+                raise failed_at(transport, error) from error
         entities = [entity for entity in listed if kind is None or entity.kind is kind]
         if json:
             put_json([{"path": entity.path, "kind": entity.kind.value} for entity in entities], indent=2)

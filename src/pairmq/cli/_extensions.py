@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command as command_of
 
 from pairmq.cli._errors import CommandFailed
+from pairmq.cli._flags import show_no_values
 
 GROUP = "pairmq.commands"
 
@@ -106,6 +107,7 @@ class ExtensibleGroup(TyperGroup):
         if isinstance(command, _Listed):
             try:
                 command = command.extension.load()
+                show_no_values(command, command.context_class(command, info_name=name, parent=ctx))
             except CommandFailed:
                 # A shell that only completes words shall not hear of it.
                 if not ctx.resilient_parsing:

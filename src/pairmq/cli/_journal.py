@@ -18,6 +18,7 @@ from pairmq.cli._errors import BadUsage, CommandFailed, file_problem, printable
 from pairmq.cli._journal_kept import journal_package
 from pairmq.cli._output import WARN, cells, note, put_json, say, stdout_console, stdout_written, table, warn
 from pairmq.cli._values import grouped, plural
+from pairmq.model import ConfigurationError
 from pairmq.model.records import KINDS, SCHEMA_VERSION
 
 T = TypeVar("T")
@@ -152,6 +153,8 @@ def _reading(step: Callable[[], T]) -> Callable[[], T]:
             return step()
         except OSError as error:
             raise CommandFailed(f"can't read {file_problem(str(error.filename or 'the journal'), error)}") from error
+        except ConfigurationError:  # a ValueError too: what is wrong is not the file
+            raise
         except ValueError as error:  # what Arrow's errors are
             raise CommandFailed(f"a file of the journal is no segment: {error}") from error
 

@@ -56,7 +56,7 @@ def price_number(where: str, value: object) -> Decimal:
     try:
         money = Decimal(str(value))
     except (InvalidOperation, ValueError):  # the latter of a number of thousands of digits
-        raise BadUsage(f"{where} is no number: it must be one of at least 0") from None
+        raise BadUsage(f"{where} must be a number of at least 0") from None
     if isinstance(value, bool) or not money.is_finite() or money < 0:
         raise BadUsage(f"{where} is {shortened(str(value))}: it must be a number of at least 0")
     if money and abs(money.adjusted()) > _MOST_DIGITS:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from pairmq.cli._common import at_broker, within
+from pairmq.cli._common import at_broker, failed_at, within
 from pairmq.cli._errors import BadUsage, CommandFailed, file_problem
 from pairmq.cli._journal_kept import journal_package
 from pairmq.cli._output import is_closed, note, warn
@@ -184,7 +184,7 @@ class ReceiveJob:
             await stop.or_result(within(self._limit, self._transport.admin.check()))
             exists = await stop.or_result(within(self._limit, self._transport.admin.exists(self._source.entity)))
         except TransportError as error:
-            raise CommandFailed(at_broker(self._transport, error)) from error
+            raise failed_at(self._transport, error) from error
         if exists is False:
             entity = self._source.entity
             raise CommandFailed(
@@ -207,7 +207,7 @@ class ReceiveJob:
                 retry = 0
             except TransportError as error:
                 if error.kind is FailureKind.REFUSED:
-                    raise CommandFailed(at_broker(self._transport, error)) from error
+                    raise failed_at(self._transport, error) from error
                 if not retry:
                     warn(f"{at_broker(self._transport, error)}; trying again")
                 await stop.wait(_BACKOFF.wait(retry, 0.5))

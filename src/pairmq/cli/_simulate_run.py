@@ -68,7 +68,7 @@ def replay_file(path: str, *, trace: str | None, shrink: bool, json: bool) -> in
     try:
         scenario = Scenario.from_json(Path(path).read_text("utf-8"))
     except OSError as error:
-        raise CommandFailed(f"can't read {file_problem(path, error)}") from None
+        raise BadUsage(f"can't read {file_problem(path, error)}") from None
     except ValueError as error:
         raise BadUsage(f"{path}: {error}") from None
     return _one(scenario, trace=trace, shrink=shrink, json=json)

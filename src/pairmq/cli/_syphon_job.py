@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from pairmq.cli._backlog_counts import Depths, count_queues
-from pairmq.cli._common import at_broker, within
+from pairmq.cli._common import failed_at, within
 from pairmq.cli._dashboard_serve import Serving
 from pairmq.cli._errors import CommandFailed, printable
 from pairmq.cli._output import note, put_json, stderr_console, warn
@@ -91,7 +91,7 @@ class SyphonJob:
                 await stop.or_result(within(limit, self._pair.secondary.admin.check()))
             except TransportError as error:
                 await self._pair.close()
-                raise CommandFailed(at_broker(self._pair.secondary, error)) from error
+                raise failed_at(self._pair.secondary, error) from error
         self._pair.subscribe(self._on_event, per_message=False)
         note(f"syphon: {self._pair.secondary.endpoint} → {self._pair.primary.endpoint}")
         # What was loaded up to here stays to the end. The collector would look through all of it again and again, which

@@ -117,3 +117,13 @@ def test_a_foreign_file_ends_it_clearly(directory, capsys):
     (directory / "date=2023-11-14" / "segment-x-000001.parquet").write_text("not Parquet")
     assert run(["journal", "show", str(directory)]) == 1
     assert "is no segment" in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize("command", ["show", "stat", "recover"])
+def test_without_pyarrow_no_file_is_blamed(tmp_path, capsys, monkeypatch, command):
+    def missing():
+        raise ConfigurationError("the journal needs pyarrow")
+
+    monkeypatch.setattr("pairmq.cli._journal.journal_package", missing)
+    assert run(["journal", command, str(tmp_path)]) == 2
+    assert capsys.readouterr().err == "error: the journal needs pyarrow\n"
