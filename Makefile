@@ -9,6 +9,7 @@ PYPROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 ARGS ?=
 PYTEST_ARGS ?=
 WORKERS ?= 4
+PARTS ?= $(if $(filter 0,$(WORKERS)),1,3)
 UPGRADE ?=
 HOURS ?=
 NAME ?=
@@ -16,7 +17,7 @@ NAME ?=
 BENCHMARKS := $(filter-out _% journal_generator run_all,$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo test test-long soak simulate chaos mutants model bench bench-one check docs site format lock clean
+.PHONY: help setup system demo test test-main test-pipeline test-simulated test-long soak simulate chaos mutants model bench bench-one check docs site format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,18 +34,28 @@ system: ## install the system packages the tests need (redis-server, rabbitmq-se
 demo: setup ## watch a failover happen (ARGS=... go to `pairmq demo`)
 	@$(BIN)/pairmq demo $(ARGS)
 
-# Most tests wait for servers and clients more than they compute, so that four at a time serve two processors. Those of
-# the pipeline share one Spark session, which takes a while to start. Hypothesis draws the same examples each time, so that
-# a change is judged by itself; without the seed it draws new ones.
-test: setup system ## all checks, then all tests (PYTEST_ARGS=... go to pytest; WORKERS=0 for one at a time)
+# Where Python is told to keep no bytecode, as in many images, each of the hundreds of programs that the tests start would
+# compile all of PairMQ.
+test test-main test-pipeline test-long soak: export PYTHONDONTWRITEBYTECODE =
+
+# Most tests wait for servers and clients more than they compute, so that four at a time serve two processors, and the two
+# other parts run beside them on what they leave: see part.sh.
+test: setup system ## all checks, then all tests (PYTEST_ARGS=... go to pytest; WORKERS=0 for one at a time, PARTS=1 for one part)
 	@$(MAKE) --no-print-directory check
+	@$(MAKE) --no-print-directory --jobs $(PARTS) test-main test-pipeline test-simulated
+
+# Hypothesis draws the same examples each time, so that a change is judged by itself; without the seed it draws new ones.
+test-main:
 	@echo "test: pytest"
 	@$(BIN)/python -m pytest -q -m "not long" --numprocesses $(WORKERS) --dist worksteal --hypothesis-seed 0 \
 		--ignore tests/pipeline $(PYTEST_ARGS)
-	@echo "test: pytest tests/pipeline"
-	@$(BIN)/python -m pytest -q -m "not long" tests/pipeline
-	@echo "test: 300 simulated hours"
-	@$(BIN)/pairmq simulate --seeds 0..299
+
+# These share one Spark session, which takes a while to start.
+test-pipeline:
+	@scripts/part.sh 5 "pytest tests/pipeline" $(BIN)/python -m pytest -q -m "not long" tests/pipeline
+
+test-simulated:
+	@scripts/part.sh 19 "300 simulated hours" $(BIN)/pairmq simulate --seeds 0..299
 
 test-long: setup system ## what takes minutes: more outages of real servers; Spark's kills, drains, judged chaos journals, a cluster, Connect
 	@$(BIN)/python -m pytest -q -m long --numprocesses $(WORKERS) --dist worksteal --ignore tests/pipeline $(PYTEST_ARGS)
@@ -63,7 +74,7 @@ simulate: setup ## 300 simulated hours of failures, judged (HOURS=10000 can be r
 chaos: setup system ## random faults on real servers, judged (ARGS=--pair rabbitmq,redis --minutes 5 --seed N)
 	@$(BIN)/python -m pairmq.testing.chaos $(ARGS)
 
-mutants: setup ## plant bugs, and see whether the simulation finds them (ARGS=--only NAME)
+mutants: setup ## plant bugs, and see whether the simulation or a test finds each (ARGS=--only NAME)
 	@$(BIN)/python scripts/mutants.py $(ARGS)
 
 model: setup ## search the model of the design: 21 hazards planted, then the real rules (ARGS="--hazard 7", --write)

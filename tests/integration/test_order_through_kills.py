@@ -1,4 +1,4 @@
-"""Order of sessions through a killed primary and a killed syphon, on real servers (SPEC 8)."""
+"""Order of sessions through a killed primary, syphon and secondary, on real servers (SPEC 8)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,18 @@ from pairmq.plugins import registry
 from pairmq.transport import QueueProperties
 from pairmq_rabbitmq.testing import RabbitServer
 from pairmq_redis.testing import RedisServer
+from pairmq_servicebus.testing import ServiceBusServer
 
-pytestmark = pytest.mark.real_server
+pytestmark = [
+    pytest.mark.real_server,
+    # Azure's client forgets sockets of connections that failed while they were opened, of which nobody else knows.
+    pytest.mark.filterwarnings(
+        r"ignore:Exception ignored in. <(socket|function StreamWriter|function _SelectorTransport)"
+        ":pytest.PytestUnraisableExceptionWarning"
+    ),
+]
+
+Server = RabbitServer | RedisServer | ServiceBusServer
 
 SESSIONS = [f"session-{number}" for number in range(8)]
 PATIENCE = 120.0  # s
@@ -37,16 +47,30 @@ OPTIONS = PairOptions(
 )
 
 
-@pytest.fixture(params=["redis-redis", pytest.param("rabbitmq-redis", marks=pytest.mark.long)])
+LOCAL = {"redis": RedisServer, "servicebus": ServiceBusServer}
+
+
+@pytest.fixture(
+    params=[
+        "redis-redis",
+        "redis-rabbitmq",
+        "redis-servicebus",
+        pytest.param("rabbitmq-redis", marks=pytest.mark.long),
+        pytest.param("rabbitmq-rabbitmq", marks=pytest.mark.long),
+        pytest.param("servicebus-servicebus", marks=pytest.mark.long),
+        pytest.param("servicebus-redis", marks=pytest.mark.long),
+    ]
+)
 def brokers(
     request: pytest.FixtureRequest, rabbit_servers: Callable[[int], list[RabbitServer]]
-) -> Iterator[tuple[RabbitServer | RedisServer, RedisServer]]:
-    with RedisServer() as west:
-        if request.param == "redis-redis":
-            with RedisServer() as east:
-                yield east, west
-        else:
-            yield rabbit_servers(1)[0], west
+) -> Iterator[tuple[Server, Server]]:
+    products = request.param.split("-")
+    kept = iter(rabbit_servers(products.count("rabbitmq")) if "rabbitmq" in products else ())
+    with ExitStack() as fresh:
+        east, west = (
+            next(kept) if product == "rabbitmq" else fresh.enter_context(LOCAL[product]()) for product in products
+        )
+        yield east, west
 
 
 class Traffic:
@@ -80,10 +104,19 @@ class Traffic:
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():
-            await asyncio.sleep(0.02)
-    assert condition(), what
+    async def ask() -> bool:
+        return condition()
+
+    await until_asked(ask, bool, what)
+
+
+async def until_asked(ask: Callable[[], Awaitable[int]], enough: Callable[[int], bool], what: str) -> None:
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while not enough(await ask()):
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        pytest.fail(f"not within {PATIENCE:g} s: {what}")
 
 
 @asynccontextmanager
@@ -118,14 +151,11 @@ async def first_copies(pair: Pair) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.timeout(3 * PATIENCE)
-async def test_sessions_keep_their_order_when_the_primary_and_the_syphon_are_killed(
-    brokers: tuple[RabbitServer | RedisServer, RedisServer],
-    hands: Callable[..., Awaitable[Any]],
-    tmp_path: Path,
-) -> None:
-    east, west = brokers
-    log = tmp_path / "syphon.log"
+@asynccontextmanager
+async def diverting(
+    east: Server, west: Server, hands: Callable[..., Awaitable[Any]]
+) -> AsyncIterator[tuple[Pair, Traffic]]:
+    """Sessions whose messages all go to the backlog, of a primary that was killed and has come back."""
     await make_queues(west.url)
     async with Pair.connect(east.url, west.url, options=OPTIONS) as pair:
         await pair.primary.admin.create(Entity("orders"))
@@ -134,16 +164,62 @@ async def test_sessions_keep_their_order_when_the_primary_and_the_syphon_are_kil
         await hands(east.kill)
         await until(lambda: traffic.latest(Route.BACKLOG) and traffic.diverted() > 500, "every session diverts")
         await hands(east.restart)
+        yield pair, traffic
+
+
+@pytest.mark.timeout(3 * PATIENCE)
+async def test_sessions_keep_their_order_when_the_primary_and_the_syphon_are_killed(
+    brokers: tuple[Server, Server],
+    hands: Callable[..., Awaitable[Any]],
+    tmp_path: Path,
+) -> None:
+    east, west = brokers
+    log = tmp_path / "syphon.log"
+    async with diverting(east, west, hands) as (pair, traffic):
         async with syphon(east.url, west.url, log) as first:
-            before = await backlog(pair)
-            await until_async(lambda: backlog(pair), lambda left: left < before - 50, "the syphon works")
+            await some_came_home(pair)
             first.kill()
-        # The locks of the killed syphon go on for a while: the second one must not pass what they hold.
+        # The locks of the killed syphon may go on for a while: the second one must not pass what they hold.
         async with syphon(east.url, west.url, log):
-            await until(lambda: traffic.latest(Route.PRIMARY), "every session is back at the primary")
-            await traffic.stop()
-            assert await backlog(pair) == 0
-            copies = await first_copies(pair)
+            copies = await all_came_home(pair, traffic)
+    judge(traffic, copies)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3 * PATIENCE)
+async def test_sessions_keep_their_order_when_the_secondary_is_killed_in_mid_drain(
+    brokers: tuple[Server, Server],
+    hands: Callable[..., Awaitable[Any]],
+    tmp_path: Path,
+) -> None:
+    east, west = brokers
+    async with (
+        diverting(east, west, hands) as (pair, traffic),
+        syphon(east.url, west.url, tmp_path / "syphon.log"),
+    ):
+        await some_came_home(pair)
+        await hands(west.kill)
+        await hands(west.restart)
+        copies = await all_came_home(pair, traffic)
+    judge(traffic, copies)
+
+
+async def some_came_home(pair: Pair) -> None:
+    before = await at_home(pair)
+    await until_asked(lambda: at_home(pair), lambda there: there > before + 50, "the syphon works")
+
+
+async def all_came_home(pair: Pair, traffic: Traffic) -> dict[str, list[str]]:
+    """End the traffic when every session sends to the primary again; gives the first copies there."""
+    await until(lambda: traffic.latest(Route.PRIMARY), "every session is back at the primary")
+    await traffic.stop()
+    # A look of the last send may still be on its way through a queue of RabbitMQ.
+    await until_asked(lambda: backlog(pair), lambda left: left == 0, "the backlog is empty")
+    return await first_copies(pair)
+
+
+def judge(traffic: Traffic, copies: dict[str, list[str]]) -> None:
+    """Compare the order of receipts with that of first copies."""
     for session, receipts in traffic.receipts.items():
         wanted = [receipt.message_id for receipt in receipts]
         assert {Route.PRIMARY, Route.BACKLOG} == {receipt.route for receipt in receipts}
@@ -155,17 +231,15 @@ async def make_queues(url: str) -> None:
     """Make the backlog queues with locks so short that a test can wait for the end of those of a killed syphon."""
     transport = registry.transport(url)
     for index in range(2):
-        properties = QueueProperties(lock_duration=4.0, max_delivery_count=None, single_consumer=True)
+        properties = QueueProperties(lock_duration=5.0, max_delivery_count=None, single_consumer=True)
         await transport.admin.create(Entity(f"backlog/{index}"), properties)
     await transport.close()
+
+
+async def at_home(pair: Pair) -> int:
+    return (await pair.primary.admin.counts(Source(Entity("orders")))).pending
 
 
 async def backlog(pair: Pair) -> int:
     counts = [await pair.secondary.admin.counts(Source(queue)) for queue in pair.backlog_queues]
     return sum(each.pending for each in counts)
-
-
-async def until_async(ask: Callable[[], Awaitable[int]], enough: Callable[[int], bool], what: str) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not enough(await ask()):
-            await asyncio.sleep(0.02)

@@ -414,7 +414,7 @@ async def test_wrong_password_with_connections_dropped_under_sends(brokers: Brok
         await hands(primary.change_password, "app", "new")
         await under.burst(200)
         await under.hit(primary.drop_clients, lambda: emptied(primary))
-        await asyncio.sleep(2)
+        await until(lambda: sum(s.began >= under.hit_at for s in under.sends) > 60, 60)
         await under.heal(lambda: primary.change_password("app", "old"))
         await asyncio.sleep(0.5)
         await under.stop()

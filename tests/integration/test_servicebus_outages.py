@@ -229,7 +229,7 @@ async def test_slow_network_does_not_fail_over(brokers: Brokers, proxy: TcpProxy
         under.check_books(found)
 
 
-@pytest.mark.parametrize("product", ["rabbitmq", "redis"])
+@pytest.mark.parametrize("product", [pytest.param("rabbitmq", marks=pytest.mark.long), "redis"])
 async def test_another_product_fails_over_to_service_bus(
     product: str,
     namespaces: tuple[ServiceBusServer, ServiceBusServer],

@@ -148,7 +148,7 @@ def killed(tmp_path_factory):
             brokers.make(f"q{number}", lock=LOCK)
             brokers.send(numbered(100), f"q{number}")
         command = [sys.executable, "-c", textwrap.dedent(KILLED), brokers.primary, str(folder), *STEPS]
-        subprocess.run(command, timeout=50, check=True)
+        subprocess.run(command, timeout=200, check=True)
         yield brokers, folder
 
 

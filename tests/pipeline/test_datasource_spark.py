@@ -47,6 +47,7 @@ def to_the_end(query) -> None:
     assert query.exception() is None
 
 
+@pytest.mark.long
 def test_what_is_browsed_can_be_written_elsewhere_without_a_change(brokers, session):
     sent = Message(
         b"\x00\xff",

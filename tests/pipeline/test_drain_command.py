@@ -18,7 +18,7 @@ from diverted import held, leave, taken
 from pairmq.cli._app import run
 from pairmq_redis.testing import RedisServer
 
-pytestmark = [pytest.mark.real_server, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real_server, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
@@ -125,6 +125,7 @@ def test_the_program_of_the_document_drains(spark, servers, tmp_path, monkeypatc
     assert capfd.readouterr().out == "0 left, 30 moved\n"
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_the_program_cleanly_and_no_password_is_in_any_log(servers, tmp_path):
     """As a program of its own with everything logged: arguments with passwords, an event log, a journal, -vv."""
     east, west = (server.url for server in servers)

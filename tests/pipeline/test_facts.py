@@ -63,7 +63,15 @@ def both(request, spark):
     spark.catalog.clearCache()
 
 
-@pytest.mark.parametrize("name", [table.name for table in TABLES])
+# Each table takes jobs of its own, which together last as long as many other tests.
+ESSENTIAL = ("reconciliation", "episodes")
+NAMES = [
+    pytest.param(table.name, marks=[] if table.name in ESSENTIAL else [pytest.mark.long], id=table.name)
+    for table in TABLES
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_table_of_merged_facts_is_that_of_all_rows(both, name):
     whole, parts = (made[name] for made in both)
     assertDataFrameEqual(parts, whole)

@@ -310,7 +310,7 @@ def test_what_was_left_is_taken_in_lots_of_no_more_than_a_batch_may_have(spark, 
     assert ledger.last.waiting == ()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_rows_are_taken_once_whatever_overlaps_in_whatever_order(spark, intake, journal, tmp_path, seed):
     rng = random.Random(seed)
     whole = table(rows=30)
@@ -381,6 +381,7 @@ def test_a_ledger_that_lacks_what_spark_has_committed_is_refused(spark, tmp_path
 # One at a time
 
 
+@pytest.mark.long
 def test_a_batch_run_is_refused_while_a_follower_is_at_work_and_told_who_it_is(spark, tmp_path, journal):
     refused = []
 

@@ -10,7 +10,7 @@ from pairmq.model.events import Cause, Side
 from pairmq.pipeline import run
 from pairmq.pipeline.reporting import report
 
-pytestmark = pytest.mark.timeout(300)  # the first one waits for Spark, on a busy machine
+pytestmark = pytest.mark.timeout(600)  # the first one waits for Spark, on a busy machine
 
 
 @pytest.fixture(scope="module")
