@@ -89,6 +89,9 @@ def _line(left: Point, entered: Point, causes: list[str]) -> str:
     curve = f"M{start.x:.0f} {start.y:.0f}Q{middle.x:.0f} {middle.y:.0f} {end.x:.0f} {end.y:.0f}"
     share = 0.5 if not down else 0.33 if across else 0.28
     at = Point(*(_quadratic(start[axis], middle[axis], end[axis], share) for axis in (0, 1)))
+    if not across and (aside.x < 0) == (left.x < WIDTH / 2):  # between the line and the border: no room for words
+        outside = -9 - LINE * (len(causes) - 1) if aside.x < 0 else LINE
+        return _path(curve) + _text(Point(at.x + outside, (start.y + end.y) / 2), causes, "middle", upwards=True)
     lift = LINE * (len(causes) - 1) / 2
     if across and down:  # off the line, which is not level
         lift = -12 if aside.y > 0 else 2 * lift + 6
@@ -116,9 +119,10 @@ def _path(curve: str) -> str:
     return f'<path class="move" d="{curve}" marker-end="url(#arrow)"/>'
 
 
-def _text(at: Point, rows: list[str], anchor: str = "start") -> str:
+def _text(at: Point, rows: list[str], anchor: str = "start", *, upwards: bool = False) -> str:
     spans = "".join(
         f'<tspan x="{at.x:.0f}" dy="{LINE if number else 0}">{html.escape(row)}</tspan>'
         for number, row in enumerate(rows)
     )
-    return f'<text x="{at.x:.0f}" y="{at.y:.0f}" text-anchor="{anchor}">{spans}</text>'
+    turned = f' transform="rotate(-90 {at.x:.0f} {at.y:.0f})"' if upwards else ""
+    return f'<text x="{at.x:.0f}" y="{at.y:.0f}" text-anchor="{anchor}"{turned}>{spans}</text>'

@@ -17,6 +17,7 @@ settings.configure(
 )
 
 from django.core.management import execute_from_command_line  # noqa: E402  # Django has to have its settings first
+from django.core.wsgi import get_wsgi_application  # noqa: E402
 from django.http import HttpRequest, HttpResponse  # noqa: E402
 from django.urls import path  # noqa: E402
 from django.views.decorators.http import require_POST  # noqa: E402
@@ -36,6 +37,7 @@ def place(request: HttpRequest, number: int) -> HttpResponse:
 
 
 urlpatterns = [path("orders/<int:number>", place), path("ready", ready)]
+application = get_wsgi_application()  # for Gunicorn and uWSGI
 
 if __name__ == "__main__":
     execute_from_command_line(sys.argv)
