@@ -19,7 +19,7 @@ class Disk:
     """What stands between a journal and its disk; it can be stopped, and it can fail."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.problem: OSError | None = None
+        self.problem: Exception | None = None
         self.torn = False
         self.calls = 0
         self.works = threading.Event()
@@ -30,16 +30,22 @@ class Disk:
     def write(self, descriptor: int, data: memoryview, offset: int) -> int:
         self.calls += 1
         self.works.wait(60)
-        if self.problem is not None:
+        problem = self.problem  # once, as the test takes it away while the journal's thread is here
+        if problem is not None:
             if self.torn:
                 self._write(descriptor, data[:7], offset)
-            raise self.problem
+            raise problem
         return self._write(descriptor, data, offset)
 
 
 @pytest.fixture
 def disk(monkeypatch) -> Disk:
     return Disk(monkeypatch)
+
+
+def none_left(thread: threading.Thread) -> None:
+    """What the system says when it gives no thread more."""
+    raise RuntimeError("can't start new thread")
 
 
 def fill(one: Journal, count: int, first: int = 0) -> None:
@@ -139,6 +145,53 @@ def test_a_disk_that_fails_is_told_once_and_tried_again(journal, disk, tmp_path,
     assert sum("can't be written" in record.getMessage() for record in caplog.records) == 1
 
 
+def test_a_defect_below_the_journal_does_not_end_it(journal, disk, tmp_path, caplog):
+    one = journal(max_buffered=10, stall_timeout=60.0)
+    disk.problem = TypeError("planted")
+    one.on_event(warned("meanwhile"))
+    until(lambda: disk.calls >= 2)
+    disk.problem = None
+    until(lambda: one.flush(1))
+    assert one.close(30)
+    assert texts(tmp_path) == ["meanwhile"]
+    (told,) = (record for record in caplog.records if "can't be written" in record.getMessage())
+    assert told.exc_info, "where it comes from is not told"
+
+
+def test_without_a_thread_nobody_waits_and_the_next_event_tries_again(journal, tmp_path, monkeypatch, caplog):
+    one = journal(max_buffered=10, stall_timeout=60.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", none_left)
+        fill(one, 12)
+    assert one.dropped == 2
+    assert any("can't start new thread" in record.getMessage() for record in caplog.records)
+    fill(one, 1, 12)  # the buffer is full, and only now there is a thread again
+    assert one.close(30)
+    assert one.dropped in (2, 3)
+    assert texts(tmp_path)[:10] == [str(number) for number in range(10)]
+
+
+def test_what_no_thread_wrote_is_counted_at_the_end(journal, tmp_path, monkeypatch):
+    one = journal()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", none_left)
+        fill(one, 3)
+        assert one.close(30)
+    assert one.dropped == 3
+    assert texts(tmp_path) == []
+
+
+def test_a_thread_that_comes_late_writes_what_waited(journal, tmp_path, monkeypatch):
+    one = journal()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", none_left)
+        fill(one, 3)
+    fill(one, 1, 3)
+    assert one.close(30)
+    assert texts(tmp_path) == ["0", "1", "2", "3"]
+    assert one.dropped == 0
+
+
 def test_while_the_disk_fails_nobody_waits(journal, disk):
     one = journal(max_buffered=10, stall_timeout=60.0)
     disk.problem = OSError(errno.ENOSPC, "full")
@@ -199,12 +252,13 @@ def test_a_directory_that_is_deleted_costs_nothing(journal, tmp_path):
 def test_a_segment_that_can_t_be_written_is_made_later(journal, tmp_path, monkeypatch, caplog):
     from pairmq.observe.journal import _segments as module
 
-    problems = [OSError(errno.ENOSPC, "full")]
+    full = threading.Event()
+    full.set()
     write = module._write
 
     def failing(*arguments):
-        if problems:
-            raise problems[0]
+        if full.is_set():
+            raise OSError(errno.ENOSPC, "full")
         write(*arguments)
 
     monkeypatch.setattr(module, "_write", failing)
@@ -212,7 +266,7 @@ def test_a_segment_that_can_t_be_written_is_made_later(journal, tmp_path, monkey
     one.on_event(warned("first"))
     until(lambda: any("stays as it is" in record.getMessage() for record in caplog.records))
     assert segments(tmp_path) == []
-    problems.clear()
+    full.clear()
     one.on_event(warned("second"))
     assert one.close(30)
     assert texts(tmp_path) == ["first", "second"]

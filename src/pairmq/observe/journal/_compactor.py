@@ -44,11 +44,20 @@ class Compactor:
         self.start()
 
     def start(self) -> None:
-        """Begin, if there is anything to do: at first to recover what was left behind."""
+        """Begin, if there is anything to do: at first to recover what was left behind.
+
+        Where the system gives no thread the parts stay as they are, and the next one tries again.
+        """
         with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="journal segments", daemon=True)
-                self._thread.start()
+            if self._thread is not None:
+                return
+            thread = threading.Thread(target=self._run, name="journal segments", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                _log.error("journal: the parts in %s stay as they are for now: %s", self._directory, error)
+            else:
+                self._thread = thread
 
     def wait(self) -> None:
         """Return when all parts are segments, or were let go of."""

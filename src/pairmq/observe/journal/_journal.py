@@ -151,6 +151,7 @@ class Journal:
             self._most = -1  # whatever comes now takes the slow path, which refuses it
             self._changed.notify_all()
             if self._thread is None:
+                self._abandon(0)
                 self._closed = True
             # Not by joining the thread: a signal's handler may have interrupted us with this lock in our hand, which
             # the thread needs; waiting lets go of it however often it was taken.
@@ -164,6 +165,8 @@ class Journal:
         with self._changed:
             if self._closing:
                 raise JournalClosedError(f"the journal in {self._directory} is closed")
+            if self._thread is None:
+                self._rouse()
             if self._options.on_full == "wait" and not self._failing and not self._stalled:
                 self._hurry = True
                 self._changed.notify_all()
@@ -186,12 +189,24 @@ class Journal:
 
     def _rouse(self) -> None:
         with self._changed:
-            if self._thread is None and not self._closing:
-                # A daemon: one that were not would be waited for before the handlers of `atexit` run, for ever.
-                self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
-                self._thread.start()
+            if self._thread is None and not self._closing and not self._began():
+                return
             self._asleep = False
             self._changed.notify_all()
+
+    def _began(self) -> bool:
+        """Start the thread; where the system gives none, the next event tries again, and nobody waits for room."""
+        # A daemon: one that were not would be waited for before the handlers of `atexit` run, for ever.
+        thread = threading.Thread(target=self._work, name="journal", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            if not self._failing:
+                _log.error("journal: %s can't be written: %s; trying again", self._directory, error)
+            self._failing = True
+            return False
+        self._thread = thread
+        return True
 
     # The thread.
 
@@ -257,14 +272,17 @@ class Journal:
         assert frame is not None  # noqa: S101  # the caller has looked
         try:
             self._writer.write(frame)
-        except OSError as error:
+        except Exception as error:
+            # Whatever it is: without its thread the journal would make everybody wait who reports an event.
             self._retry += 1
             if not self._failing:
-                _log.error("journal: %s can't be written: %s; trying again", self._directory, error)
+                unknown = None if isinstance(error, OSError) else error
+                _log.error("journal: %s can't be written: %s; trying again", self._directory, error, exc_info=unknown)
             with self._changed:
                 self._failing = True
                 if self._closing:
-                    self._give_up(frame)
+                    self._abandon(frame.rows)
+                    self._frame = None
                 self._changed.notify_all()
         else:
             if self._failing:
@@ -274,13 +292,13 @@ class Journal:
             self._failing = False
             self._settle()
 
-    def _give_up(self, frame: Frame) -> None:
-        """The journal closes, and the disk still fails."""
-        lost = frame.rows + len(self._buffer)
-        self._drop(lost, time.time())
-        self._buffer.clear()
-        self._frame = None
-        _log.error("journal: closed with %d events unwritten, as %s fails", lost, self._directory)
+    def _abandon(self, rows: int) -> None:
+        """The journal closes, and can't write: these rows and what waits are lost, and counted."""
+        lost = rows + len(self._buffer)
+        if lost:
+            self._drop(lost, time.time())
+            self._buffer.clear()
+            _log.error("journal: closed with %d events unwritten, as %s fails", lost, self._directory)
 
     def _settle(self) -> None:
         with self._changed:

@@ -76,7 +76,7 @@ class Writer:
             self._due_at = self._now() + self._options.max_age
         try:
             self._part.append(frame, sync=self._options.fsync)
-        except OSError:
+        except Exception:
             if not self._part.rows:
                 # It may be the file itself that can't be written to: try another one next.
                 self._part.remove()
