@@ -143,8 +143,11 @@ def test_a_value_that_can_not_work(cli, brokers: list[str], arguments: list[str]
     assert says in ended.err
 
 
-def test_the_same_broker_twice(cli) -> None:
-    ended = cli("send", "-e", "q", "--primary", "memory://one", "--secondary", "memory://one")
+@pytest.mark.parametrize(
+    "command", [["send", "-e", "q"], ["status"], ["backlog", "list"], ["dashboard"]], ids=lambda command: command[0]
+)
+def test_the_same_broker_twice(cli, command: list[str]) -> None:
+    ended = cli(*command, "--primary", "memory://one", "--secondary", "memory://one")
     _one_line(ended, 2)
     assert "same broker" in ended.err
 

@@ -18,7 +18,7 @@ from pairmq.cli._common import (
     backlog_queues,
     examples,
     failed_at,
-    transport_of,
+    transports_of,
     with_pair,
     within,
 )
@@ -57,13 +57,14 @@ class _Backlog:
     def __init__(self, pair: PairArguments, index: int | None = None) -> None:
         settings = pair.settings()
         self.limit = settings.options.attempt_timeout
-        queues = backlog_queues(transport_of(settings.primary), settings.options)
+        primary, secondary = transports_of(settings)
+        queues = backlog_queues(primary, settings.options)
         if index is not None and index >= len(queues):
             raise BadUsage(f"--index is {index}: the pair has {len(queues)} backlog queues, 0 to {len(queues) - 1}")
         self.queues: tuple[tuple[int, Entity], ...] = tuple(
             (number, queue) for number, queue in enumerate(queues) if index in (None, number)
         )
-        self.transport: Transport = transport_of(settings.secondary)
+        self.transport: Transport = secondary
 
     def failed(self, error: TransportError) -> CommandFailed:
         """The broker's failure as the command's."""

@@ -23,7 +23,7 @@ from pairmq.model import (
     Source,
     TransportError,
 )
-from pairmq.pair import Settings, load_settings
+from pairmq.pair import Settings, check_distinct, load_settings
 from pairmq.plugins import registry
 from pairmq.transport import Transport
 
@@ -315,6 +315,13 @@ def source_of(name: str, subscription: str | None, dead_letter: bool) -> Source:
 def transport_of(url: str) -> Transport:
     """The transport of a URL; no IO. Raises `ConfigurationError`."""
     return registry.transport(url)
+
+
+def transports_of(settings: Settings) -> tuple[Transport, Transport]:
+    """The transports of a pair's two brokers; no IO. Raises `ConfigurationError`, also when they are one broker."""
+    primary, secondary = transport_of(settings.primary), transport_of(settings.secondary)
+    check_distinct(primary, secondary)
+    return primary, secondary
 
 
 def backlog_queues(primary: Transport, options: PairOptions) -> tuple[Entity, ...]:

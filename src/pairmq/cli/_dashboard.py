@@ -17,7 +17,7 @@ from pairmq.cli._common import (
     PairArguments,
     entity_of,
     examples,
-    transport_of,
+    transports_of,
     with_pair,
 )
 from pairmq.cli._dashboard_serve import Serving, check_dashboard
@@ -110,7 +110,7 @@ def dashboard(
             return await _serve_brokers(await _brokers(settings, stack), place, stack, stop, json=json)
 
     async def _brokers(settings: Settings, stack: AsyncExitStack) -> Brokers:
-        primary, secondary = transport_of(settings.primary), transport_of(settings.secondary)
+        primary, secondary = transports_of(settings)
         for transport in (primary, secondary):
             await stack.enter_async_context(transport)
         return Brokers(primary, secondary, settings.options)

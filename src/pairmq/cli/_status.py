@@ -20,7 +20,7 @@ from pairmq.cli._common import (
     backlog_queues,
     entity_of,
     examples,
-    transport_of,
+    transports_of,
     with_pair,
 )
 from pairmq.cli._errors import printable
@@ -63,7 +63,7 @@ def status(
     """
     entities = tuple(entity_of(name, kind) for name in entity or ())
     settings = pair.settings()
-    primary, secondary = transport_of(settings.primary), transport_of(settings.secondary)
+    primary, secondary = transports_of(settings)
     queues = backlog_queues(primary, settings.options)
     limit = settings.options.attempt_timeout
 

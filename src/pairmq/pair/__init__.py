@@ -6,7 +6,14 @@ from pairmq.pair._pair import Pair
 from pairmq.pair._readiness import EntityReadiness, Readiness
 from pairmq.pair._receiver import PairDelivery, PairReceiver
 from pairmq.pair._sender import PairSender
-from pairmq.pair._settings import Settings, check_available, load_settings, misspelt_variables, parse_duration
+from pairmq.pair._settings import (
+    Settings,
+    check_available,
+    check_distinct,
+    load_settings,
+    misspelt_variables,
+    parse_duration,
+)
 
 __all__ = [
     "Deduplicator",
@@ -20,6 +27,7 @@ __all__ = [
     "Readiness",
     "Settings",
     "check_available",
+    "check_distinct",
     "load_settings",
     "misspelt_variables",
     "parse_duration",

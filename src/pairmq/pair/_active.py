@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pairmq.model import ConfigurationError
+from pairmq.pair._settings import check_distinct
 from pairmq.transport import Transport
 
 _active: list[tuple[Transport, Transport]] = []
@@ -15,10 +16,7 @@ def claim(primary: Transport, secondary: Transport) -> None:
         ConfigurationError: one of the connections is in a pair already, both are the same broker, or one broker would
             be the primary of one pair and the secondary of another.
     """
-    if primary is secondary or primary.endpoint.identity == secondary.endpoint.identity:
-        raise ConfigurationError(
-            f"primary and secondary are the same broker ({primary.endpoint}): pair two that can fail independently"
-        )
+    check_distinct(primary, secondary)
     for transport in (primary, secondary):
         if transport.ended:
             raise ConfigurationError(f"the connection to {transport.endpoint} is closed: make a new one")

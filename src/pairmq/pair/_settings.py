@@ -139,6 +139,22 @@ def check_directory(journal: object) -> None:
         raise ConfigurationError(f"journal is a {type(journal).__name__}: it must be the path of a directory")
 
 
+def check_distinct(primary: Transport, secondary: Transport) -> None:
+    """Refuse a pair of one broker with itself.
+
+    Args:
+        primary: where messages go while it works.
+        secondary: where they wait when it does not.
+
+    Raises:
+        ConfigurationError: both are the same broker (SPEC 9.3).
+    """
+    if primary is secondary or primary.endpoint.identity == secondary.endpoint.identity:
+        raise ConfigurationError(
+            f"primary and secondary are the same broker ({primary.endpoint}): pair two that can fail independently"
+        )
+
+
 def check_available(options: PairOptions, secondary: Transport) -> None:
     """Refuse what an option promises and the secondary can't keep.
 

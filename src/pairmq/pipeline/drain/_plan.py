@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pairmq.model import ConfigurationError, Entity
-from pairmq.pair import Settings, load_settings
+from pairmq.pair import Settings, check_distinct, load_settings
 from pairmq.plugins import registry
 from pairmq.transport import Transport
 
@@ -79,9 +79,9 @@ def make_plan(
         config=config,
         overrides={**(options or {}), "enable_syphon": True},
     )
-    first, second = (registry.transport(url).endpoint for url in (settings.primary, settings.secondary))
-    if first.identity == second.identity:
-        raise ConfigurationError(f"primary and secondary are the same broker ({first})")
+    transports = registry.transport(settings.primary), registry.transport(settings.secondary)
+    check_distinct(*transports)
+    first, second = (transport.endpoint for transport in transports)
     file = config or os.environ.get("PAIRMQ_CONFIG") or None
     return Plan(
         settings=settings,
