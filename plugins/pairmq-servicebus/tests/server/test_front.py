@@ -147,7 +147,7 @@ async def test_sending_without_credit_costs_the_link(dial: Dial, monkeypatch: py
             peer.transfer(handle, amqp.encode_message(body=b"x"))
         # Over a socket it would read them in as many pieces as the system likes, and grant new credit after each: only
         # what it is given in one piece is surely too much.
-        (client,) = server._front.clients
+        (client,) = server._shared.clients
         client.data_received(b"".join(said))
         detached = await asyncio.to_thread(peer.expect, p.Detach)
     finally:

@@ -214,9 +214,9 @@ async def local(tmp_path: Any) -> AsyncIterator[LocalServer]:
 async def test_nobody_hears_of_what_is_not_durable(
     local: LocalServer, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pairmq_servicebus.server.front import _front
+    from pairmq_servicebus.server.front import _shared
 
-    monkeypatch.setattr(_front, "_RETRY", 0.3)
+    monkeypatch.setattr(_shared, "_RETRY", 0.3)
     assert local.addresses is not None
     peer = await asyncio.to_thread(dial, local.addresses.port)
     handle = await asyncio.to_thread(lambda: peer.attach("orders", sends=True))

@@ -347,7 +347,7 @@ async def hasty(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalServer]:
 
 
 def clients_of(server: LocalServer) -> int:
-    return len(server._front.clients)
+    return len(server._shared.clients)
 
 
 async def until_nobody_is_there(server: LocalServer, within: float) -> None:
@@ -403,7 +403,7 @@ async def test_who_does_not_read_is_sent_no_more_and_cut_off_at_the_end(hasty: L
         writer.write(head_of + frames.write_frame(p.write_performative(performative)))
     await asyncio.sleep(0.5)
     locked = hasty.broker.resolve_receive("orders")
-    (client,) = hasty._front.clients
+    (client,) = hasty._shared.clients
     assert client.congested
     assert 0 < len(locked._locks) < 200
     client.close()

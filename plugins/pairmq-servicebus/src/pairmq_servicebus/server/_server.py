@@ -26,7 +26,7 @@ from pairmq_servicebus.server.amqp import (
 from pairmq_servicebus.server.atom import ControlHandlers, make_app
 from pairmq_servicebus.server.broker import Broker, SqliteStore
 from pairmq_servicebus.server.faults import FaultPlan
-from pairmq_servicebus.server.front import AmqpFront, Authorizer
+from pairmq_servicebus.server.front import AmqpFront, Authorizer, Shared
 from pairmq_servicebus.server.settings import ServerSettings
 
 _SCALAR_TYPES = (Byte, Char, Float, Int, Long, Short, Symbol, Timestamp, UByte, UInt, ULong, UShort)
@@ -66,9 +66,10 @@ class LocalServer:
         store = None if settings.data is None else SqliteStore(settings.data, _SCALAR_TYPES)
         self.broker = Broker(time.time, store, max_message_bytes=settings.max_message_bytes)
         self._authorizer = Authorizer(settings.keys, any_token=settings.accept_any_token)
-        self._front = AmqpFront(
+        self._shared = Shared(
             self.broker, self._authorizer, self.faults, settings.namespace, settings.max_message_bytes
         )
+        self._front = AmqpFront(self._shared)
         self._runner: web.AppRunner | None = None
         self.addresses: Addresses | None = None
 
@@ -98,7 +99,7 @@ class LocalServer:
         except BaseException:
             await self.stop()
             raise
-        self._front.changed()
+        self._shared.changed()
         self.addresses = Addresses(port, admin_port, tls_port, admin_tls_port)
         return self.addresses
 
@@ -120,7 +121,7 @@ class LocalServer:
             self.broker,
             authorize=self._authorize,
             namespace=settings.namespace,
-            on_change=self._front.entities_changed,
+            on_change=self._shared.entities_changed,
             control=control,
         )
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
@@ -159,7 +160,7 @@ class LocalServer:
 
     def _entities_changed(self) -> None:
         self.broker.flush()
-        self._front.entities_changed()
+        self._shared.entities_changed()
 
     def _authorize(self, header: str, url: str) -> bool:
         return self._authorizer.check(header.removeprefix("Bearer "), url, time.time()) is None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pairmq_servicebus.server.amqp import SENDER, AmqpError, Link, Symbol
 from pairmq_servicebus.server.broker import BrokerError, Source
 from pairmq_servicebus.server.faults import FaultAction, FaultPoint
@@ -11,6 +9,7 @@ from pairmq_servicebus.server.front import _errors
 from pairmq_servicebus.server.front._addresses import CBS, managed_entity, path_of
 from pairmq_servicebus.server.front._endpoint import Endpoint
 from pairmq_servicebus.server.front._node import ReplyLink
+from pairmq_servicebus.server.front._owner import Owner
 from pairmq_servicebus.server.front._receiving import ReceivingLink
 from pairmq_servicebus.server.front._requests import RequestLink
 from pairmq_servicebus.server.front._sending import SendingLink
@@ -21,15 +20,12 @@ from pairmq_servicebus.server.front._session_filter import (
     session_wish,
 )
 
-if TYPE_CHECKING:
-    from pairmq_servicebus.server.front._client import Client
-
 _BATCH_SIZE = Symbol("com.microsoft:max-message-batch-size")
 _MAX_BATCH = 256 * 1024
 """Bytes of a batch (Service Bus documentation: quotas, Standard tier)."""
 
 
-def attach(client: Client, link: Link) -> None:
+def attach(client: Owner, link: Link) -> None:
     """Answer a link: at once, or when a session is free for it.
 
     Args:
@@ -43,7 +39,7 @@ def attach(client: Client, link: Link) -> None:
     if path.lower() == CBS:
         _attach_node(client, link, path, None)
         return
-    fault = client.front.faults.strike(FaultPoint.ATTACH, path)
+    fault = client.shared.faults.strike(FaultPoint.ATTACH, path)
     if fault is None:
         _attach(client, link, path)
     elif fault.action is FaultAction.DELAY:
@@ -57,7 +53,7 @@ def attach(client: Client, link: Link) -> None:
         client.suffer(fault, link)
 
 
-def _attach(client: Client, link: Link, path: str) -> None:
+def _attach(client: Owner, link: Link, path: str) -> None:
     if link.state != "attaching":
         # The client did not wait for it.
         return
@@ -78,7 +74,7 @@ def _attach(client: Client, link: Link, path: str) -> None:
         link.reject(_errors.wire_error(error))
 
 
-def _attach_node(client: Client, link: Link, path: str, entity: str | None) -> None:
+def _attach_node(client: Owner, link: Link, path: str, entity: str | None) -> None:
     link.accept()
     if link.peer_role is SENDER:
         client.add(RequestLink(client, link, path, entity))
@@ -86,8 +82,8 @@ def _attach_node(client: Client, link: Link, path: str, entity: str | None) -> N
         client.add(ReplyLink(link))
 
 
-def _check_exists(client: Client, entity: str) -> None:
-    broker = client.front.broker
+def _check_exists(client: Owner, entity: str) -> None:
+    broker = client.shared.broker
     try:
         broker.resolve_receive(entity)
     except BrokerError as error:
@@ -96,8 +92,8 @@ def _check_exists(client: Client, entity: str) -> None:
             raise
 
 
-def _attach_sender(client: Client, link: Link, path: str) -> None:
-    target = client.front.broker.resolve_send(path)
+def _attach_sender(client: Owner, link: Link, path: str) -> None:
+    target = client.shared.broker.resolve_send(path)
     if target.disabled:
         raise BrokerError("com.microsoft:entity-disabled", f"'{path}' is disabled for sending.")
     limit = target.max_message_bytes
@@ -105,8 +101,8 @@ def _attach_sender(client: Client, link: Link, path: str) -> None:
     client.add(SendingLink(client, link, path, limit))
 
 
-def _attach_receiver(client: Client, link: Link, path: str) -> None:
-    source = client.front.broker.resolve_receive(path)
+def _attach_receiver(client: Owner, link: Link, path: str) -> None:
+    source = client.shared.broker.resolve_receive(path)
     if not source.settings.receivable:
         raise BrokerError("com.microsoft:entity-disabled", f"'{path}' is disabled for receiving.")
     wish = session_wish(link)
@@ -118,7 +114,7 @@ def _attach_receiver(client: Client, link: Link, path: str) -> None:
     if wish is not None or source.requires_session:
         needs = "requires a session" if wish is None else "has no sessions"
         raise BrokerError("amqp:not-allowed", f"'{path}' {needs}: it can't be read by such a receiver.")
-    link.accept(max_message_size=client.front.max_message_bytes)
+    link.accept(max_message_size=client.shared.max_message_bytes)
     client.add(ReceivingLink(client, link, path, source, None))
 
 
@@ -133,7 +129,7 @@ class WaitingLink(Endpoint):
         wish: which session, and how long it may take.
     """
 
-    def __init__(self, client: Client, link: Link, path: str, source: Source, wish: SessionWish) -> None:
+    def __init__(self, client: Owner, link: Link, path: str, source: Source, wish: SessionWish) -> None:
         super().__init__(link)
         self._client = client
         self._path = path
@@ -155,7 +151,7 @@ class WaitingLink(Endpoint):
         if not self._waits:
             return
         client, link = self._client, self.link
-        client.front.changed()
+        client.shared.changed()
         try:
             lock = self._source.accept_session(self._wish.session_id, owner=client)
         except BrokerError as error:
@@ -168,7 +164,7 @@ class WaitingLink(Endpoint):
         link.accept(
             source=answered(link.source, lock.session_id),
             properties={**(link.properties or {}), **locked_until_property(lock.locked_until)},
-            max_message_size=client.front.max_message_bytes,
+            max_message_size=client.shared.max_message_bytes,
         )
         client.add(ReceivingLink(client, link, self._path, self._source, lock))
 

@@ -6,7 +6,6 @@ import asyncio
 import socket
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from pairmq_servicebus.server.amqp import (
     AmqpError,
@@ -25,10 +24,8 @@ from pairmq_servicebus.server.faults import FaultAction, FaultPoint, FaultRule
 from pairmq_servicebus.server.front import _errors
 from pairmq_servicebus.server.front._attaching import attach
 from pairmq_servicebus.server.front._endpoint import Endpoint
+from pairmq_servicebus.server.front._shared import Shared
 from pairmq_servicebus.server.front._tokens import Grants
-
-if TYPE_CHECKING:
-    from pairmq_servicebus.server.front._front import AmqpFront
 
 HANDSHAKE = 10.0
 """Seconds in which a client must have opened its connection."""
@@ -43,16 +40,16 @@ class Client(asyncio.Protocol):
     """A socket with an engine behind it.
 
     Args:
-        front: that it belongs to.
+        shared: with all other clients.
     """
 
-    def __init__(self, front: AmqpFront) -> None:
-        self.front = front
-        self.grants = Grants(front.authorizer)
+    def __init__(self, shared: Shared) -> None:
+        self.shared = shared
+        self.grants = Grants(shared.authorizer)
         self.endpoints: dict[Link, Endpoint] = {}
         self.congested = False
         self._loop = asyncio.get_running_loop()
-        self._engine = Connection(container_id=front.container_id)
+        self._engine = Connection(container_id=shared.container_id)
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._patience: asyncio.TimerHandle | None = None
@@ -65,13 +62,13 @@ class Client(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)  # noqa: S101  # what asyncio makes of a TCP socket
         self._transport = transport
         transport.set_write_buffer_limits(_HIGH_WATER)
-        self.front.clients.add(self)
+        self.shared.clients.add(self)
         # A peer that never opens must not keep a socket for ever, however often it says something.
         self._patience = self._loop.call_later(HANDSHAKE, self._check_handshake)
 
     def data_received(self, data: bytes) -> None:
         if not self._mute:
-            fault = self.front.faults.strike(FaultPoint.CONNECTION)
+            fault = self.shared.faults.strike(FaultPoint.CONNECTION)
             if fault is not None:
                 self.suffer(fault, None)
         if self._mute or self._transport is None or self._transport.is_closing():
@@ -84,12 +81,12 @@ class Client(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        self.front.clients.discard(self)
+        self.shared.clients.discard(self)
         for timer in (self._timer, self._patience):
             if timer is not None:
                 timer.cancel()
         self._forget_all()
-        self.front.changed()
+        self.shared.changed()
 
     def pause_writing(self) -> None:
         # Who does not read is sent nothing more, and can't ask for more either.
@@ -142,7 +139,7 @@ class Client(asyncio.Protocol):
             self._patience = self._loop.call_later(LINGER, transport.abort)
 
     def _after(self) -> None:
-        self.front.wants_to_write(self)
+        self.shared.wants_to_write(self)
         due = self._engine.next_timer
         if due is None or (self._timer is not None and self._timer.when() <= due):
             # A timer that rings too early is set anew when it does: most of the time the due time only moves away.

@@ -7,7 +7,7 @@ request-response-based operations".
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 from uuid import UUID
 
 from pairmq_servicebus.server.amqp import (
@@ -21,10 +21,8 @@ from pairmq_servicebus.server.amqp import (
 from pairmq_servicebus.server.broker import BrokerError, SessionLock, Source
 from pairmq_servicebus.server.front import _errors, _messages, _rules
 from pairmq_servicebus.server.front._node import Request, Response
+from pairmq_servicebus.server.front._owner import Owner
 from pairmq_servicebus.server.front._receiving import ReceivingLink
-
-if TYPE_CHECKING:
-    from pairmq_servicebus.server.front._client import Client
 
 _OK, _NO_CONTENT = 200, 204
 _MOST_PEEKED = 250
@@ -45,9 +43,9 @@ class Management:
         request: what is asked.
     """
 
-    def __init__(self, client: Client, path: str, request: Request) -> None:
+    def __init__(self, client: Owner, path: str, request: Request) -> None:
         self._client = client
-        self._broker = client.front.broker
+        self._broker = client.shared.broker
         self._path = path
         self._request = request
         self._body: dict[str, Any] = (
@@ -62,7 +60,7 @@ class Management:
         """
         name = str(self._request.arguments.get("operation", ""))
         operation = self._operations.get(name.removeprefix(_PREFIX)) if name.startswith(_PREFIX) else None
-        self._client.front.changed()
+        self._client.shared.changed()
         try:
             if operation is None:
                 raise BrokerError("amqp:not-implemented", f"{self._path} has no operation {name[:80]!r}")

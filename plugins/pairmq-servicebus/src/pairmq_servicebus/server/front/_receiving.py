@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 from uuid import UUID
 
 from pairmq_servicebus.server.amqp import (
@@ -22,9 +22,7 @@ from pairmq_servicebus.server.broker import BrokerError, SessionLock, Source, St
 from pairmq_servicebus.server.faults import FaultAction, FaultPoint, FaultRule
 from pairmq_servicebus.server.front import _errors, _messages
 from pairmq_servicebus.server.front._endpoint import Endpoint
-
-if TYPE_CHECKING:
-    from pairmq_servicebus.server.front._client import Client
+from pairmq_servicebus.server.front._owner import Owner
 
 _SETTLED = 1  # AMQP 1.0 part 2.8.2: the sender sends all deliveries settled
 _AT_ONCE = 200
@@ -44,7 +42,7 @@ class ReceivingLink(Endpoint):
         session: that it has locked; None where the source has no sessions.
     """
 
-    def __init__(self, client: Client, link: Link, path: str, source: Source, session: SessionLock | None) -> None:
+    def __init__(self, client: Owner, link: Link, path: str, source: Source, session: SessionLock | None) -> None:
         super().__init__(link)
         self.path = path
         self.source = source
@@ -57,7 +55,7 @@ class ReceivingLink(Endpoint):
         self._asked = False  # for messages, and none came since
         self._pumps_soon = False
         if session is not None:
-            client.front.holders.add(self)
+            client.shared.holders.add(self)
 
     def on_flow(self, credit: int) -> None:
         """Take a grant of credit, which ends the asking before, or a drain, which asks once more without waiting."""
@@ -77,7 +75,7 @@ class ReceivingLink(Endpoint):
         if link.state != "open" or self._lost():
             return
         sent = 0
-        client.front.changed()
+        client.shared.changed()
         try:
             while link.credit > 0:
                 if client.congested or sent >= _TURN_BYTES:
@@ -126,7 +124,7 @@ class ReceivingLink(Endpoint):
         if self._lost():
             return
         try:
-            source = self._client.front.broker.resolve_receive(self.path)
+            source = self._client.shared.broker.resolve_receive(self.path)
             if source is not self.source:
                 raise BrokerError("amqp:not-found", f"'{self.path}' does not exist any more.")
             if not source.settings.receivable:
@@ -151,7 +149,7 @@ class ReceivingLink(Endpoint):
         if isinstance(outcome, Received) or (outcome is None and not settled):
             # How far it has got settles nothing.
             return
-        fault = self._client.front.faults.strike(FaultPoint.SETTLE, self.path)
+        fault = self._client.shared.faults.strike(FaultPoint.SETTLE, self.path)
         if fault is None:
             self._answer(delivery, outcome, self._apply(delivery, outcome))
         else:
@@ -180,7 +178,7 @@ class ReceivingLink(Endpoint):
         token = delivery.user_data
         if not isinstance(token, UUID):
             return None
-        self._client.front.changed()
+        self._client.shared.changed()
         try:
             settle(self.source, token, outcome)
         except BrokerError as error:
@@ -192,8 +190,8 @@ class ReceivingLink(Endpoint):
         self._cancel()
         if self.session is None:
             return
-        self._client.front.holders.discard(self)
-        self._client.front.changed()
+        self._client.shared.holders.discard(self)
+        self._client.shared.changed()
         # Where it was lost, or its entity was deleted, there is nothing to give back.
         with contextlib.suppress(BrokerError):
             self.source.release_session(self.session)

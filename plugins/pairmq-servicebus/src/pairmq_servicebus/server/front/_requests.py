@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pairmq_servicebus.server.amqp import (
     Accepted,
@@ -23,9 +23,7 @@ from pairmq_servicebus.server.front._addresses import path_of
 from pairmq_servicebus.server.front._endpoint import Endpoint
 from pairmq_servicebus.server.front._management import Management
 from pairmq_servicebus.server.front._node import ReplyLink, Request, Response
-
-if TYPE_CHECKING:
-    from pairmq_servicebus.server.front._client import Client
+from pairmq_servicebus.server.front._owner import Owner
 
 _CREDIT = 100
 _AMQP_VALUE = 0x77  # AMQP 1.0 part 3, section 3.2.8
@@ -41,7 +39,7 @@ class RequestLink(Endpoint):
         entity: that the node belongs to; None for the node that takes tokens.
     """
 
-    def __init__(self, client: Client, link: Link, path: str, entity: str | None) -> None:
+    def __init__(self, client: Owner, link: Link, path: str, entity: str | None) -> None:
         super().__init__(link)
         self._client = client
         self._path = path
@@ -70,7 +68,7 @@ class RequestLink(Endpoint):
         delivery.settle(Accepted())
         point = FaultPoint.CBS if self._entity is None else FaultPoint.MANAGEMENT
         operation = str(request.arguments.get("operation", "")).removeprefix("com.microsoft:")
-        fault = self._client.front.faults.strike(point, self._entity or "", operation)
+        fault = self._client.shared.faults.strike(point, self._entity or "", operation)
         if fault is None:
             reply.answer(request, self._perform(request))
         else:

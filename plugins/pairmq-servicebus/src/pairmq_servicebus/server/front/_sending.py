@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pairmq_servicebus.server.amqp import Accepted, AmqpDecodeError, AmqpError, Delivery, Link, Rejected
 from pairmq_servicebus.server.broker import BrokerError
 from pairmq_servicebus.server.faults import FaultAction, FaultPoint, FaultRule
 from pairmq_servicebus.server.front import _errors, _messages
 from pairmq_servicebus.server.front._endpoint import Endpoint
-
-if TYPE_CHECKING:
-    from pairmq_servicebus.server.front._client import Client
+from pairmq_servicebus.server.front._owner import Owner
 
 _CREDIT = 1000
 _TOO_MUCH = 16 * 1024 * 1024
@@ -28,7 +24,7 @@ class SendingLink(Endpoint):
         limit: bytes of the largest message, or batch, that was announced.
     """
 
-    def __init__(self, client: Client, link: Link, path: str, limit: int) -> None:
+    def __init__(self, client: Owner, link: Link, path: str, limit: int) -> None:
         super().__init__(link)
         self.path = path
         self._client = client
@@ -41,7 +37,7 @@ class SendingLink(Endpoint):
         """Take a message, or a batch of them."""
         if self.link.credit <= _CREDIT // 2:
             self.link.grant(_CREDIT)
-        fault = self._client.front.faults.strike(FaultPoint.SEND, self.path)
+        fault = self._client.shared.faults.strike(FaultPoint.SEND, self.path)
         if fault is None:
             self._take(delivery, payload)
         else:
@@ -56,7 +52,7 @@ class SendingLink(Endpoint):
     def check(self) -> None:
         """Detach the link if nothing may be sent over it any more."""
         try:
-            if self._client.front.broker.resolve_send(self.path).disabled:
+            if self._client.shared.broker.resolve_send(self.path).disabled:
                 raise BrokerError("com.microsoft:entity-disabled", f"'{self.path}' is disabled for sending.")
         except BrokerError as error:
             self._client.detach(self.link, _errors.wire_error(error))
@@ -66,13 +62,13 @@ class SendingLink(Endpoint):
             text = f"{self.path}: the message or batch has {len(payload)} bytes, and {self._limit} are allowed."
             return AmqpError("amqp:link:message-size-exceeded", text, {})
         try:
-            self._client.front.broker.send(self.path, _messages.incoming(payload, delivery.message_format))
+            self._client.shared.broker.send(self.path, _messages.incoming(payload, delivery.message_format))
         except AmqpDecodeError as error:
             return AmqpError("amqp:decode-error", f"{self.path}: {error}", {})
         except BrokerError as error:
             return _errors.wire_error(error)
         finally:
-            self._client.front.changed()
+            self._client.shared.changed()
         return None
 
     def _fail(self, delivery: Delivery, payload: bytes, fault: FaultRule) -> None:
