@@ -6,16 +6,13 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar, copy_context
+from contextvars import copy_context
 from dataclasses import replace
-from datetime import timedelta
 from random import Random
-from typing import TYPE_CHECKING
 
 from pairmq.model import (
     ConfigurationError,
     LockLost,
-    Message,
     PairClosed,
     PairFaulted,
     Receipt,
@@ -29,53 +26,12 @@ from pairmq.observe._log import describe
 from pairmq.pair import Pair, PairSender, _active
 from pairmq.runner import Clock
 from pairmq.testing._loop import WALL_EPOCH
-from pairmq.testing.simulator._broker import instant
 from pairmq.testing.simulator._history import Life, Note, Result, Sent
 from pairmq.testing.simulator._loop import OWNER
 from pairmq.testing.simulator._network import Connection
 from pairmq.testing.simulator._scenario import ProcessPlan, SenderPlan, Shipment
-
-if TYPE_CHECKING:
-    from pairmq.testing.simulator._world import World
-
-SENDING: ContextVar[bool] = ContextVar("pairmq simulation sending", default=False)
-
-_NUMBER = slice(1, 9)
-_SCHEDULED = 90.0  # s that a scheduled message waits
-_TIMES_TO_LIVE = {"ttl": 3600.125, "short-ttl": 4.5}
-
-
-def number_of(message: Message) -> int | None:
-    """Read a message's number from its body; None for one that nobody sent."""
-    body = message.body
-    return int(body[_NUMBER]) if body[:1] == b"m" else None
-
-
-def made(shipment: Shipment, number: int, owner: str | None = None) -> Message:
-    """The message of a number.
-
-    Args:
-        shipment: whose it is.
-        number: of the message.
-        owner: the process that owns the sessions, where order is kept; None where nobody does.
-    """
-    body = b"m%08d" % number
-    fields = shipment.fields
-    time_to_live = next((seconds for name, seconds in _TIMES_TO_LIVE.items() if name in fields), None)
-    return Message(
-        body.ljust(shipment.size, b"."),
-        message_id=None if "no-id" in fields else f"id-{number}",
-        session_id=_session(number, owner) if "session" in fields else None,
-        time_to_live=time_to_live,
-        scheduled_enqueue_at=instant(shipment.at) + timedelta(seconds=_SCHEDULED) if "schedule" in fields else None,
-        priority=number % 10 if "priority" in fields else None,
-        subject="simulation" if "property" in fields else None,
-        application_properties={"number": number, "text": "n"} if "property" in fields else {},
-    )
-
-
-def _session(number: int, owner: str | None) -> str:
-    return f"session-{number % 7}" if owner is None else f"{owner}-{number % 3}"
+from pairmq.testing.simulator._shipped import made
+from pairmq.testing.simulator._surroundings import SENDING, Surroundings
 
 
 class Process:
@@ -87,7 +43,7 @@ class Process:
         shipments: of its senders, by their instant.
     """
 
-    def __init__(self, world: World, plan: ProcessPlan, shipments: dict[SenderPlan, list[Shipment]]) -> None:
+    def __init__(self, world: Surroundings, plan: ProcessPlan, shipments: dict[SenderPlan, list[Shipment]]) -> None:
         self.plan = plan
         self.life: Life | None = None
         self.pair: Pair | None = None

@@ -11,25 +11,23 @@ from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
-from pairmq.core import Diversion, PairOptions, divert
+from pairmq.core import Diversion, divert
 from pairmq.model import Entity, EntityKind, EntityState, Message
 from pairmq.testing._loop import WALL_EPOCH
-from pairmq.testing.simulator._broker import Broker
-from pairmq.testing.simulator._history import History, Life
-from pairmq.testing.simulator._loop import OWNER, SimulationLoop
-from pairmq.testing.simulator._network import STRIKES, Condition, Network
-from pairmq.testing.simulator._process import SENDING, Process, number_of
+from pairmq.testing.simulator._history import History
+from pairmq.testing.simulator._loop import OWNER
+from pairmq.testing.simulator._network import STRIKES, Condition
+from pairmq.testing.simulator._process import Process
 from pairmq.testing.simulator._scenario import (
     PRIMARY,
     SECONDARY,
     Fault,
-    ProcessPlan,
     Scenario,
     Shipment,
     entity_of,
 )
-from pairmq.testing.simulator._transport import SimulatedLink
-from pairmq.transport import Capabilities, QueueProperties
+from pairmq.testing.simulator._surroundings import Surroundings
+from pairmq.transport import QueueProperties
 
 SUBSCRIPTIONS = ("all", "audit")
 CANARIES = 90_000_000
@@ -53,25 +51,25 @@ class World:
     """
 
     def __init__(self, scenario: Scenario, trace: Callable[[str], None] | None = None) -> None:
+        around = Surroundings(scenario, trace)
         self.scenario = scenario
-        self.loop = SimulationLoop()
-        self.history = _LiveHistory(scenario, self.loop, trace)
+        self.loop = around.loop
+        self.history = around.history
+        self.brokers = around.brokers
+        self.network = around.network
+        self._around = around
         setup = scenario.setup
-        self.brokers = {name: Broker(name, self.loop, self.history, number_of) for name in (PRIMARY, SECONDARY)}
-        latencies = dict(zip((PRIMARY, SECONDARY), setup.latency, strict=True))
-        self.network = Network(self.loop, self.history, latencies, Random(f"{scenario.seed} network"))
         shipments: dict[str, list[Shipment]] = {}
         for shipment in scenario.traffic:
             shipments.setdefault(shipment.sender, []).append(shipment)
         self.processes = {
             plan.name: Process(
-                self,
+                around,
                 plan,
                 {each: shipments.get(each.name, []) for each in setup.senders if each.process == plan.name},
             )
             for plan in setup.processes
         }
-        self._options = {syphon: setup.pair_options(syphon=syphon) for syphon in (False, True)}
         self._conditions: dict[Condition, None] = {}
         self._deleted: dict[tuple[str, Entity], QueueProperties] = {}
         self._forged = 0
@@ -85,7 +83,7 @@ class World:
         try:
             self.loop.run(self._main())
         except Exception as error:
-            self.crashed(None, f"the simulation itself: {type(error).__name__}: {error}")
+            self._around.crashed(None, f"the simulation itself: {type(error).__name__}: {error}")
         finally:
             logger.setLevel(level)
             self.history.ended_at = self.loop.time()
@@ -93,41 +91,6 @@ class World:
                 process.forget()
             self.loop.bury()
         return self.history
-
-    # What processes ask for.
-
-    def options(self, plan: ProcessPlan) -> PairOptions:
-        """The options of a process's pair."""
-        return self._options[plan.syphon]
-
-    def link(self, name: str, life: Life) -> SimulatedLink:
-        """A new connection of a process to a broker."""
-        setup = self.scenario.setup
-        primary = name == PRIMARY
-        capabilities = Capabilities(
-            max_message_bytes=setup.most_bytes[0 if primary else 1],
-            topics=True,
-            scheduling=primary or setup.scheduling,
-            counts_scheduled=primary or setup.counts_scheduled,
-            time_to_live=True,
-            dead_letter=True,
-            lock_renewal=True,
-            probes=True,
-            peek=True,
-            ordered_consumer=True,
-            durable=True,
-        )
-        connection = self.network.open(self.brokers[name], life)
-        lock = 30.0 if primary else setup.lock_duration
-        return SimulatedLink(connection, self.history, capabilities, lock, SENDING.get, number_of)
-
-    def crashed(self, life: Life | None, text: str) -> None:
-        """Note what must not happen at all."""
-        if life is not None and life.ended_at is not None:
-            return
-        who = "world" if life is None else life.name
-        self.history.crashes.append((self.loop.time(), f"{who}: {text}"))
-        self.history.say(who, f"CRASH {text}")
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -302,7 +265,7 @@ class World:
 
     def _bound(self) -> float:
         """Seconds within which all must be well again; each part is the longest wait of one piece."""
-        o = self._options[True]
+        o = self._around.syphon_options
         lock = self.scenario.setup.lock_duration or 60.0
         waiting = sum(len(queue.copies) for queue in self.brokers[SECONDARY].queues.values())
         moving = 0.0 if o.syphon_max_rate is None else 3 * waiting / o.syphon_max_rate
@@ -322,7 +285,7 @@ class World:
             for plan in [each for each in self.scenario.setup.senders if each.process == process.plan.name]:
                 self._in(process, process.canary(number, plan))
                 number += 1
-        await asyncio.sleep(self._options[True].send_timeout + 1.0)
+        await asyncio.sleep(self._around.syphon_options.send_timeout + 1.0)
         await self._well(self.loop.time() + history.bound)
 
     def _in(self, process: Process, coroutine: Any) -> None:
@@ -364,16 +327,3 @@ class World:
             if tasks > _TASKS_BESIDES + _TASKS_A_QUEUE * len(pair.backlog_queues):
                 problems.append(f"{life.name} has {tasks} tasks")
         return problems
-
-
-class _LiveHistory(History):
-    """A history that knows the time."""
-
-    def __init__(self, scenario: Scenario, loop: SimulationLoop, trace: Callable[[str], None] | None) -> None:
-        super().__init__(scenario, trace)
-        self._loop = loop
-
-    def say(self, who: str, what: str) -> None:
-        if self.trace is not None:
-            self.now = self._loop.time()
-            super().say(who, what)

@@ -1,0 +1,89 @@
+"""What a simulated process lives among: the loop, the brokers, the network, and what is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from random import Random
+
+from pairmq.core import PairOptions
+from pairmq.testing.simulator._broker import Broker
+from pairmq.testing.simulator._history import History, Life
+from pairmq.testing.simulator._loop import SimulationLoop
+from pairmq.testing.simulator._network import Network
+from pairmq.testing.simulator._scenario import PRIMARY, SECONDARY, ProcessPlan, Scenario
+from pairmq.testing.simulator._shipped import number_of
+from pairmq.testing.simulator._transport import SimulatedLink
+from pairmq.transport import Capabilities
+
+SENDING: ContextVar[bool] = ContextVar("pairmq simulation sending", default=False)
+
+
+class Surroundings:
+    """What the processes of a simulation share.
+
+    Args:
+        scenario: what happens.
+        trace: takes a line for each fact; None for no trace.
+    """
+
+    def __init__(self, scenario: Scenario, trace: Callable[[str], None] | None = None) -> None:
+        self.scenario = scenario
+        self.loop = SimulationLoop()
+        self.history: History = _LiveHistory(scenario, self.loop, trace)
+        setup = scenario.setup
+        self.brokers = {name: Broker(name, self.loop, self.history, number_of) for name in (PRIMARY, SECONDARY)}
+        latencies = dict(zip((PRIMARY, SECONDARY), setup.latency, strict=True))
+        self.network = Network(self.loop, self.history, latencies, Random(f"{scenario.seed} network"))
+        self._options = {syphon: setup.pair_options(syphon=syphon) for syphon in (False, True)}
+
+    def options(self, plan: ProcessPlan) -> PairOptions:
+        """The options of a process's pair."""
+        return self._options[plan.syphon]
+
+    @property
+    def syphon_options(self) -> PairOptions:
+        """The options of the pairs with a syphon."""
+        return self._options[True]
+
+    def link(self, name: str, life: Life) -> SimulatedLink:
+        """A new connection of a process to a broker."""
+        setup = self.scenario.setup
+        primary = name == PRIMARY
+        capabilities = Capabilities(
+            max_message_bytes=setup.most_bytes[0 if primary else 1],
+            topics=True,
+            scheduling=primary or setup.scheduling,
+            counts_scheduled=primary or setup.counts_scheduled,
+            time_to_live=True,
+            dead_letter=True,
+            lock_renewal=True,
+            probes=True,
+            peek=True,
+            ordered_consumer=True,
+            durable=True,
+        )
+        connection = self.network.open(self.brokers[name], life)
+        lock = 30.0 if primary else setup.lock_duration
+        return SimulatedLink(connection, self.history, capabilities, lock, SENDING.get, number_of)
+
+    def crashed(self, life: Life | None, text: str) -> None:
+        """Note what must not happen at all."""
+        if life is not None and life.ended_at is not None:
+            return
+        who = "world" if life is None else life.name
+        self.history.crashes.append((self.loop.time(), f"{who}: {text}"))
+        self.history.say(who, f"CRASH {text}")
+
+
+class _LiveHistory(History):
+    """A history that knows the time."""
+
+    def __init__(self, scenario: Scenario, loop: SimulationLoop, trace: Callable[[str], None] | None) -> None:
+        super().__init__(scenario, trace)
+        self._loop = loop
+
+    def say(self, who: str, what: str) -> None:
+        if self.trace is not None:
+            self.now = self._loop.time()
+            super().say(who, what)
