@@ -17,6 +17,8 @@ missing() {
     done
     # The tests run the server itself; its command of the same name is in sbin, which a user's PATH may lack.
     [ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] || command -v rabbitmqctl >/dev/null 2>&1 || printf ' rabbitmq-server'
+    # By which the kernel ends the tests' servers when the tests are killed.
+    command -v setpriv >/dev/null 2>&1 || printf ' util-linux'
     # Any browser of that family will do; only Debian's can be installed from here.
     command -v chromium >/dev/null 2>&1 || command -v chromium-browser >/dev/null 2>&1 ||
         command -v google-chrome >/dev/null 2>&1 || printf ' chromium'

@@ -7,6 +7,7 @@ import io
 import json
 import re
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -78,6 +79,19 @@ def test_a_refused_row_fails_the_job_by_its_id(brokers, session):
     )
     with pytest.raises(PySparkException, match="1 rows have no receipt: message m7"):
         frame.write.format("pairmq").mode("append").option("config", str(brokers.config)).save("orders")
+
+
+def test_a_thread_that_has_registered_the_format_can_write(brokers, session):
+    """A thread of Python's has one of Java's own, in which no session is active at first."""
+
+    def write() -> None:
+        register(session)
+        rows = session.range(0, 3, 1, 1).selectExpr("concat('m', id) AS message_id", "'x' AS body")
+        rows.write.format("pairmq").mode("append").option("config", str(brokers.config)).save("orders")
+
+    with ThreadPoolExecutor(1) as other:
+        other.submit(write).result()
+    assert brokers.take() == Counter(ids(3))
 
 
 def test_a_stream_gives_every_message_once_over_restarts(brokers, session, tmp_path):

@@ -173,7 +173,7 @@ def test_close_leaves_nothing():
         server.erl("node()")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is Linux's")
 def test_no_orphan_is_left_when_the_test_process_is_killed(tmp_path):
     script = (
         "import time\n"
@@ -283,6 +283,7 @@ def test_down_and_up_without_a_boot(rabbit, connect):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 def test_it_can_go_down_right_after_the_boot(rabbit):
     for _ in range(2):
         rabbit.restart()

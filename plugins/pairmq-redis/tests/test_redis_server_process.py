@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -52,7 +55,7 @@ def test_a_program_that_is_never_ready_is_ended() -> None:
     server.close()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is Linux's")
 def test_a_server_dies_with_its_parent() -> None:
     script = (
         "import sys, time\n"
@@ -71,6 +74,30 @@ def test_a_server_dies_with_its_parent() -> None:
     while alive(pid):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+class Connection:
+    """A connection that is shut when it is cleared away, as Spark's to Java is."""
+
+    def __init__(self) -> None:
+        self.here, self.there = socket.socketpair()
+
+    def __del__(self) -> None:
+        self.here.shutdown(socket.SHUT_RDWR)
+        self.here.close()
+        self.there.close()
+
+
+def test_a_server_that_a_thread_starts_leaves_the_connections_of_others_alone() -> None:
+    """In a forked copy of the interpreter, what other threads hold is cleared away."""
+    held = threading.local()
+    held.connection = Connection()
+    with ThreadPoolExecutor(1) as other:
+        server = ServerProcess([sys.executable, "-c", "import time; time.sleep(60)"], ready=lambda: True)
+        other.submit(server.start).result()
+        server.close()
+    held.connection.here.send(b"x")
+    assert held.connection.there.recv(1) == b"x"
 
 
 def test_free_ports_are_free() -> None:

@@ -1,21 +1,20 @@
 """Real broker processes in tests: started on a free port, killed for certain, their last words in the error.
 
-A server is ended by its process id only, and the kernel ends it when the test process dies
-(``PR_SET_PDEATHSIG``; on other systems than Linux an interrupted test run can leave one behind). That
-signal comes when the *thread* that started the server ends, so start servers in a thread that lives as long
-as they shall.
+A server is ended by its process id only, and the kernel ends it when the test process dies (``PR_SET_PDEATHSIG``, by
+way of util-linux's ``setpriv``; where that is missing, and on other systems than Linux, an interrupted test run can
+leave one behind). That signal comes when the *thread* that started the server ends, so start servers in a thread that
+lives as long as they shall.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-_PR_SET_PDEATHSIG = 1
+_SETPRIV_OPTION = "--pdeathsig"
 _POLL = 0.01
 _STOPPED_WITHIN = 200  # looks at whether a signal has stopped all threads
 # Not the shared generator: two runs with one seed would look for the same ports.
@@ -139,7 +138,7 @@ class ServerProcess:
         environment = {**os.environ, **self._environment}
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command,
+                [*_dying_with_parent(self._command[0]), *self._command],
                 cwd=self.directory,
                 env={name: value for name, value in environment.items() if value is not None},
                 stdin=subprocess.DEVNULL,
@@ -147,8 +146,8 @@ class ServerProcess:
                 stderr=subprocess.STDOUT,
                 # Ctrl-C goes to the terminal's whole group, and is for whoever runs the server: he ends it in his turn.
                 process_group=0,
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
             )
+        _await_program(self._process)
         self._paused = False
 
     def _await_ready(self) -> None:
@@ -295,14 +294,23 @@ def start_together(*servers: ServerProcess) -> None:
         raise
 
 
-_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+def _dying_with_parent(program: str) -> list[str]:
+    """What to put before a command, so that the kernel kills it with whoever started it.
+
+    Not a function for the child to call (``preexec_fn``): such a child is a copy of the interpreter, and what Python
+    clears away in it shuts connections that it shares with its parent, Spark's among them.
+    """
+    setpriv = shutil.which("setpriv")
+    # A program that is missing is for `subprocess` to tell.
+    return [] if setpriv is None or shutil.which(program) is None else [setpriv, _SETPRIV_OPTION, "KILL", "--"]
 
 
-def _die_with_parent() -> None:
-    # Runs in the child before the program: nothing but this one call, for a fork may have happened at any
-    # moment.
-    if _libc is not None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def _await_program(process: subprocess.Popen[bytes]) -> None:
+    """Wait until the program itself runs: before that the kernel may not know yet with whom it is to die."""
+    with contextlib.suppress(OSError):
+        command = Path(f"/proc/{process.pid}/cmdline")
+        while process.poll() is None and f"\0{_SETPRIV_OPTION}\0".encode() in command.read_bytes():
+            time.sleep(_POLL / 10)
 
 
 def _is_stopped(pid: int) -> bool:

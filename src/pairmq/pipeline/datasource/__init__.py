@@ -20,6 +20,9 @@ _OLDEST = (4, 2)  # streams that take a limit and start from an offset
 def register(spark: SparkSession) -> None:
     """Make the format ``pairmq`` known to a session; once more does no harm.
 
+    It also makes the session the active one of the calling thread, without which Spark finds no format of Python's when
+    it writes. So a thread that writes and has made no session calls this first.
+
     Args:
         spark: a session. With ``spark.speculation`` on, nothing can be written: a second copy of a task would send its
             rows a second time.
@@ -37,3 +40,4 @@ def register(spark: SparkSession) -> None:
 
     speculation = str(spark.conf.get("spark.speculation", "false")).lower() == "true"
     spark.dataSource.register(SpeculativeDataSource if speculation else PairMQDataSource)
+    spark.createDataFrame([], "nothing int")  # the public way to make a session active; no job is run
