@@ -197,10 +197,8 @@ class ReceiveJob:
         last = loop.time()
         retry = 0
         while not stop.asked and (self._most is None or self._taken < self._most):
-            quiet = loop.time() - last
-            if self._idle is not None and quiet >= self._idle:
-                return
-            wait = _POLL if self._idle is None else min(_POLL, self._idle - quiet)
+            # Whatever held this up, there is a look before it leaves: only a look tells that nothing is there.
+            wait = _POLL if self._idle is None else max(0.0, min(_POLL, last + self._idle - loop.time()))
             wanted = self._prefetch if self._most is None else min(self._prefetch, self._most - self._taken)
             try:
                 deliveries = await stop.or_result(within(wait + self._limit, receiver.receive(wanted, wait)))
@@ -212,10 +210,12 @@ class ReceiveJob:
                     warn(f"{at_broker(self._transport, error)}; trying again")
                 await stop.wait(_BACKOFF.wait(retry, 0.5))
                 retry += 1
-                continue
+                deliveries = None
             if deliveries:
-                last = loop.time()
                 await self._take(receiver, deliveries)
+                last = loop.time()  # what it takes to write and to complete is no idleness
+            elif self._idle is not None and loop.time() - last >= self._idle:
+                return
             progress.update(self._written)
 
     async def _take(self, receiver: Receiver, deliveries: list[Delivery]) -> None:
