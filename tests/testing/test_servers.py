@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
-import time
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
+from pairmq.testing import servers as module
 from pairmq.testing.servers import ServerError, ServerProcess, accepts_connections, free_port, start_together
 
+pytestmark = pytest.mark.timeout(150)
 
-def sleeper(directory: Path, *, after: float = 0.0, ends: bool = False, timeout: float = 20.0) -> ServerProcess:
-    """A process that is ready, or ends, after some seconds."""
+
+def sleeper(directory: Path, *, after: float = 0.0, ends: bool = False, others: int = 0) -> ServerProcess:
+    """A process that is ready, or ends, after some seconds, and after so many like it have begun beside it."""
     directory.mkdir()
-    code = f"import time, pathlib; time.sleep({after}); "
-    code += "raise SystemExit(3)" if ends else "pathlib.Path('ready').touch(); time.sleep(60)"
+    code = f"import time, pathlib; pathlib.Path('begun').touch(); time.sleep({after})\n"
+    code += f"while len(list(pathlib.Path('..').glob('*/begun'))) <= {others}: time.sleep(0.01)\n"
+    code += "raise SystemExit(3)" if ends else "pathlib.Path('ready').touch(); time.sleep(120)"
     ready = directory / "ready"
-    return ServerProcess([sys.executable, "-c", code], ready=ready.exists, directory=directory, start_timeout=timeout)
+    return ServerProcess([sys.executable, "-c", code], ready=ready.exists, directory=directory)
 
 
 def test_servers_start_at_the_same_time(tmp_path):
-    servers = [sleeper(tmp_path / str(n), after=2.0) for n in range(4)]
+    servers = [sleeper(tmp_path / str(n), others=3) for n in range(4)]  # one after the other none would be ready
     try:
-        started = time.monotonic()
         start_together(*servers)
-        assert time.monotonic() - started < 7.5  # one after the other it takes more than 8
         pids = [server.pid for server in servers]
         start_together(*servers)
         assert [server.pid for server in servers] == pids
@@ -71,6 +75,38 @@ def test_free_ports_are_none_that_outgoing_connections_get():
     assert len(ports) > 40
     assert max(ports) < first
     assert not any(accepts_connections("127.0.0.1", port) for port in ports)
+
+
+class Dice:
+    """Gives what it was told to."""
+
+    def __init__(self, *ports: int) -> None:
+        self._ports: Iterator[int] = chain(ports, range(11_000, 12_000))
+
+    def randrange(self, *limits: int) -> int:
+        return next(self._ports)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is kept")
+def test_a_port_that_one_process_was_given_is_no_other_s_while_that_lives(monkeypatch):
+    code = "from pairmq.testing.servers import free_port; print(free_port(), flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        port = int(child.stdout.readline())
+        monkeypatch.setattr(module, "_chance", Dice(port))
+        own = free_port()
+        assert own != port
+        monkeypatch.setattr(module, "_chance", Dice(own))
+        assert free_port() != own
+        child.communicate(b"\n")
+    monkeypatch.setattr(module, "_chance", Dice(port))
+    assert free_port() == port
+
+
+def test_a_process_keeps_no_more_ports_than_it_may(monkeypatch):
+    monkeypatch.setattr(module, "_KEPT", 3)
+    for _ in range(5):
+        free_port()
+    assert len(module._kept) <= 3
 
 
 def test_ctrl_c_in_a_terminal_does_not_reach_a_server(tmp_path):

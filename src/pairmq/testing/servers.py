@@ -9,14 +9,17 @@ lives as long as they shall.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +30,8 @@ _POLL = 0.01
 _STOPPED_WITHIN = 200  # looks at whether a signal has stopped all threads
 # Not the shared generator: two runs with one seed would look for the same ports.
 _chance = random.SystemRandom()
+_KEPT = 256  # ports that a process keeps from others, at most: each is an open file
+_kept: deque[int] = deque()  # the descriptors that stand for them
 
 
 class ServerError(RuntimeError):
@@ -35,6 +40,9 @@ class ServerError(RuntimeError):
 
 def free_port(host: str = "127.0.0.1") -> int:
     """Find a TCP port that nothing listens on at this moment, and that no outgoing connection takes by itself.
+
+    On Linux it is kept for this process, so that of several that start servers side by side none is given the port of
+    another one's server that is still starting, or was killed to be started again. A process keeps its last 256.
 
     Args:
         host: the address to look at.
@@ -47,10 +55,28 @@ def free_port(host: str = "127.0.0.1") -> int:
             # As servers do, or a port with closed connections would look taken.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
-            return port
+            if _keep(port):
+                return port
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def _keep(port: int) -> bool:
+    """Keep a port from the others that look for one; False when one of them has it."""
+    if sys.platform == "linux":
+        # A name without a file, which the kernel takes back when the process ends, and that is known where the port is:
+        # in its network namespace.
+        name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            name.bind(f"\0pairmq-port-{port}")
+        except OSError as error:
+            name.close()
+            return error.errno != errno.EADDRINUSE
+        _kept.append(name.detach())
+        while len(_kept) > _KEPT:
+            os.close(_kept.popleft())
+    return True
 
 
 def _first_ephemeral_port() -> int:
