@@ -115,7 +115,7 @@ class Program:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def wait_for(self, text: bytes, seconds: float = 20) -> None:
+    def wait_for(self, text: bytes, seconds: float = 40) -> None:
         """Wait until stderr or stdout holds a text."""
         pause = threading.Event()
         for _ in range(int(seconds / 0.02)):
@@ -126,11 +126,11 @@ class Program:
             pause.wait(0.02)
         assert text in self.err or text in self.out, (bytes(self.out), bytes(self.err))
 
-    def end(self, seconds: float = 25) -> Ended:
+    def end(self, seconds: float = 40) -> Ended:
         """Wait for the end of the process."""
         status = self.process.wait(seconds)
         for thread in self._threads:
-            thread.join(5)
+            thread.join(30)
         return Ended(status, self.out.decode(errors="replace"), self.err.decode(errors="replace"))
 
     def close(self) -> None:
@@ -138,7 +138,7 @@ class Program:
             self.process.kill()
         self.process.wait()
         for thread in self._threads:
-            thread.join(5)
+            thread.join(30)
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ from pairmq.plugins import Registry, TransportRecord, hookimpl, registry
 from pairmq.transport import Capabilities
 
 _QUICK = ["--rate", "400", "--failover-interval", "200ms", "--ping-interval", "100ms"]
+_LONG = ["--messages", "3000", "--rate", "200"]
+"""It goes on for many seconds after each of its moments, so that a signal that comes late finds it there."""
 
 
 def _servers_in(folder: Path) -> list[int]:
@@ -40,6 +43,13 @@ def _servers_in(folder: Path) -> list[int]:
     return found
 
 
+def _await(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
 @pytest.fixture
 def servers_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where the servers of a test keep their data; it must be empty, and no server left, at the end."""
@@ -48,10 +58,7 @@ def servers_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
     monkeypatch.setenv("TMPDIR", str(home))
     monkeypatch.setattr(tempfile, "tempdir", str(home))
     yield home
-    deadline = time.monotonic() + 5
-    while _servers_in(home) and time.monotonic() < deadline:
-        threading.Event().wait(0.05)
-    assert _servers_in(home) == []
+    _await(lambda: not _servers_in(home))
     assert list(home.iterdir()) == []
 
 
@@ -85,10 +92,9 @@ def test_two_products_and_the_verdict_as_json_names_them(program, servers_home: 
 def test_a_signal_while_the_servers_start_ends_them(program, servers_home: Path, number: signal.Signals) -> None:
     demo = program("demo", "--real", "rabbitmq")
     demo.wait_for(b"starting 2 rabbitmq servers")
-    deadline = time.monotonic() + 10
-    while not _servers_in(servers_home) and time.monotonic() < deadline:
-        threading.Event().wait(0.02)
-    assert _servers_in(servers_home)
+    _await(lambda: _servers_in(servers_home))
+    for server in _servers_in(servers_home):  # none is up before the signal, however late that comes
+        os.kill(server, signal.SIGSTOP)
     demo.signal(number)
     ended = demo.end()
     assert ended.status == 128 + number
@@ -100,11 +106,12 @@ def test_a_signal_while_the_servers_start_ends_them(program, servers_home: Path,
 @pytest.mark.real_server
 @pytest.mark.parametrize("moment", ["healthy", "killed", "failed-over", "is back after"])
 def test_ctrl_c_counts_what_the_servers_hold_and_then_ends_them(program, servers_home: Path, moment: str) -> None:
-    demo = program("demo", "--real", "redis")
+    demo = program("demo", "--real", "redis", *_LONG)
     demo.wait_for(moment.encode())
     # A terminal sends it to the servers too.
     for server in _servers_in(servers_home):
-        os.kill(server, signal.SIGINT)
+        with contextlib.suppress(ProcessLookupError):  # the one that is just being killed
+            os.kill(server, signal.SIGINT)
     demo.signal(signal.SIGINT)
     ended = demo.end()
     assert ended.status == 130
@@ -115,15 +122,12 @@ def test_ctrl_c_counts_what_the_servers_hold_and_then_ends_them(program, servers
 
 @pytest.mark.real_server
 def test_servers_end_with_a_killed_demo(program, servers_home: Path) -> None:
-    demo = program("demo", "--real", "redis")
+    demo = program("demo", "--real", "redis", *_LONG)
     demo.wait_for(b"healthy")
-    assert len(_servers_in(servers_home)) == 2
+    _await(lambda: len(_servers_in(servers_home)) == 2)
     demo.signal(signal.SIGKILL)
     demo.end()
-    deadline = time.monotonic() + 5
-    while _servers_in(servers_home) and time.monotonic() < deadline:
-        threading.Event().wait(0.05)
-    assert _servers_in(servers_home) == []
+    _await(lambda: not _servers_in(servers_home))
     for folder in servers_home.iterdir():  # nobody was left to remove them
         for file in sorted(folder.rglob("*"), reverse=True):
             file.rmdir() if file.is_dir() else file.unlink()

@@ -42,6 +42,7 @@ _QUEUES_KEPT = 3.0
 _LOOKING = 10.0  # s, at the end, for messages that are in neither place
 _LOOKING_FOR_COPIES = 1.0
 _STILL_DRAINING = 5.0  # the same, while the syphon has not yet found its queues empty
+_UNNOTICED = 10.0  # s that an outage is drawn out, at most, while nothing has failed over
 
 
 class Outage(Protocol):
@@ -233,6 +234,11 @@ class DemoRun:
         await self._control.stop()
         if await stop.wait(max(0.0, self._started + self._plan.outage_ends_at - loop.time())):
             return
+        # A process that gets no processor for seconds may find that time over with nobody having noticed the outage.
+        deadline = loop.time() + _UNNOTICED
+        while not self._scene.failed_over and loop.time() < deadline:
+            if await stop.wait(_FRAME):
+                return
         await self._bring_back()
 
     async def _bring_back(self, *, stopping: bool = False) -> None:

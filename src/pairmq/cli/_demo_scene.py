@@ -127,6 +127,11 @@ class Scene:
         self.happened += 1
 
     @property
+    def failed_over(self) -> bool:
+        """Whether any entity is."""
+        return any(entity.state is EntityState.FAILED_OVER for entity in self.entities.values())
+
+    @property
     def pending(self) -> int:
         """Messages in the backlog when last counted."""
         return 0 if self.depths is None else self.depths.seen
