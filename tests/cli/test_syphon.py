@@ -1,8 +1,6 @@
-import asyncio
 import json
 import os
 import signal
-import time
 from typing import Any
 
 import pytest
@@ -10,6 +8,8 @@ import pytest
 from pairmq.cli import _syphon_job
 from pairmq.cli._backlog_counts import Depths
 from pairmq.testing.servers import free_port
+
+pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture
@@ -147,16 +147,21 @@ def test_an_idle_syphon_does_not_count_its_queues_again_and_again(
     cli, servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = servers
-    counted: list[float] = []
-    real = _syphon_job.count_queues
+    counted, told = [], []
+    count_queues, tell = _syphon_job.count_queues, _syphon_job.SyphonJob._tell
 
     async def count(*arguments: Any) -> Depths:
-        counted.append(time.monotonic())
-        if len(counted) == 1:
-            asyncio.get_running_loop().call_later(2.5, os.kill, os.getpid(), signal.SIGTERM)
-        return await real(*arguments)
+        counted.append(arguments)
+        return await count_queues(*arguments)
+
+    def tell_and_stop(job: _syphon_job.SyphonJob) -> None:
+        tell(job)
+        told.append(job)
+        if len(told) == 10:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(_syphon_job, "count_queues", count)
+    monkeypatch.setattr(_syphon_job.SyphonJob, "_tell", tell_and_stop)
     pair = ["--primary", first.url, "--secondary", second.url]
     ended = cli("syphon", "--metrics-interval", "200ms", *pair)
     assert ended.status == 0
