@@ -22,7 +22,8 @@ def servers() -> Iterator[tuple[RedisServer, RedisServer]]:
 @pytest.fixture
 def pair(servers: tuple[RedisServer, RedisServer]) -> Iterator[Pair]:
     east, west = servers
-    with Pair.connect(east.url, west.url, failover_interval=0, attempt_timeout=2, ping_primary_interval=0.2) as pair:
+    # An attempt may last as long as a busy disk: these servers sync every write, and what fails here fails at once.
+    with Pair.connect(east.url, west.url, failover_interval=0, attempt_timeout=20, ping_primary_interval=0.2) as pair:
         pair.primary.admin.create(Entity("orders"))
         yield pair
 
@@ -36,7 +37,7 @@ def program(
     def run(text: str, *more: str, status: int = 0) -> subprocess.CompletedProcess[str]:
         urls = [server.url for server in servers]
         ended = subprocess.run(
-            [sys.executable, "-W", "error", "-c", text, *urls, *more], capture_output=True, text=True, timeout=50
+            [sys.executable, "-W", "error", "-c", text, *urls, *more], capture_output=True, text=True, timeout=150
         )
         assert ended.returncode == status, ended.stderr
         return ended

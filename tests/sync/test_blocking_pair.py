@@ -21,6 +21,8 @@ from pairmq.sync._loop import run as on_the_loop
 
 ORDERS = Entity("orders")
 
+pytestmark = pytest.mark.timeout(180)
+
 
 class Enough(Exception):
     """What a signal's handler raises here, as Celery's soft time limit does."""
@@ -32,11 +34,14 @@ def interrupted_in(seconds, action):
     def handle(number, frame):
         raise Enough
 
+    def watched():
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        action()
+
     previous = signal.signal(signal.SIGALRM, handle)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         with pytest.raises(Enough):
-            action()
+            watched()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
@@ -77,13 +82,15 @@ def test_many_threads_share_a_receiver(pair):
     seen = []
 
     def work(_):
-        while deliveries := receiver.receive(5, wait=0.5):
-            for delivery in deliveries:
+        ends_at = time.monotonic() + 60
+        while len(seen) < 100 and time.monotonic() < ends_at:
+            for delivery in receiver.receive(5, wait=0.5):
                 delivery.complete()
                 seen.append(delivery.body)
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(work, range(4)))
+    assert receiver.receive(5, wait=0.5) == []
     assert sorted(seen, key=int) == [str(number).encode() for number in range(100)]
 
 
@@ -138,7 +145,8 @@ def test_a_send_ends_at_its_deadline(servers):
         west.pause()
         try:
             with pytest.raises(SendUnknown):
-                sender.send(Message(b"too late"), timeout=0.5)
+                # Long enough for it to be on its way in time, whatever else runs here.
+                sender.send(Message(b"too late"), timeout=3)
         finally:
             east.resume()
             west.resume()

@@ -8,6 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.timeout(180)
+
 TEXT = (Path(__file__).parents[2] / "docs/how-to/use-without-asyncio.md").read_text()
 FIRST, FORKING = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
@@ -33,7 +37,7 @@ def run(servers, text):
         env=os.environ | urls,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
     )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout

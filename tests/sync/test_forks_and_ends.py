@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pairmq.observe.journal import read_rows
+
+pytestmark = pytest.mark.timeout(180)
 
 # Every child settles by itself; the parent's pair must not notice that there are any.
 FORKS = """
@@ -100,7 +104,7 @@ with Pair.connect(*sys.argv[1:3]) as pair:
         # A wait that never ends would keep the child for ever: the alarm's own end is none of the statuses below.
         if child := os.fork():
             return child
-        signal.alarm(30)
+        signal.alarm(100)
         return None
 
     try:
@@ -210,8 +214,8 @@ from pairmq.sync import Pair
 with Pair.connect(*sys.argv[1:3]) as pair:
     pair.primary.admin.create(Entity("orders"))
     receiver = pair.receiver("orders")
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
         receiver.receive(wait=60)
     except KeyboardInterrupt:
         print("interrupted")
