@@ -17,6 +17,8 @@ import pytest
 from pairmq.testing import TcpProxy
 from pairmq.testing.servers import accepts_connections, free_port
 
+pytestmark = pytest.mark.timeout(150)
+
 
 class EchoServer:
     """Sends back what comes; `received` is what has arrived, of all connections."""
@@ -55,7 +57,7 @@ class EchoServer:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         for thread in self.threads:
-            thread.join(5)
+            thread.join(30)
 
 
 @pytest.fixture
@@ -76,7 +78,7 @@ def connect(proxy: TcpProxy) -> Iterator[Callable[[], socket.socket]]:
     opened: list[socket.socket] = []
 
     def connect() -> socket.socket:
-        opened.append(socket.create_connection(proxy.address, timeout=10))
+        opened.append(socket.create_connection(proxy.address, timeout=30))
         return opened[-1]
 
     yield connect
@@ -105,11 +107,11 @@ def nothing_comes(connection: socket.socket, seconds: float = 0.3) -> bool:
     except TimeoutError:
         return True
     finally:
-        connection.settimeout(10)
+        connection.settimeout(30)
 
 
 def until(condition: Callable[[], bool]) -> None:
-    ends_at = time.monotonic() + 10
+    ends_at = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < ends_at, "it did not happen in time"
         time.sleep(0.005)
@@ -120,7 +122,7 @@ def test_it_passes_on_and_counts(server, proxy, connect):
     echo(first, b"12345")
     echo(second, b"67")
     assert (proxy.accepted, proxy.open_connections) == (2, 2)
-    assert (proxy.bytes_to_server, proxy.bytes_to_client) == (7, 7)
+    until(lambda: (proxy.bytes_to_server, proxy.bytes_to_client) == (7, 7))  # counted when it has been sent
     first.close()
     until(lambda: proxy.open_connections == 1)
     echo(second)
@@ -279,7 +281,7 @@ def test_a_silent_proxy_stops_reading(proxy, connect):
         while sent < 64 * 1024 * 1024:
             sent += client.send(b"x" * 65536)
     assert sent < 32 * 1024 * 1024  # the kernel's buffers and ours
-    client.settimeout(10)
+    client.settimeout(30)
     proxy.restore()
     assert read(client, sent) == b"x" * sent
 
@@ -307,15 +309,15 @@ def test_slow_delays_each_direction_and_keeps_the_order(proxy, connect):
     echo(client)
     proxy.slow(delay=1)
     started = time.monotonic()
-    for n in range(10):
-        client.sendall(b"%d" % n)
+    pieces = bytes(range(60))
+    for n in pieces:
+        client.sendall(bytes((n,)))
         time.sleep(0.01)
-    assert read(client, 10) == b"0123456789"
-    assert 2 <= time.monotonic() - started < 10  # a delay, not one for each piece
+    assert read(client, 60) == pieces
+    assert 2 <= time.monotonic() - started < 40  # a delay, not one for each piece
+    proxy.slow(delay=3600)
     proxy.restore()
-    started = time.monotonic()
     echo(client)
-    assert time.monotonic() - started < 2
 
 
 def test_slow_limits_the_rate(proxy, connect):
@@ -324,7 +326,7 @@ def test_slow_limits_the_rate(proxy, connect):
     proxy.slow(rate=100_000)
     started = time.monotonic()
     echo(client, b"z" * 50_000)
-    assert 0.4 <= time.monotonic() - started < 10
+    assert 0.4 <= time.monotonic() - started < 30
 
 
 def test_restore_ends_a_wait_at_once(proxy, connect):
@@ -340,7 +342,7 @@ def test_restore_ends_a_wait_at_once(proxy, connect):
 def test_a_broker_that_is_away_resets_the_client():
     with TcpProxy("127.0.0.1", free_port()) as proxy:
         # As fast as it comes, the reset may even meet the call that connects.
-        with pytest.raises(ConnectionResetError), socket.create_connection(proxy.address, timeout=10) as client:
+        with pytest.raises(ConnectionResetError), socket.create_connection(proxy.address, timeout=30) as client:
             client.recv(1)
         assert proxy.accepted == 1
         until(lambda: proxy.open_connections == 0)
@@ -350,7 +352,7 @@ def test_a_reset_by_the_server_reaches_the_client_behind_what_it_sent():
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         TcpProxy(*listener.getsockname()) as proxy,
-        socket.create_connection(proxy.address, timeout=10) as client,
+        socket.create_connection(proxy.address, timeout=30) as client,
     ):
         connection, _ = listener.accept()
         connection.sendall(b"refused")
@@ -373,9 +375,9 @@ async def test_it_serves_the_event_loop_that_calls_it(proxy):
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(reader.readexactly(3), 0.2)
     proxy.restore()
-    assert await asyncio.wait_for(reader.readexactly(3), 10) == b"two"
+    assert await asyncio.wait_for(reader.readexactly(3), 30) == b"two"
     proxy.cut()
-    assert await asyncio.wait_for(reader.read(), 10) == b""
+    assert await asyncio.wait_for(reader.read(), 30) == b""
     writer.close()
     await writer.wait_closed()
 
