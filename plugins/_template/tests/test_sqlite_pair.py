@@ -20,7 +20,7 @@ PATIENCE = 40.0
 OPTIONS = PairOptions(
     failover_interval=0.5,
     ping_primary_interval=0.3,
-    attempt_timeout=5.0,
+    attempt_timeout=20.0,
     send_timeout=30.0,
     backlog_queue_count=3,
     enable_syphon=True,
@@ -68,7 +68,7 @@ async def test_a_killed_servers_messages_go_to_the_file_and_come_home(primary, p
 
 async def test_the_file_keeps_the_backlog_for_the_next_process(primary, path: Path):
     """A sender without a syphon diverts and ends; another process brings home what it finds."""
-    options = PairOptions(failover_interval=0, attempt_timeout=5.0, send_timeout=30.0, backlog_queue_count=2)
+    options = PairOptions(failover_interval=0, attempt_timeout=20.0, send_timeout=30.0, backlog_queue_count=2)
     async with Pair.connect(primary.url, f"sqlite://{path}", options=options) as pair:
         await pair.primary.admin.create(Entity("orders"))
         await asyncio.to_thread(primary.kill)

@@ -115,7 +115,9 @@ async def test_what_a_killed_receiver_held_comes_back_when_its_lock_ends(transpo
     assert delivery.delivery_count == 2
 
 
-async def test_two_processes_never_get_the_same_message(transport, queue, message, start):
+async def test_two_processes_never_get_the_same_message(transport, message, start):
+    queue = QUEUE
+    await transport.admin.create(queue)  # with locks that last, however long a process is held up
     programs = [await start("receive", 3) for _ in range(2)]
     runs = [asyncio.ensure_future(program.run()) for program in programs]
     sent = 0

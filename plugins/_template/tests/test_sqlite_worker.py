@@ -35,7 +35,8 @@ async def failure(call) -> TransportError:
     return caught.value
 
 
-async def test_a_lock_that_is_given_back_in_time_is_waited_out(transport, queue, message, locked):
+async def test_a_lock_that_is_given_back_in_time_is_waited_out(connect, queue, message, locked):
+    transport = connect(busy_timeout=LONG)
     lock = locked()
     sending = asyncio.ensure_future(transport.sender(queue).send(message()))
     await asyncio.sleep(0.2)
@@ -78,10 +79,11 @@ async def test_a_batch_of_which_a_part_was_stored_does_not_say_that_nothing_was_
         await store(rows)
         chunks.append(rows)
         locked()
+        limit.reschedule(asyncio.get_running_loop().time() + 0.3)
 
     monkeypatch.setattr(sender, "_store", store_and_lock)
     with pytest.raises(TimeoutError) as caught:
-        async with asyncio.timeout(0.5):
+        async with asyncio.timeout(LONG) as limit:
             await sender.send_batch([message() for _ in range(6)])
     assert len(chunks) == 1
     assert not is_nothing_sent(caught.value)
@@ -132,7 +134,7 @@ async def test_a_message_that_the_disk_has_no_room_for_takes_no_other_with_it(tr
     assert [delivery.message.body for delivery in found] == [b"small", b"small too"]
 
 
-async def test_a_commit_that_fails_in_doubt_says_so_to_everybody_in_it(transport, queue, message, monkeypatch):
+async def test_a_commit_that_fails_in_doubt_says_so_to_everybody_in_it(transport, queue, message, locked, monkeypatch):
     def fail():
         error = sqlite3.OperationalError("disk I/O error")
         error.sqlite_errorcode = sqlite3.SQLITE_IOERR
@@ -140,7 +142,11 @@ async def test_a_commit_that_fails_in_doubt_says_so_to_everybody_in_it(transport
 
     monkeypatch.setattr(transport._context.worker._database, "commit", fail)
     sender = transport.sender(queue)
-    errors = await asyncio.gather(*(sender.send(message()) for _ in range(3)), return_exceptions=True)
+    lock = locked()  # so that all three are there when the first one begins
+    ends = asyncio.gather(*(sender.send(message()) for _ in range(3)), return_exceptions=True)
+    await asyncio.sleep(0.05)
+    lock.release()
+    errors = await ends
     assert [(error.kind, error.maybe_applied) for error in errors] == [(FailureKind.UNAVAILABLE, True)] * 3
     await sender.send(message("over a new connection"))
 

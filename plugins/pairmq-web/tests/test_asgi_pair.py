@@ -21,7 +21,7 @@ OPTIONS = PairOptions(
     backlog_queue_count=1,
     failover_interval=0,
     ping_primary_interval=60,
-    attempt_timeout=2,
+    attempt_timeout=20,
     flap_window=0,
     close_grace=1,
 )

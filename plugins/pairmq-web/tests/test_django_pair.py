@@ -10,6 +10,8 @@ import pytest
 
 from pairmq_redis.testing import RedisServer
 
+pytestmark = pytest.mark.timeout(180)
+
 PROJECT = """
 import os, sys
 import django
@@ -18,7 +20,7 @@ from django.conf import settings
 EAST, WEST = sys.argv[1:3]
 GIVEN = {
     "PRIMARY": EAST, "SECONDARY": WEST, "READY": ["orders"],
-    "OPTIONS": {"failover_interval": 0, "attempt_timeout": 2, "backlog_queue_count": 1},
+    "OPTIONS": {"failover_interval": 0, "attempt_timeout": 20, "backlog_queue_count": 1},
 }
 settings.configure(
     ROOT_URLCONF=__name__, INSTALLED_APPS=["pairmq_web.django"], ALLOWED_HOSTS=["*"], PAIRMQ=GIVEN, USE_TZ=True,
@@ -50,7 +52,7 @@ def program(servers: tuple[RedisServer, RedisServer]) -> Callable[..., list[str]
     def run(text: str, *more: str) -> list[str]:
         urls = [server.url for server in servers]
         command = [sys.executable, "-W", "error", "-c", PROJECT + text, *urls, *more]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=50)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=150)
         assert ended.returncode == 0, ended.stderr
         return ended.stdout.splitlines()
 
@@ -164,7 +166,7 @@ from pairmq_web.django import _pair
 with _pair._lock:  # as a thread holds it that opens the pair
     child = os.fork()
     if child == 0:
-        signal.alarm(30)  # one that waits for ever would outlive the test
+        signal.alarm(100)  # one that waits for ever would outlive the test
         close_pair()
         os._exit(0)
 print(os.waitpid(child, 0)[1])
