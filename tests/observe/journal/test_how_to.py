@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from journal_events import rows
+
+pytestmark = pytest.mark.timeout(180)
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "keep-a-journal.md"
 
@@ -15,6 +19,6 @@ PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "keep-a-journal.md"
 def test_the_program_of_the_page_keeps_a_journal(tmp_path):
     program = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert program is not None
-    subprocess.run([sys.executable, "-c", program[1]], cwd=tmp_path, check=True, timeout=50)
+    subprocess.run([sys.executable, "-c", program[1]], cwd=tmp_path, check=True, timeout=150)
     (row,) = rows(tmp_path / "journal", "SendCompleted")
     assert (row["entity"], row["outcome"], row["size"]) == ("orders", "accepted-primary", 8)

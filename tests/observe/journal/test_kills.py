@@ -19,8 +19,13 @@ from journal_events import rows, texts, until, warned
 from pairmq.observe.journal import Journal, JournalOptions, recover, segments
 from pairmq.observe.journal import _part as part_module
 
+# Each starts processes that import Arrow, which takes its time on a busy machine; one of them many.
+pytestmark = pytest.mark.timeout(280)
+
 SUPPORT = Path(__file__).parents[2] / "support"
 FLUSH = 0.05
+ONE_PART = ("max_rows=5000000", "max_bytes=1000000000", "max_age=3600")
+"""However long a test is held up, what was written by then is in one part."""
 
 
 LEAVE = """
@@ -141,7 +146,7 @@ def test_the_next_journal_recovers_what_a_killed_one_left(tmp_path):
 
 
 def test_what_a_living_process_writes_is_left_alone(tmp_path):
-    with writing(tmp_path) as program:
+    with writing(tmp_path, *ONE_PART) as program:
         until(lambda: _flushed(tmp_path, program.process) >= 100)
         found = recover(tmp_path)
         assert (found.parts, found.kept, found.failed) == (0, 1, {})
@@ -184,7 +189,7 @@ STEPS = ("parquet", "rename", "unlink")
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_recovery_that_stops_at_any_step_is_finished_by_the_next(tmp_path, monkeypatch, step):
-    with writing(tmp_path) as program:
+    with writing(tmp_path, *ONE_PART) as program:
         until(lambda: _flushed(tmp_path, program.process) >= 100)
     from pairmq.observe.journal import _segments as module
 
