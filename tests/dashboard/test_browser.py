@@ -21,8 +21,8 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 OPTIONS = PairOptions(
     failover_interval=0.3,
     ping_primary_interval=0.5,
-    attempt_timeout=2.0,
-    ping_timeout=2.0,
+    attempt_timeout=20.0,  # what fails here fails at once, and nothing fails over because the machine is busy
+    ping_timeout=20.0,
     backlog_queue_count=2,
     enable_syphon=True,
     backlog_retry_interval=1.0,
@@ -173,4 +173,5 @@ async def test_it_is_told_when_the_server_is_gone_and_fits_on_every_screen(tmp_p
             await page.evaluate("document.getElementById('search').dispatchEvent(new Event('input', {bubbles: true}))")
             await page.until("document.querySelectorAll('#entities tbody tr').length === 1")
         await page.until("document.getElementById('live').textContent.includes('stale since')")
-    assert not [each for each in page.complaints if "ERR_CONNECTION" not in each]
+    gone = ("ERR_CONNECTION", "ERR_EMPTY_RESPONSE")  # the latter for a question that was under way
+    assert not [each for each in page.complaints if not any(word in each for word in gone)]

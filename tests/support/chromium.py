@@ -99,7 +99,9 @@ class Page:
         async for message in self._socket:
             told = json.loads(message.data)
             if "id" in told:
-                self._waiting.pop(told["id"]).set_result(told)
+                waiting = self._waiting.pop(told["id"])
+                if not waiting.done():  # nobody waits any more for what took too long
+                    waiting.set_result(told)
             elif told["method"] == "Runtime.exceptionThrown":
                 self.complaints.append(str(told["params"]["exceptionDetails"]))
             elif told["method"] == "Log.entryAdded" and told["params"]["entry"]["level"] == "error":
@@ -159,7 +161,8 @@ async def _port(file: Path, process: asyncio.subprocess.Process) -> int:
     async with asyncio.timeout(START_LIMIT):
         while True:
             assert process.returncode is None, f"the browser ended with {process.returncode}"
-            if file.exists() and (lines := file.read_text().split()):
+            # Two lines; a file that has one is still being written.
+            if file.exists() and len(lines := file.read_text().split()) == 2:
                 return int(lines[0])
             await asyncio.sleep(0.05)
 
