@@ -8,6 +8,8 @@ import pytest
 from pairmq.plugins import TransportRecord, hookimpl, registry
 from pairmq.transport import Capabilities
 
+pytestmark = pytest.mark.timeout(180)
+
 _COMMANDS = ["demo", "send", "receive", "syphon", "status", "ping", "backlog", "entity", "doctor", "plugins", "cost"]
 
 
@@ -99,7 +101,7 @@ _NO_BROKER = [
 
 def _program(arguments: str, redirection: str) -> subprocess.CompletedProcess[str]:
     code = f"{sys.executable} -m pairmq.cli {arguments} {redirection}"
-    return subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=False, timeout=30)
+    return subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=False, timeout=100)
 
 
 @pytest.mark.parametrize("arguments", _NO_BROKER)
@@ -108,7 +110,7 @@ def test_it_stops_quietly_with_141_when_nobody_reads(arguments: str) -> None:
     os.close(reading)
     command = [sys.executable, "-m", "pairmq.cli", *arguments.split()]
     try:
-        ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False, timeout=30)
+        ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False, timeout=100)
     finally:
         os.close(writing)
     assert (ended.returncode, ended.stderr) == (141, b"")

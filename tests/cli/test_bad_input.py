@@ -62,7 +62,7 @@ def test_a_broker_that_is_down(cli, command: str) -> None:
     also_down = f"redis://:{SECRET}@127.0.0.1:{free_port()}/0"
     quick = [] if command == "demo" else ["--attempt-timeout", "2s"]
     both = ["--secondary", also_down] if command in _BOTH or command == "send" else []
-    more = ["--send-timeout", "300ms"] if command == "send" else []
+    more = ["--send-timeout", "1500ms"] if command == "send" else []
     ended = cli(*_ALL[command], "--primary", down, *both, *quick, *more, stdin=b"one\n")
     assert ended.status == 1
     assert "Traceback" not in ended.out + ended.err
@@ -193,7 +193,7 @@ def test_a_password_is_in_no_output_even_with_all_logging(cli) -> None:
         "--secondary",
         down[1],
         "--send-timeout",
-        "200ms",
+        "1500ms",
         stdin=b"x",
     )
     assert ended.status == 1

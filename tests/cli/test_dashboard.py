@@ -10,6 +10,8 @@ import pytest
 from pairmq.cli import _dashboard_serve
 from pairmq_redis.testing import RedisServer
 
+pytestmark = pytest.mark.timeout(180)
+
 MARK = {"x-pairmq-dashboard": "1"}
 
 

@@ -24,6 +24,8 @@ from pairmq.model import Delivery, Entity, Message, Receipt, Route
 from pairmq.plugins import Registry, TransportRecord, hookimpl, registry
 from pairmq.transport import Capabilities
 
+pytestmark = pytest.mark.timeout(180)
+
 _QUICK = ["--rate", "400", "--failover-interval", "200ms", "--ping-interval", "100ms"]
 _LONG = ["--messages", "3000", "--rate", "200"]
 """It goes on for many seconds after each of its moments, so that a signal that comes late finds it there."""
@@ -72,7 +74,6 @@ def test_the_primary_is_killed_and_comes_back_with_its_data(cli, servers_home: P
 
 
 @pytest.mark.real_server
-@pytest.mark.timeout(150)
 def test_two_products_and_the_verdict_as_json_names_them(program, servers_home: Path) -> None:
     demo = program("demo", "--real", "rabbitmq,redis", "--json", "--messages", "300", "--rate", "100")
     ended = demo.end(120)
@@ -87,7 +88,6 @@ def test_two_products_and_the_verdict_as_json_names_them(program, servers_home: 
 
 
 @pytest.mark.real_server
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_the_servers_start_ends_them(program, servers_home: Path, number: signal.Signals) -> None:
     demo = program("demo", "--real", "rabbitmq")

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(180)
+
 Install = Callable[..., Path]
 
 _APPLICATION = """
@@ -177,6 +179,6 @@ def test_a_shell_completes_it(install: Install, tmp_path: Path, code: str, line:
         "COMP_CWORD": str(len(line.split()) - 1),
     }
     program = [sys.executable, "-c", "from pairmq.cli import main; main()"]
-    ended = subprocess.run(program, env=environment, capture_output=True, text=True, check=False, timeout=30)
+    ended = subprocess.run(program, env=environment, capture_output=True, text=True, check=False, timeout=100)
     assert ended.stdout.strip() == offered
     assert "Traceback" not in ended.stderr

@@ -24,6 +24,8 @@ from plain_transport import DEFECTS, Defect, DefectiveHarness
 
 assert all((defective_senders, defective_receivers, defective_others)), "they enter their defects"
 
+pytestmark = pytest.mark.timeout(180)
+
 SOUND = Defect("nothing", ())
 CAUGHT = (AssertionError, TimeoutError, TransportError, pytest.fail.Exception)
 ALONE = "Lifecycle.test_closing_leaves_no_task_behind"

@@ -6,7 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from pairmq.testing.conformance import suites
+
+pytestmark = pytest.mark.timeout(180)
 
 HARNESS = """
     import pytest
@@ -49,7 +53,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
         check=False,
     )
 
