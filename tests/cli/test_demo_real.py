@@ -45,6 +45,13 @@ def _servers_in(folder: Path) -> list[int]:
     return found
 
 
+def _tell_all(folder: Path, number: signal.Signals) -> None:
+    """Send the processes in a folder a signal."""
+    for server in _servers_in(folder):
+        with contextlib.suppress(ProcessLookupError):  # the one that has just ended, or was killed
+            os.kill(server, number)
+
+
 def _await(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 30
     while not condition():
@@ -93,10 +100,10 @@ def test_a_signal_while_the_servers_start_ends_them(program, servers_home: Path,
     demo = program("demo", "--real", "rabbitmq")
     demo.wait_for(b"starting 2 rabbitmq servers")
     _await(lambda: _servers_in(servers_home))
-    for server in _servers_in(servers_home):  # none is up before the signal, however late that comes
-        os.kill(server, signal.SIGSTOP)
+    _tell_all(servers_home, signal.SIGSTOP)  # so that none is up before the signal, however late that comes
     demo.signal(number)
     ended = demo.end()
+    _tell_all(servers_home, signal.SIGCONT)  # what a script of theirs had started ends by itself
     assert ended.status == 128 + number
     assert "nothing was sent" in ended.err
     assert "Traceback" not in ended.err
@@ -109,9 +116,7 @@ def test_ctrl_c_counts_what_the_servers_hold_and_then_ends_them(program, servers
     demo = program("demo", "--real", "redis", *_LONG)
     demo.wait_for(moment.encode())
     # A terminal sends it to the servers too.
-    for server in _servers_in(servers_home):
-        with contextlib.suppress(ProcessLookupError):  # the one that is just being killed
-            os.kill(server, signal.SIGINT)
+    _tell_all(servers_home, signal.SIGINT)
     demo.signal(signal.SIGINT)
     ended = demo.end()
     assert ended.status == 130
