@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
+import patient_examples  # noqa: F401  # by being imported
 from pairmq.plugins import registry
 from pairmq.transport import Transport
 from pairmq_rabbitmq.testing import RabbitServer, pool

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
+import patient_examples  # noqa: F401  # by being imported
 from pairmq.model import Entity, Message
 from pairmq.plugins import registry
 from pairmq.transport import QueueProperties, Transport

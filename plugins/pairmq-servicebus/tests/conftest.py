@@ -19,6 +19,7 @@ from urllib.parse import quote
 import pytest
 
 import ctrl_c  # noqa: F401  # by being imported
+import patient_examples  # noqa: F401  # likewise
 
 VARIABLE = "PAIRMQ_TEST_SERVICEBUS"
 
