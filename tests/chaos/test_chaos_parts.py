@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from pairmq.model import ConfigurationError, Entity, EntityState
 from pairmq.model.events import BacklogQueueChecked, Cause, Event, PairEnded, SendCompleted, SendOutcome, StateChanged
 from pairmq.testing.chaos import KILL, PAUSE, FaultKind, Plan, Settings, chaos_broker, planned
+from pairmq.testing.chaos._clients import ClientProcess
 from pairmq.testing.chaos._events import event_from_json, event_to_json
 from pairmq.testing.chaos._ledger import Ledger, lines
 from pairmq.testing.chaos._messages import CANARIES_OF_A_SENDER, CANARY, first_canary, first_number, made, number_of
@@ -181,3 +183,16 @@ def test_no_two_lives_send_the_same_numbers() -> None:
     assert all(later - earlier >= 2 * CANARIES_OF_A_SENDER for earlier, later in itertools.pairwise(canaries))
     with pytest.raises(ValueError, match="no numbers left"):
         first_number(0, 100)
+
+
+def test_ctrl_c_in_a_terminal_does_not_reach_a_client_that_has_only_begun_to_start(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "run.jsonl") as ledger:
+        client = ClientProcess({"name": "client-a"}, tmp_path, ledger)
+        client.start()
+        try:
+            process = client._process
+            assert process is not None
+            # A terminal tells the whole process group in its foreground.
+            assert os.getpgid(process.pid) != os.getpgid(0)
+        finally:
+            client.close()

@@ -59,6 +59,9 @@ class ClientProcess:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
+                # Ctrl-C goes to the terminal's whole group, and is for the run: a client that has only begun to start
+                # does not ignore it yet, would end, and look as if it had crashed. All end with their standard input.
+                process_group=0,
             )
         answers: queue.Queue[str | None] = queue.Queue()
         self._answers = answers
