@@ -75,9 +75,10 @@ def test_a_directory_that_holds_another_run_is_left_alone(tmp_path: Path) -> Non
 
 
 @pytest.mark.real_server
+@pytest.mark.timeout(240)
 def test_a_plan_is_carried_out_once(tmp_path: Path) -> None:
     plan = planned(("redis", "redis"), Settings(seed=7, seconds=1, clients=1), ((KILL,), (KILL,)))
     (tmp_path / "plan.json").write_text(plan.to_json())
     arguments = ["--plan", "plan.json", "--json", "--quiet"]
-    run = subprocess.run([*COMMAND, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=55, check=False)
+    run = subprocess.run([*COMMAND, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
     assert [report["seed"] for report in json.loads(run.stdout)] == [7], run.stderr
