@@ -9,7 +9,6 @@ it. The queue is read by pika, which knows nothing of PairMQ.
 from __future__ import annotations
 
 import asyncio
-import math
 import subprocess
 import threading
 import time
@@ -47,7 +46,7 @@ from pairmq.testing import TcpProxy
 from pairmq_rabbitmq.testing import RabbitServer
 from pairmq_redis.testing import RedisServer
 
-pytestmark = [pytest.mark.real_server, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.real_server, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def taken_by_pika(server_url: str) -> list[str]:
@@ -81,13 +80,16 @@ class ForeignConsumer(threading.Thread):
         try:
             connection = pika.BlockingConnection(pika.URLParameters(self._url))
             try:
-                for method, properties, body in connection.channel().consume(
-                    QUEUE, auto_ack=True, inactivity_timeout=0.05
-                ):
+                channel, empty = connection.channel(), 0
+                for method, properties, body in channel.consume(QUEUE, auto_ack=True, inactivity_timeout=0.05):
                     if method is not None:
                         self.found.append((properties, body))
                     elif self._ends.is_set():
-                        return
+                        # That nothing has come in time says little of a server that was slow.
+                        left = channel.queue_declare(QUEUE, passive=True).method.message_count
+                        empty = 0 if left else empty + 1
+                        if empty == 3:
+                            return
             finally:
                 connection.close()
         except Exception as error:
@@ -96,7 +98,7 @@ class ForeignConsumer(threading.Thread):
     def end(self) -> None:
         """Stop when nothing comes any more."""
         self._ends.set()
-        self.join(10)
+        self.join(60)
         assert self.error is None
         assert not self.is_alive()
 
@@ -158,12 +160,10 @@ def proxy(brokers: Brokers) -> Iterator[TcpProxy]:
 
 async def checked(under: Traffic, brokers: Brokers, name: str, least: int = 5) -> None:
     """The end of every test with a failover: all is well again, and the books are right."""
-    await until(lambda: under.sends and under.sends[-1].began > under.recovered_at + 0.3, 20)
+    await under.steady()
     await under.stop()
     await under.drained()
-    failures = [e for at, e in under.events if isinstance(e, AttemptFailed) and at > under.recovered_at]
-    assert under.changes(DOWN, under.recovered_at) == [], failures
-    assert under.sends[-1].result.route is Route.PRIMARY
+    under.check_recovered()
     found = await under.hands(taken_by_pika, brokers.primary.url)
     under.report(name, found)
     under.check_deadlines()
@@ -186,7 +186,7 @@ async def test_kill_9(brokers: Brokers, hands: Hands) -> None:
         await hands(known_on_disk, primary)
         await under.hit(primary.kill)
         await under.failover()
-        await asyncio.sleep(1)
+        await under.outage()
         await under.heal(primary.start)
         await under.recovery()
         await checked(under, brokers, f"kill -9, {type(brokers.secondary).__name__}")
@@ -218,7 +218,7 @@ async def test_memory_alarm(brokers: Brokers, hands: Hands) -> None:
     async with traffic(primary.url, brokers.secondary.url, hands) as under:
         await under.hit(primary.block)
         await under.failover()
-        await asyncio.sleep(1)
+        await under.outage()
         await under.heal(primary.unblock)
         await under.recovery()
         await checked(under, brokers, f"memory alarm, {type(brokers.secondary).__name__}")
@@ -245,10 +245,10 @@ async def test_queue_full_with_reject_publish(brokers: Brokers, hands: Hands, sa
             full_at = under.failures("full")[0]
             under.hit_at = under.struck_at = full_at
             await until(lambda: under.pair.state(QUEUE) is DOWN)
-            await asyncio.sleep(1.5)
+            await under.outage(1.5)
             await under.heal(consumer.start)
             await under.recovery()
-            await until(lambda: under.sends[-1].began > under.recovered_at + 0.5)
+            await under.steady(0.5)
             await under.stop()
             await under.drained()
             await hands(consumer.end)
@@ -275,7 +275,7 @@ async def test_connection_reset(brokers: Brokers, proxy: TcpProxy, hands: Hands)
     async with traffic(proxy.rewrite(brokers.primary.url), brokers.secondary.url, hands) as under:
         await under.hit(lambda: proxy.reset(refuse=True))
         await under.failover()
-        await asyncio.sleep(1)
+        await under.outage()
         await under.heal(proxy.restore)
         await under.recovery()
         await checked(under, brokers, "reset")
@@ -288,7 +288,7 @@ async def test_a_connection_that_is_reset_and_can_be_made_anew_is_no_outage(
 ) -> None:
     """Three times within two seconds: sends are tried again and arrive, and nothing is diverted."""
     url = proxy.rewrite(brokers.primary.url)
-    async with traffic(url, brokers.secondary.url, hands, (8.0,), **PATIENT) as under:
+    async with traffic(url, brokers.secondary.url, hands, (20.0,), **PATIENT) as under:
         for _ in range(3):
             await under.burst(20)
             await under.hit(proxy.reset)
@@ -311,7 +311,7 @@ async def test_silent_half_open_tcp(brokers: Brokers, proxy: TcpProxy, hands: Ha
     async with traffic(proxy.rewrite(brokers.primary.url), brokers.secondary.url, hands) as under:
         await under.hit(lambda: proxy.silence(direction))
         await under.failover()
-        await asyncio.sleep(1)
+        await under.outage()
         await under.heal(proxy.restore)
         await under.recovery()
         await checked(under, brokers, f"silence {direction}, {type(brokers.secondary).__name__}")
@@ -322,9 +322,9 @@ async def test_slow_network_does_not_fail_over(brokers: Brokers, proxy: TcpProxy
     """0.3 s in each direction, 0.6 s a round trip: sends take that long, and that is all."""
     url = proxy.rewrite(brokers.primary.url)
     # An attempt that has to open its channel first needs three round trips.
-    async with traffic(url, brokers.secondary.url, hands, (8.0,), attempt_timeout=4.0) as under:
+    async with traffic(url, brokers.secondary.url, hands, (40.0,), attempt_timeout=20.0) as under:
         await under.hit(lambda: proxy.slow(delay=0.3))
-        await asyncio.sleep(4)
+        await under.some(100)
         slow = [s for s in under.sends if s.began > under.hit_at]
         assert len(slow) > 50
         assert min(s.ended - s.began for s in slow) > 0.6
@@ -343,18 +343,18 @@ async def test_slow_network_does_not_fail_over(brokers: Brokers, proxy: TcpProxy
 
 
 # Time to connect once more on a busy machine: until the broker has said no, nobody can tell this from an outage.
-PATIENT: Any = {"failover_interval": 3.0, "attempt_timeout": 3.0}
+PATIENT: Any = {"failover_interval": 10.0, "attempt_timeout": 5.0}
 
 
 async def test_queue_deleted(brokers: Brokers, hands: Hands) -> None:
     """In mid-traffic: refused as not found from then on, until somebody makes it anew."""
     primary = brokers.primary
-    async with traffic(primary.url, brokers.secondary.url, hands, (8.0,), **PATIENT) as under:
+    async with traffic(primary.url, brokers.secondary.url, hands, (20.0,), **PATIENT) as under:
         await under.burst(50)
         await under.hit(lambda: primary.delete_queue(QUEUE))
-        await asyncio.sleep(2)
+        await under.some(60)
         await under.heal(lambda: declare(primary.url))
-        await asyncio.sleep(0.5)
+        await under.accepted()
         await under.stop()
         found = await hands(taken_by_pika, primary.url)
         under.report("queue deleted", found)
@@ -369,12 +369,12 @@ async def test_virtual_host_deleted(brokers: Brokers, hands: Hands) -> None:
     primary = brokers.primary
     primary.add_vhost("shop")
     url = primary.url_for(vhost="shop")
-    async with traffic(url, brokers.secondary.url, hands, (8.0,), **PATIENT) as under:
+    async with traffic(url, brokers.secondary.url, hands, (20.0,), **PATIENT) as under:
         await under.burst(50)
         await under.hit(lambda: primary.delete_vhost("shop"))
-        await asyncio.sleep(2)
+        await under.some(60)
         await under.heal(lambda: primary.add_vhost("shop"), lambda: declare(url))
-        await asyncio.sleep(0.5)
+        await under.accepted()
         await under.stop()
         found = await hands(taken_by_pika, url)
         under.report("virtual host deleted", found)
@@ -389,13 +389,13 @@ async def test_wrong_password(brokers: Brokers, hands: Hands) -> None:
     primary = brokers.primary
     primary.add_user("app", "old")
     url = primary.url_for("app", "old")
-    async with traffic(url, brokers.secondary.url, hands, (8.0,), **PATIENT) as under:
+    async with traffic(url, brokers.secondary.url, hands, (20.0,), **PATIENT) as under:
         await under.halt()
         await under.hit(lambda: primary.change_password("app", "new"), primary.drop_clients, lambda: emptied(primary))
         under.flow()
-        await asyncio.sleep(2)
+        await under.some(60)
         await under.heal(lambda: primary.change_password("app", "old"))
-        await asyncio.sleep(0.5)
+        await under.accepted()
         await under.stop()
         found = await hands(taken_by_pika, primary.url)
         under.report("wrong password", found)
@@ -410,13 +410,13 @@ async def test_wrong_password_with_connections_dropped_under_sends(brokers: Brok
     primary = brokers.primary
     primary.add_user("app", "old")
     url = primary.url_for("app", "old")
-    async with traffic(url, brokers.secondary.url, hands, (8.0,), **PATIENT) as under:
+    async with traffic(url, brokers.secondary.url, hands, (20.0,), **PATIENT) as under:
         await hands(primary.change_password, "app", "new")
         await under.burst(200)
         await under.hit(primary.drop_clients, lambda: emptied(primary))
         await until(lambda: sum(s.began >= under.hit_at for s in under.sends) > 60, 60)
         await under.heal(lambda: primary.change_password("app", "old"))
-        await asyncio.sleep(0.5)
+        await under.accepted()
         await under.stop()
         found = await hands(taken_by_pika, primary.url)
         under.report("wrong password, in flight", found)
@@ -437,7 +437,7 @@ def declare(url: str, **arguments: Any) -> None:
 
 def emptied(server: RabbitServer) -> None:
     """Wait until no client is connected."""
-    ends_at = time.monotonic() + 10
+    ends_at = time.monotonic() + 60
     while server.connections():
         assert time.monotonic() < ends_at
         time.sleep(0.1)
@@ -496,7 +496,7 @@ async def test_tls_with_a_wrong(
         # As when a certificate is changed on a server: it takes effect with the next connection.
         await under.hit(lambda: change_to(wrong), tls_server.drop_clients, lambda: emptied(tls_server))
         await under.failover()
-        await asyncio.sleep(1)
+        await under.outage()
         await under.heal(lambda: change_to("right"))
         await under.recovery()
         await checked(under, brokers, f"TLS, wrong {wrong}")
@@ -514,18 +514,6 @@ def redis_first(rabbit_servers: Callable[[int], list[RabbitServer]]) -> Iterator
         yield redis, rabbit_servers(1)[0]
 
 
-async def taken_by_pair(under: Traffic) -> list[str]:
-    """Take everything out of the primary's queue."""
-    found: list[str] = []
-    async with under.pair.receiver(QUEUE, prefetch=200) as receiver:
-        while deliveries := await receiver.receive(200, 0.3):
-            for delivery in deliveries:
-                assert delivery.body == (delivery.message.message_id or "").encode()
-                found.append(delivery.message.message_id or "")
-                await delivery.complete()
-    return found
-
-
 @pytest.mark.parametrize("how", ["kill -9", "SIGSTOP"])
 async def test_a_redis_primary_fails_over_to_rabbitmq(
     redis_first: tuple[RedisServer, RabbitServer], hands: Hands, how: str
@@ -536,14 +524,14 @@ async def test_a_redis_primary_fails_over_to_rabbitmq(
         try:
             await under.hit(primary.kill if how == "kill -9" else primary.pause)
             await under.failover()
-            await asyncio.sleep(1)
+            await under.outage()
         finally:
             await under.heal(primary.start if how == "kill -9" else primary.resume)
         await under.recovery()
-        await until(lambda: under.sends[-1].began > under.recovered_at + 0.5)
+        await under.steady(0.5)
         await under.stop()
         await under.drained()
-        found = await taken_by_pair(under)
+        found = await under.taken()
         under.report(f"Redis primary, {how}", found)
         under.check_deadlines()
         under.check_failed_over()
@@ -562,12 +550,14 @@ async def test_a_rabbitmq_secondary_may_fail_while_its_primary_works(
 ) -> None:
     """Nobody notices; who has to divert then is told in time, and the queues come back by themselves."""
     primary, secondary = redis_first
-    # Patient sends: what a busy machine does to those of 0.4 s would count as a failure of the primary.
-    async with traffic(primary.url, secondary.url, hands, (4.0,)) as under:
+    # Patient sends and attempts: what a busy machine does to others would count as a failure of the primary. A send
+    # has time to try each of the three queues.
+    limit = 3.0
+    async with traffic(primary.url, secondary.url, hands, (4 * limit,), attempt_timeout=limit) as under:
         await hands(known_on_disk, secondary)
         try:
             await under.hit(secondary.kill if how == "kill -9" else secondary.pause)
-            await asyncio.sleep(1)
+            await under.some()
             await under.halt()
             assert {s.result.route for s in under.sends if s.began > under.hit_at} == {Route.PRIMARY}
             assert under.of(StateChanged) == []
@@ -584,16 +574,18 @@ async def test_a_rabbitmq_secondary_may_fail_while_its_primary_works(
         assert len({e.queue for e in under.of(RotationChanged) if not e.in_use}) == OPTIONS.backlog_queue_count
         await until(lambda: sum(1 if e.in_use else -1 for e in under.of(RotationChanged)) == 0)
         back_after = next(at for at, e in reversed(under.events) if isinstance(e, RotationChanged)) - under.healed_at
-        assert back_after <= 2 * OPTIONS.backlog_retry_interval + under.heart.lag(under.healed_at, math.inf)
+        # By the second trial, each of which may take as long as its limit.
+        most = 2 * OPTIONS.backlog_retry_interval + limit
+        assert back_after <= most + under.heart.lag(under.healed_at, under.healed_at + back_after)
         healed_from = len(under.sends)
         await under.burst(50)
         await under.halt()
         assert {s.diverted for s in under.sends[healed_from:]} == {True}
         under.pair.mark_healthy(QUEUE)
-        await under.one(4.0)
+        await under.one(4 * limit)
         await under.stop()
         await under.drained()
-        found = await taken_by_pair(under)
+        found = await under.taken()
         under.report(f"RabbitMQ secondary, {how}, back after {back_after:.2f} s", found)
         assert {e.kind for e in under.of(AttemptFailed)} == {FailureKind.UNAVAILABLE.value}
         under.check_deadlines()
@@ -607,7 +599,7 @@ async def test_a_send_without_time_left_takes_no_backlog_queue_from_the_others(b
     """At a failover many a send has little time left. That it ends in time says nothing about the backlog queue."""
     with TcpProxy("127.0.0.1", brokers.secondary.port) as between:
         secondary = between.rewrite(brokers.secondary.url)
-        async with traffic(brokers.primary.url, secondary, hands, (4.0,)) as under:
+        async with traffic(brokers.primary.url, secondary, hands, (30.0,), attempt_timeout=10.0) as under:
             await under.halt()
             under.pair.hold(QUEUE)
             await under.burst(10)
@@ -616,7 +608,7 @@ async def test_a_send_without_time_left_takes_no_backlog_queue_from_the_others(b
             for _ in range(10):
                 assert isinstance(await under.one(0.1), SendError)
             assert [e for e in under.of(RotationChanged) if not e.in_use] == []
-            assert (await under.one(4.0)).route is Route.BACKLOG
+            assert (await under.one(30.0)).route is Route.BACKLOG
             await hands(between.restore)
             under.pair.mark_healthy(QUEUE)
             await under.stop()
@@ -643,7 +635,8 @@ async def test_a_foreign_consumer_sees_application_messages_only(
     consumer = ForeignConsumer(primary.url)
     try:
         url = proxy.rewrite(primary.url)
-        async with traffic(url, brokers.secondary.url, hands, (4.0,), ping_primary_interval=0.3) as under:
+        pinging = {"ping_primary_interval": 0.3, "ping_timeout": 1.0}
+        async with traffic(url, brokers.secondary.url, hands, (4.0,), **pinging) as under:
             consumer.start()
             sender = under.pair.sender(QUEUE)
             # Pings that arrive and are confirmed: what the operator takes away, each of them gives back.
@@ -659,8 +652,7 @@ async def test_a_foreign_consumer_sees_application_messages_only(
             assert {receipt.route for receipt in receipts} == {Route.BACKLOG}
             await asyncio.sleep(1)
             await hands(proxy.reset)
-            await asyncio.sleep(0.5)
-            assert sum(not e.ok for e in under.of(PingCompleted)) >= 3
+            await until(lambda: sum(not e.ok for e in under.of(PingCompleted)) >= 3)
             await under.heal(primary.unblock)
             await until(lambda: under.pair.state(QUEUE) is not DOWN)
             await asyncio.sleep(0.3)

@@ -25,8 +25,12 @@ class Heartbeat:
             self._beats.append((due, loop.time()))
 
     def lag(self, since: float, until: float) -> float:
-        """The longest that the loop kept anybody waiting between two instants."""
-        return max((woken - due for due, woken in self._beats if woken >= since and due <= until), default=0.0)
+        """How long in all the loop kept everybody waiting between two instants.
+
+        In all, as what happens between them takes several turns of the loop, each of which may come late.
+        """
+        late = (min(woken, until) - max(due, since) for due, woken in self._beats if woken >= since and due <= until)
+        return sum(late, start=0.0)
 
     async def stop(self) -> None:
         await asyncio.sleep(0.02)  # a beat that is late now is still to be seen
