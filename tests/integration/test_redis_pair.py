@@ -12,16 +12,18 @@ import pytest
 from heartbeat import Heartbeat
 from pairmq import Entity, EntityState, Message, Pair, PairOptions, Receipt, Route, SendError
 from pairmq.model import Source
+from pairmq.model.events import RotationChanged
 from pairmq.testing import memory_broker
 
-pytestmark = pytest.mark.real_server
+pytestmark = [pytest.mark.real_server, pytest.mark.timeout(240)]
 
 OPTIONS = PairOptions(
     failover_interval=0.5,
     ping_primary_interval=0.3,
-    attempt_timeout=1.0,
-    ping_timeout=0.5,
-    send_timeout=8.0,
+    # A server on a busy machine may well keep an attempt waiting for a second or two.
+    attempt_timeout=3.0,
+    ping_timeout=3.0,
+    send_timeout=30.0,
     backlog_queue_count=3,
     enable_syphon=True,
     backlog_retry_interval=1.0,
@@ -40,14 +42,14 @@ async def ending_within(seconds: float) -> AsyncIterator[None]:
     assert ended - started - heart.lag(started, ended) <= seconds + 0.5
 
 
-async def until(condition, seconds: float = 20.0) -> None:
+async def until(condition, seconds: float = 60.0) -> None:
     ends_at = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < ends_at, "it did not happen in time"
         await asyncio.sleep(0.05)
 
 
-async def bodies(pair: Pair, count: int, seconds: float = 20.0) -> list[bytes]:
+async def bodies(pair: Pair, count: int, seconds: float = 90.0) -> list[bytes]:
     """Receive until ``count`` different bodies have come."""
     found: list[bytes] = []
     ends_at = time.monotonic() + seconds
@@ -91,7 +93,7 @@ async def test_a_killed_primary_loses_nothing_and_everything_comes_home(servers)
         await pair.close()
 
 
-@pytest.mark.parametrize("seconds", [0.4, 4.0])
+@pytest.mark.parametrize("seconds", [0.4, 20.0])
 async def test_no_send_outlives_its_deadline_on_a_stopped_server(servers, seconds):
     """SIGSTOP: the server takes TCP connections and says nothing."""
     east, west = servers
@@ -134,9 +136,8 @@ async def test_both_servers_stopped_end_every_send_in_time(servers):
                 *(sender.send(Message(b"x"), timeout=3) for _ in range(200)), return_exceptions=True
             )
         assert all(isinstance(result, SendError) for result in results)
-        started = time.monotonic()
-        await pair.close()
-        assert time.monotonic() - started <= OPTIONS.close_grace + 6
+        async with ending_within(OPTIONS.close_grace + 6):
+            await pair.close()
     finally:
         east.resume()
         west.resume()
@@ -146,6 +147,8 @@ async def test_both_servers_stopped_end_every_send_in_time(servers):
 async def test_a_killed_secondary_is_noticed_and_comes_back(servers):
     east, west = servers
     pair = await opened(Pair.connect(east.url, west.url, options=OPTIONS))
+    back: list[RotationChanged] = []
+    pair.subscribe(lambda event: back.append(event) if isinstance(event, RotationChanged) and event.in_use else None)
     sender = pair.sender("orders")
     try:
         west.kill()
@@ -154,7 +157,7 @@ async def test_a_killed_secondary_is_noticed_and_comes_back(servers):
         with pytest.raises(SendError, match="no backlog queue takes messages"):
             await sender.send(Message(b"2"))
         west.restart()
-        await asyncio.sleep(2.5)
+        await until(lambda: back)
         assert (await sender.send(Message(b"3"))).route is Route.BACKLOG
         pair.mark_healthy("orders")
         assert set(await bodies(pair, 2)) == {b"1", b"3"}
@@ -174,7 +177,10 @@ async def test_poison_in_a_backlog_queue_is_set_aside_and_nothing_else_is_lost(s
         assert receipt.route is Route.BACKLOG
         pair.mark_healthy("orders")
         assert await bodies(pair, 1) == [b"good"]
-        dead = await pair.secondary.admin.peek(Source(queue, dead_letter=True), 10)
+        # Another queue's pump may have brought it, while the one of this queue has only begun.
+        async with asyncio.timeout(60):
+            while not (dead := await pair.secondary.admin.peek(Source(queue, dead_letter=True), 10)):
+                await asyncio.sleep(0.05)
         assert [(d.message.body, d.dead_letter_reason) for d in dead] == [
             (b"\x00\xff not an envelope", "malformed-envelope")
         ]
@@ -213,9 +219,11 @@ async def test_no_send_outlives_its_deadline_on_a_misbehaving_memory_broker(faul
                 "lost": east.lose_confirms,
                 "lost-before": lambda: east.lose_confirms(applied=False),
             }[fault]()
-            async with ending_within(4):
+            # Whoever waits until it is not busy any more waits in vain; all others need a part of their time.
+            seconds = 4 if fault == "busy" else 20
+            async with ending_within(seconds):
                 results = await asyncio.gather(
-                    *(sender.send(Message(b"%d" % n), timeout=4) for n in range(20)), return_exceptions=True
+                    *(sender.send(Message(b"%d" % n), timeout=seconds) for n in range(20)), return_exceptions=True
                 )
             assert all(isinstance(result, Receipt | SendError) for result in results)
             if fault != "busy":
