@@ -45,8 +45,9 @@ def options(redis: RedisServer) -> dict[str, Any]:
             "failover_interval": 0,
             "ping_primary_interval": 0.2,
             "backlog_queue_count": 2,
-            "send_timeout": 20,
-            "attempt_timeout": 3,
+            "send_timeout": 60,
+            # A server on a busy machine may well keep an attempt waiting for some seconds.
+            "attempt_timeout": 15,
             "enable_syphon": True,
         }
     }

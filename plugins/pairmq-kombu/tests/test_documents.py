@@ -63,19 +63,19 @@ def programs(environment: dict[str, str], tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.real_server
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(500)
 def test_the_example_outlives_its_broker(
     rabbit: RabbitServer, environment: dict[str, str], tmp_path: Path, programs: None
 ) -> None:
     def send(*numbers: int) -> None:
         command = [sys.executable, "celery_app.py", *map(str, numbers)]
         run = subprocess.run(
-            command, cwd=EXAMPLES, env=environment, capture_output=True, text=True, timeout=60, check=False
+            command, cwd=EXAMPLES, env=environment, capture_output=True, text=True, timeout=120, check=False
         )
         assert run.returncode == 0, run.stderr
 
     def wait_for(*numbers: int) -> None:
-        until = time.monotonic() + 90
+        until = time.monotonic() + 120
         while not set(numbers) <= set(map(int, (tmp_path / "orders").read_text().split())):
             assert time.monotonic() < until, (tmp_path / "worker.log").read_text()[-2000:]
             time.sleep(0.1)

@@ -22,13 +22,13 @@ from kombu.exceptions import OperationalError
 
 from pairmq import Route
 from pairmq.model import Source
-from pairmq_kombu import PublishRefused
+from pairmq_kombu import PublishRefused, PublishUnknown
 from pairmq_kombu import _connection as connection_module
 from pairmq_kombu._process import close_pairs, pair_of_process
 from pairmq_rabbitmq.testing import RabbitServer
 from pairmq_redis.testing import RedisServer
 
-pytestmark = [pytest.mark.real_server, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.real_server, pytest.mark.timeout(300)]
 
 ORDERS = kombu.Queue("orders", durable=True)
 RETRY = {"max_retries": 3, "interval_start": 0, "interval_step": 0.2, "interval_max": 0.2}
@@ -174,7 +174,10 @@ def test_a_reply_to_someone_who_has_gone_is_no_error(
     assert "not through the pair" not in caplog.text
 
 
-def test_a_send_ends_in_time_when_the_primary_hangs(rabbit: RabbitServer, paired: kombu.Connection) -> None:
+def test_a_send_ends_in_time_when_the_primary_hangs(
+    rabbit: RabbitServer, options: dict[str, Any], paired: kombu.Connection
+) -> None:
+    options["pairmq"] |= {"attempt_timeout": 3, "send_timeout": 20}
     publish(paired)
     rabbit.pause()
     try:
@@ -194,6 +197,9 @@ def test_with_both_brokers_dead_a_publish_is_refused_in_time(
     publish(paired)
     rabbit.kill()
     redis.kill()
+    # What is on its way when the connection breaks is unknown.
+    with pytest.raises((PublishRefused, PublishUnknown)):
+        publish(paired, timeout=3)
     with pytest.raises(PublishRefused):
         publish(paired, timeout=3)
 
@@ -311,7 +317,7 @@ producer.publish("after", routing_key="orders", declare=[kombu.Queue("another", 
 def test_parent_and_child_publish_after_a_fork(rabbit: RabbitServer, redis: RedisServer) -> None:
     url = rabbit.url.replace("amqp://", "pairmq://")
     run = subprocess.run(
-        [sys.executable, "-c", FORKING, url, redis.url], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", FORKING, url, redis.url], capture_output=True, text=True, timeout=200, check=False
     )
     assert run.returncode == 0, run.stderr
     with kombu.Connection(rabbit.url) as plain:
