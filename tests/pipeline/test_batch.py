@@ -210,7 +210,11 @@ def test_an_interrupted_call_leaves_no_job_behind(spark, tmp_path):
     endless = two_pieces(lambda: spark.range(0, 10**6, 1, 10**5).selectExpr("max(hash(id)) AS most"))
     with pytest.raises(KeyboardInterrupt):
         _making.write_pieces(spark, endless, {}, lambda name: tmp_path / name, interrupt_once_it_works)
-    assert tracker.getActiveJobsIds() == []
+    # Whoever keeps Spark's books learns of the end of a job a little later than who waits for it.
+    until = time.monotonic() + 30
+    while tracker.getActiveJobsIds():
+        assert time.monotonic() < until, "a job goes on"
+        time.sleep(0.05)
 
 
 def test_what_begins_after_the_first_interruption_is_interrupted_as_well(tmp_path):
