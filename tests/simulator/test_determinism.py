@@ -12,6 +12,8 @@ import pytest
 
 from pairmq.testing.simulator import Settings, replay, scenario_of, simulate
 
+pytestmark = pytest.mark.timeout(600)  # nothing but computing, which takes long where others want the processors
+
 PROGRAM = """
 import hashlib, sys
 from pairmq.testing.simulator import Settings, simulate
@@ -39,7 +41,7 @@ def test_a_seed_gives_the_same_trace_in_every_process():
     for hash_seed in ("0", "1", "4711"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         command = [sys.executable, "-c", PROGRAM]
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=50)
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=180)
         seen.add(ended.stdout)
     assert len(seen) == 1, seen
 
