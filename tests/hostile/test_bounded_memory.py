@@ -170,6 +170,7 @@ async def test_a_send_that_fails_for_hours_keeps_few_of_its_failures() -> None:
 
 
 @pytest.mark.real_server
+@pytest.mark.timeout(300)
 async def test_dead_ports_bound_what_waits_and_all_works_when_they_are_served_again() -> None:
     ports = free_port(), free_port()
     urls = [f"redis://127.0.0.1:{port}/0" for port in ports]
@@ -201,7 +202,7 @@ async def test_dead_ports_bound_what_waits_and_all_works_when_they_are_served_ag
             async with registry.transport(primary.url) as setup:
                 await setup.admin.create(Entity("orders"))
             pair.mark_healthy("orders")
-            receipt = await sender.send(Message(b"after"), timeout=30)
+            receipt = await sender.send(Message(b"after"), timeout=60)
             assert receipt.route in tuple(Route)
             await pair.close()
     left = [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]

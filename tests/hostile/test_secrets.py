@@ -31,6 +31,8 @@ from pairmq_rabbitmq.testing import RabbitServer
 from pairmq_redis.testing import RedisServer
 from pairmq_servicebus.testing import ServiceBusServer
 
+pytestmark = pytest.mark.timeout(300)  # a server may have to be started first, on a busy machine
+
 PASSWORD = "pl@nted: hunter2/ö%?&#"
 WRONG = "wr@ng: hunter3/ö%?&#"
 KEY = base64.b64encode(b"planted hunter2 key of 32 bytes!").decode()
@@ -196,7 +198,6 @@ async def use(primary: str, secondary: str, heard: Everything) -> None:
 
 
 @pytest.mark.real_server
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("case", ["good", "wrong", "dead"])
 @pytest.mark.parametrize("side", ["primary", "secondary"])
 async def test_nothing_that_a_pair_says_holds_a_secret(
@@ -349,7 +350,6 @@ def cli(
 
 
 @pytest.mark.real_server
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("case", ["good", "wrong", "dead"])
 @pytest.mark.parametrize("verbose", [(), ("-v", "-v")], ids=["plain", "verbose"])
 def test_no_command_writes_a_secret(
