@@ -96,6 +96,16 @@ def late_because_its_process_slept(pen: Pen) -> None:
     pen.told(1, "accepted by the primary")
 
 
+def late_because_its_process_slept_twice(pen: Pen) -> None:
+    """Its time was over in the one sleep, and it came to say so after the other."""
+    pen.send(1, timeout=1.0)
+    for _ in range(2):
+        pen.at += 2
+        pen.line("client-b-1", "lag", due=pen.at - 1.9, woken=pen.at)
+    pen.write(1)
+    pen.told(1, "accepted by the primary")
+
+
 def overtaken_in_a_fault(pen: Pen) -> None:
     pen.line("run", "strike", number=0, fault="pause", seconds=5.0, side="primary", client="")
     pen.at += 4
@@ -148,6 +158,7 @@ GOOD: list[Callable[[Pen], None]] = [
     sender_killed_in_its_send,
     syphon_killed_between_send_and_complete,
     late_because_its_process_slept,
+    late_because_its_process_slept_twice,
     overtaken_in_a_fault,
     overtaken_after_a_delivery_that_reached_nobody,
     refused_while_the_secondary_is_away_too,

@@ -69,11 +69,14 @@ class Facts:
         self._fault_starts = [start for start, _ in self._faulty]
 
     def allowance(self, life: str, since: float, until: float) -> float:
-        """Seconds by which something of a process may be late that was due at an instant and done at another."""
+        """Seconds by which something of a process may be late that was due at an instant and done at another.
+
+        What is done takes several turns of the loop, and each of them may come late.
+        """
         if until - since <= self.history.grace:
             return self.history.grace  # it needs no excuse, and the lags of a long run are many
         lags = (woken - due for due, woken in self.history.lags.get(life, ()) if woken >= since and due <= until)
-        return self.history.grace + max(lags, default=0.0)
+        return self.history.grace + sum(lags, start=0.0)
 
     def told(self, copy: Copy) -> Told | None:
         """What the writer of a copy was told; None when it was killed first."""
