@@ -20,6 +20,8 @@ from pairmq.cli._app import run
 from pairmq.runner._job import Endings
 from pairmq.testing.simulator import Scenario, Settings, scenario_of
 
+pytestmark = pytest.mark.timeout(400)  # nothing but computing, which takes long where others want the processors
+
 
 @pytest.fixture
 def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
@@ -176,7 +178,6 @@ def test_faults_can_be_chosen(in_folder, capfd):
     assert run(["simulate", "--replay", "s.json", "--json"]) == 0
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_ctrl_c_ends_it_cleanly(in_folder, jobs):
     command = [sys.executable, "-m", "pairmq.cli", "simulate", "--seeds", "0..9999", "--hours", "0.2"]
