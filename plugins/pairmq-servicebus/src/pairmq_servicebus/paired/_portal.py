@@ -66,16 +66,19 @@ class Portal:
         self._check_process()
         if threading.current_thread() is self._thread:
             raise RuntimeError("a callback of the paired client called it back: it would wait for itself for ever")
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("the paired client is closed: make a new one")
-            future = asyncio.run_coroutine_threadsafe(work(), self._running_loop())
+        future: concurrent.futures.Future[T] | None = None
         try:
+            with self._lock:
+                if self._closed:
+                    raise RuntimeError("the paired client is closed: make a new one")
+                future = asyncio.run_coroutine_threadsafe(work(), self._running_loop())
             return future.result()
         except concurrent.futures.CancelledError:
             raise RuntimeError("the paired client was closed meanwhile") from None
         except BaseException:
-            future.cancel()
+            # Ctrl-C may come before the waiting has begun, while the coroutine runs already.
+            if future is not None:
+                future.cancel()
             raise
 
     def call(self, function: Callable[[], T]) -> T:
