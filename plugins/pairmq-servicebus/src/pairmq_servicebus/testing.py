@@ -25,6 +25,9 @@ _KEY_NAME = "RootManageSharedAccessKey"
 _KEY_VARIABLE = "PAIRMQ_SERVICEBUS_KEY"
 _EXTRA = ("aiohttp", "defusedxml", "rich", "trustme", "typer")
 _TOKEN_SECONDS = 300
+# Generous: it is beside other servers and their clients that it starts and answers.
+_START_TIMEOUT = 60.0  # s
+_ANSWER_TIMEOUT = 30.0  # s
 
 
 class ServiceBusServer(ServerProcess):
@@ -80,7 +83,7 @@ class ServiceBusServer(ServerProcess):
             ready=self._is_written,
             directory=directory,
             environment={_KEY_VARIABLE: self.key},
-            start_timeout=20.0,
+            start_timeout=_START_TIMEOUT,
             name="servicebus-server",
         )
         self.ca_file = self.directory / "tls" / "ca.pem" if tls else None
@@ -226,7 +229,7 @@ class ServiceBusServer(ServerProcess):
 
     def _control(self, method: str, path: str, body: object = None) -> dict[str, Any]:
         self._running_process()
-        connection = http.client.HTTPConnection(_HOST, self.admin_port, timeout=10)
+        connection = http.client.HTTPConnection(_HOST, self.admin_port, timeout=_ANSWER_TIMEOUT)
         try:
             connection.request(
                 method,

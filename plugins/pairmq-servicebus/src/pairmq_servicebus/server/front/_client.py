@@ -27,7 +27,7 @@ from pairmq_servicebus.server.front._endpoint import Endpoint
 from pairmq_servicebus.server.front._shared import Shared
 from pairmq_servicebus.server.front._tokens import Grants
 
-HANDSHAKE = 10.0
+HANDSHAKE = 60.0
 """Seconds in which a client must have opened its connection."""
 LINGER = 10.0
 """Seconds in which a client must have taken our last words."""

@@ -8,7 +8,7 @@ import ssl
 from pairmq_servicebus.server.front._client import Client
 from pairmq_servicebus.server.front._shared import Shared
 
-_TLS_HANDSHAKE = 10.0
+_TLS_HANDSHAKE = 60.0
 _TLS_SHUTDOWN = 2.0
 
 
