@@ -12,6 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 from urllib.parse import quote_plus, urlsplit
 from uuid import UUID
@@ -26,6 +27,7 @@ from pairmq_servicebus.server.amqp import _performatives as p
 from pairmq_servicebus.testing import ServiceBusServer
 
 _numbers = itertools.count(1)
+_PATIENCE = 30.0  # s for an answer that must come
 _PREFIX = f"test-{secrets.token_hex(3)}-"
 """Of entities, so that those of other runs on one namespace are left alone."""
 
@@ -62,6 +64,18 @@ def make_queue(admin: ServiceBusAdministrationClient) -> Callable[..., str]:
         return name
 
     return make
+
+
+@pytest.fixture(scope="module")
+def lock_longer(admin: ServiceBusAdministrationClient) -> Callable[[str], None]:
+    """Makes all further locks of a queue last for a minute: who has waited for the end of a short one has time then."""
+
+    def change(queue: str) -> None:
+        description = admin.get_queue(queue)
+        description.lock_duration = timedelta(minutes=1)
+        admin.update_queue(description)
+
+    return change
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +154,7 @@ class RawPeer:
     passes over those that nobody asked for.
     """
 
-    def __init__(self, server: ServiceBusServer | int, *, opened: bool = True, timeout: float = 10.0) -> None:
+    def __init__(self, server: ServiceBusServer | int, *, opened: bool = True, timeout: float = _PATIENCE) -> None:
         self.server = server
         port = server if isinstance(server, int) else server.port
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=timeout)
@@ -183,7 +197,7 @@ class RawPeer:
                 self.payload = payload
                 return body
 
-    def hung_up(self, within: float = 5.0) -> bool:
+    def hung_up(self, within: float = _PATIENCE) -> bool:
         """Whether the server ends the connection; what it still says is passed over."""
         self.socket.settimeout(within)
         try:
@@ -199,11 +213,12 @@ class RawPeer:
         """Whether the server says nothing for a while."""
         self.socket.settimeout(seconds)
         try:
-            return not self._buffer and not self.socket.recv(1)
+            # What is said stays to be read.
+            return not self._buffer and not self.socket.recv(1, socket.MSG_PEEK)
         except TimeoutError:
             return True
         finally:
-            self.socket.settimeout(10.0)
+            self.socket.settimeout(_PATIENCE)
 
     # Conversations.
 

@@ -55,7 +55,7 @@ class Running:
 
     def end(self, how: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
         self.process.send_signal(how)
-        out, err = self.process.communicate(timeout=20)
+        out, err = self.process.communicate(timeout=50)
         assert out == ""
         return self.process.returncode, err
 
@@ -93,7 +93,7 @@ def _held(told: dict[str, Any], path: str) -> int:
     token = (
         f"SharedAccessSignature sr=http%3a%2f%2flocalhost%2f&sig={signature}&se={2**33}&skn=RootManageSharedAccessKey"
     )
-    connection = http.client.HTTPConnection("127.0.0.1", told["admin_port"], timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", told["admin_port"], timeout=30)
     connection.request("GET", f"/{path}", headers={"Authorization": token})
     text = connection.getresponse().read().decode()
     connection.close()
@@ -210,7 +210,7 @@ def test_without_its_extra_it_says_what_to_install() -> None:
     )
     for arguments, status in ((["--help"], 0), ([], 1)):
         ended = subprocess.run(
-            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=30
+            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=50
         )
         assert ended.returncode == status, ended.stderr
         if status:
@@ -335,7 +335,7 @@ def test_a_certificate_of_its_own_serves_both_tls_ports(start: Callable[..., Run
     context = ssl.create_default_context(cafile=server.told["ca_file"])
     for port in (server.told["tls_port"], server.told["admin_tls_port"]):
         with (
-            socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
+            socket.create_connection(("127.0.0.1", port), timeout=30) as plain,
             context.wrap_socket(plain, server_hostname="localhost") as secured,
         ):
             assert secured.version() in ("TLSv1.2", "TLSv1.3")

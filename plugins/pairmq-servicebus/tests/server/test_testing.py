@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import importlib.util
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -55,7 +54,7 @@ def _send(server: ServiceBusServer, body: str) -> None:
 
 def _receive(server: ServiceBusServer) -> list[str]:
     with _client(server) as client, client.get_queue_receiver("q") as receiver:
-        found = receiver.receive_messages(10, max_wait_time=1)
+        found = receiver.receive_messages(10, max_wait_time=30)
         for message in found:
             receiver.complete_message(message)
         return [str(message) for message in found]
@@ -105,7 +104,7 @@ def test_connections_are_dropped_and_come_again(server: ServiceBusServer) -> Non
         receiver.peek_messages()
         assert server.drop_connections() == 1
         with pytest.raises(ServiceBusError):
-            receiver.peek_messages(timeout=5)
+            receiver.peek_messages(timeout=30)
     held = _held(server)
     _send(server, "d")
     assert _held(server) == held + 1
@@ -156,7 +155,7 @@ def test_a_paused_server_takes_connections_and_answers_nothing(server: ServiceBu
             with pytest.raises(TimeoutError):
                 connection.recv(1)
             server.resume()
-            connection.settimeout(10)
+            connection.settimeout(30)
             assert connection.recv(4) == b"AMQP"
     finally:
         server.resume()
@@ -182,11 +181,12 @@ def test_it_serves_tls_under_its_own_authority() -> None:
 def test_one_that_can_t_start_says_why() -> None:
     with ServiceBusServer(durable=False) as server:
         other = ServiceBusServer(durable=False, port=server.port)
-        began = time.monotonic()
-        with pytest.raises(ServerError, match="address already in use"):
-            other.start()
-        assert time.monotonic() - began < 10
-        other.close()
+        try:
+            # It has ended by itself: nobody has waited until it should have been ready.
+            with pytest.raises(ServerError, match=r"(?s)ended with status 1\n.*address already in use"):
+                other.start()
+        finally:
+            other.close()
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
