@@ -349,12 +349,13 @@ def test_a_batch_of_a_hundred_costs_little(broker):
     batch = [Incoming(bytes(1024), 1100, message_id=str(each)) for each in range(100)]
     best = [9.0, 9.0]
     for _ in range(20):
-        started = time.perf_counter()
+        # Its own processor time, which has nothing to do with what else the machine is busy with.
+        started = time.process_time()
         broker.send("q", batch)
-        sent = time.perf_counter()
+        sent = time.process_time()
         for message in source.take(100):
             source.complete(message.lock_token)
-        done = time.perf_counter()
+        done = time.process_time()
         best = [min(best[0], sent - started), min(best[1], done - sent)]
     # Measured at 0.3 ms each; the bound is wide, so that a busy machine does not fail it.
     assert max(best) < 0.003
