@@ -36,7 +36,8 @@ def server(shared_server: ServiceBusServer) -> Iterator[ServiceBusServer]:
 
 @pytest.fixture
 async def transport(server: ServiceBusServer) -> AsyncIterator[ServiceBusTransport]:
-    transport = ServiceBusTransport(server.url)
+    # A link may take its time on a busy machine; what is about that limit says its own.
+    transport = ServiceBusTransport(f"{server.url}&connect-timeout=30")
     yield transport
     await transport.close()
 

@@ -15,6 +15,7 @@ from pairmq.model import Entity, EntityKind, FailureReason, Message, Source, Tra
 from pairmq.transport import QueueProperties
 from pairmq_servicebus._transport import ServiceBusTransport
 from pairmq_servicebus.testing import ServiceBusServer
+from received import take
 
 pytestmark = pytest.mark.real_server
 
@@ -106,7 +107,7 @@ async def test_counts_tell_what_a_queue_holds(transport: ServiceBusTransport, qu
     sender, receiver = transport.sender(queue), transport.receiver(Source(queue))
     later = datetime.now(UTC) + timedelta(hours=1)
     await sender.send_batch([message("a"), message("b"), message("c"), message("d", scheduled_enqueue_at=later)])
-    first, _second = await receiver.receive(2, 5)
+    first, _second = await take(receiver, 2)
     await receiver.dead_letter(first, "why", "because")
     counts = await transport.admin.counts(Source(queue))
     # The service counts what is locked among the active ones.
@@ -124,11 +125,11 @@ async def test_a_subscription_gets_what_is_sent_to_its_topic(transport: ServiceB
     await transport.sender(topic).send_batch([message("one"), message("two", subject="s")])
     assert (await transport.admin.counts(source)).active == 2
     receiver = transport.receiver(source)
-    got = await receiver.receive(2, 5)
+    got = await take(receiver, 2)
     assert [delivery.message.body for delivery in got] == [b"one", b"two"]
     await receiver.dead_letter(got[0], "why", "because")
     await receiver.complete(got[1])
-    dead = await transport.receiver(Source(topic, subscription="audit", dead_letter=True)).receive(1, 5)
+    dead = await take(transport.receiver(Source(topic, subscription="audit", dead_letter=True)), 1)
     assert (dead[0].message.body, dead[0].dead_letter_reason) == (b"one", "why")
 
 
@@ -138,7 +139,7 @@ async def test_peeking_changes_nothing(transport: ServiceBusTransport, queue: En
         [message("later", scheduled_enqueue_at=later), *(message(str(number)) for number in range(5))]
     )
     receiver = transport.receiver(Source(queue))
-    locked = await receiver.receive(1, 5)
+    locked = await take(receiver, 1)
     for _ in range(2):
         seen = await transport.admin.peek(Source(queue), 4)
         assert [delivery.message.body for delivery in seen] == [b"0", b"1", b"2", b"3"]
@@ -180,7 +181,7 @@ async def test_a_path_that_service_bus_would_refuse_is_malformed(transport: Serv
 async def test_a_wrong_key_is_unauthorized_everywhere_and_shown_nowhere(server: ServiceBusServer) -> None:
     wrong = "c2VjcmV0LXRoYXQtaXMtd3Jvbmc"
     url = f"sb://{server.key_name}:{wrong}@127.0.0.1:{server.port}/?emulator=true&admin=http://127.0.0.1:{server.admin_port}"
-    transport = ServiceBusTransport(url)
+    transport = ServiceBusTransport(f"{url}&connect-timeout=30")
     queue = Entity("any")
     for call in (
         transport.admin.create(queue),
@@ -206,7 +207,8 @@ async def test_a_key_without_manage_can_live_with_queues_that_exist(server: Serv
     app = web.Application()
     app.router.add_route("*", "/{tail:.*}", refuse)
     async with TestServer(app) as refusing:
-        transport = ServiceBusTransport(server.url.replace(str(server.admin_port), str(refusing.port)))
+        url = server.url.replace(str(server.admin_port), str(refusing.port))
+        transport = ServiceBusTransport(f"{url}&connect-timeout=30")
         admin = transport.admin
         assert await admin.exists(queue)
         assert not await admin.exists(Entity("no-such-queue"))

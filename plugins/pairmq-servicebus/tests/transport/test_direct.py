@@ -53,7 +53,7 @@ async def test_a_failure_is_told_as_the_public_sender_tells_it(
         raise failure
 
     async def told(send: Callable[[ServiceBusSender], Any]) -> tuple[object, ...]:
-        namespace = Namespace(parse_servicebus_url(server.url))
+        namespace = Namespace(parse_servicebus_url(f"{server.url}&connect-timeout=30"))
         try:
             sender = namespace.new_sender(queue)
             await namespace.open(sender, "open")
@@ -82,7 +82,7 @@ async def test_a_failure_is_told_as_the_public_sender_tells_it(
 async def test_an_outcome_that_is_no_acceptance_fails_the_send(
     server: ServiceBusServer, queue: Entity, message: Make, outcome: object
 ) -> None:
-    namespace = Namespace(parse_servicebus_url(server.url))
+    namespace = Namespace(parse_servicebus_url(f"{server.url}&connect-timeout=30"))
     try:
         sender = namespace.new_sender(queue)
         await namespace.open(sender, "open")
@@ -104,7 +104,7 @@ async def test_an_outcome_that_is_no_acceptance_fails_the_send(
 async def test_a_frame_that_does_not_come_is_waited_for_no_longer_than_allowed(
     server: ServiceBusServer, queue: Entity
 ) -> None:
-    namespace = Namespace(parse_servicebus_url(server.url))
+    namespace = Namespace(parse_servicebus_url(f"{server.url}&connect-timeout=30"))
     try:
         sender = namespace.new_sender(queue)
         await namespace.open(sender, "open")

@@ -26,6 +26,7 @@ from pairmq_servicebus.server import amqp
 from pairmq_servicebus.server.amqp import _frames as frames
 from pairmq_servicebus.server.amqp import _performatives as p
 from pairmq_servicebus.testing import ServiceBusServer
+from received import take
 
 pytestmark = pytest.mark.real_server
 
@@ -396,9 +397,9 @@ async def test_a_dead_letter_queue_of_undecodable_messages_blocks_nobody(
     assert await take_all(transport, Source(queue)) == []
     await transport.sender(queue).send(Message(b"good", message_id="m"))
     receiver = transport.receiver(Source(queue))
-    [delivery] = await receiver.receive(1, 10)
+    [delivery] = await take(receiver, 1)
     await receiver.dead_letter(delivery, "why", "because")
-    [dead] = await transport.receiver(Source(queue, dead_letter=True)).receive(10, 10)
+    [dead] = await transport.receiver(Source(queue, dead_letter=True)).receive(10, 30)
     assert (dead.message.body, dead.dead_letter_reason) == (b"good", "why")
 
 

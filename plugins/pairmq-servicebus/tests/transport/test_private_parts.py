@@ -18,6 +18,8 @@ from pairmq_servicebus._transport import ServiceBusTransport
 from pairmq_servicebus._url import parse_servicebus_url
 from pairmq_servicebus.testing import ServiceBusServer
 
+PATIENCE = 30.0  # s
+
 
 @pytest.mark.parametrize(
     ("value", "encoded"),
@@ -64,7 +66,7 @@ def _receiver() -> ServiceBusReceiver:
 async def test_an_open_link_shows_its_state_its_limit_and_its_socket(
     server: ServiceBusServer, transport: ServiceBusTransport, queue: Entity
 ) -> None:
-    namespace = Namespace(parse_servicebus_url(server.url))
+    namespace = Namespace(parse_servicebus_url(f"{server.url}&connect-timeout=30"))
     sender = namespace.new_sender(queue)
     await namespace.open(sender, "open")
     assert isinstance(sender, ServiceBusSender)
@@ -76,13 +78,13 @@ async def test_an_open_link_shows_its_state_its_limit_and_its_socket(
     authenticator._token, authenticator._refresh_window = None, 10**9
     await _private.look(sender)  # a token that ends soon is renewed on an idle link, too
     assert authenticator._token is not None
-    for _ in range(20):
-        if await sender._handler.auth_complete_async():
-            break
+    async with asyncio.timeout(PATIENCE):
+        while not await sender._handler.auth_complete_async():
+            pass
     server.drop_connections()
-    await asyncio.sleep(0.1)
-    await _private.look(sender)
-    assert not _private.is_open(sender)
+    async with asyncio.timeout(PATIENCE):
+        while _private.is_open(sender):
+            await _private.look(sender)
     namespace.discard(sender)
     await namespace.close()
 
@@ -91,11 +93,11 @@ async def test_an_open_link_shows_its_state_its_limit_and_its_socket(
 async def test_credit_is_granted_taken_back_and_what_came_is_counted(
     server: ServiceBusServer, transport: ServiceBusTransport, queue: Entity
 ) -> None:
-    namespace = Namespace(parse_servicebus_url(server.url))
+    namespace = Namespace(parse_servicebus_url(f"{server.url}&connect-timeout=30"))
     receiver = namespace.new_receiver(Source(queue))
     await namespace.open(receiver, "open")
     _private.be_patient(receiver, 0.01)
-    assert await receiver.receive_messages(5, 0.1) == []
+    assert await receiver.receive_messages(5, 1.0) == []
     link = receiver._handler._link
     assert link.current_link_credit == 5
     await _private.take_back_credit(receiver)
@@ -104,14 +106,13 @@ async def test_credit_is_granted_taken_back_and_what_came_is_counted(
     _private.keep_arrivals(receiver)
     await receiver._amqp_transport.reset_link_credit_async(receiver._handler, 3)
     await transport.sender(queue).send(Message(b"x", message_id="m"))
-    for _ in range(50):
-        await _private.look(receiver)
-        if _private.buffered(receiver):
-            break
+    async with asyncio.timeout(PATIENCE):
+        while not _private.buffered(receiver):
+            await _private.look(receiver)
     assert _private.buffered(receiver) == 1
     await _private.give_back(receiver)
     assert _private.buffered(receiver) == 0
-    [again] = await receiver.receive_messages(1, 5)
+    [again] = await receiver.receive_messages(1, PATIENCE)
     assert not again.delivery_count
     await namespace.farewell(receiver)
     await namespace.close()

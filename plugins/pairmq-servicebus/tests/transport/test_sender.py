@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,16 @@ from pairmq_servicebus.testing import ServiceBusServer
 pytestmark = pytest.mark.real_server
 
 Make = Callable[..., Message]
+
+PATIENCE = 30.0  # s for what must come
+SOON = 20.0
+"""Seconds within which something ends that would, by the transport's own limits, take longer."""
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.02)
 
 
 async def bodies(transport: ServiceBusTransport, queue: Entity, count: int) -> list[bytes]:
@@ -119,10 +130,9 @@ async def test_a_rejected_send_fails_as_its_condition_says_and_the_next_one_work
     sender = transport.sender(queue)
     await sender.send(message())
     server.fault({"at": "send", "action": "error", "condition": condition, "times": 1})
-    began = time.monotonic()
-    with pytest.raises(TransportError) as caught:
-        await sender.send(message())
-    assert time.monotonic() - began < 2.0
+    async with asyncio.timeout(SOON):
+        with pytest.raises(TransportError) as caught:
+            await sender.send(message())
     assert (caught.value.kind, caught.value.reason) == (kind, reason)
     assert caught.value.maybe_applied is in_doubt
     await sender.send(message())
@@ -134,12 +144,10 @@ async def test_a_refusal_without_an_info_map_ends_by_the_callers_limit(
     sender = transport.sender(queue)
     await sender.send(message())
     server.fault({"at": "send", "action": "error", "condition": "amqp:internal-error", "info": False, "times": 1})
-    began = time.monotonic()
     # The client waits for ever where the error's list ends before the map, and fails at once where it holds a null.
     with pytest.raises((TimeoutError, TransportError)) as caught:
-        async with asyncio.timeout(0.5):
+        async with asyncio.timeout(5):
             await sender.send(message())
-    assert time.monotonic() - began < 1.5
     assert not is_nothing_sent(caught.value)
     await sender.send(message("after"))
 
@@ -147,14 +155,25 @@ async def test_a_refusal_without_an_info_map_ends_by_the_callers_limit(
 async def test_a_silent_service_holds_up_nobody_beyond_the_own_limit(
     server: ServiceBusServer, queue: Entity, message: Make
 ) -> None:
-    transport = ServiceBusTransport(f"{server.url}&operation-timeout=0.6")
+    transport = ServiceBusTransport(f"{server.url}&operation-timeout=0.6&connect-timeout=30")
     sender = transport.sender(queue)
-    await sender.send(message())
+
+    async def send() -> None:
+        # A server that was held up for that long is silent, too.
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                try:
+                    return await sender.send(message())
+                except TransportError as error:
+                    if error.reason is not FailureReason.TIMEOUT:
+                        raise
+
+    await send()
     server.fault({"at": "send", "action": "silence", "times": 1})
     with pytest.raises(TransportError) as caught:
         await sender.send(message())
     assert (caught.value.reason, caught.value.maybe_applied) == (FailureReason.TIMEOUT, True)
-    await sender.send(message())
+    await send()
     await transport.close()
 
 
@@ -190,11 +209,10 @@ async def test_a_killed_server_fails_sends_soon_and_is_found_again(
     await sender.send(message())
     server.kill()
     for _ in range(2):
-        began = time.monotonic()
-        with pytest.raises(TransportError) as caught:
-            await sender.send(message())
+        async with asyncio.timeout(SOON):
+            with pytest.raises(TransportError) as caught:
+                await sender.send(message())
         assert caught.value.kind is FailureKind.UNAVAILABLE
-        assert time.monotonic() - began < 2.0
     assert not caught.value.maybe_applied  # refused connections are certain
     server.start()
     await transport.admin.create(queue)
@@ -204,19 +222,16 @@ async def test_a_killed_server_fails_sends_soon_and_is_found_again(
 async def test_a_stopped_server_holds_no_caller_and_its_silence_while_connecting_is_certain(
     server: ServiceBusServer, message: Make
 ) -> None:
-    transport = ServiceBusTransport(server.url)
+    transport = ServiceBusTransport(f"{server.url}&connect-timeout=300")
     sender = transport.sender(Entity("stopped"))
     server.pause()
     try:
-        began = time.monotonic()
-        with pytest.raises(TimeoutError) as caught:
-            async with asyncio.timeout(0.3):
-                await sender.send(message())
-        assert time.monotonic() - began < 1.0
-        assert is_nothing_sent(caught.value)
-        began = time.monotonic()
-        await transport.close()
-        assert time.monotonic() - began < 2.0
+        async with asyncio.timeout(SOON):
+            with pytest.raises(TimeoutError) as caught:
+                async with asyncio.timeout(0.3):
+                    await sender.send(message())
+            assert is_nothing_sent(caught.value)
+            await transport.close()
     finally:
         server.resume()
 
@@ -226,9 +241,9 @@ async def test_a_cancelled_send_that_was_under_way_is_in_doubt_and_the_others_go
 ) -> None:
     sender = transport.sender(queue)
     await sender.send(message())
-    server.fault({"at": "send", "action": "silence", "times": 1})
+    server.fault({"at": "send", "action": "silence", "apply": True, "times": 1})
     first = asyncio.create_task(sender.send(message("first")))
-    await asyncio.sleep(0.1)
+    await until(lambda: server.count(queue.path) == 2)
     second = asyncio.create_task(sender.send(message("second")))  # waits behind it
     third = asyncio.create_task(sender.send(message("third")))
     await asyncio.sleep(0.05)
@@ -249,9 +264,9 @@ async def test_a_closed_sender_fails_and_so_does_what_was_under_way(
 ) -> None:
     sender = transport.sender(queue)
     await sender.send(message())
-    server.fault({"at": "send", "action": "silence", "times": 1})
+    server.fault({"at": "send", "action": "silence", "apply": True, "times": 1})
     under_way = asyncio.create_task(sender.send(message()))
-    await asyncio.sleep(0.1)
+    await until(lambda: server.count(queue.path) == 2)
     waiting = asyncio.create_task(sender.send(message()))
     await asyncio.sleep(0)
     await sender.close()
@@ -267,13 +282,12 @@ async def test_a_closed_sender_fails_and_so_does_what_was_under_way(
 
 
 async def test_a_closed_transport_fails_everything(server: ServiceBusServer, queue: Entity, message: Make) -> None:
-    transport = ServiceBusTransport(server.url)
+    transport = ServiceBusTransport(f"{server.url}&connect-timeout=30")
     sender, receiver = transport.sender(queue), transport.receiver(Source(queue))
     await sender.send(message())
     await receiver.receive(1, 1)
-    began = time.monotonic()
-    await transport.close()
-    assert time.monotonic() - began < 2.0
+    async with asyncio.timeout(SOON):
+        await transport.close()
     for call in (
         sender.send(message()),
         receiver.receive(1, 0),
@@ -292,10 +306,15 @@ async def test_a_link_that_was_detached_just_now_leaves_no_send_in_doubt(
 ) -> None:
     queue = Entity(f"gone-{time.monotonic_ns()}")
     server.create_queue(queue.path)
-    sender = transport.sender(queue)
+    sender: Any = transport.sender(queue)
+
+    async def news() -> None:
+        # Sooner than an idle link is looked at, unless this is held up.
+        await until(lambda: sender._box.link.unread())
+
     await sender.send(message("a"))
     server.delete_queue(queue.path)
-    await asyncio.sleep(0.1)  # less than after which an idle link is looked at
+    await news()
     with pytest.raises(TransportError) as caught:
         await sender.send(message("b"))
     assert (caught.value.reason, caught.value.maybe_applied) == (FailureReason.NOT_FOUND, False)
@@ -303,7 +322,7 @@ async def test_a_link_that_was_detached_just_now_leaves_no_send_in_doubt(
     await sender.send(message("c"))
     server.delete_queue(queue.path)
     server.create_queue(queue.path)
-    await asyncio.sleep(0.1)
+    await news()
     await sender.send(message("d"))
     assert await bodies(transport, queue, 10) == [b"d"]
 
@@ -327,7 +346,7 @@ async def test_an_answer_without_all_its_fields_is_understood(
     sender = transport.sender(queue)
     await sender.send(message("first"))
     server.fault(rule)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(SOON):
         with pytest.raises(TransportError) as caught:
             await sender.send(message("second"))
     assert (caught.value.kind, caught.value.maybe_applied) == (FailureKind.REFUSED, False)
@@ -336,7 +355,7 @@ async def test_an_answer_without_all_its_fields_is_understood(
 async def test_opening_under_way_when_the_transport_closes_is_no_cancellation(
     server: ServiceBusServer, message: Make
 ) -> None:
-    transport = ServiceBusTransport(server.url)
+    transport = ServiceBusTransport(f"{server.url}&connect-timeout=300")
     server.fault({"at": "attach", "action": "silence"})
     sending = asyncio.create_task(transport.sender(Entity("nowhere")).send(message("x")))
     accepting = asyncio.create_task(transport.accept_session(Source(Entity("nowhere")), "s", wait=20))

@@ -22,6 +22,7 @@ from pairmq_servicebus.testing import ServiceBusServer
 pytestmark = pytest.mark.real_server
 
 Make = Callable[..., Message]
+PATIENCE = 30.0  # s for what must come
 
 
 def test_the_plugin_brings_sb_urls() -> None:
@@ -37,11 +38,11 @@ def test_the_plugin_brings_sb_urls() -> None:
 async def test_tls_is_checked_with_the_given_authority(message: Make) -> None:
     with ServiceBusServer(durable=False, tls=True, queues=["orders"]) as server:
         queue = Entity("orders")
-        transport = ServiceBusTransport(server.url)
+        transport = ServiceBusTransport(f"{server.url}&connect-timeout=30")
         assert await transport.admin.exists(queue)
         await transport.sender(queue).send(message("sealed"))
         receiver = transport.receiver(Source(queue))
-        [delivery] = await receiver.receive(1, 5)
+        [delivery] = await receiver.receive(1, PATIENCE)
         assert delivery.message.body == b"sealed"
         await receiver.complete(delivery)
         await transport.close()
@@ -60,9 +61,15 @@ async def test_tls_is_checked_with_the_given_authority(message: Make) -> None:
 async def test_a_pair_diverts_and_brings_home(server: ServiceBusServer, message: Make) -> None:
     with ServiceBusServer(queues=["orders"]) as primary:
         options = PairOptions(
-            backlog_queue_count=2, failover_interval=0.2, ping_primary_interval=0.3, enable_syphon=True
+            backlog_queue_count=2,
+            failover_interval=0.2,
+            ping_primary_interval=0.3,
+            # Nobody who is only held up has failed.
+            attempt_timeout=PATIENCE,
+            enable_syphon=True,
         )
-        async with Pair.connect(primary.url, f"{server.url}&name=west", options=options) as pair:
+        patient = f"&connect-timeout={PATIENCE}"
+        async with Pair.connect(f"{primary.url}{patient}", f"{server.url}{patient}&name=west", options=options) as pair:
             sender = pair.sender("orders")
             assert (await sender.send(message("before"))).route is Route.PRIMARY
             primary.kill()
@@ -70,7 +77,7 @@ async def test_a_pair_diverts_and_brings_home(server: ServiceBusServer, message:
             assert {receipt.route for receipt in receipts} == {Route.BACKLOG}
             primary.start()
             got: list[bytes] = []
-            async with asyncio.timeout(30), pair.receiver("orders") as receiver:
+            async with asyncio.timeout(2 * PATIENCE), pair.receiver("orders") as receiver:
                 async for delivery in receiver:
                     got.append(delivery.body)
                     await delivery.complete()
@@ -90,10 +97,10 @@ async def test_a_signature_made_with_a_key_logs_in_everywhere(
         f"Endpoint=sb://127.0.0.1:{server.port};SharedAccessSignature=SharedAccessSignature sr={scope}&{signature}"
         ";UseDevelopmentEmulator=true",
     )
-    url = f"sb://?connection-string-env=SIGNED&admin=http://127.0.0.1:{server.admin_port}"
+    url = f"sb://?connection-string-env=SIGNED&admin=http://127.0.0.1:{server.admin_port}&connect-timeout=30"
     async with ServiceBusTransport(url) as transport:
         queue = Entity(f"signed/{uuid.uuid4().hex[:8]}")
         assert await transport.admin.create(queue)
         await transport.sender(queue).send(message("signed"))
-        [delivery] = await transport.receiver(Source(queue)).receive(1, 5)
+        [delivery] = await transport.receiver(Source(queue)).receive(1, PATIENCE)
         assert delivery.message.body == b"signed"

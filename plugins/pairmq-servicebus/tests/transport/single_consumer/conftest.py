@@ -30,6 +30,6 @@ async def queue(transport: ServiceBusTransport, properties: QueueProperties) -> 
 @pytest.fixture
 async def stranger(server: ServiceBusServer) -> AsyncIterator[ServiceBusTransport]:
     """Another process's transport, which knows nothing of the queue."""
-    transport = ServiceBusTransport(server.url)
+    transport = ServiceBusTransport(f"{server.url}&connect-timeout=30")
     yield transport
     await transport.close()
