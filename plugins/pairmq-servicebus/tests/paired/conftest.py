@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,19 +14,32 @@ from pairmq import Entity, PairOptions
 from pairmq.testing.servers import start_together
 from pairmq.transport import QueueProperties
 from pairmq_servicebus._transport import ServiceBusTransport
+from pairmq_servicebus._url import NamespaceUrl, parse_servicebus_url
+from pairmq_servicebus.paired import _arguments
 from pairmq_servicebus.testing import ServiceBusServer
 
+# Whoever is killed refuses at once, and is failed over from at once; who is only held up for a while has not failed.
 OPTIONS = PairOptions(
     backlog_queue_count=2,
     failover_interval=0.3,
     ping_primary_interval=0.3,
-    attempt_timeout=3.0,
-    send_timeout=20.0,
+    attempt_timeout=30.0,
+    send_timeout=50.0,
     enable_syphon=True,
     syphon_receive_wait=1.0,
     flap_window=0.0,
     close_grace=2.0,
 )
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a link take its time to open: a connection string can't say so."""
+
+    def read(*arguments: Any) -> NamespaceUrl:
+        return replace(parse_servicebus_url(*arguments), connect_timeout=30.0)
+
+    monkeypatch.setattr(_arguments, "parse_servicebus_url", read)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +78,7 @@ def make_queue(primary: ServiceBusServer) -> Callable[..., str]:
         name = f"orders-{uuid.uuid4().hex[:10]}"
 
         async def create() -> None:
-            transport = ServiceBusTransport(primary.url)
+            transport = ServiceBusTransport(f"{primary.url}&connect-timeout=30")
             try:
                 await transport.admin.create(Entity(name), QueueProperties(requires_session=sessions))
             finally:

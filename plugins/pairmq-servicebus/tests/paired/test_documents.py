@@ -13,11 +13,12 @@ DOCUMENT = Path(__file__).parents[4] / "docs/how-to/service-bus-drop-in.md"
 
 
 @pytest.mark.real_server
+@pytest.mark.timeout(180)
 def test_the_trial_runs_as_it_is_printed(tmp_path: Path) -> None:
     programs = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     program = tmp_path / "trial.py"
     program.write_text(programs[-1])
-    run = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=50, check=False)
+    run = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=150, check=False)
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == ["primary", "backlog", "one", "two"]
 

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.real_server
 
 _ID = uuid.uuid4()
 _COUNT = 8
+PATIENCE = 30.0  # s
 
 
 def a_message(number: int) -> ServiceBusMessage:
@@ -96,12 +97,12 @@ def program(client: ServiceBusClient, queue: str, half_way: Callable[[], None] =
         sender.send_messages([])
         sender.send_messages({"body": "from a mapping", "message_id": "5"})  # type: ignore[arg-type]
         sender.send_messages(AmqpAnnotatedMessage(data_body=b"annotated", properties={"message_id": "6"}))
-        sender.send_messages(a_message(7), timeout=15)
+        sender.send_messages(a_message(7), timeout=50)
 
 
 def consumer(client: ServiceBusClient, queue: str) -> list[dict[str, Any]]:
     found = []
-    with client.get_queue_receiver(queue, max_wait_time=5) as receiver:
+    with client.get_queue_receiver(queue, max_wait_time=PATIENCE) as receiver:
         while len(found) < _COUNT:
             for message in receiver.receive_messages(max_message_count=_COUNT):
                 found.append(seen(message))
@@ -123,12 +124,12 @@ async def async_program(
         await sender.send_messages([])
         await sender.send_messages({"body": "from a mapping", "message_id": "5"})
         await sender.send_messages(AmqpAnnotatedMessage(data_body=b"annotated", properties={"message_id": "6"}))
-        await sender.send_messages(a_message(7), timeout=15)
+        await sender.send_messages(a_message(7), timeout=50)
 
 
 async def async_consumer(client: AsyncServiceBusClient, queue: str) -> list[dict[str, Any]]:
     found = []
-    async with client.get_queue_receiver(queue, max_wait_time=5) as receiver:
+    async with client.get_queue_receiver(queue, max_wait_time=PATIENCE) as receiver:
         while len(found) < _COUNT:
             for message in await receiver.receive_messages(max_message_count=_COUNT):
                 found.append(seen(message))
@@ -179,7 +180,7 @@ def test_a_program_survives_the_primary_killed_under_it(
         program(client, queue, half_way=primary.kill)  # type: ignore[arg-type]
         states.append(client.state(queue))
         primary.start()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 2 * PATIENCE
         while client.state(queue) is not EntityState.HEALTHY and time.monotonic() < deadline:
             time.sleep(0.05)
         states.append(client.state(queue))
@@ -197,7 +198,7 @@ async def test_an_asyncio_program_survives_the_primary_killed_under_it(
         await async_program(client, queue, half_way=primary.kill)  # type: ignore[arg-type]
         assert client.state(queue) is EntityState.FAILED_OVER
         primary.start()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(2 * PATIENCE):
             while client.pair.state(queue) is not EntityState.HEALTHY:
                 await asyncio.sleep(0.05)
         assert await async_consumer(client, queue) == wanted  # type: ignore[arg-type]
@@ -214,11 +215,11 @@ def test_a_schedule_and_a_session_come_through_an_outage(
             sender.send_messages(ServiceBusMessage(b"later", session_id="a", scheduled_enqueue_time_utc=due))
             sender.send_messages(ServiceBusMessage(b"now", session_id="b"))
             primary.start()
-        with client.get_queue_receiver(queue, session_id="b", max_wait_time=10) as receiver:
+        with client.get_queue_receiver(queue, session_id="b", max_wait_time=1.5 * PATIENCE) as receiver:
             (now,) = receiver.receive_messages()
             assert bytes(next(now.body)) == b"now"
             receiver.complete_message(now)
-        with client.get_queue_receiver(queue, session_id="a", max_wait_time=15) as receiver:
+        with client.get_queue_receiver(queue, session_id="a", max_wait_time=1.5 * PATIENCE) as receiver:
             (later,) = receiver.receive_messages()
             assert datetime.now(UTC) >= due.replace(microsecond=123_000)
             assert later.scheduled_enqueue_time_utc == due.replace(microsecond=123_000)

@@ -31,7 +31,7 @@ def arguments(gate: ServiceBusServer) -> dict[str, Any]:
         "transport_type": TransportType.Amqp,
         "retry_total": 0,
         "admin_endpoint": f"https://127.0.0.1:{gate.admin_tls_port}",
-        "options": PairOptions(backlog_queue_count=1, close_grace=1, send_timeout=10),
+        "options": PairOptions(backlog_queue_count=1, close_grace=1, send_timeout=50, attempt_timeout=30),
     }
 
 
@@ -44,7 +44,7 @@ def test_sends_and_receives_go_the_way_that_the_arguments_say(
         text, secondary=secondary.url, on_receipt=receipts.append, **arguments
     ) as client:
         client.get_queue_sender("orders").send_messages(ServiceBusMessage("by TLS"))
-        with client.get_queue_receiver("orders", max_wait_time=5) as receiver:
+        with client.get_queue_receiver("orders", max_wait_time=30) as receiver:
             (message,) = receiver.receive_messages()
             assert str(message) == "by TLS"
             receiver.complete_message(message)
@@ -60,7 +60,7 @@ async def test_a_name_and_a_key_credential_do_it_too(
         "127.0.0.1", key, secondary=secondary.url, on_receipt=receipts.append, **arguments
     ) as client:
         await client.get_queue_sender("orders").send_messages([ServiceBusMessage("a"), ServiceBusMessage("b")])
-        async with client.get_queue_receiver("orders", max_wait_time=5) as receiver:
+        async with client.get_queue_receiver("orders", max_wait_time=30) as receiver:
             found = []
             while len(found) < 2:
                 for message in await receiver.receive_messages(2):
@@ -79,4 +79,4 @@ def test_a_certificate_that_nobody_vouches_for_is_no_primary(
         PairedServiceBusClient.from_connection_string(text, secondary=secondary.url, **arguments) as client,
         pytest.raises(exceptions.ServiceBusConnectionError),
     ):
-        client.get_queue_sender("orders").send_messages(ServiceBusMessage("x"), timeout=2)
+        client.get_queue_sender("orders").send_messages(ServiceBusMessage("x"), timeout=5)
