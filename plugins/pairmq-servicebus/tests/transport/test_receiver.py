@@ -16,7 +16,7 @@ from azure.servicebus.aio import ServiceBusClient
 
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.transport import QueueProperties, Receiver
-from pairmq_servicebus._receiving import _link, _receiver
+from pairmq_servicebus._receiving import _link, _receive, _receiver
 from pairmq_servicebus._transport import ServiceBusTransport
 from pairmq_servicebus.testing import ServiceBusServer
 from received import take
@@ -178,6 +178,36 @@ async def test_a_receive_cancelled_while_messages_arrive_gives_them_back(
         deliveries = await other.receive(100, PATIENCE)
         assert deliveries
         got |= {delivery.message.body for delivery in deliveries}
+
+
+async def test_giving_back_that_is_interrupted_goes_on_with_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+    begun, answered = asyncio.Event(), asyncio.Event()
+
+    async def give_back(link: object, shelf: object, unsettled: Any) -> None:
+        for held in unsettled:
+            if held == "b":
+                begun.set()
+                await answered.wait()
+            given.append(held)
+
+    class Link:
+        def usable(self) -> bool:
+            return True
+
+    monkeypatch.setattr(_receive, "abandon_all", give_back)
+    nothing: Any = None
+    link: Any = Link()
+    job = _receive.Receive(nothing, nothing, 1, 0.0, 1.0, "receive")
+    unwanted: Any = ["a", "b", "c"]
+    job._unwanted = unwanted
+    interrupted = asyncio.create_task(job._set_aside(link))
+    await begun.wait()
+    interrupted.cancel()
+    await asyncio.wait((interrupted,))
+    answered.set()
+    await job._set_aside(link)
+    assert given == ["a", "b", "c"]
 
 
 async def test_credit_of_a_receive_that_ended_locks_no_messages(

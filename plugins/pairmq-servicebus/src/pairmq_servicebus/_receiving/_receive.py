@@ -146,8 +146,13 @@ class Receive(Job[ReceiveLink]):
             received = self._withheld.pop()
             with contextlib.suppress(Exception):  # as above
                 await link.client.complete_message(received)
-        unwanted, self._unwanted = self._unwanted, []
-        await abandon_all(link, self._shelf, unwanted)
+        while self._unwanted:
+            # Each is forgotten only when it was given back: an interruption leaves the rest to the next run.
+            await abandon_all(link, self._shelf, self._unwanted[:1])
+            del self._unwanted[:1]
+            if not link.usable():
+                # These come again when their locks end.
+                self._unwanted.clear()
 
     def _end(self, outcome: list[Delivery] | TransportError) -> None:
         if not self.done.done():
