@@ -13,9 +13,7 @@ from pairmq.plugins import registry
 from pairmq.transport import QueueProperties, Transport
 from pairmq_redis._memory import memory_control
 from pairmq_redis.testing import RedisServer
-
-LOCK = 0.3
-"""Seconds a lock lasts in these tests."""
+from redis_queue import HELD
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +28,7 @@ async def url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
     if request.param == "redis":
         server: RedisServer = request.getfixturevalue("redis_server")
         server.flush()
-        yield f"{server.url}?poll_interval=0.2"
+        yield f"{server.url}?poll_interval=0.2&connect_timeout=30"
         return
     name = f"plugin-{uuid.uuid4().hex[:8]}"
     yield f"memory://{name}?poll_interval=0.2"
@@ -46,9 +44,9 @@ async def transport(url: str) -> AsyncIterator[Transport]:
 
 @pytest.fixture
 async def queue(transport: Transport) -> Entity:
-    """A queue with short locks."""
+    """A queue whose locks outlast the test; `redis_queue.end_locks` ends them."""
     entity = Entity("orders")
-    await transport.admin.create(entity, QueueProperties(lock_duration=LOCK))
+    await transport.admin.create(entity, QueueProperties(lock_duration=HELD))
     return entity
 
 

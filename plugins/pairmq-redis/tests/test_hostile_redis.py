@@ -13,21 +13,13 @@ from hypothesis import strategies as st
 
 from pairmq.model import ConfigurationError, Delivery, Entity, Message, Source, TransportError
 from pairmq.plugins import registry
-from pairmq.transport import QueueProperties, Transport
+from pairmq.transport import Transport
 from pairmq_redis import _codec
 from pairmq_redis._keys import EntityKeys
 from pairmq_redis._link import Scope
 from pairmq_redis._url import parse_memory_url, parse_redis_url
 
 Fields = tuple[bytes, ...]
-
-
-@pytest.fixture
-async def queue(transport: Transport) -> Entity:
-    """A queue whose locks outlast a slow machine."""
-    entity = Entity("orders")
-    await transport.admin.create(entity, QueueProperties(lock_duration=300))
-    return entity
 
 
 _LETTERS = (b"t", b"b", b"e", b"a", b"i", b"s", b"c", b"n", b"y", b"r", b"l", b"o", b"p", b"q", b"k", b"!reason")

@@ -13,6 +13,7 @@ from pairmq.model import Entity, EntityKind, FailureReason, Message, Source, Tra
 from pairmq.transport import QueueCounts, QueueProperties, Transport
 from pairmq_redis._keys import EntityKeys
 from pairmq_redis._link import Scope
+from redis_queue import WAIT, end_locks, hasten
 
 Make = Callable[..., Message]
 ASKED = QueueProperties(
@@ -133,9 +134,9 @@ async def test_what_cannot_be_made_whole_is_not_made(transport: Transport) -> No
 async def test_a_receive_from_a_lost_stream_keeps_what_is_scheduled(
     transport: Transport, queue: Entity, message: Make
 ) -> None:
-    soon = datetime.now(UTC) + timedelta(seconds=0.05)
-    await transport.sender(queue).send(message("kept", scheduled_enqueue_at=soon))
-    await asyncio.sleep(0.1)
+    later = datetime.now(UTC) + timedelta(hours=1)
+    await transport.sender(queue).send(message("kept", scheduled_enqueue_at=later))
+    await hasten(transport, queue, 7200)
     control = transport._context.control  # type: ignore[attr-defined]
     await control.call([(b"DEL", EntityKeys(queue).stream)], Scope())
     receiver = transport.receiver(Source(queue))
@@ -143,7 +144,7 @@ async def test_a_receive_from_a_lost_stream_keeps_what_is_scheduled(
         await receiver.receive(1, 0)
     assert caught.value.reason is FailureReason.NOT_FOUND
     assert await transport.admin.create(queue)
-    assert [d.message.body for d in await receiver.receive(1, 1)] == [b"kept"]
+    assert [d.message.body for d in await receiver.receive(1, WAIT)] == [b"kept"]
 
 
 async def test_entities_are_listed_by_path(transport: Transport) -> None:
@@ -172,21 +173,21 @@ async def test_counts_are_exact(transport: Transport, queue: Entity, message: Ma
     await transport.sender(queue).send_batch([message(str(n)) for n in range(6)])
     await transport.sender(queue).send(message(scheduled_enqueue_at=later))
     receiver = transport.receiver(Source(queue))
-    deliveries = await receiver.receive(4, 1)
+    deliveries = await receiver.receive(4, WAIT)
     await receiver.complete(deliveries[0])
     await receiver.dead_letter(deliveries[1], "r", "d")
     await receiver.abandon(deliveries[2])
     assert await transport.admin.counts(Source(queue)) == QueueCounts(active=3, locked=1, scheduled=1, dead_letter=1)
     dead = await transport.admin.counts(Source(queue, dead_letter=True))
     assert dead == QueueCounts(active=1)
-    await asyncio.sleep(0.32)  # the lock ends
+    await end_locks(transport, queue)
     assert await transport.admin.counts(Source(queue)) == QueueCounts(active=4, scheduled=1, dead_letter=1)
 
 
 async def test_peek_locks_and_changes_nothing(transport: Transport, queue: Entity, message: Make) -> None:
     await transport.sender(queue).send_batch([message(str(n)) for n in range(3)])
     receiver = transport.receiver(Source(queue))
-    [held] = await receiver.receive(1, 1)
+    [held] = await receiver.receive(1, WAIT)
     before = await transport.admin.counts(Source(queue))
     shown = await transport.admin.peek(Source(queue), 2)
     assert [d.message.body for d in shown] == [b"0", b"1"]
@@ -200,11 +201,11 @@ async def test_peek_locks_and_changes_nothing(transport: Transport, queue: Entit
 async def test_peek_shows_what_is_scheduled_last_and_soonest_first(
     transport: Transport, queue: Entity, message: Make
 ) -> None:
-    sender, soon = transport.sender(queue), datetime.now(UTC) + timedelta(seconds=0.5)
-    await sender.send(message("late", scheduled_enqueue_at=soon + timedelta(hours=1)))
+    sender, soon = transport.sender(queue), datetime.now(UTC) + timedelta(hours=1)
+    await sender.send(message("late", scheduled_enqueue_at=soon + timedelta(hours=2)))
     await sender.send(message("due", scheduled_enqueue_at=soon))
     await sender.send(message("now"))
-    await asyncio.sleep(0.6)  # nobody receives, so that what is due stays where it is
+    await hasten(transport, queue, 7200)  # nobody receives, so that what is due stays where it is
     before = await transport.admin.counts(Source(queue))
     assert [d.message.body for d in await transport.admin.peek(Source(queue), 10)] == [b"now", b"due", b"late"]
     assert [d.message.body for d in await transport.admin.peek(Source(queue), 2)] == [b"now", b"due"]
@@ -216,10 +217,9 @@ async def test_purge_takes_locked_and_scheduled_ones_too(transport: Transport, q
     await transport.sender(queue).send_batch([message(str(n)) for n in range(5)])
     await transport.sender(queue).send(message(scheduled_enqueue_at=later))
     receiver = transport.receiver(Source(queue))
-    first, second = await receiver.receive(2, 1)
+    first, second = await receiver.receive(2, WAIT)
     await receiver.dead_letter(first, "r", "d")
-    waiting = asyncio.create_task(transport.receiver(Source(queue)).receive(10, 5))
-    await waiting
+    assert len(await transport.receiver(Source(queue)).receive(10, WAIT)) == 3
     assert await transport.admin.purge(Source(queue)) == 5
     assert await transport.admin.counts(Source(queue)) == QueueCounts(dead_letter=1)
     with pytest.raises(TransportError) as caught:
@@ -228,11 +228,11 @@ async def test_purge_takes_locked_and_scheduled_ones_too(transport: Transport, q
     assert await transport.admin.purge(Source(queue, dead_letter=True)) == 1
     assert await transport.admin.purge(Source(queue)) == 0
     await transport.sender(queue).send(message("goes on"))
-    assert len(await receiver.receive(1, 1)) == 1
+    assert len(await receiver.receive(1, WAIT)) == 1
 
 
 async def test_no_consumer_ever_sees_a_probe(transport: Transport, queue: Entity, message: Make) -> None:
-    waiting = asyncio.create_task(transport.receiver(Source(queue)).receive(10, 1.0))
+    waiting = asyncio.create_task(transport.receiver(Source(queue)).receive(10, WAIT))
     await asyncio.sleep(0.05)
     for _ in range(20):
         await transport.admin.probe(queue)

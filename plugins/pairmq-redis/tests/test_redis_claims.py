@@ -92,7 +92,7 @@ CONSUMER = """
     from pairmq_redis import RedisClaims
 
     async def main(primary, secondary, name):
-        dedupe = Deduplicator(RedisClaims(primary), lease=6)
+        dedupe = Deduplicator(RedisClaims(primary), lease=10)
         async with Pair.connect(primary, secondary, backlog_queue_count=1) as pair:
             async with pair.receiver("orders") as receiver:
                 print("ready", flush=True)
@@ -116,7 +116,7 @@ async def test_two_consumers_of_which_one_is_killed_end_every_message_once(tmp_p
     program.write_text(textwrap.dedent(CONSUMER))
     with RedisServer(appendfsync="no") as west:
         async with Pair.connect(redis_server.url, west.url, backlog_queue_count=1) as pair:
-            await pair.primary.admin.create(Entity("orders"), QueueProperties(lock_duration=1.0))
+            await pair.primary.admin.create(Entity("orders"), QueueProperties(lock_duration=5.0))
             consumers = [_started(program, redis_server.url, west.url, name) for name in ("one", "two")]
             try:
                 for consumer in consumers:

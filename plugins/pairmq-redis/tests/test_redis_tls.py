@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
+from cut_calls import turns_until_done
 from pairmq.model import Entity, FailureKind, Message, TransportError
 from pairmq.plugins import registry
 from pairmq.testing.servers import free_port
@@ -48,7 +48,9 @@ async def test_a_trusted_server_of_the_right_name_is_let_in(
     tls: tuple[RedisServer, int], certificate: Path, message: Callable[..., Message]
 ) -> None:
     trusted = quote(str(certificate / "cert.pem"))
-    async with registry.transport(f"rediss://localhost:{tls[1]}?ssl_ca_certs={trusted}") as transport:
+    async with registry.transport(
+        f"rediss://localhost:{tls[1]}?ssl_ca_certs={trusted}&connect_timeout=30"
+    ) as transport:
         await transport.admin.create(QUEUE)
         await transport.sender(QUEUE).send(message(b"x" * 300_000))
 
@@ -78,14 +80,14 @@ async def test_a_given_authority_takes_the_place_of_the_systems(
 
 
 async def test_verification_can_be_switched_off(tls: tuple[RedisServer, int]) -> None:
-    async with registry.transport(f"rediss://127.0.0.1:{tls[1]}?ssl_cert_reqs=none") as transport:
+    async with registry.transport(f"rediss://127.0.0.1:{tls[1]}?ssl_cert_reqs=none&connect_timeout=30") as transport:
         await transport.admin.check()
 
 
 async def test_a_cancelled_call_returns_at_once_over_tls_too(
     tls: tuple[RedisServer, int], message: Callable[..., Message]
 ) -> None:
-    async with registry.transport(f"rediss://127.0.0.1:{tls[1]}?ssl_cert_reqs=none") as transport:
+    async with registry.transport(f"rediss://127.0.0.1:{tls[1]}?ssl_cert_reqs=none&connect_timeout=30") as transport:
         await transport.admin.create(QUEUE)
         sender = transport.sender(QUEUE)
         await sender.send(message())
@@ -93,10 +95,8 @@ async def test_a_cancelled_call_returns_at_once_over_tls_too(
         try:
             sending = asyncio.create_task(sender.send(message(b"x" * 8_000_000)))
             await asyncio.sleep(0.05)
-            before = time.monotonic()
             sending.cancel()
-            await asyncio.wait([sending])
-            assert time.monotonic() - before < 0.05
+            assert await turns_until_done(sending)  # it waits for nothing
         finally:
             tls[0].resume()
         await sender.send(message())

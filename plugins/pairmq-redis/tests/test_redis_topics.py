@@ -11,6 +11,7 @@ from pairmq.model import Entity, EntityKind, FailureReason, Message, Source, Tra
 from pairmq.transport import QueueProperties, Transport
 from pairmq_redis._keys import EntityKeys
 from pairmq_redis._link import Scope
+from redis_queue import HELD, WAIT
 
 Make = Callable[..., Message]
 PRICES = Entity("prices", EntityKind.TOPIC)
@@ -18,7 +19,7 @@ PRICES = Entity("prices", EntityKind.TOPIC)
 
 @pytest.fixture
 async def topic(transport: Transport) -> Entity:
-    assert await transport.admin.create(PRICES, QueueProperties(lock_duration=5))
+    assert await transport.admin.create(PRICES, QueueProperties(lock_duration=HELD))
     return PRICES
 
 
@@ -37,7 +38,7 @@ async def test_every_subscription_gets_every_message(transport: Transport, topic
         assert not await transport.admin.create_subscription(topic, name)
     await transport.sender(topic).send_batch([message(str(n)) for n in range(3)])
     for name in ("a", "b"):
-        deliveries = await transport.receiver(of(name)).receive(10, 1)
+        deliveries = await transport.receiver(of(name)).receive(10, WAIT)
         assert [d.message.body for d in deliveries] == [b"0", b"1", b"2"]
 
 
@@ -48,15 +49,15 @@ async def test_an_entry_goes_when_the_last_subscription_is_done(
         await transport.admin.create_subscription(topic, name)
     await transport.sender(topic).send_batch([message(str(n)) for n in range(3)])
     one, other = transport.receiver(of("a")), transport.receiver(of("b"))
-    first = await one.receive(10, 1)
+    first = await one.receive(10, WAIT)
     assert not any(await one.complete_batch(first))
     assert await stored(transport) == 3  # b has read nothing yet
-    second = await other.receive(2, 1)
+    second = await other.receive(2, WAIT)
     await other.complete(second[1])
     assert await stored(transport) == 2  # b holds the first, and has the last still to read
     await other.complete(second[0])
     assert await stored(transport) == 1
-    [last] = await other.receive(2, 1)
+    [last] = await other.receive(2, WAIT)
     await other.complete(last)
     assert await stored(transport) == 0
 
@@ -66,8 +67,8 @@ async def test_a_subscription_sees_what_is_sent_from_now_on(transport: Transport
     await transport.sender(topic).send(message("old"))
     await transport.admin.create_subscription(topic, "late")
     await transport.sender(topic).send(message("new"))
-    assert [d.message.body for d in await transport.receiver(of("late")).receive(10, 1)] == [b"new"]
-    assert [d.message.body for d in await transport.receiver(of("early")).receive(10, 1)] == [b"old", b"new"]
+    assert [d.message.body for d in await transport.receiver(of("late")).receive(10, WAIT)] == [b"new"]
+    assert [d.message.body for d in await transport.receiver(of("early")).receive(10, WAIT)] == [b"old", b"new"]
 
 
 async def test_a_topic_without_subscriptions_discards(transport: Transport, topic: Entity, message: Make) -> None:
@@ -85,13 +86,13 @@ async def test_subscriptions_count_for_themselves(transport: Transport, topic: E
         await transport.admin.create_subscription(topic, name)
     await transport.sender(topic).send_batch([message(str(n)) for n in range(5)])
     receiver = transport.receiver(of("a"))
-    deliveries = await receiver.receive(3, 1)
+    deliveries = await receiver.receive(3, WAIT)
     await receiver.complete(deliveries[0])
     await receiver.dead_letter(deliveries[1], "why", "because")
     a, b = await transport.admin.counts(of("a")), await transport.admin.counts(of("b"))
     assert (a.active, a.locked, a.dead_letter) == (2, 1, 1)
     assert (b.active, b.locked, b.dead_letter) == (5, 0, 0)
-    [dead] = await transport.receiver(of("a", dead_letter=True)).receive(5, 1)
+    [dead] = await transport.receiver(of("a", dead_letter=True)).receive(5, WAIT)
     assert (dead.message.body, dead.dead_letter_reason) == (b"1", "why")
 
 
@@ -100,8 +101,8 @@ async def test_peek_and_purge_touch_one_subscription(transport: Transport, topic
         await transport.admin.create_subscription(topic, name)
     await transport.sender(topic).send_batch([message(str(n)) for n in range(4)])
     receiver = transport.receiver(of("a"))
-    await receiver.complete((await receiver.receive(1, 1))[0])
-    await receiver.receive(1, 1)
+    await receiver.complete((await receiver.receive(1, WAIT))[0])
+    await receiver.receive(1, WAIT)
     assert [d.message.body for d in await transport.admin.peek(of("a"), 10)] == [b"1", b"2", b"3"]
     assert [d.message.body for d in await transport.admin.peek(of("a"), 2)] == [b"1", b"2"]
     assert await transport.admin.purge(of("a")) == 3
@@ -117,7 +118,7 @@ async def test_a_scheduled_message_reaches_all(transport: Transport, topic: Enti
     at = datetime.now(UTC) + timedelta(seconds=0.2)
     await transport.sender(topic).send(message("later", scheduled_enqueue_at=at))
     for name in ("a", "b"):
-        assert len(await transport.receiver(of(name)).receive(1, 2)) == 1
+        assert len(await transport.receiver(of(name)).receive(1, WAIT)) == 1
 
 
 async def test_a_topic_that_does_not_exist_is_refused(transport: Transport) -> None:
@@ -137,7 +138,7 @@ async def test_a_deleted_topic_takes_its_subscriptions_along(
     await transport.admin.create_subscription(topic, "a")
     await transport.sender(topic).send(message())
     receiver = transport.receiver(of("a"))
-    await receiver.dead_letter((await receiver.receive(1, 1))[0], "r", "d")
+    await receiver.dead_letter((await receiver.receive(1, WAIT))[0], "r", "d")
     assert await transport.admin.delete(topic)
     control = transport._context.control  # type: ignore[attr-defined]
     assert await control.call([(b"KEYS", b"*")], Scope()) == [[]]
