@@ -27,7 +27,7 @@ _CHUNK = 64 * 1024
 # What a connection holds back per direction before it stops reading, beside the kernel's own buffers.
 _HELD_AT_MOST = 256 * 1024
 # Seconds that a call may take: the proxy's thread never blocks, so more is a bug.
-_CALL_TIMEOUT = 10.0
+_CALL_TIMEOUT = 60.0
 
 
 @dataclass(frozen=True)

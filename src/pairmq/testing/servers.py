@@ -27,7 +27,7 @@ from typing import Self
 
 _SETPRIV_OPTION = "--pdeathsig"
 _POLL = 0.01
-_STOPPED_WITHIN = 200  # looks at whether a signal has stopped all threads
+_STOPPED_WITHIN = 3000  # looks at whether a signal has stopped all threads
 # Not the shared generator: two runs with one seed would look for the same ports.
 _chance = random.SystemRandom()
 _KEPT = 256  # ports that a process keeps from others, at most: each is an open file
