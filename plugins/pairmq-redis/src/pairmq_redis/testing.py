@@ -11,6 +11,9 @@ from urllib.parse import quote
 from pairmq.testing.conformance import Server, ServerHarness
 from pairmq.testing.servers import ServerProcess, free_port
 
+_ANSWER_WITHIN = 30.0
+"""Seconds: a server that writes to a busy disk may stand still for some."""
+
 
 class RedisServer(ServerProcess):
     """A redis-server process that keeps its data over `kill` and `restart`.
@@ -46,7 +49,7 @@ class RedisServer(ServerProcess):
         if password:
             command += ["--requirepass", password]
         super().__init__(
-            [*command, *options], ready=self._answers, directory=directory, start_timeout=20.0, name="redis-server"
+            [*command, *options], ready=self._answers, directory=directory, start_timeout=60.0, name="redis-server"
         )
 
     def command(self, *arguments: str) -> str:
@@ -56,7 +59,7 @@ class RedisServer(ServerProcess):
         Args:
             arguments: the command and its arguments, in ASCII.
         """
-        with socket.create_connection(("127.0.0.1", self.port), timeout=2) as connection:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=_ANSWER_WITHIN) as connection:
             if self.password:
                 self._call(connection, "AUTH", self.password)
             return self._call(connection, *arguments)
@@ -89,4 +92,4 @@ class RedisHarness(ServerHarness):
         """Delete all data."""
         self._redis.flush()
         # Abandoned messages wake other receivers after this interval.
-        return f"{self._redis.url}?poll_interval=0.2"
+        return f"{self._redis.url}?poll_interval=0.2&connect_timeout=30"
