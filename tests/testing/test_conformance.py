@@ -18,7 +18,7 @@ from pairmq.model import TransportError
 from pairmq.testing.conformance import suites
 from pairmq.testing.conformance._broker import Broker
 from pairmq.testing.conformance._capabilities import capabilities_of, capability
-from pairmq.testing.conformance.suites import _failover, _faults, _lifecycle, _receive
+from pairmq.testing.conformance.suites import _failover, _faults, _lifecycle, _receive, _timing
 from pairmq.transport import Capabilities
 from plain_transport import DEFECTS, Defect, DefectiveHarness
 
@@ -43,6 +43,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_failover, "_PATIENCE", 3.0)
     monkeypatch.setattr(_faults, "_OUTAGE", 0.3)
     monkeypatch.setattr(_lifecycle, "SLACK", 0.5)
+    monkeypatch.setattr(_timing, "SLACK", 1.0)
     monkeypatch.setattr(_receive, "_ASKING_ONCE", 0.5)
 
 

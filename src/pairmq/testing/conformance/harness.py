@@ -45,6 +45,17 @@ class Harness(ABC):
         Called before every test, so a broker that boots slowly is kept and emptied.
         """
 
+    def with_short_locks(self, url: str) -> str:
+        """Change a URL so that locks of its transports last `lock_duration`, where that is not a queue's setting.
+
+        Args:
+            url: what `make` returned: locks of its transports, and those of queues made for it, outlast a test.
+
+        Returns:
+            The same address; as it is where queues keep to their own ``lock_duration``.
+        """
+        return url
+
     @abstractmethod
     async def interrupt(self, how: Interruption) -> None:
         """Take the broker away, keeping its data where it is durable, and return when it is gone.

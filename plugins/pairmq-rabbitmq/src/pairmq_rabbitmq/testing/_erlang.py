@@ -27,7 +27,7 @@ class Evaluator(abc.ABC):
     """A server that Erlang expressions can be evaluated in."""
 
     @abc.abstractmethod
-    def erl(self, expression: str, *, timeout: float = 20.0) -> str:
+    def erl(self, expression: str, *, timeout: float = 30.0) -> str:
         """Evaluate an expression in the server, and give the value as Erlang writes it.
 
         Raises:

@@ -15,10 +15,12 @@ class RabbitHarness(ServerHarness):
     killed where the suite asks for a crash.
 
     Attributes:
-        lock_duration: an option of the URL here, so that it is every queue's, and long enough for a slow machine.
+        lock_duration: an option of the URL here, so that it is every queue's.
+        time_limit: enough for a boot among others.
     """
 
     lock_duration = 3.0
+    time_limit = 120.0
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +33,11 @@ class RabbitHarness(ServerHarness):
     def clear(self, server: Server) -> str:
         """Make it as new; one that can't be is replaced by the pool."""
         self._server = rabbit = pool.take(1)[0]
-        return f"{rabbit.url}?lock_duration={self.lock_duration:g}"
+        return f"{rabbit.url}?connect_timeout=30"
+
+    def with_short_locks(self, url: str) -> str:
+        """Add them to the options."""
+        return f"{url}&lock_duration={self.lock_duration:g}"
 
     async def interrupt(self, how: Interruption) -> None:
         """Take the broker away and leave its virtual machine, or pause all of it."""

@@ -60,7 +60,7 @@ class RabbitServer(Faults, Operator, ServerProcess):
         config: Sequence[str] = (),
         port: int | None = None,
         directory: Path | None = None,
-        start_timeout: float = 90.0,
+        start_timeout: float = 120.0,
     ) -> None:
         program, epmd, erl_call = find_program(), shutil.which("epmd"), shutil.which("erl_call")
         if program is None or epmd is None or erl_call is None:
@@ -148,17 +148,20 @@ class RabbitServer(Faults, Operator, ServerProcess):
         """
         if settle and self.running and not self._paused:
             with contextlib.suppress(ServerError):
-                self.settle()
+                self.settle(timeout=10.0)
         super().kill()
         self._epmd.kill()
 
-    def settle(self) -> None:
+    def settle(self, *, timeout: float = 30.0) -> None:
         """Have it write to the disk which queues there are: it does so some seconds late, messages it writes at once.
+
+        Args:
+            timeout: seconds; a busy disk may take some.
 
         Raises:
             ServerError: it does not answer.
         """
-        self.erl("[ok = dets:sync(T) || T <- dets:all()], mnesia:sync_log()", timeout=3.0)
+        self.erl("[ok = dets:sync(T) || T <- dets:all()], mnesia:sync_log()", timeout=timeout)
 
     def stop(self, timeout: float = 20.0) -> None:
         """Ask it to end with SIGTERM, which takes it a second, and kill it when it does not.
@@ -193,7 +196,7 @@ class RabbitServer(Faults, Operator, ServerProcess):
         self.accept_clients()
         self.erl(RESET)
 
-    def erl(self, expression: str, *, timeout: float = 20.0) -> str:
+    def erl(self, expression: str, *, timeout: float = 30.0) -> str:
         """Evaluate an expression in the server, in some 20 ms, and give the value as Erlang writes it.
 
         Args:
@@ -224,7 +227,7 @@ class RabbitServer(Faults, Operator, ServerProcess):
             raise
 
     def _json(self, expression: str) -> Any:
-        return json.loads(self._call(expression, "rabbit_json:encode(PairmqValue)", 20.0))
+        return json.loads(self._call(expression, "rabbit_json:encode(PairmqValue)", 30.0))
 
     def _call(self, expression: str, as_text: str, timeout: float) -> str:
         self._running_process()

@@ -28,13 +28,14 @@ class Probe(Suite):
     async def test_no_consumer_ever_sees_it(self, broker: Broker) -> None:
         queue = await broker.queue()
         receiver = broker.connect().receiver(Source(queue))
-        polling = asyncio.ensure_future(receiver.receive(10, PATIENCE))
+        polling = asyncio.ensure_future(receiver.receive(10, 300.0))
         await asyncio.sleep(0.3)
         for _ in range(5):
             await broker.admin.probe(queue)
         await asyncio.sleep(0.3)
         await broker.put(queue, "a message")
-        found = bodies(await polling)
+        async with asyncio.timeout(PATIENCE):
+            found = bodies(await polling)
         assert found == ["a message"], f"a waiting consumer got {found}"
 
     @capability("probes", disclaimed=refused(_probe))

@@ -111,11 +111,9 @@ class Receive(Suite):
         await broker.sender(queue).send_batch([message(str(number)) for number in range(40)])
         first, second = broker.receiver(queue), broker.connect().receiver(Source(queue))
         found: list[Delivery] = []
-        while len(found) < 40:
-            some = [*await first.receive(5, 1.0), *await second.receive(5, 1.0)]
-            if not some:
-                break
-            found += some
+        deadline = asyncio.get_running_loop().time() + PATIENCE
+        while len(found) < 40 and asyncio.get_running_loop().time() < deadline:
+            found += [*await first.receive(5, 1.0), *await second.receive(5, 1.0)]
         assert sorted(map(int, bodies(found))) == list(range(40))
 
     @capability("ordered_consumer", disclaimed=_a_queue_can_be_shared)
@@ -149,11 +147,12 @@ class Receive(Suite):
         first, second = broker.receiver(queue), broker.connect().receiver(Source(queue))
         await receive_all(first, 1)
         await receive_all(first, 1)  # its lock ends later than that of the first
-        found: list[Delivery] = []
+        found: list[str] = []
         deadline = asyncio.get_running_loop().time() + broker.harness.lock_duration + PATIENCE
         while len(found) < 4 and asyncio.get_running_loop().time() < deadline:
-            found += await second.receive(4 - len(found), 1.0)
-        assert bodies(found) == list("abcd"), "nothing may pass what another one had locked"
+            # A machine that stands still may let the locks of the second end too: then it gets the same ones again.
+            found += [body for body in bodies(await second.receive(4, 1.0)) if body not in found]
+        assert found == list("abcd"), "nothing may pass what another one had locked"
 
     async def test_a_lock_that_ends_gives_the_message_to_another(self, broker: Broker) -> None:
         queue = await broker.queue(short_locks=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from pairmq.model import Entity, FailureKind, FailureReason, Source
+from pairmq.model import Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.testing.conformance._broker import PATIENCE, Broker, bodies, message, receive_all, receive_one
 from pairmq.testing.conformance._capabilities import capability, must_fail, refused
 from pairmq.testing.conformance._suite import Suite
+from pairmq.testing.conformance.suites._timing import LockClock
 from pairmq.transport import QueueProperties, SessionReceiver
 
 
@@ -93,13 +94,9 @@ class Sessions(Suite):
     async def test_a_renewed_session_lock_lasts_longer(self, broker: Broker) -> None:
         queue = await broker.queue(requires_session=True, short_locks=True)
         await broker.put(queue, "a1", session_id="a")
-        receiver = await _session(broker, queue, "a")
-        delivery = await receive_one(receiver)
-        for _ in range(5):  # one and a half times as long as an unrenewed one
-            await asyncio.sleep(broker.harness.lock_duration * 0.3)
-            before = receiver.locked_until
-            assert await receiver.renew_session_lock() > before
-        await receiver.complete(delivery)
+        clock = LockClock(broker.harness.lock_duration)
+        while not await _held_for_longer(broker, queue, clock):
+            pass  # this machine stood still for as long as a lock: once more
 
     @capability("sessions", disclaimed=refused(_accept_by_name))
     async def test_a_lost_session_lock_is_told(self, broker: Broker) -> None:
@@ -124,6 +121,27 @@ class Sessions(Suite):
         queue = await broker.queue(requires_session=True)
         sender = broker.sender(queue)
         await must_fail(lambda: sender.send(message("lost")), FailureKind.REFUSED)
+
+
+async def _held_for_longer(broker: Broker, queue: Entity, clock: LockClock) -> bool:
+    """Hold a session for one and a half times as long as an unrenewed lock; False after a standstill."""
+    clock.ask()
+    receiver = await _session(broker, queue, "a")
+    clock.begin()
+    try:
+        delivery = await receive_one(receiver)
+        for _ in range(5):
+            await asyncio.sleep(broker.harness.lock_duration * 0.3)
+            before = receiver.locked_until
+            clock.ask()
+            assert await receiver.renew_session_lock() > before
+            clock.begin()
+        await receiver.complete(delivery)
+    except TransportError as error:
+        if not clock.excuses(error):
+            raise
+        return False
+    return True
 
 
 async def _session(broker: Broker, queue: Entity, name: str | None = None) -> SessionReceiver:

@@ -12,10 +12,10 @@ from typing import Self
 from pairmq.model import FailureKind, FailureReason, TransportError
 
 _TICK = 0.02
-_NOTICEABLE = 0.1
+_NOTICEABLE = 0.05
 """Seconds by which the machine is late before that counts: many small ones held up nobody who waited."""
 
-SLACK = 1.0
+SLACK = 2.0
 """Seconds that a call may take beyond what it is allowed: not a measure of speed, but of who decides when it ends."""
 
 
@@ -57,6 +57,30 @@ class Stopwatch:
             late = time.monotonic() - asked - _TICK
             if late > _NOTICEABLE:
                 self._lag += late
+
+
+class LockClock:
+    """Tells whether a lock that is lost may have ended by itself, because this machine stood still for so long.
+
+    Args:
+        lock: seconds that it lasts; brokers keep to them within a fifth.
+    """
+
+    def __init__(self, lock: float) -> None:
+        self._shortest = 0.8 * lock
+        self._asked = self._since = time.monotonic()
+
+    def ask(self) -> None:
+        """The lock is asked for, or its renewal, from now on."""
+        self._asked = time.monotonic()
+
+    def begin(self) -> None:
+        """It was given, or renewed, since it was asked for."""
+        self._since = self._asked
+
+    def excuses(self, error: TransportError) -> bool:
+        """Whether the error says that a lock is lost whose time may be over: then nothing is proved."""
+        return error.reason is FailureReason.LOCK_LOST and time.monotonic() - self._since >= self._shortest
 
 
 async def cut_off(call: Awaitable[object], limit: float = 0.3) -> TimeoutError | None:
