@@ -82,6 +82,8 @@ class RedisServer(ServerProcess):
 class RedisHarness(ServerHarness):
     """A redis-server for the conformance suite, one for the whole run, with a password; it syncs every write."""
 
+    time_limit = 100.0
+
     def start(self) -> Server:
         """Start the server."""
         self._redis = RedisServer(password=secrets.token_hex(8) + "/ä")
