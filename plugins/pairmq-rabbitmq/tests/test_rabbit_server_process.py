@@ -38,7 +38,7 @@ def connect() -> Iterator[Callable[[str], pika.BlockingConnection]]:
 
     def connect(url: str) -> pika.BlockingConnection:
         parameters = pika.URLParameters(url)
-        parameters.socket_timeout = parameters.stack_timeout = 10
+        parameters.socket_timeout = parameters.stack_timeout = 30
         opened.append(pika.BlockingConnection(parameters))
         return opened[-1]
 
@@ -70,11 +70,10 @@ def listening(pids: list[int]) -> set[tuple[str, int]]:
     """The addresses, in hexadecimal as the kernel has them, and ports that these processes listen on."""
     inodes = set()
     for pid in pids:
-        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            try:
-                inodes.add(os.readlink(descriptor).removeprefix("socket:[").removesuffix("]"))
-            except OSError:
-                continue
+        with contextlib.suppress(OSError):  # ended meanwhile
+            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    inodes.add(os.readlink(descriptor).removeprefix("socket:[").removesuffix("]"))
     found = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
@@ -85,7 +84,7 @@ def listening(pids: list[int]) -> set[tuple[str, int]]:
     return found
 
 
-def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+def until(condition: Callable[[], bool], seconds: float = 60) -> None:
     ends_at = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < ends_at, "it did not happen in time"
@@ -206,7 +205,7 @@ def test_a_plain_user_without_a_home_can_run_it():
         "    print(os.getuid(), os.stat(f'/proc/{server.pid}').st_uid, server.erl('rabbit:is_running()'))\n"
         "print(server.directory.exists())\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=55, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=False)
     assert done.stderr == ""
     assert done.stdout.split() == ["65534", "65534", "true", "False"]
 
@@ -240,7 +239,7 @@ def test_tls_and_management(tmp_path):
         assert connection.is_open
         connection.close()
         address = urlsplit(server.management_url)
-        client = http.client.HTTPConnection(address.hostname, address.port, timeout=10)
+        client = http.client.HTTPConnection(address.hostname, address.port, timeout=30)
         login = base64.b64encode(b"guest:guest").decode()
         client.request("GET", "/api/vhosts", headers={"Authorization": f"Basic {login}"})
         assert client.getresponse().status == 200
@@ -263,7 +262,7 @@ def test_pause_and_resume(rabbit):
     with pytest.raises(ServerError, match=r"did not answer within 0\.5 s"):
         rabbit.erl("ok", timeout=0.5)
     rabbit.resume()
-    assert answers(rabbit.port, 10)
+    assert answers(rabbit.port, 30)
 
 
 def test_down_and_up_without_a_boot(rabbit, connect):
@@ -272,7 +271,7 @@ def test_down_and_up_without_a_boot(rabbit, connect):
     pid = rabbit.pid
     rabbit.go_down()
     with pytest.raises(ConnectionClosedByBroker):
-        connection.process_data_events(5)
+        connection.process_data_events(30)
     with pytest.raises(AMQPConnectionError):
         connect(rabbit.url)
     rabbit.come_up()
@@ -289,7 +288,7 @@ def test_it_can_go_down_right_after_the_boot(rabbit):
         rabbit.restart()
         rabbit.go_down()
         rabbit.come_up()
-        assert answers(rabbit.port, 10)
+        assert answers(rabbit.port, 30)
 
 
 def test_block_stops_publishers_until_unblock(rabbit, connect):
@@ -305,7 +304,7 @@ def test_block_stops_publishers_until_unblock(rabbit, connect):
     assert publisher.is_alive()
     assert rabbit.queues() == {"q": (0, 0)}
     rabbit.unblock()
-    publisher.join(10)
+    publisher.join(30)
     assert not publisher.is_alive()
     assert rabbit.queues() == {"q": (1, 0)}
     assert rabbit.erl("vm_memory_monitor:get_vm_memory_high_watermark()") == before
@@ -336,10 +335,10 @@ def test_refused_clients_leave_the_others_alone(rabbit, connect):
 
 def test_dropped_clients_may_come_back(rabbit, connect):
     connection = connect(rabbit.url)
-    assert rabbit.connections() == 1
+    until(lambda: rabbit.connections() == 1)  # those of the test before may be ending
     rabbit.drop_clients('with "reason"')
     with pytest.raises(ConnectionClosedByBroker, match='with "reason"') as told:
-        connection.process_data_events(5)
+        connection.process_data_events(30)
     assert told.value.reply_code == 320
     assert connect(rabbit.url).is_open
 
@@ -480,7 +479,7 @@ def test_the_pool_mends_what_a_test_did(rabbit_servers):
         harm()
         assert rabbit_servers(1) == [server]
         assert server.running
-        assert answers(server.port, 10)
+        assert answers(server.port, 30)
 
 
 @pytest.mark.long
@@ -490,6 +489,6 @@ def test_the_pool_replaces_a_server_that_cannot_be_mended(rabbit_servers):
     (server.directory / "rabbitmq.conf").write_text("broken\n")
     (another,) = rabbit_servers(1)
     assert another is not server
-    assert answers(another.port, 10)
+    assert answers(another.port, 30)
     assert not server.directory.exists()
     assert rabbit_servers(1) == pool.take(1) == [another]

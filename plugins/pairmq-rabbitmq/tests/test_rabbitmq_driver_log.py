@@ -26,6 +26,11 @@ def loud(caplog: pytest.LogCaptureFixture) -> list[str]:
     ]
 
 
+def drivers(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """What the driver and PairMQ said; asyncio may have something to say of what another test has left."""
+    return [each for each in caplog.records if each.name.startswith(("aiormq", "aio_pika", "pairmq", "root"))]
+
+
 async def refused_attempt() -> None:
     async with registry.transport(f"amqp://127.0.0.1:{free_port()}") as transport:
         with pytest.raises(TransportError):
@@ -35,7 +40,7 @@ async def refused_attempt() -> None:
 async def test_a_refused_connection_of_ours_is_told_by_exception_only(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         await refused_attempt()
-    assert caplog.records == []
+    assert drivers(caplog) == []
 
 
 async def test_whoever_debugs_is_told_of_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -48,7 +53,7 @@ async def test_whoever_debugs_is_told_of_it(caplog: pytest.LogCaptureFixture) ->
 async def test_an_applications_own_connections_are_told_of_as_ever(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         await asyncio.gather(refused_attempt(), _own_attempt(), refused_attempt())
-    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert [record.levelname for record in drivers(caplog)] == ["ERROR"]
 
 
 async def _own_attempt() -> None:
@@ -61,11 +66,11 @@ async def test_an_outage_is_quiet_in_the_middle_of_sending_and_receiving(
     rabbit: RabbitServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        async with registry.transport(f"{rabbit.url}?connect_timeout=2") as transport:
+        async with registry.transport(f"{rabbit.url}?connect_timeout=30") as transport:
             await transport.admin.create(QUEUE)
             sender, receiver = transport.sender(QUEUE), transport.receiver(Source(QUEUE))
             await sender.send(Message(b"", message_id="m"))
-            await receiver.complete((await receiver.receive(1, 10))[0])
+            await receiver.complete((await receiver.receive(1, 30))[0])
             waiting = asyncio.ensure_future(receiver.receive(1, 60))
             await asyncio.sleep(0)
             rabbit.go_down()

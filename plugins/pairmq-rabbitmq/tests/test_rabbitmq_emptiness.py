@@ -26,7 +26,7 @@ BACKLOG = QueueProperties(max_size_megabytes=5120, max_delivery_count=2**31 - 1)
 
 @pytest.fixture
 async def transport(rabbit: RabbitServer) -> AsyncIterator[Transport]:
-    async with registry.transport(f"{rabbit.url}?connect_timeout=2") as transport:
+    async with registry.transport(f"{rabbit.url}?connect_timeout=30") as transport:
         yield transport
 
 

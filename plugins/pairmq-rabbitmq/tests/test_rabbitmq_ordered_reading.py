@@ -10,9 +10,9 @@ import pytest
 
 from ordered_queue import ORDERED, PATIENCE, QUEUE, SOURCE, Connect, receive, with_queue
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, Source, TransportError
-from pairmq.transport import Transport
+from pairmq.transport import Receiver, Transport
 from pairmq_rabbitmq._markers import WINDOW
-from pairmq_rabbitmq._receiving import _ordered_channel
+from pairmq_rabbitmq._receiving import RabbitReceiver, _ordered_channel
 from pairmq_rabbitmq._receiving._one_consumer import ordered_channel
 from pairmq_rabbitmq._transport import RabbitTransport
 from pairmq_rabbitmq.testing import RabbitServer
@@ -94,7 +94,7 @@ async def test_the_end_of_one_lock_gives_back_all_that_is_held_in_its_order(
     transport: Transport, connect: Connect
 ) -> None:
     await put(transport, "abcd")
-    reader = connect(lock_duration=0.5).receiver(SOURCE)
+    reader = connect(lock_duration=3).receiver(SOURCE)
     await receive(reader, 1)
     _, third = await receive(reader, 2)
 
@@ -121,10 +121,19 @@ async def test_what_waits_in_a_reader_that_asks_for_no_more_is_given_back(
     transport: Transport, connect: Connect
 ) -> None:
     await put(transport, "ab")
-    idle = connect(lock_duration=1).receiver(SOURCE)
+    idle = connect(lock_duration=4).receiver(SOURCE)
     [held] = await receive(idle, 1)
     await idle.complete(held)
     assert bodies(await receive(connect().receiver(SOURCE), 1)) == "b"
+
+
+async def let_go(reader: Receiver) -> None:
+    """Wait until a reader has closed the channel that it has the queue with: it rests for a while before."""
+    assert isinstance(reader, RabbitReceiver)
+    assert reader._channel is not None
+    async with asyncio.timeout(PATIENCE):
+        while reader._channel.usable or not reader._channel._raw.is_closed:
+            await asyncio.sleep(0.01)
 
 
 async def test_a_reader_that_holds_nothing_lets_another_have_the_queue(transport: Transport, connect: Connect) -> None:
@@ -134,7 +143,7 @@ async def test_a_reader_that_holds_nothing_lets_another_have_the_queue(transport
     [held] = await receive(idle, 1)
     await idle.complete(held)
     other = asyncio.create_task(receive(connect().receiver(SOURCE), 1))
-    await asyncio.sleep(_ordered_channel._REST * 1.5)
+    await let_go(idle)
     await put(transport, "b")
     assert bodies(await other) == "b"
 
@@ -148,7 +157,7 @@ async def test_a_reader_that_has_settled_all_lets_another_have_the_queue(
     await asyncio.sleep(_ordered_channel._REST * 1.5)  # it looks after its locks meanwhile
     assert not any(await done.complete_batch(held))
     other = asyncio.create_task(receive(connect().receiver(SOURCE), 1))
-    await asyncio.sleep(_ordered_channel._REST * 1.5)
+    await let_go(done)
     await put(transport, "c")
     assert bodies(await other) == "c"
 
@@ -156,7 +165,7 @@ async def test_a_reader_that_has_settled_all_lets_another_have_the_queue(
 async def test_nothing_is_held_until_the_broker_loses_patience(
     transport: Transport, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_ordered_channel, "LONGEST_HOLD", 0.5)
+    monkeypatch.setattr(_ordered_channel, "LONGEST_HOLD", 2.0)
     await put(transport, "ab")
     first = connect().receiver(SOURCE)
     await receive(first, 1)

@@ -419,7 +419,7 @@ async def test_a_connect_that_is_cancelled_leaves_nothing_open(rabbit: RabbitSer
         connecting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await connecting
-        while asyncio.all_tasks() != before:
+        while asyncio.all_tasks() - before:
             await asyncio.sleep(0.01)
     finally:
         rabbit.resume()
