@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -85,6 +86,33 @@ class Dice:
 
     def randrange(self, *limits: int) -> int:
         return next(self._ports)
+
+
+def test_a_server_whose_port_is_taken_for_a_moment_is_started_again(tmp_path):
+    port = free_port()
+    code = "import socket, time; s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); "
+    code += f"s.bind(('127.0.0.1', {port})); s.listen(); time.sleep(60)"
+    log = tmp_path / "server.log"
+
+    taken: list[socket.socket] = []
+
+    def ready() -> bool:
+        if taken and b"Address already in use" in log.read_bytes():
+            taken.pop().close()
+        return not taken and accepts_connections("127.0.0.1", port)
+
+    with (
+        ServerProcess([sys.executable, "-c", code], ready=ready, directory=tmp_path) as server,
+        socket.socket() as somebody,
+    ):
+        server.kill()
+        somebody.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # past the connections of before
+        somebody.bind(("127.0.0.1", port))
+        somebody.listen()
+        taken.append(somebody)
+        server.start()
+        assert server.running
+    assert b"Address already in use" in log.read_bytes()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is kept")

@@ -27,6 +27,8 @@ from typing import Self
 
 _SETPRIV_OPTION = "--pdeathsig"
 _POLL = 0.01
+_TAKEN_WITHIN = 30.0  # s in which a server that was down and finds its port taken is started again
+_TRY_AGAIN = 0.5  # s
 _STOPPED_WITHIN = 3000  # looks at whether a signal has stopped all threads
 # Not the shared generator: two runs with one seed would look for the same ports.
 _chance = random.SystemRandom()
@@ -133,6 +135,8 @@ class ServerProcess:
         self.name = name or Path(self._command[0]).name
         self._process: subprocess.Popen[bytes] | None = None
         self._paused = False
+        self._log_begins = 0  # where the process that runs began to write
+        self._has_run = False
 
     @property
     def running(self) -> bool:
@@ -163,6 +167,7 @@ class ServerProcess:
         # What `start` does first; a server with a companion process overrides it.
         environment = {**os.environ, **self._environment}
         with self._log_path.open("ab") as log:
+            self._log_begins = log.tell()
             self._process = subprocess.Popen(
                 [*_dying_with_parent(self._command[0]), *self._command],
                 cwd=self.directory,
@@ -177,15 +182,29 @@ class ServerProcess:
         self._paused = False
 
     def _await_ready(self) -> None:
-        deadline = time.monotonic() + self._start_timeout
+        began = time.monotonic()
+        deadline = began + self._start_timeout
         while not self._is_ready():
             if self._process is None or self._process.poll() is not None:
+                if self._has_run and self._found_its_port_taken() and time.monotonic() < began + _TAKEN_WITHIN:
+                    time.sleep(_TRY_AGAIN)
+                    self._launch()
+                    continue
                 status = "unknown" if self._process is None else self._process.returncode
                 raise ServerError(f"{self.name} ended with status {status}\n{self.log_tail()}")
             if time.monotonic() > deadline:
                 self.kill()
                 raise ServerError(f"{self.name} was not ready after {self._start_timeout} s\n{self.log_tail()}")
             time.sleep(_POLL)
+        self._has_run = True
+
+    def _found_its_port_taken(self) -> bool:
+        """Whether somebody took its port while it was down: one who knows nothing of `free_port`, and may soon go."""
+        with contextlib.suppress(OSError), self._log_path.open("rb") as log:
+            log.seek(self._log_begins)
+            said = log.read().lower()
+            return b"address already in use" in said or b"eaddrinuse" in said
+        return False
 
     def kill(self) -> None:
         """End it with SIGKILL and wait until it is gone; without effect when it does not run."""
