@@ -419,7 +419,7 @@ async def test_who_does_not_read_is_sent_no_more_and_cut_off_at_the_end(
     ):
         head_of = frames.AMQP_HEADER if isinstance(performative, p.Open) else b""
         writer.write(head_of + frames.write_frame(p.write_performative(performative)))
-    await until(lambda: any(client.congested for client in hasty._front.clients))
+    await until(lambda: any(client.congested for client in hasty._shared.clients))
     # What the system still takes on its way is not much.
     await asyncio.sleep(0.2)
     locked = hasty.broker.resolve_receive("orders")
