@@ -172,7 +172,7 @@ def test_close_leaves_nothing():
         server.erl("node()")
 
 
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is Linux's")
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="only setpriv, of Linux, ends a server with its parent")
 def test_no_orphan_is_left_when_the_test_process_is_killed(tmp_path):
     script = (
         "import time\n"

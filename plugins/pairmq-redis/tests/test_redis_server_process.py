@@ -58,7 +58,7 @@ def test_a_program_that_is_never_ready_is_ended() -> None:
     server.close()
 
 
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is Linux's")
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="only setpriv, of Linux, ends a server with its parent")
 def test_a_server_dies_with_its_parent() -> None:
     script = (
         "import sys, time\n"
