@@ -1,4 +1,9 @@
-"""All tables of some rows, in memory: what a run writes down is kept in Spark's cache here."""
+"""All tables of some rows, in memory: what a run writes down is kept as rows here.
+
+Kept by `localCheckpoint`, when it is first read, not in Spark's cache: a cached table still carries the plan of all that
+it was made of, which grows with each step until the tables of a few thousand rows fill a heap of 2 GB. What a run reads
+again from its files has no past either.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +33,7 @@ class Made(Mapping[str, Any]):
         if name not in self._frames:
             step = self._steps[name]
             needed = {need: self[need] for need in step.needs}
-            self._frames[name] = step.make(needed, self._settings).cache()
+            self._frames[name] = step.make(needed, self._settings).localCheckpoint(eager=False)
         return self._frames[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -40,7 +45,7 @@ class Made(Mapping[str, Any]):
 
 def tables_of(rows: Any, settings: Settings | None = None) -> Made:
     """The facts and tables of some rows."""
-    return Made({fact.name: fact.of(rows).cache() for fact in FACTS}, settings or Settings())
+    return Made({fact.name: fact.of(rows).localCheckpoint(eager=False) for fact in FACTS}, settings or Settings())
 
 
 def tables_of_parts(rows: Any, parts: int, settings: Settings | None = None) -> Made:
@@ -54,5 +59,5 @@ def tables_of_parts(rows: Any, parts: int, settings: Settings | None = None) -> 
         partial = [fact.of(each) for each in cut]
         # The first two are merged before the others come, as one who follows a journal does.
         merged = fact.merged(functools.reduce(DataFrame.unionByName, partial[:2]))
-        facts[fact.name] = fact.merged(functools.reduce(DataFrame.unionByName, partial[2:], merged)).cache()
+        facts[fact.name] = fact.merged(functools.reduce(DataFrame.unionByName, partial[2:], merged)).localCheckpoint(eager=False)
     return Made(facts, settings or Settings())
