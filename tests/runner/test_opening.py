@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from pairmq import Message, Pair, PairClosed, PairOptions, Route
-from pairmq.model import Entity
+from pairmq import ConfigurationError, Message, Pair, PairClosed, PairOptions, Route
+from pairmq.model import Entity, TransportError
+from pairmq.model.events import Event, PairEnded, PairOpened
 from pairmq.testing import Fault, SimulatedBroker, in_virtual_time
 
 
@@ -80,3 +81,39 @@ async def test_a_cancelled_call_leaves_an_open_pair_open():
     await asyncio.wait((again,))
     assert (await pair.sender("orders").send(Message(b"1"))).route is Route.PRIMARY
     await pair.close()
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+@in_virtual_time
+async def test_a_pair_that_does_not_open_tells_of_no_end(given_up):
+    """Whoever counts the open pairs would be one too low from then on."""
+    east, west = SimulatedBroker("east"), SimulatedBroker("west")
+    west.fail(Fault.HANG if given_up else Fault.UNAUTHORIZED)
+    pair = Pair(east.transport(), west.transport(), PairOptions(attempt_timeout=5))
+    told: list[Event] = []
+    pair.subscribe(told.append)
+    with pytest.raises(TimeoutError if given_up else TransportError):
+        async with asyncio.timeout(1):
+            await pair.open()
+    await pair.close()
+    assert [event for event in told if isinstance(event, PairOpened | PairEnded)] == []
+
+
+@pytest.mark.parametrize("claimed", [False, True])
+@in_virtual_time
+async def test_the_events_of_a_pair_that_does_not_open_come_to_their_end(claimed):
+    east, west = SimulatedBroker("east"), SimulatedBroker("west")
+    if not claimed:
+        west.fail(Fault.UNAUTHORIZED)
+    pair = Pair(east.transport(), (east if claimed else west).transport())
+
+    async def read() -> None:
+        async for _ in pair.events():
+            pass
+
+    reader = asyncio.create_task(read())
+    await asyncio.sleep(0)
+    with pytest.raises(ConfigurationError if claimed else TransportError):
+        await pair.open()
+    async with asyncio.timeout(60):
+        await reader

@@ -350,7 +350,7 @@ class OperationsCounted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairOpened(Event):
-    """A pair is ready for sends; `PairEnded` is its counterpart.
+    """A pair is ready for sends; `PairEnded` is its counterpart, and a pair that does not open has neither.
 
     Args:
         primary: the primary's URL without its password.
@@ -367,7 +367,7 @@ class PairOpened(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairEnded(Event):
-    """The pair closed, or faulted (SPEC 9).
+    """A pair that had opened closed, or faulted (SPEC 9): the counterpart of its `PairOpened`.
 
     Args:
         fault: why it faulted; None for an ordinary close.

@@ -61,14 +61,10 @@ class Audience:
             self._streams.discard(stream)
 
     async def end(self) -> None:
-        """Let those end who read events, then close the observers; never raises, over within two seconds."""
+        """Let those end who read events, then close the observers, once; never raises, over within two seconds."""
         self._ended = True
         for stream in self._streams:
             stream.end()
-        await self.close_observers()
-
-    async def close_observers(self) -> None:
-        """Close the observers once; never raises, over within two seconds."""
         observers, self._observers = self._observers, ()
         await asyncio.gather(*(_close(observer) for observer in observers))
 

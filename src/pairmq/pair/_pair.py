@@ -176,7 +176,7 @@ class Pair:
             _active.claim(self._primary, self._secondary)
             self._engine = await self._started()
         except BaseException:
-            await self._audience.close_observers()  # nobody closes a pair that did not open
+            await self._audience.end()  # nobody closes a pair that did not open
             raise
 
     async def _started(self) -> Engine:

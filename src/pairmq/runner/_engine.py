@@ -81,6 +81,7 @@ class Engine:
         self._partners: Partners | None = None
         self._endings: set[asyncio.Task[None]] = set()
         self._closing: asyncio.Task[None] | None = None
+        self._told_open = False
         self._fault: BaseException | None = None
 
     async def start(self) -> None:
@@ -90,6 +91,7 @@ class Engine:
             TransportError: the secondary refuses to let the backlog queues be made.
         """
         await self.backlog.prepare(self._syphon_queues)
+        self._told_open = True
         self._emit(
             PairOpened,
             primary=self._primary.endpoint.url,
@@ -225,7 +227,9 @@ class Engine:
         await _bounded(_TRANSPORT_CLOSE, self.backlog.close(), *self._endings, *partner)
         await _bounded(_TRANSPORT_CLOSE, self._primary.close(), self._secondary.close())
         self._operations.tell()
-        self._emit(PairEnded, fault=None if self._fault is None else str(self._fault), unknown=self._sends.given_back)
+        if self._told_open:  # whoever counts the open pairs must not count one down that never was
+            fault = None if self._fault is None else str(self._fault)
+            self._emit(PairEnded, fault=fault, unknown=self._sends.given_back)
 
     def _entity_changed(self, runner: EntityRunner, change: Changed) -> None:
         if self._drain is not None:

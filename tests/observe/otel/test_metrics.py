@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from pairmq import Entity, EntityState, Message, SendError
+from pairmq import Entity, EntityState, Message, Pair, SendError
+from pairmq.model import TransportError
 from pairmq.model.events import Cause, PairEnded, PairOpened, SendCompleted, SendOutcome, StateChanged
 from pairmq.model.records import values_of
 from pairmq.observe.otel import OpenTelemetryObserver, watch_backlog
-from pairmq.testing import Fault, in_virtual_time
+from pairmq.testing import TEST_OPTIONS, Fault, SimulatedBroker, in_virtual_time
 
 
 def opened(pair: str = "east>west", primary: str = "redis://east:6379/0", secondary: str = "amqps://west/"):
@@ -164,6 +166,42 @@ async def test_the_gauges_of_two_observers_stand_side_by_side(telemetry, world):
                 point.attributes["messaging.destination.name"] for point in telemetry.points("pairmq.entity.state")
             }
     assert found == {"orders", "prices"}
+
+
+@in_virtual_time
+async def test_a_pair_that_did_not_open_takes_no_present_values_from_the_next(telemetry):
+    """The secondary refuses a login until somebody mends it, and the program makes a new pair."""
+    observer = telemetry.observer()
+    east, west = SimulatedBroker("east"), SimulatedBroker("west")
+    await east.transport().admin.create(Entity("orders"))
+    gauges = ("pairmq.entity.state", "pairmq.backlog.queues.in_use")
+    west.fail(Fault.UNAUTHORIZED)
+    with pytest.raises(TransportError):
+        await Pair(east.transport(), west.transport(), TEST_OPTIONS, observers=[observer])
+    assert not any(telemetry.points(gauge) for gauge in gauges)
+    west.heal()
+    async with Pair(east.transport(), west.transport(), TEST_OPTIONS, observers=[observer]) as pair:
+        await pair.sender("orders").send(Message(b"1"))
+        assert all(telemetry.points(gauge) for gauge in gauges)
+    assert not any(telemetry.points(gauge) for gauge in gauges)
+
+
+@pytest.mark.parametrize("mended", [False, True])
+@in_virtual_time
+async def test_queues_that_an_opening_found_lost_are_those_of_that_opening(telemetry, mended):
+    observer = telemetry.observer()
+    east, west = SimulatedBroker("east"), SimulatedBroker("west")
+    options = replace(TEST_OPTIONS, backlog_queue_count=2, enable_syphon=False)
+    lost, other = options.backlog_queue_names("east")
+    west.fail(Fault.DOWN, entities=[lost])
+    west.fail(Fault.UNAUTHORIZED, entities=[other])
+    with pytest.raises(TransportError):
+        await Pair(east.transport(), west.transport(), options, observers=[observer])
+    west.heal()
+    if not mended:
+        west.fail(Fault.DOWN, entities=[lost])
+    async with Pair(east.transport(), west.transport(), options, observers=[observer]):
+        assert telemetry.value("pairmq.backlog.queues.in_use") == (2 if mended else 1)
 
 
 @in_virtual_time

@@ -13,6 +13,7 @@ from opentelemetry.metrics import Observation
 from pairmq.model import Entity, EntityState
 from pairmq.model.events import (
     AttemptFailed,
+    BacklogQueueChecked,
     Event,
     MessageDeadLettered,
     MessageDelivered,
@@ -69,11 +70,13 @@ class Metrics:
         self._names: dict[Entity, str] = {}
         self._sends: dict[tuple[str, Entity, SendOutcome, str | None], Attributes] = {}
         self._states: dict[tuple[str, Entity], EntityState] = {}
-        self._in_use: dict[str, int] = {}
+        self._queues: dict[str, int] = {}  # of each open pair
+        self._out: dict[str, set[str]] = {}  # those of them that are out of use
         self._takers: dict[type[Event], Callable[[Any], None]] = {
             StateChanged: self._state_changed,
             AttemptFailed: self._attempt_failed,
             PingCompleted: self._pinged,
+            BacklogQueueChecked: self._queue_checked,
             RotationChanged: self._rotated,
             MessageMoved: self._moved,
             MessageDeadLettered: self._dead_lettered,
@@ -117,8 +120,8 @@ class Metrics:
 
     def queues_in_use(self) -> Iterator[Observation]:
         """What `names.QUEUES_IN_USE` is now."""
-        for pair, count in tuple(self._in_use.items()):
-            yield Observation(count, {names.PAIR: pair})
+        for pair, count in tuple(self._queues.items()):
+            yield Observation(count - len(self._out.get(pair, ())), {names.PAIR: pair})
 
     # Single events.
 
@@ -164,8 +167,18 @@ class Metrics:
             attributes[names.ERROR_TYPE] = "PingFailed"
         self._to.duration.record(event.elapsed, attributes)
 
+    def _queue_checked(self, event: BacklogQueueChecked) -> None:
+        # A pair that is opening finds it good, whatever one of the same name found that did not open. In an open pair
+        # a queue that is there may still take no messages.
+        if event.pair not in self._queues:
+            self._out.get(event.pair, set()).discard(event.queue)
+
     def _rotated(self, event: RotationChanged) -> None:
-        self._in_use[event.pair] = event.left
+        out = self._out.setdefault(event.pair, set())
+        if event.in_use:
+            out.discard(event.queue)
+        else:
+            out.add(event.queue)
         attributes: Attributes = {
             names.PAIR: event.pair,
             names.QUEUE: event.queue,
@@ -206,15 +219,15 @@ class Metrics:
                 self._to.operations.add(count, attributes)
 
     def _opened(self, event: PairOpened) -> None:
-        # A queue that was already lost when the pair opened has told how many are left.
         count = json.loads(event.options).get("backlog_queue_count")
         if isinstance(count, int):
-            self._in_use.setdefault(event.pair, count)
+            self._queues[event.pair] = count
 
     def _ended(self, event: PairEnded) -> None:
         if event.fault is not None:
             self._to.faults.add(1, {names.PAIR: event.pair})
-        self._in_use.pop(event.pair, None)
+        self._queues.pop(event.pair, None)
+        self._out.pop(event.pair, None)
         for known in [known for known in self._states if known[0] == event.pair]:
             del self._states[known]
 
