@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -242,6 +243,44 @@ def test_a_part_whose_head_is_damaged_stays_as_it_is(tmp_path):
     part.write_bytes(data)
     assert recover(tmp_path).failed == {part: "it has no head"}
     assert part.read_bytes() == data
+
+
+def forbid(monkeypatch: pytest.MonkeyPatch, path: Path, *, to_readers: bool) -> None:
+    """Let a file be another user's, which root would not notice."""
+    known = os.open
+
+    def ask(asked: Path, flags: int, *mode: int) -> int:
+        if Path(asked) == path and (to_readers or flags & os.O_RDWR):
+            raise PermissionError(errno.EACCES, "Permission denied", str(asked))
+        return known(asked, flags, *mode)
+
+    monkeypatch.setattr(os, "open", ask)
+
+
+def test_a_part_that_may_not_be_opened_does_not_stop_the_others(tmp_path, monkeypatch):
+    _, part = _left_behind(tmp_path, 3)
+    first = part.with_name("0-000000.part")
+    first.write_text("another user's")
+    part.with_name("gone-000000.2023-11-14.tmp").write_text("half")
+    forbid(monkeypatch, first, to_readers=True)
+    found = recover(tmp_path)
+    assert list(found.failed) == [first]
+    assert "Permission denied" in found.failed[first]
+    assert (found.parts, texts(tmp_path)) == (1, ["0", "1", "2"])
+    assert list((tmp_path / "_open").iterdir()) == [first]
+
+
+@pytest.mark.parametrize("alive", [False, True])
+def test_another_user_s_part_is_recovered_if_it_may_be_read_and_its_process_is_dead(tmp_path, monkeypatch, alive):
+    _, part = _left_behind(tmp_path, 3)
+    forbid(monkeypatch, part, to_readers=False)
+    with part.open("rb") as owner:
+        if alive:
+            part_module.fcntl.flock(owner, part_module.fcntl.LOCK_EX)
+        found = recover(tmp_path)
+    assert found.failed == {}
+    assert (found.parts, found.kept) == ((0, 1) if alive else (1, 0))
+    assert part.exists() is alive
 
 
 def test_a_foreign_file_is_left_where_it_is(tmp_path):

@@ -81,7 +81,7 @@ class Part:
 
     Args:
         path: its file.
-        descriptor: opened for reading and writing.
+        descriptor: opened for reading and writing, or for reading alone if nothing is to be added.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -118,9 +118,13 @@ class Part:
 
     @classmethod
     def adopt(cls, path: Path) -> Part | None:
-        """Open a part whose owner is dead; None while somebody holds it, or when it is gone."""
+        """Open a part whose owner is dead; None while somebody holds it, or when it is gone.
+
+        Raises:
+            OSError: it can't be opened or locked: it may be another user's, who lets nobody read it.
+        """
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            descriptor = _opened(path)
         except FileNotFoundError:
             return None
         part = cls(path, descriptor)
@@ -131,6 +135,9 @@ class Part:
                 return part
         except BlockingIOError:
             pass
+        except BaseException:
+            part.close()
+            raise
         part.close()
         return None
 
@@ -230,6 +237,14 @@ def forget_inherited() -> None:
     """In a forked child: close the parent's parts, whose locks it would keep alive, and touch nothing of them."""
     for part in list(_held):
         part.close()
+
+
+def _opened(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except PermissionError:
+        # Another user's, whose file may be read: on a local disk that is enough to lock it. NFS locks for writers only.
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _is_named(descriptor: int, path: Path) -> bool:

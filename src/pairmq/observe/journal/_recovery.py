@@ -29,7 +29,7 @@ class Recovered:
         segments: that came of them.
         torn: bytes that were cut from the ends of parts, of batches that were being written when the process died.
         kept: parts that somebody still writes, or that another machine left.
-        failed: the parts that could not be read or whose segments could not be written, and why.
+        failed: the parts that could not be opened or read, or whose segments could not be written, and why.
     """
 
     parts: int = 0
@@ -67,12 +67,12 @@ def recover(
     for path in found:
         if _layout.parse_part(path) is None:
             continue
-        part = Part.adopt(path)
-        if part is None:
-            done.kept += path.exists()
-            continue
+        part = None
         try:
-            if _is_empty(part):
+            part = Part.adopt(path)
+            if part is None:
+                done.kept += path.exists()
+            elif _is_empty(part):
                 part.remove()  # killed while it was made
             elif not all_hosts and part.head().host != here:
                 done.kept += 1
@@ -86,7 +86,8 @@ def recover(
             done.failed[path] = str(error) or type(error).__name__
             _log.warning("journal: %s stays as it is: %s", path, error)
         finally:
-            part.close()
+            if part is not None:
+                part.close()
     _sweep(found)
     return done
 
