@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -242,11 +243,29 @@ def test_a_bad_option_is_named(values, error):
         JournalOptions(**values)
 
 
-def test_fsync_writes_the_same(journal, tmp_path):
+@pytest.mark.parametrize("system", ["Linux", "macOS"])
+def test_fsync_writes_the_same(journal, tmp_path, monkeypatch, system):
+    if system == "macOS":
+        monkeypatch.delattr(os, "fdatasync")
     one = journal(fsync=True)
     one.on_event(warned("safe"))
     assert one.close(30)
     assert texts(tmp_path) == ["safe"]
+    assert one.dropped == 0
+
+
+def test_with_fsync_the_part_s_name_is_on_the_disk_too(journal, tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+
+    def record(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    one = journal(fsync=True)
+    one.on_event(warned("safe"))
+    assert one.flush(30)
+    assert {tmp_path.stat().st_ino, (tmp_path / "_open").stat().st_ino} <= set(synced)
 
 
 def test_the_journal_s_own_rows_name_its_process(journal, tmp_path):

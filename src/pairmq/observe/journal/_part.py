@@ -93,8 +93,13 @@ class Part:
         _held.add(self)
 
     @classmethod
-    def create(cls, directory: Path, head: Head) -> Part:
+    def create(cls, directory: Path, head: Head, *, sync: bool) -> Part:
         """Make a part, with its head in it.
+
+        Args:
+            directory: the journal's.
+            head: what it says of itself.
+            sync: wait until its name is on the disk; what is in it is there with its first frame.
 
         Raises:
             OSError: it can't be made.
@@ -111,6 +116,9 @@ class Part:
                     part.close()
                     continue
                 part._append(_framed(json.dumps(asdict(head)).encode()), sync=False)
+                if sync:
+                    _layout.sync_directory(path.parent)
+                    _layout.sync_directory(directory)  # the folder of the parts may be new
             except BaseException:
                 part.remove()
                 raise
@@ -162,7 +170,7 @@ class Part:
             written = write(self._descriptor, view, offset)
             view, offset = view[written:], offset + written
         if sync:
-            os.fdatasync(self._descriptor)
+            getattr(os, "fdatasync", os.fsync)(self._descriptor)  # macOS has the slower one alone
         self._length += len(data)
 
     def head(self) -> Head:

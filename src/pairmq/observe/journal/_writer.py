@@ -71,7 +71,7 @@ class Writer:
             OSError: it could not be written. Try it again before any other.
         """
         if self._part is None:
-            self._part = Part.create(self._directory, self._head())
+            self._part = Part.create(self._directory, self._head(), sync=self._options.fsync)
             self._number += 1
             self._due_at = self._now() + self._options.max_age
         try:
