@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from pairmq.testing import servers as module
-from pairmq.testing.servers import ServerError, ServerProcess, accepts_connections, free_port, start_together
+from pairmq.testing.servers import (
+    ServerError,
+    ServerProcess,
+    accepts_connections,
+    free_port,
+    servers_end_with_parent,
+    start_together,
+)
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -50,6 +57,28 @@ def test_when_one_does_not_start_the_others_are_ended_too(tmp_path):
     finally:
         for server in servers:
             server.close()
+
+
+def test_a_setpriv_that_knows_no_parents_is_asked_once_and_keeps_no_server_from_starting(tmp_path, monkeypatch):
+    """BusyBox has one, and so had util-linux before 2.33."""
+    asked = tmp_path / "asked"
+    setpriv = tmp_path / "bin" / "setpriv"
+    setpriv.parent.mkdir()
+    setpriv.write_text(f"#!/bin/sh\necho \"$@\" >>'{asked}'\necho \"setpriv: unrecognized option '$1'\" >&2\nexit 1\n")
+    setpriv.chmod(0o755)
+    monkeypatch.setenv("PATH", str(setpriv.parent), prepend=os.pathsep)
+    for name in ("one", "two"):
+        with sleeper(tmp_path / name) as server:
+            assert server.running
+    assert not servers_end_with_parent()
+    assert len(asked.read_text().splitlines()) == 1
+
+
+def test_without_a_setpriv_servers_start_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with sleeper(tmp_path / "server") as server:
+        assert server.running
+    assert not servers_end_with_parent()
 
 
 def test_the_environment_can_be_added_to_and_taken_from(tmp_path, monkeypatch):

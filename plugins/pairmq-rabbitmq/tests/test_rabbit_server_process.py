@@ -23,7 +23,7 @@ import pika
 import pytest
 from pika.exceptions import AMQPConnectionError, AMQPError, ChannelClosedByBroker, ConnectionClosedByBroker
 
-from pairmq.testing.servers import ServerError
+from pairmq.testing.servers import ServerError, servers_end_with_parent
 from pairmq_rabbitmq.testing import RabbitServer, pool, start_together
 
 # pika leaves its sockets to the garbage collector where a server refuses or drops it.
@@ -172,7 +172,9 @@ def test_close_leaves_nothing():
         server.erl("node()")
 
 
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="only setpriv, of Linux, ends a server with its parent")
+@pytest.mark.skipif(
+    not servers_end_with_parent(), reason="only setpriv of util-linux 2.33 or newer ends a server with its parent"
+)
 def test_no_orphan_is_left_when_the_test_process_is_killed(tmp_path):
     script = (
         "import time\n"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pairmq.testing.servers import ServerError, ServerProcess, accepts_connections, free_port
+from pairmq.testing.servers import ServerError, ServerProcess, accepts_connections, free_port, servers_end_with_parent
 from pairmq_redis.testing import RedisServer
 
 
@@ -58,7 +58,9 @@ def test_a_program_that_is_never_ready_is_ended() -> None:
     server.close()
 
 
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="only setpriv, of Linux, ends a server with its parent")
+@pytest.mark.skipif(
+    not servers_end_with_parent(), reason="only setpriv of util-linux 2.33 or newer ends a server with its parent"
+)
 def test_a_server_dies_with_its_parent() -> None:
     script = (
         "import sys, time\n"

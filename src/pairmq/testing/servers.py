@@ -1,15 +1,16 @@
 """Real broker processes in tests: started on a free port, killed for certain, their last words in the error.
 
 A server is ended by its process id only, and the kernel ends it when the test process dies (``PR_SET_PDEATHSIG``, by
-way of util-linux's ``setpriv``; where that is missing, and on other systems than Linux, an interrupted test run can
-leave one behind). That signal comes when the *thread* that started the server ends, so start servers in a thread that
-lives as long as they shall.
+way of ``setpriv`` of util-linux 2.33 or newer). Where that is missing, as `servers_end_with_parent` tells, an
+interrupted test run can leave one behind. That signal comes when the *thread* that started the server ends, so start
+servers in a thread that lives as long as they shall.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import random
 import shutil
@@ -38,6 +39,15 @@ _kept: deque[int] = deque()  # the descriptors that stand for them
 
 class ServerError(RuntimeError):
     """A server that did not start, or ended by itself; the text holds the end of its log."""
+
+
+def servers_end_with_parent() -> bool:
+    """Tell whether servers are ended with the process that started them: whether there is a ``setpriv`` that does it.
+
+    Returns:
+        False where an interrupted test run can leave a server behind.
+    """
+    return _setpriv() is not None
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -345,9 +355,31 @@ def _dying_with_parent(program: str) -> list[str]:
     Not a function for the child to call (``preexec_fn``): such a child is a copy of the interpreter, and what Python
     clears away in it shuts connections that it shares with its parent, Spark's among them.
     """
-    setpriv = shutil.which("setpriv")
     # A program that is missing is for `subprocess` to tell.
-    return [] if setpriv is None or shutil.which(program) is None else [setpriv, _SETPRIV_OPTION, "KILL", "--"]
+    setpriv = _setpriv() if shutil.which(program) is not None else None
+    return [] if setpriv is None else [setpriv, _SETPRIV_OPTION, "KILL", "--"]
+
+
+def _setpriv() -> str | None:
+    """Find the ``setpriv`` that can do it; BusyBox's can't, and neither can util-linux's before 2.33."""
+    setpriv = shutil.which("setpriv")
+    return setpriv if setpriv is not None and _ends_with_parent(setpriv) else None
+
+
+@functools.cache
+def _ends_with_parent(setpriv: str) -> bool:
+    """Whether it knows the option and the kernel takes it; asked once in each process."""
+    try:
+        done = subprocess.run(
+            [setpriv, _SETPRIV_OPTION, "KILL", "--", "true"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
+    except OSError:
+        return False
+    return done.returncode == 0
 
 
 def _await_program(process: subprocess.Popen[bytes]) -> None:
