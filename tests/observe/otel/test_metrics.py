@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from pairmq import Entity, EntityState, Message, Pair, SendError
-from pairmq.model import TransportError
+from pairmq.model import Source, TransportError
 from pairmq.model.events import Cause, PairEnded, PairOpened, SendCompleted, SendOutcome, StateChanged
 from pairmq.model.records import values_of
 from pairmq.observe.otel import OpenTelemetryObserver, watch_backlog
-from pairmq.testing import TEST_OPTIONS, Fault, SimulatedBroker, in_virtual_time
+from pairmq.testing import TEST_OPTIONS, Fault, Operation, SimulatedBroker, in_virtual_time
 
 
 def opened(pair: str = "east>west", primary: str = "redis://east:6379/0", secondary: str = "amqps://west/"):
@@ -229,6 +230,58 @@ async def test_a_backlog_that_cannot_be_counted_has_no_value(telemetry, world):
         w.west.heal()
         await asyncio.sleep(60)
         assert telemetry.points("pairmq.backlog.messages")
+
+
+@in_virtual_time
+async def test_a_driver_s_own_exception_does_not_end_the_counting(telemetry, world, caplog):
+    async with (
+        world(telemetry.observer(), enable_syphon=False) as w,
+        watch_backlog(w.pair, every=10, meter_provider=telemetry.meters),
+    ):
+        await asyncio.sleep(1)
+        assert telemetry.points("pairmq.backlog.messages")
+        w.west.fail(Fault.BUG, Operation.ADMIN)
+        await asyncio.sleep(30)
+        assert not telemetry.points("pairmq.backlog.messages")
+        w.west.heal()
+        w.pair.hold("orders")
+        await w.pair.sender("orders").send(Message(b"1"))
+        await asyncio.sleep(30)
+        assert telemetry.value("pairmq.backlog.messages") == 1
+    assert sum("could not be counted" in record.getMessage() for record in caplog.records) == 1
+
+
+class Cancelling:
+    """A pair whose driver cancels tasks of its own, and makes something else of a cancellation from outside."""
+
+    name = "east>west"
+    backlog_queues = (Entity("q/0"),)
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.secondary = SimpleNamespace(admin=self)
+
+    async def counts(self, source: Source) -> SimpleNamespace:
+        self.asked += 1
+        if self.asked == 1:
+            raise asyncio.CancelledError
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            raise ConnectionError("the connection is gone") from None
+        return SimpleNamespace(active=1, locked=0, scheduled=0, dead_letter=0)
+
+
+@in_virtual_time
+async def test_a_driver_s_cancellations_neither_end_the_counting_nor_keep_it_alive(telemetry, caplog):
+    pair = Cancelling()
+    async with asyncio.timeout(600):
+        async with watch_backlog(pair, every=10, limit=100, meter_provider=telemetry.meters):  # type: ignore[arg-type]
+            await asyncio.sleep(71)
+            assert telemetry.value("pairmq.backlog.messages") == 1
+            await asyncio.sleep(30)
+            assert pair.asked == 3
+    assert sum("could not be counted" in record.getMessage() for record in caplog.records) == 1
 
 
 @pytest.mark.parametrize("wrong", [{"every": 0}, {"limit": -1}])

@@ -76,23 +76,33 @@ async def watch_backlog(
 async def _count_for_ever(
     pair: BackloggedPair, counts: dict[str, Mapping[str, int]], every: float, limit: float
 ) -> None:
+    told = False
     while True:
         for queue in pair.backlog_queues:
-            found = await _counted(pair.secondary, queue, limit)
-            if found is None:
+            try:
+                counts[queue.path] = await _counted(pair.secondary, queue, limit)
+            except (Exception, asyncio.CancelledError) as error:
                 counts.pop(queue.path, None)
-            else:
-                counts[queue.path] = found
+                if isinstance(error, TransportError | TimeoutError):
+                    _log.debug("backlog queue %s could not be counted: %s", queue, error)
+                elif not told and not _is_over():
+                    # A driver's own, a cancellation of its own task among them.
+                    _log.exception("backlog queue %s could not be counted; the like is not reported again", queue)
+                    told = True
+            if _is_over():  # also if a driver made another exception of it, or went on
+                return
         await asyncio.sleep(every)
 
 
-async def _counted(secondary: Transport, queue: Entity, limit: float) -> Mapping[str, int] | None:
-    try:
-        async with asyncio.timeout(limit):
-            found = await secondary.admin.counts(Source(queue))
-    except (TransportError, TimeoutError) as error:
-        _log.debug("backlog queue %s could not be counted: %s", queue, error)
-        return None
+def _is_over() -> bool:
+    """Whether whoever watches the backlog has cancelled the counting."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def _counted(secondary: Transport, queue: Entity, limit: float) -> Mapping[str, int]:
+    async with asyncio.timeout(limit):
+        found = await secondary.admin.counts(Source(queue))
     return {
         "active": found.active,
         "locked": found.locked,
