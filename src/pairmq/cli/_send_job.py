@@ -12,16 +12,27 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from pairmq.cli._common import at_broker, within
-from pairmq.cli._errors import BadUsage, CommandFailed, file_problem, printable
+from pairmq.cli._errors import BadUsage, CommandFailed, OutputClosed, file_problem, printable
 from pairmq.cli._lines import LineSource, file_identity
 from pairmq.cli._output import complain, note, stdout_written, warn
 from pairmq.cli._progress import Progress
 from pairmq.cli._signals import Stop
 from pairmq.cli._values import grouped, plural, rate, short_duration
-from pairmq.model import Entity, Message, Receipt, Route, SendError, SendUnknown, TransportError
+from pairmq.model import (
+    Entity,
+    Message,
+    PairClosed,
+    PairFaulted,
+    Receipt,
+    Route,
+    SendError,
+    SendRefused,
+    SendUnknown,
+    TransportError,
+)
 from pairmq.pair import Pair, PairSender
 
 T = TypeVar("T")
@@ -43,12 +54,16 @@ class Template:
     id_prefix: str | None
     sample: Message
 
+    def id_of(self, number: int) -> str | None:
+        """The id of one line's message; None where it is random."""
+        return None if self.id_prefix is None else f"{self.id_prefix}-{number}"
+
     def message(self, number: int, body: bytes) -> Message:
         """The message of one line."""
         sample = self.sample
         return Message(
             body,
-            message_id=None if self.id_prefix is None else f"{self.id_prefix}-{number}",
+            message_id=self.id_of(number),
             session_id=sample.session_id,
             time_to_live=sample.time_to_live,
             content_type=sample.content_type,
@@ -121,6 +136,7 @@ class Outputs:
         _tell_apart(lines, receipts, failed)
         self._json = json
         self._stdout_problem: str | None = None
+        self._stdout_closed = False
         self._separator = separator
         self._receipts: _File | None = None
         self._failed: _File | None = None
@@ -132,9 +148,9 @@ class Outputs:
             raise
 
     @property
-    def streaming(self) -> bool:
-        """Whether someone wants the results."""
-        return self._json or self._receipts is not None
+    def in_files(self) -> bool:
+        """Whether anything of the run is kept when nobody reads stdout any more."""
+        return self._receipts is not None or self._failed is not None
 
     @property
     def kept(self) -> str | None:
@@ -153,40 +169,42 @@ class Outputs:
             if file is not None:
                 file.empty()
 
-    def result(self, record: dict[str, object]) -> None:
-        """Write one result.
+    def keep(self, number: int, line: bytes, result: Receipt | SendError) -> None:
+        """Put one line's result into the files, and the line itself if it was not accepted."""
+        if self._failed is not None and isinstance(result, SendError):
+            self._failed.write(line + self._separator)
+        if self._receipts is not None:
+            self._receipts.write(_document(number, result).encode())
+
+    def show(self, number: int, result: Receipt | SendError) -> None:
+        """Write one line's result on stdout.
 
         Raises:
-            OutputClosed: nobody reads stdout any more.
+            OutputClosed: nobody reads stdout any more; it is said once.
         """
-        line = json.dumps(record) + "\n"
         if self._json:
-            self._on_stdout(lambda: sys.stdout.write(line))
-        if self._receipts is not None:
-            self._receipts.write(line.encode())
-
-    def failed(self, line: bytes) -> None:
-        """Keep a line that was not accepted."""
-        if self._failed is not None:
-            self._failed.write(line + self._separator)
+            self._on_stdout(lambda: sys.stdout.write(_document(number, result)))
 
     def flush(self) -> None:
-        """Let readers of stdout see what is there. Raises as `result`."""
+        """Let readers of stdout see what is there. Raises as `show`."""
         if self._json:
             self._on_stdout(sys.stdout.flush)
 
     def finish(self) -> None:
-        """Write what is left; `problems` are complete then. Raises as `result`."""
-        self.flush()
+        """Write what is left; `problems` are complete then. Raises as `show`."""
         self._close()
+        self.flush()
 
     def _on_stdout(self, operation: Callable[[], object]) -> None:
-        if self._stdout_problem is None:
+        if self._stdout_problem is None and not self._stdout_closed:
             try:
                 with stdout_written():
                     operation()
             except CommandFailed as error:
                 self._stdout_problem = str(error)
+            except OutputClosed:
+                self._stdout_closed = True
+                raise
 
     def _close(self) -> None:
         for file in (self._receipts, self._failed):
@@ -259,26 +277,64 @@ class SendJob:
         self._before = first_line - 1
         self._read = self._before  # number of the last line read
         self._first_failed: int | None = None
+        self._named = 0  # failing lines told, or only counted
         self._read_bytes = 0
         self._ended = False
         self._counts = dict.fromkeys(("primary", "backlog", "refused", "unknown", "duplicates"), 0)
 
     async def run(self, stop: Stop) -> int:
-        """Send everything, or until a signal; returns the exit status."""
+        """Send everything, or until a signal.
+
+        However it ends, once it has begun to read, each line that was read has a result, is in the files and in the
+        counts, and the summary is told.
+
+        Args:
+            stop: asks it to read no further.
+
+        Returns:
+            The exit status.
+
+        Raises:
+            CommandFailed: the input can't be read any further.
+            OutputClosed: nobody reads stdout or stderr any more; the summary is told only where files are kept.
+            PairFaulted: the pair lost a broker for good.
+            ConfigurationError, TransportError: the pair can't be opened; nothing was read.
+
+        Cancelled, it gives up what is in flight: its outcome is unknown, and it is kept as such.
+        """
         loop = asyncio.get_running_loop()
         started = loop.time()
         stop.on_request(self._lines.stop)
         stop.on_request(self._room.set)
-        async with self._pair as pair:
-            if self._create:
-                await self._make_entity(stop)
-            self._outputs.begin()
-            sender = pair.sender(self._entity.path, kind=self._entity.kind.value)
-            with Progress("sent", "lines", total=self._lines.size) as progress:
-                await self._send(sender, stop, progress)
-        self._give_up_waiting()
-        self._outputs.finish()
-        return self._summary(stop, loop.time() - started)
+        status = 1
+        told = complete = False
+        try:
+            async with self._pair as pair:
+                if self._create:
+                    await self._make_entity(stop)
+                self._outputs.begin()
+                sender = pair.sender(self._entity.path, kind=self._entity.kind.value)
+                told = True
+                with Progress("sent", "lines", total=self._lines.size) as progress:
+                    await self._send(sender, stop, progress)
+            complete = True
+        except OutputClosed:
+            told = told and self._outputs.in_files  # a `head` that has seen enough wants to hear nothing
+            raise
+        finally:
+            if told:
+                status = self._account(stop, loop.time() - started, complete=complete)
+        return status
+
+    def _account(self, stop: Stop, seconds: float, *, complete: bool) -> int:
+        """Give each line its result, and tell the summary; returns the exit status. Raises as `Outputs.show`."""
+        try:
+            # What has none, whatever ended the run, was never confirmed.
+            self._give_up(SendUnknown, "the command ended before its result came")
+            self._outputs.finish()
+        finally:
+            status = self._summary(stop, seconds, complete=complete)
+        return status
 
     async def _make_entity(self, stop: Stop) -> None:
         try:
@@ -291,19 +347,28 @@ class SendJob:
     async def _send(self, sender: PairSender, stop: Stop, progress: Progress) -> None:
         closing: list[asyncio.Task[None]] = []
         stop.on_request(lambda: closing.append(asyncio.create_task(self._close_when_stalled())))
+        results: Any = sender.send_stream(self._messages(stop), window=self._window)
         try:
-            async for result in sender.send_stream(self._messages(stop), window=self._window):
-                number, line = self._waiting.popleft()
-                self._waiting_bytes -= len(line)
-                self._room.set()
-                self._take(number, line, result)
-                if not self._waiting:
-                    self._outputs.flush()
-                progress.update(
-                    self._done - self._before,
-                    position=self._read_bytes - self._waiting_bytes,
-                    text=self._progress_text(),
-                )
+            # Closed here and now: what is counted when this is left must not be read any further.
+            async with contextlib.aclosing(results):
+                async for result in results:
+                    number, line = self._waiting.popleft()
+                    self._waiting_bytes -= len(line)
+                    self._room.set()
+                    self._keep(number, line, result)
+                    self._tell(number, result)
+                    if not self._waiting:
+                        self._outputs.flush()
+                    progress.update(
+                        self._done - self._before,
+                        position=self._read_bytes - self._waiting_bytes,
+                        text=self._progress_text(),
+                    )
+        except (PairClosed, PairFaulted) as error:
+            # The stream raises them after the results of all that a broker may have been given.
+            self._give_up(SendRefused, f"not sent: {error}")
+            if not (stop.asked and isinstance(error, PairClosed)):
+                raise
         finally:
             self._ended = True
             for task in closing:
@@ -337,32 +402,37 @@ class SendJob:
     def _done(self) -> int:
         return self._read - len(self._waiting)
 
-    def _take(self, number: int, line: bytes, result: Receipt | SendError) -> None:
+    def _keep(self, number: int, line: bytes, result: Receipt | SendError) -> None:
+        """Count a result and put it into the files, before anything is told: nobody may be listening any more."""
         if isinstance(result, Receipt):
             self._counts["primary" if result.route is Route.PRIMARY else "backlog"] += 1
             self._counts["duplicates"] += result.maybe_duplicate
         else:
-            outcome = "unknown" if isinstance(result, SendUnknown) else "refused"
-            self._fail(number, line, outcome, str(result))
-        if self._outputs.streaming:
-            self._outputs.result(_record(number, result))
+            self._counts[_outcome(result)] += 1
+            if self._first_failed is None:
+                self._first_failed = number
+        self._outputs.keep(number, line, result)
 
-    def _fail(self, number: int, line: bytes, outcome: str, text: str) -> None:
-        self._counts[outcome] += 1
-        if self._first_failed is None:
-            self._first_failed = number
-        self._outputs.failed(line)
-        failures = self._counts["refused"] + self._counts["unknown"]
-        if failures <= _NAMED:
-            note(f"line {number}: {outcome}: {printable(text)}")
-        elif failures == _NAMED + 1:
-            note("further failing lines are counted, not shown")
+    def _tell(self, number: int, result: Receipt | SendError) -> None:
+        """Show a result to whoever reads stdout, and a failure to whoever reads stderr. Raises as `Outputs.show`."""
+        self._outputs.show(number, result)
+        if isinstance(result, SendError):
+            self._named += 1
+            if self._named <= _NAMED:
+                note(f"line {number}: {_outcome(result)}: {printable(str(result))}")
+            elif self._named == _NAMED + 1:
+                note("further failing lines are counted, not shown")
 
-    def _give_up_waiting(self) -> None:
-        """What has no result when the stream is over was never confirmed."""
+    def _give_up(self, kind: type[SendError], why: str) -> None:
+        """Make what has no result a failure."""
+        results: list[tuple[int, SendError]] = []
         while self._waiting:
             number, line = self._waiting.popleft()
-            self._fail(number, line, "unknown", "the command ended before its result came")
+            result = kind(why, entity=self._entity.path, message_id=self._template.id_of(number))
+            self._keep(number, line, result)
+            results.append((number, result))
+        for number, result in results:
+            self._tell(number, result)
 
     def _progress_text(self) -> str:
         counts = self._counts
@@ -371,7 +441,7 @@ class SendJob:
         parts += [f"failed {grouped(failures)}"] if failures else []
         return ", ".join(parts)
 
-    def _summary(self, stop: Stop, seconds: float) -> int:
+    def _summary(self, stop: Stop, seconds: float, *, complete: bool) -> int:
         counts = self._counts
         accepted = counts["primary"] + counts["backlog"]
         speed = f" ({rate(accepted / seconds)})" if seconds > 0 else ""
@@ -391,6 +461,8 @@ class SendJob:
             note(self._hint_on_ids(kept))
         if stop.asked:
             note(f"stopped by {stop.name}: {self._where_to_go_on(kept)}")
+        elif not complete:
+            note(f"ended early: {self._where_to_go_on(kept)}")
         for problem in self._outputs.problems:
             complain(problem)
         if stop.asked:
@@ -420,6 +492,14 @@ class SendJob:
         return f"line {number}" if self._template.id_prefix is None else f"line {number} with --first-line {number}"
 
 
+def _outcome(result: SendError) -> str:
+    return "unknown" if isinstance(result, SendUnknown) else "refused"
+
+
+def _document(number: int, result: Receipt | SendError) -> str:
+    return json.dumps(_record(number, result)) + "\n"
+
+
 def _record(number: int, result: Receipt | SendError) -> dict[str, object]:
     if isinstance(result, Receipt):
         return {
@@ -436,7 +516,7 @@ def _record(number: int, result: Receipt | SendError) -> dict[str, object]:
     return {
         "line": number,
         "accepted": False,
-        "outcome": "unknown" if isinstance(result, SendUnknown) else "refused",
+        "outcome": _outcome(result),
         "entity": result.entity,
         "message_id": result.message_id,
         "error": type(result).__name__,
