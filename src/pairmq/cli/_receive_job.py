@@ -210,7 +210,8 @@ class ReceiveJob:
                     warn(f"{at_broker(self._transport, error)}; trying again")
                 await stop.wait(_BACKOFF.wait(retry, 0.5))
                 retry += 1
-                deliveries = None
+                last = loop.time()  # a broker that is away tells nothing, and what it holds up may come when it is back
+                continue
             if deliveries:
                 await self._take(receiver, deliveries)
                 last = loop.time()  # what it takes to write and to complete is no idleness
