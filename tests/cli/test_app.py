@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import subprocess
@@ -5,6 +6,7 @@ import sys
 
 import pytest
 
+from pairmq.cli import _send
 from pairmq.plugins import TransportRecord, hookimpl, registry
 from pairmq.transport import Capabilities
 
@@ -148,3 +150,25 @@ def test_a_table_in_a_file_is_as_wide_as_columns_says(cli, monkeypatch: pytest.M
     assert max(map(len, cli("plugins").out.splitlines())) <= 80
     monkeypatch.delenv("COLUMNS")
     assert max(map(len, cli("plugins").out.splitlines())) > 80
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("/the/tables/run.json", "can't write /the/tables/run.json: No space left on device"),
+        (None, "unexpected OSError: [Errno 28] No space left on device (run 'pairmq -v …' for the traceback)"),
+    ],
+    ids=["named", "not named"],
+)
+def test_a_full_disk_under_a_file_is_not_told_as_stdout(
+    cli, brokers, capfd, monkeypatch: pytest.MonkeyPatch, name: str | None, says: str
+) -> None:
+    def full(*_: object) -> None:
+        # As what writes raises it, and without a name.
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *([] if name is None else [name]))
+
+    monkeypatch.setattr(_send, "LineSource", full)
+    ended = cli("send", "-e", "orders", *brokers)
+    assert (ended.status, ended.error_lines) == (1, [f"error: {says}"])
+    os.write(1, b"stdout is open\n")
+    assert capfd.readouterr().out == "stdout is open\n"

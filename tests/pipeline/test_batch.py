@@ -21,7 +21,7 @@ from journal_by_hand import START, Journal, segment_table
 from pairmq.cli import _pipeline_run
 from pairmq.cli._app import run as main
 from pairmq.model import ConfigurationError
-from pairmq.pipeline import _making, batch, run
+from pairmq.pipeline import _making, batch, run, transforms
 from pairmq.pipeline._swap import check_place, put_in_place
 from pairmq.pipeline.journal_io import look_over
 from pairmq.pipeline.report import Report
@@ -325,6 +325,13 @@ def test_without_an_exchange_of_names_the_old_one_is_moved_aside_first(tmp_path,
     monkeypatch.setattr("pairmq.pipeline._swap._exchanged", lambda *_: False)
     put_in_place(tmp_path / "new", tmp_path / "place")
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["place", "place/new"]
+
+
+def test_on_a_full_disk_the_file_that_can_not_be_written_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(transforms, "TABLES", ())
+    (tmp_path / batch.RUN_FILE).symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device: .*run\.json"):
+        batch.put_tables_in_place(tmp_path, tmp_path / "tables", {})
 
 
 def test_a_directory_that_is_no_journal_is_bad_usage(tmp_path, capsys):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
+import stat
 from itertools import pairwise
 
 import pyarrow as pa
@@ -14,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from journal_by_hand import Journal, segment_table
+from pairmq.pipeline.follow import _ledger, _names
 from pairmq.pipeline.follow._ledger import Entry, Ledger, Waiting
 from pairmq.pipeline.follow._names import Names
 from pairmq.pipeline.follow._ranges import joined, size, without
@@ -235,6 +239,41 @@ def test_a_damaged_list_is_named(tmp_path, line):
     path.write_text(line + "\n")
     with pytest.raises(ValueError, match=re.escape(str(path))):
         Names(path.parent, tmp_path)
+
+
+def test_on_a_full_disk_the_entry_that_can_not_be_written_is_named(tmp_path):
+    ledger = committed(tmp_path, entry(0))
+    full = tmp_path / "ledger" / ".000001-000001.json"
+    full.symlink_to("/dev/full")
+    with pytest.raises(OSError, match=re.escape(str(full))) as raised:
+        ledger.commit(entry(1))
+    assert (raised.value.errno, ledger.next_number, Ledger(tmp_path).next_number) == (errno.ENOSPC, 1, 1)
+
+
+def test_on_a_full_disk_the_list_that_can_not_be_written_is_named(tmp_path):
+    journal = tmp_path / "journal"
+    journal.mkdir()
+    (journal / "segment-0.parquet").write_bytes(b"x")
+    names = Names(tmp_path / "names", journal)
+    full = tmp_path / "names" / ".000000000000.jsonl"
+    full.symlink_to("/dev/full")
+    with pytest.raises(OSError, match=re.escape(str(full))) as raised:
+        names.note(1)
+    assert raised.value.errno == errno.ENOSPC
+    full.unlink()
+    names.note(1)
+    assert [found.path.name for found in names.after(-1)] == ["segment-0.parquet"]
+
+
+@pytest.mark.parametrize("sync", ["_sync", "_put"])
+def test_a_disk_that_fails_under_names_is_told_with_the_directory(tmp_path, monkeypatch, sync):
+    def fail(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match=re.escape(f"{tmp_path}'")):
+        _ledger._sync(tmp_path) if sync == "_sync" else _names._put(tmp_path / "list", ())
 
 
 def test_an_entry_is_plain_json(tmp_path):

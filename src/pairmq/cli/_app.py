@@ -6,9 +6,11 @@ import errno
 import importlib.metadata
 import logging
 import sys
+import traceback
 from typing import Annotated, Any, Protocol, runtime_checkable
 
 import typer
+from typer.core import TyperCommand
 from typer.main import get_command
 
 from pairmq.cli import (
@@ -138,6 +140,17 @@ def _usage_of(error: _UsageFault, name: str) -> str:
     return f"{name if context is None else context.command_path} --help"
 
 
+def _full_place(error: OSError) -> str | None:
+    """What takes no more; None where a command could not say. Silences stdout where it is that."""
+    if isinstance(error.filename, str):
+        return error.filename
+    if any(frame.f_code is TyperCommand.invoke.__code__ for frame, _ in traceback.walk_tb(error.__traceback__)):
+        return None  # commands say by themselves when it is stdout
+    # The parser writes its help by itself.
+    silence_stdout()
+    return "standard output"
+
+
 def _flushed(status: int) -> int:
     """Write what stdout still holds; the exit status, which is 1 where that fails."""
     try:
@@ -171,11 +184,11 @@ def _run(arguments: list[str] | None, application: typer.Typer, name: str) -> in
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _FULL and error.filename is None:
-            # The parser writes its help by itself.
-            silence_stdout()
-            complain(f"can't write {file_problem('standard output', error)}")
-            return 1
+        if isinstance(error, OSError) and error.errno in _FULL:
+            full = _full_place(error)
+            if full is not None:
+                complain(f"can't write {file_problem(full, error)}")
+                return 1
         if isinstance(error, _UsageFault):
             message = error.format_message()
             if message:  # none where the help was printed instead

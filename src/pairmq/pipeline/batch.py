@@ -20,6 +20,7 @@ from pairmq.pipeline import transforms
 from pairmq.pipeline._making import Progress, fact_pieces, table_pieces, write_pieces
 from pairmq.pipeline._swap import check_place, put_in_place
 from pairmq.pipeline._workspace import work_folder
+from pairmq.pipeline._writing import writing
 from pairmq.pipeline.journal_io import BadSegment, Contents, OpenPart, damaged, look_over, read_rows
 from pairmq.pipeline.report import Report
 from pairmq.pipeline.session import session, usable_cores
@@ -198,7 +199,8 @@ def put_tables_in_place(work: Path, out: Path, document: Mapping[str, Any]) -> N
     for table in transforms.TABLES:
         put_in_place(work / table.name, out / table.name)
     written = work / RUN_FILE
-    written.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+    with writing(written):
+        written.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     written.replace(out / RUN_FILE)
 
 

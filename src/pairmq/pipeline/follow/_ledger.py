@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pairmq.pipeline._writing import writing
 from pairmq.pipeline.follow._ranges import Ranges, Seen, all_joined, joined
 
 _ENTRY = re.compile(r"([0-9]{6,12})-([0-9]{6,12})\.json")
@@ -201,7 +202,7 @@ class Ledger:
             _sync(self._facts)
         target = self._entries / entry.name
         aside = target.with_name(f".{target.name}")
-        with aside.open("w", encoding="utf-8") as file:
+        with writing(aside), aside.open("w", encoding="utf-8") as file:
             file.write(entry.to_json())
             file.flush()
             os.fsync(file.fileno())
@@ -277,6 +278,7 @@ def _sync(path: Path) -> None:
     """Have a file, or the names in a folder, on the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        with writing(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)

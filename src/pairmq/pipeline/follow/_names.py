@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pairmq.pipeline._writing import writing
 from pairmq.pipeline.journal_io import segment_files
 
 _KNOWN = "_known.jsonl"
@@ -152,7 +153,7 @@ def _read(path: Path) -> list[Found]:
 def _put(target: Path, found: Iterable[Found], changed_at: int | None = None) -> None:
     """Write a list at one stroke, onto the disk, as if it had been changed at a millisecond since 1970."""
     aside = target.with_name(f".{target.name}")
-    with aside.open("w", encoding="ascii") as file:
+    with writing(aside), aside.open("w", encoding="ascii") as file:
         file.writelines(each.to_line() for each in found)
         file.flush()
         os.fsync(file.fileno())
@@ -161,6 +162,7 @@ def _put(target: Path, found: Iterable[Found], changed_at: int | None = None) ->
     aside.replace(target)
     descriptor = os.open(target.parent, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        with writing(target.parent):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
