@@ -3,11 +3,17 @@ import re
 import signal
 import socket
 import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from pairmq.cli import _dashboard_serve
+from pairmq.cli import _dashboard, _dashboard_serve
+from pairmq.cli._signals import Stop
+from pairmq.model.events import Event, PairEnded, PairOpened
+from pairmq.plugins import ObserverRecord, hookimpl, registry
 from pairmq_redis.testing import RedisServer
 
 pytestmark = pytest.mark.timeout(180)
@@ -154,6 +160,42 @@ def test_a_token_that_is_none_is_refused_and_not_repeated(cli, brokers, tmp_path
 def test_an_option_of_the_syphon_without_one_is_refused(cli, brokers, option) -> None:
     ended = cli("dashboard", "--port", "0", *option, *brokers)
     assert (ended.status, "--syphon" in ended.err) == (2, True)
+
+
+def test_with_a_syphon_the_observers_that_the_settings_file_names_watch(
+    cli, brokers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Event] = []
+
+    class Audit:
+        def on_event(self, event: Event) -> None:
+            seen.append(event)
+
+        async def close(self) -> None:
+            pass
+
+    class Plugin:
+        @hookimpl
+        def pairmq_observers(self) -> Iterator[ObserverRecord]:
+            yield ObserverRecord(name="audit", factory=Audit)
+
+    serve = _dashboard._serve_syphon
+
+    async def stopped_at_once(*arguments: Any, **options: Any) -> int:
+        next(each for each in arguments if isinstance(each, Stop)).request(signal.SIGTERM)
+        return await serve(*arguments, **options)
+
+    monkeypatch.setattr(_dashboard, "_serve_syphon", stopped_at_once)
+    settings = tmp_path / "pair.toml"
+    settings.write_text("[pair]\nobservers = ['audit']\n")
+    plugin = Plugin()
+    registry.register(plugin, name="audit")
+    try:
+        ended = cli("dashboard", "--syphon", "--port", "0", "--config", str(settings), *brokers)
+    finally:
+        registry.unregister(plugin)
+    assert ended.status == 0
+    assert {type(event) for event in seen} >= {PairOpened, PairEnded}
 
 
 def test_beyond_loopback_it_warns_and_asks_everyone_for_the_token(program, brokers) -> None:

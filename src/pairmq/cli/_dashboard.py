@@ -104,7 +104,11 @@ def dashboard(
         async with AsyncExitStack() as stack:
             if syphon:
                 made = Pair.connect(
-                    settings.primary, settings.secondary, options=settings.options, journal=settings.journal
+                    settings.primary,
+                    settings.secondary,
+                    options=settings.options,
+                    journal=settings.journal,
+                    observers=settings.observers,
                 )
                 return await _serve_syphon(made, place, stack, stop, json=json)
             return await _serve_brokers(await _brokers(settings, stack), place, stack, stop, json=json)
