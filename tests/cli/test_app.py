@@ -56,6 +56,12 @@ def test_the_library_alone_imports_neither_typer_nor_rich() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_it_starts_on_a_system_that_knows_no_hangup() -> None:
+    code = "import signal; del signal.SIGHUP; from pairmq.cli._app import run; raise SystemExit(run(['--version']))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_plugins_lists_schemes_and_capabilities(cli) -> None:
     ended = cli("plugins")
     assert ended.status == 0

@@ -25,8 +25,6 @@ _POLL = 0.05  # s
 _FRAMES = 8  # a second
 _LOG_LINES = 20
 _BROUGHT_BY = {"rabbitmq": "pairmq-rabbitmq", "redis": "pairmq-redis", "servicebus": "pairmq-servicebus[server]"}
-# A terminal's Ctrl-C goes to the servers too, and they would end by it before everything is counted.
-_SHIELDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class OwnServer:
@@ -178,8 +176,10 @@ def _maker(name: str) -> Callable[[], LocalServer]:
 
 
 def _shield() -> None:
-    # The servers that this thread starts inherit it; what ends them is SIGKILL.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SHIELDED)
+    # The servers that this thread starts inherit it; what ends them is SIGKILL. Those of PairMQ's own plugins are in
+    # process groups of their own, where no terminal's Ctrl-C reaches them; another plugin's may be in the demo's, and a
+    # signal to all processes of a service reaches each of them: it would end before everything is counted.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 
 
 class _Waiting:
