@@ -20,7 +20,7 @@ from pamqp.heartbeat import Heartbeat
 
 from pairmq_rabbitmq import _header
 from pairmq_rabbitmq._lane import Lane
-from pairmq_rabbitmq._publish import Batch, Nacked, Parcel, Pending, PublishChannel, Returned, publish_method
+from pairmq_rabbitmq._publish import Batch, Lost, Nacked, Parcel, Pending, PublishChannel, Returned, publish_method
 
 TAKEN, DRIVERS = 1, 2  # channels
 
@@ -216,10 +216,14 @@ class Model:
         self.raw: Any = SimpleNamespace(
             number=TAKEN, closing=loop.create_future(), write_queue=asyncio.Queue(), is_closed=False
         )
-        self.channel = PublishChannel(self.session, self.raw, lambda _: None)
+        self.unused = 0  # times that the channel was called so
+        self.channel = PublishChannel(self.session, self.raw, self.on_unused)
         self.batches: list[Batch] = []
         self.expected: dict[int, object] = {}
         self.places: dict[int, tuple[int, int]] = {}
+
+    def on_unused(self, _: PublishChannel) -> None:
+        self.unused += 1
 
     async def publish(self, count: int) -> None:
         first = len(self.expected) + 1
@@ -288,6 +292,28 @@ async def test_a_lost_channel_answers_all_that_has_no_answer() -> None:
     await asyncio.wait_for(model.batches[0].wait(), 30)
     assert [type(answer).__name__ for answer in model.batches[0].answers] == ["Lost", "NoneType", "Lost", "Lost"]
     assert model.session.forsaken == 0
+
+
+async def test_a_return_that_cannot_be_told_from_others_leaves_no_publish_confirmed() -> None:
+    model = Model()
+    await model.publish(3)
+    model.channel.confirmed(1, False, True)
+    model.channel.returned(b"no header")
+    model.channel.confirmed(3, True, True)  # of what was returned, too
+    await asyncio.wait_for(model.batches[0].wait(), 30)
+    first, *others = model.batches[0].answers
+    assert first is None
+    assert [isinstance(answer, Lost) and not answer.alone for answer in others] == [True, True]
+    assert (model.channel.usable, model.channel.idle, model.session.forsaken, model.unused) == (False, True, 0, 1)
+
+
+async def test_a_return_that_cannot_be_told_from_others_ends_what_a_retired_channel_waits_for() -> None:
+    model = Model()
+    await model.publish(2)
+    model.channel.retire()
+    assert (model.session.forsaken, model.unused) == (1, 0)
+    model.channel.returned(b"no header")
+    assert (model.session.forsaken, model.unused) == (0, 1)
 
 
 def test_the_size_of_a_frame_of_another_protocol_is_not_waited_for() -> None:

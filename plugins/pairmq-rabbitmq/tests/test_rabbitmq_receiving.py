@@ -918,6 +918,20 @@ async def test_headers_too_long_to_be_copied_are_left_behind(server: RabbitServe
     assert ready(server) == 0
 
 
+async def test_headers_too_laborious_to_be_copied_are_left_behind(
+    server: RabbitServer, receiver: RabbitReceiver
+) -> None:
+    # As many as are read, just: with the reason nobody would read them, in the broker's return of the copy neither.
+    publish(server, "a", headers={f"k{number:05d}": "v" * 26 for number in range(2655)})
+    [delivery] = await receiver.receive(1, WAIT)
+    assert len(delivery.message.application_properties) == 2655
+    await receiver.dead_letter(delivery, "poison", "d" * 300)
+    [(properties, body)] = drained(server, DEAD)
+    assert (body, properties.message_id, properties.headers["x-dead-letter-reason"]) == (b"a", "a", "poison")
+    assert "not kept" in properties.headers["x-dead-letter-description"]
+    assert ready(server) == 0
+
+
 async def test_a_broker_that_dead_letters_says_why(rabbit: RabbitServer, contexts: MakeContext, kind: str) -> None:
     declare(rabbit, kind, x_dead_letter_exchange="", x_dead_letter_routing_key=DEAD)
     declare(rabbit, kind, DEAD)

@@ -5,7 +5,8 @@ one wake-up, however many messages it has, and a confirm of many is taken as one
 channel, and everything that is published on these channels is published here.
 
 A return tells no number: the publish that it belongs to is found by its message id. Two publishes of one id in flight
-on one channel could show a false ack, and are kept apart.
+on one channel could show a false ack, and are kept apart. A return without one that can be read could be any of those
+in flight: none of them counts as confirmed then.
 """
 
 from __future__ import annotations
@@ -244,8 +245,16 @@ class PublishChannel:
         self._settled()
 
     def returned(self, header: bytes) -> None:
-        """No queue took a publish; its ack follows, and means nothing."""
-        number = self._numbers.get(_header.read(header).message_id or "")
+        """No queue took a publish; its ack follows, and means nothing.
+
+        Where nobody can tell which one it was, all that have no answer are in doubt.
+        """
+        message_id = _header.read(header).message_id
+        if not message_id:
+            self._give_up(ConnectionAbortedError("the broker returned a message whose properties can't be read"))
+            self.retire()
+            return
+        number = self._numbers.get(message_id)
         if number is None:
             return
         self._answer_one(number, _RETURNED)
@@ -336,7 +345,11 @@ class PublishChannel:
             self.session.wire.lane.close(self._raw.number, self)
         # Whatever was known before: nobody else will answer these.
         # A connection is never closed because of a publish that we write; a channel may be.
-        answer = Lost(self._cause, alone=len(self._numbers) == 1 and isinstance(cause, AMQPChannelError))
+        self._give_up(self._cause, alone=len(self._numbers) == 1 and isinstance(cause, AMQPChannelError))
+
+    def _give_up(self, cause: BaseException, *, alone: bool = False) -> None:
+        """Heed no more answers to what is in flight."""
+        answer = Lost(cause, alone)
         flights, self._flights = self._flights, deque()
         for flight in flights:
             self._answer_up_to(flight, flight.last, answer)

@@ -11,6 +11,7 @@ from pamqp.commands import Basic
 from pairmq.model import FailureKind, FailureReason, TransportError
 from pairmq_rabbitmq import _codec, _errors, _names
 from pairmq_rabbitmq._context import Context
+from pairmq_rabbitmq._labour import is_laborious
 from pairmq_rabbitmq._outlet import Outlet
 from pairmq_rabbitmq._properties import dead_letter_arguments, queue_type_for
 from pairmq_rabbitmq._publish import Answer, Lost, Nacked, Parcel, Returned, publish_method
@@ -40,7 +41,9 @@ class DeadLetters:
         self._preparing = asyncio.Lock()
 
     def pack(self, properties: Basic.Properties, body: bytes, reason: str, description: str) -> Parcel:
-        """Pack a copy of a message.
+        """Pack a copy of a message, without its properties where nobody could read them.
+
+        The broker's return of the copy is read too: it must show the message id.
 
         Args:
             properties: as received.
@@ -53,9 +56,12 @@ class DeadLetters:
         login = self._context.url.username
         try:
             parcel = self._pack(_codec.with_dead_letter(properties, reason, description, login=login), body)
-            if len(parcel.header) <= most:
+            if len(parcel.header) > most:
+                problem = "with the reason they are larger than the broker takes"
+            elif is_laborious(parcel.header, sending=True):
+                problem = "with the reason they hold more values than a receiver can read in good time"
+            else:
                 return parcel
-            problem = "with the reason they are larger than the broker takes"
         except Exception as error:  # anyone may have written them, and the message must leave the queue
             problem = str(error) or type(error).__name__
         bare = Basic.Properties(message_id=properties.message_id, content_type=properties.content_type)
