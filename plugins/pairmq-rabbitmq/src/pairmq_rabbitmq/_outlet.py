@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from pairmq.model import FailureKind, FailureReason, TransportError
@@ -108,7 +109,8 @@ class Outlet:
         channel.session.reserve_publisher()  # the next send may well be another entity's
 
     def release(self) -> None:
-        """Give the channel back to the broker when nothing is in flight on it."""
+        """Give the channel back to the broker when nothing is in flight on it; one on its way when it is there."""
+        self._opening = None
         channel, self._channel = self._channel, None
         if channel is not None:
             channel.retire()
@@ -208,13 +210,16 @@ class Outlet:
     async def _opened(self, scope: Scope) -> PublishChannel:
         """Open a channel, or wait for the one that is being opened: a caller that is cancelled leaves it to the next.
 
+        A failure is for those who wait then: whoever comes later tries anew.
+
         Raises:
             Unsent: it can't be opened.
             TransportError: as `_ready`.
         """
-        if self._opening is None:
-            self._opening = _Opening(self._open)
         opening = self._opening
+        if opening is None:
+            opening = self._opening = _Opening(self._open)
+            opening.task.add_done_callback(partial(self._opening_ended, opening))
         try:
             await scope.race(opening.wait())
         except asyncio.CancelledError:
@@ -222,10 +227,11 @@ class Outlet:
                 self._opening = None
                 self._link.retire(opening.session, TimeoutError("the broker did not answer in time"), at_once=False)
             raise
-        finally:
-            if opening.task.done():
-                self._opening = None
         return opening.task.result()
+
+    def _opening_ended(self, opening: _Opening, _: asyncio.Task[PublishChannel]) -> None:
+        if self._opening is opening:
+            self._opening = None
 
     async def _open(self, opening: _Opening) -> PublishChannel:
         session = opening.on(await self._link.session())
@@ -234,8 +240,12 @@ class Outlet:
         if self._check is not None:
             await self._check()
         raw = session.take_publisher() or await session.open_channel(confirms=True)
-        self._channel = PublishChannel(session, raw, self._unused)
-        return self._channel
+        channel = PublishChannel(session, raw, self._unused)
+        if self._opening is opening:
+            self._channel = channel
+        else:  # given up meanwhile: another one may have its place
+            channel.retire()
+        return channel
 
     def _doubt(self, written: _Written) -> None:
         """Somebody stopped waiting for answers: see what that says about the channel and the connection."""

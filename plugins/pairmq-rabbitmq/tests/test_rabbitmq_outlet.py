@@ -1,0 +1,188 @@
+"""An outlet's channel, whatever becomes of those who asked for it: no broker is needed to see it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pairmq.model import TransportError
+from pairmq_rabbitmq import _outlet
+from pairmq_rabbitmq._errors import Unsent
+from pairmq_rabbitmq._lane import Lane
+from pairmq_rabbitmq._link import Link
+from pairmq_rabbitmq._outlet import Outlet
+from pairmq_rabbitmq._publish import Parcel
+from pairmq_rabbitmq._scope import Scope
+from pairmq_rabbitmq._session import Session
+
+PARCEL = Parcel(b"", "m", b"", b"")
+
+
+class Broker:
+    """A link whose connections, and the channels on them, come when the test says so.
+
+    Of the connections it does the part that an outlet asks for.
+    """
+
+    def __init__(self) -> None:
+        self.current: Session | None = None
+        self.attempts: list[asyncio.Future[Session]] = []
+        self.openings: list[asyncio.Future[None]] = []
+        self.closed: list[Session] = []
+        """On which a channel was given back."""
+
+    async def session(self) -> Session:
+        if self.current is None:
+            self.attempts.append(asyncio.get_running_loop().create_future())
+            self.current = await self.attempts[-1]
+        return self.current
+
+    def retire(self, session: Session, cause: BaseException, *, at_once: bool) -> None:
+        if self.current is session:
+            self.current = None
+
+    def connection(self) -> Session:
+        """One that is open, and answers nothing yet."""
+        wire = SimpleNamespace(frames=0, blocked=False, lane=Lane(lambda: 0.0))
+
+        async def open_channel(*, confirms: bool) -> object:
+            self.openings.append(asyncio.get_running_loop().create_future())
+            await self.openings[-1]
+            closing = asyncio.get_running_loop().create_future()
+            return SimpleNamespace(number=len(self.openings), closing=closing, is_closed=False, close=close)
+
+        async def close() -> None:
+            self.closed.append(session)
+
+        async def run(operation: Any) -> object:
+            return await operation
+
+        session = cast(
+            "Session",
+            SimpleNamespace(
+                wire=wire,
+                usable=True,
+                forsaken=0,
+                take_publisher=lambda: None,
+                reserve_publisher=lambda: None,
+                open_channel=open_channel,
+                on_end=lambda _: None,
+                remove_on_end=lambda _: None,
+                run=run,
+            ),
+        )
+        return session
+
+
+@pytest.fixture
+def broker() -> Broker:
+    return Broker()
+
+
+@pytest.fixture
+def outlet(broker: Broker) -> Outlet:
+    return Outlet(cast("Link", broker), "send to orders")
+
+
+async def until(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not true():
+            await asyncio.sleep(0)
+
+
+async def given_up(call: asyncio.Task[Any]) -> None:
+    call.cancel()
+    await asyncio.wait((call,), timeout=30)
+    assert call.cancelled()
+
+
+async def settled() -> None:
+    """Let everything happen that nothing holds up."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_the_failure_of_an_attempt_that_nobody_waited_for_is_told_to_no_later_send(
+    broker: Broker, outlet: Outlet
+) -> None:
+    first = asyncio.create_task(outlet.publish([PARCEL], Scope()))
+    await until(lambda: broker.attempts)
+    await given_up(first)
+    broker.attempts[0].set_exception(Unsent(TimeoutError("long ago")))
+    await settled()
+    second = asyncio.create_task(outlet.publish([PARCEL], Scope()))
+    await until(lambda: second.done() or len(broker.attempts) == 2)
+    assert not second.done()
+    broker.attempts[1].set_exception(Unsent(ConnectionRefusedError("of this very attempt")))
+    [answer] = await second
+    assert isinstance(answer, TransportError)
+    assert "of this very attempt" in str(answer)
+
+
+async def test_a_call_finds_the_channel_that_one_given_up_had_asked_for(broker: Broker, outlet: Outlet) -> None:
+    broker.current = broker.connection()
+    first = asyncio.create_task(outlet.open(Scope()))
+    await until(lambda: broker.openings)
+    await given_up(first)  # too early to tell a slow broker from one that hangs
+    second = asyncio.create_task(outlet.open(Scope()))
+    await settled()
+    broker.openings[0].set_result(None)
+    await second
+    await outlet.open(Scope())
+    assert (len(broker.openings), broker.closed) == (1, [])
+
+
+async def test_an_opening_that_was_given_up_takes_no_successors_place(
+    broker: Broker, outlet: Outlet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_outlet, "_SILENCE", 0.0)  # whoever gives up has waited long enough
+    hung, sound = broker.connection(), broker.connection()
+    broker.current = hung
+    first = asyncio.create_task(outlet.open(Scope()))
+    await until(lambda: broker.openings)
+    await given_up(first)
+    assert broker.current is None
+    broker.current = sound
+    second = asyncio.create_task(outlet.open(Scope()))
+    await until(lambda: len(broker.openings) == 2)
+    broker.openings[1].set_result(None)
+    await second
+    broker.openings[0].set_result(None)
+    await until(lambda: broker.closed)
+    await outlet.open(Scope())
+    assert (len(broker.openings), broker.closed) == (2, [hung])
+
+
+async def test_an_opening_that_was_given_up_leaves_its_successor_alone_while_that_is_on_its_way(
+    broker: Broker, outlet: Outlet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_outlet, "_SILENCE", 0.0)
+    hung, sound = broker.connection(), broker.connection()
+    broker.current = hung
+    first = asyncio.create_task(outlet.open(Scope()))
+    await until(lambda: broker.openings)
+    await given_up(first)
+    broker.current = sound
+    second = asyncio.create_task(outlet.open(Scope()))
+    await until(lambda: len(broker.openings) == 2)
+    broker.openings[0].set_result(None)
+    await until(lambda: broker.closed)
+    broker.openings[1].set_result(None)
+    await second
+    await outlet.open(Scope())
+    assert (len(broker.openings), broker.closed) == (2, [hung])
+
+
+async def test_a_channel_that_comes_after_the_release_is_given_back(broker: Broker, outlet: Outlet) -> None:
+    broker.current = broker.connection()
+    first = asyncio.create_task(outlet.open(Scope()))
+    await until(lambda: broker.openings)
+    await given_up(first)
+    outlet.release()
+    broker.openings[0].set_result(None)
+    await settled()
+    assert broker.closed == [broker.current]
