@@ -14,7 +14,7 @@ import pytest
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.plugins import registry
 from pairmq.testing.conformance._broker import counted
-from pairmq.transport import QueueCounts, Receiver, Transport
+from pairmq.transport import QueueCounts, Receiver, Transport, is_nothing_sent
 from pairmq_rabbitmq import _schedule
 from pairmq_rabbitmq._schedule import LEVELS, MAX_DELAY, UNIT, DelayNames
 from pairmq_rabbitmq._transport import RabbitTransport
@@ -274,6 +274,29 @@ async def test_cancelled_calls_leave_nothing_half_done(transport: Transport) -> 
     message = in_(0.4)
     await transport.sender(QUEUE).send(message)
     assert await arrivals(transport.receiver(Source(QUEUE)), 1, WAIT)
+
+
+@pytest.mark.parametrize("how", ["one", "batch"])
+async def test_a_scheduled_send_given_up_while_connecting_left_nothing_in_doubt(how: str) -> None:
+    connected = asyncio.Event()
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(hang, "127.0.0.1") as server:
+        port = server.sockets[0].getsockname()[1]
+        async with registry.transport(f"amqp://127.0.0.1:{port}") as transport:
+            sender = transport.sender(QUEUE)
+            plain = Message(b"x", message_id="plain")
+            call = sender.send(in_(60)) if how == "one" else sender.send_batch([plain, in_(60)])
+            task = asyncio.ensure_future(call)
+            await asyncio.wait_for(connected.wait(), WAIT)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError) as caught:
+                await task
+            assert is_nothing_sent(caught.value)
 
 
 async def test_what_was_made_is_looked_at_again_on_a_new_connection(transport: Transport, rabbit: RabbitServer) -> None:

@@ -6,13 +6,14 @@ routing key is the message's subject.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from aiormq.exceptions import AMQPChannelError
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, TransportError
-from pairmq.transport import Sender
+from pairmq.transport import Sender, nothing_sent
 from pairmq_rabbitmq import _codec, _errors, _names, _plain
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._errors import Unsent
@@ -133,11 +134,17 @@ class RabbitSender(Sender):
 
         Raises:
             TransportError: it can't be scheduled now, or RabbitMQ can't have such a routing key.
+
+        Nothing of any message is written before all of a call's are known; a cancellation says so.
         """
         if message.scheduled_enqueue_at is not None:
             delay = (message.scheduled_enqueue_at - datetime.now(UTC)).total_seconds()
             if delay > 0:
-                return await self._scope.race(self._schedule.route(self._entity, delay, self._doing))
+                try:
+                    return await self._scope.race(self._schedule.route(self._entity, delay, self._doing))
+                except asyncio.CancelledError as cancellation:
+                    nothing_sent(cancellation)
+                    raise
         if not self._topic or not message.subject:
             return self._method
         if len(message.subject.encode()) > _MAX_ROUTING_KEY:
