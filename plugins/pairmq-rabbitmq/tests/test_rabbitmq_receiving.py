@@ -1100,6 +1100,25 @@ async def test_a_channel_that_the_broker_closes_is_replaced(
     await eventually(lambda: server.connections() == 1)  # those of the test before may be ending
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+async def test_a_batch_is_settled_on_its_channel_beside_what_was_settled_on_an_earlier_one(
+    server: RabbitServer, context: Context, receiver: RabbitReceiver, order: tuple[int, int]
+) -> None:
+    publish(server, "a")
+    [first] = await receiver.receive(1, WAIT)
+    await given_up(receiver.complete(first), after=0)
+    await eventually(lambda: held(context) == 0)  # it is done all the same
+    earlier = receiver._channel
+    assert earlier is not None
+    await earlier._raw.basic_ack(99)
+    await eventually(lambda: not earlier.usable)
+    publish(server, "b")
+    [second] = await receiver.receive(1, WAIT)
+    deliveries = (second, first)
+    assert list(await receiver.complete_batch([deliveries[index] for index in order])) == [None, None]
+    assert (ready(server), held(context)) == (0, 0)
+
+
 async def test_a_channel_that_waits_too_long_for_its_queue_is_replaced(
     server: RabbitServer, contexts: MakeContext, kind: str
 ) -> None:

@@ -233,39 +233,35 @@ class RabbitReceiver(Receiver):
             self._check_open(self._settling)
         except TransportError as error:
             return [error for _ in deliveries]
-        # All that can be settled is on one channel: a receiver has no other one before the last is lost.
+        # All that can be settled now is on one channel: a receiver has no other one before the last is lost. But what a
+        # call that was cut off had asked for may have been on that one.
+        channel = self._channel if self._channel is not None and self._channel.usable else None
         fresh: list[Locked] = []
-        jobs: list[Job | None] = [None] * len(deliveries)
-        channel: DeliveryChannel | None = None
         positions: list[int] = []
-        usable = self._channel if self._channel is not None and self._channel.usable else None
+        waits: list[tuple[DeliveryChannel, Job] | None] = [None] * len(deliveries)
         now = asyncio.get_running_loop().time()
         for position, delivery in enumerate(deliveries):
             token = token_of(delivery, self)
             if token is None:
                 continue
             locked = token.locked
-            if token.channel is usable and locked.state is State.GIVEN and locked.until > now:
+            if token.channel is channel and locked.state is State.GIVEN and locked.until > now:
                 locked.state = State.SETTLING
-                channel = usable
                 fresh.append(locked)
                 positions.append(position)
             elif locked.job is not None and locked.job.forsaken_as(requeue=requeue):
-                jobs[position] = locked.job  # asked for by a call that was cut off: this one takes its place
-                channel = token.channel
-        if channel is None:
-            return [_errors.lock_lost(self._settling) for _ in deliveries]
-        if fresh:
+                waits[position] = (token.channel, locked.job)  # this call takes the place of the one that was cut off
+        if channel is not None and fresh:
             job = channel.settle(fresh, requeue=requeue)
             if len(fresh) == len(deliveries):
                 return [await self._settled(channel, job)] * len(deliveries)
             for position in positions:
-                jobs[position] = job
+                waits[position] = (channel, job)
         outcomes: dict[Job, TransportError | None] = {}
-        for one in jobs:
-            if one is not None and one not in outcomes:
-                outcomes[one] = await self._settled(channel, one)
-        return [_errors.lock_lost(self._settling) if one is None else outcomes[one] for one in jobs]
+        for wait in waits:
+            if wait is not None and wait[1] not in outcomes:
+                outcomes[wait[1]] = await self._settled(*wait)
+        return [_errors.lock_lost(self._settling) if wait is None else outcomes[wait[1]] for wait in waits]
 
     async def _settled(self, channel: DeliveryChannel, job: Job) -> TransportError | None:
         """Wait for what becomes of settlements."""
