@@ -659,6 +659,17 @@ async def test_a_settlement_that_was_cut_off_can_be_asked_for_again(
     assert ready(server) == 0
 
 
+async def test_every_settlement_of_a_batch_that_was_cut_off_can_be_asked_for_again(
+    server: RabbitServer, receiver: RabbitReceiver
+) -> None:
+    publish(server, "a", "b")
+    deliveries = await take(receiver, 2)
+    await given_up(receiver.complete(deliveries[0]), after=0)
+    await given_up(receiver.complete_batch(deliveries), after=0)  # it waits for the first, and has begun the second
+    assert list(await receiver.complete_batch(deliveries)) == [None, None]
+    assert ready(server) == 0
+
+
 # --------------------------------------------------------------------------- locks
 
 

@@ -255,6 +255,7 @@ class RabbitReceiver(Receiver):
             job = channel.settle(fresh, requeue=requeue)
             if len(fresh) == len(deliveries):
                 return [await self._settled(channel, job)] * len(deliveries)
+            job.forsaken = True  # unless this call gets as far as to wait for it
             for position in positions:
                 waits[position] = (channel, job)
         outcomes: dict[Job, TransportError | None] = {}
