@@ -95,7 +95,7 @@ def _primary(client: Any, default_port: int) -> str:
 
 
 def _tls_options(given: Any) -> dict[str, str]:
-    """Certificates are checked unless that is switched off: py-amqp's own ``ssl=True`` would check none."""
+    """Certificate and host name are checked unless that is switched off; py-amqp by ``ssl=True`` checks the former."""
     if not isinstance(given, Mapping):
         return {}
     options = {}
