@@ -116,6 +116,51 @@ def test_one_that_was_never_used_has_no_thread() -> None:
     assert "a portal of nobody" not in [thread.name for thread in threading.enumerate()]
 
 
+@pytest.mark.parametrize("started", [False, True])
+def test_a_thread_that_could_not_be_started_fails_its_call_alone(
+    monkeypatch: pytest.MonkeyPatch, started: bool
+) -> None:
+    portal = Portal("portal", Ending())
+    start = threading.Thread.start
+    tried: list[threading.Thread] = []
+
+    def fail(thread: threading.Thread) -> None:
+        """Have no thread to give, or be interrupted right after giving one."""
+        tried.append(thread)
+        if started:
+            start(thread)
+            raise KeyboardInterrupt
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.raises((RuntimeError, KeyboardInterrupt)):
+            portal.run(answer)
+    if started:
+        tried[0].join(PATIENCE)
+        assert not tried[0].is_alive()
+    # In another thread, as it may wait for ever.
+    results: list[int] = []
+    calling = threading.Thread(target=lambda: results.append(portal.run(answer)), daemon=True)
+    calling.start()
+    calling.join(PATIENCE)
+    assert results == [42]
+    portal.close()
+
+
+def test_one_that_never_got_a_thread_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    portal = Portal("portal", Ending())
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError, match="can't start"):
+            portal.run(answer)
+    portal.close()
+    assert portal.closed
+
+
 def test_a_callback_that_waits_for_the_portal_is_refused_and_one_that_asks_is_answered() -> None:
     portal = Portal("portal", Ending())
 

@@ -61,7 +61,8 @@ class Portal:
             What it returns; what it raises is raised.
 
         Raises:
-            RuntimeError: called from the portal's own thread or from a forked process, or the portal is closed.
+            RuntimeError: called from the portal's own thread or from a forked process, the portal is closed, or the
+                system gives no thread; the next call tries again.
         """
         self._check_process()
         if threading.current_thread() is self._thread:
@@ -71,7 +72,8 @@ class Portal:
             with self._lock:
                 if self._closed:
                     raise RuntimeError("the paired client is closed: make a new one")
-                future = asyncio.run_coroutine_threadsafe(work(), self._running_loop())
+                loop = self._running_loop()
+                future = asyncio.run_coroutine_threadsafe(work(), loop)
             return future.result()
         except concurrent.futures.CancelledError:
             raise RuntimeError("the paired client was closed meanwhile") from None
@@ -134,13 +136,22 @@ class Portal:
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._serve, args=(self._loop,), name=self._name, daemon=True)
-            self._thread.start()
+            loop = asyncio.new_event_loop()
+            try:
+                thread = threading.Thread(target=self._serve, args=(loop,), name=self._name, daemon=True)
+                thread.start()
+                # Not before: work given to a loop that nobody runs is waited for for ever.
+                self._loop, self._thread = loop, thread
+            except BaseException:
+                loop.close()
+                raise
             _portals.add(self)
         return self._loop
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._lock:  # whoever starts it has it, and by now may have been interrupted
+            if self._loop is not loop:
+                return
         asyncio.set_event_loop(loop)
         try:
             loop.run_forever()
