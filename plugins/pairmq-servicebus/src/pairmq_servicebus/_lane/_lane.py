@@ -27,7 +27,7 @@ class Lane(Generic[L]):
     Args:
         opener: opens the link, within its own time limit.
         doing: in words, for errors.
-        idle_limit: seconds of idleness after which the link is closed; None to keep it.
+        idle_limit: seconds that nobody asked for anything, after which the link is closed; None to keep it.
     """
 
     def __init__(self, opener: Callable[[], Awaitable[L]], doing: str, *, idle_limit: float | None = None) -> None:
@@ -40,7 +40,8 @@ class Lane(Generic[L]):
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._interrupting = False
-        self._used_at = 0.0
+        self._used_at = 0.0  # a job of somebody's
+        self._touched_at = 0.0  # any job, our own looks included
         self._past: set[asyncio.Task[None]] = set()
         self.closed = False
         self.look_soon = False
@@ -61,6 +62,7 @@ class Lane(Generic[L]):
         if self.closed:
             job.fail(_errors.closed(self._doing), begun=False)
             return
+        self._used_at = asyncio.get_running_loop().time()
         if first:
             self._jobs.appendleft(job)
         else:
@@ -206,14 +208,16 @@ class Lane(Generic[L]):
                 self._interrupting = False
                 while me is not None and me.cancelling():  # one that was swallowed, see _AGAIN
                     me.uncancel()
-                self._used_at = loop.time()
+                self._touched_at = loop.time()
+                if not isinstance(job, Look):
+                    self._used_at = self._touched_at
                 if self._link is link and not link.usable():
                     self._drop()
 
     async def _ready(self, me: asyncio.Task[None] | None) -> L | None:
         """The link, opened if need be; None when it could not be, and the jobs were told, or when the lane was shut."""
         link = self._link
-        idle = asyncio.get_running_loop().time() - self._used_at
+        idle = asyncio.get_running_loop().time() - self._touched_at
         if link is not None and (idle > _LOOK_FIRST or link.unread()):
             with contextlib.suppress(Exception):
                 await link.look()
@@ -235,7 +239,7 @@ class Lane(Generic[L]):
             link.drop()
             return None
         self._link = link
-        self._used_at = asyncio.get_running_loop().time()
+        self._touched_at = asyncio.get_running_loop().time()
         return link
 
     def _interrupt(self) -> None:

@@ -1,0 +1,128 @@
+"""How long a lane keeps its link, and how often it looks at it, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+from pairmq.testing import in_virtual_time
+from pairmq_servicebus._lane import Lane
+
+IDLE = 60.0  # s
+LOOKS = 10.0  # s between two, as the README says
+HOUR = 3600.0  # s
+
+
+class FakeLink:
+    """Notes when it was looked at and used."""
+
+    def __init__(self) -> None:
+        self.open = True
+        self.looks: list[float] = []
+        self.uses: list[float] = []
+
+    def usable(self) -> bool:
+        return self.open
+
+    def unread(self) -> bool:
+        return False
+
+    async def look(self) -> None:
+        self.looks.append(asyncio.get_running_loop().time())
+
+    def drop(self) -> None:
+        self.open = False
+
+    async def close(self) -> None:
+        self.open = False
+
+
+class Bench:
+    """A lane and its links."""
+
+    def __init__(self, idle_limit: float | None = IDLE) -> None:
+        self.links: list[FakeLink] = []
+        self.lane = Lane(self._open, "look into q", idle_limit=idle_limit)
+
+    async def _open(self) -> FakeLink:
+        self.links.append(FakeLink())
+        return self.links[-1]
+
+    async def use(self) -> None:
+        async def work(link: FakeLink) -> None:
+            link.uses.append(asyncio.get_running_loop().time())
+
+        await self.lane.call(work, 1.0, "use q")
+
+
+@in_virtual_time
+async def test_a_link_that_is_only_looked_at_is_closed_when_it_was_idle_for_long_enough() -> None:
+    bench = Bench()
+    await bench.use()
+    [link] = bench.links
+    await asyncio.sleep(IDLE - 1)
+    assert link.open
+    assert set(link.looks) == {LOOKS * number for number in range(1, 6)}
+    await asyncio.sleep(1 + LOOKS + 1)
+    assert not link.open
+    assert bench.lane.link is None
+    looks = len(link.looks)
+    await asyncio.sleep(HOUR)
+    assert (len(bench.links), len(link.looks)) == (1, looks)
+    await bench.use()
+    assert len(bench.links) == 2
+    await bench.lane.close()
+
+
+@pytest.mark.parametrize("idle_limit", [IDLE, None])
+@in_virtual_time
+async def test_a_link_in_use_is_kept_and_looked_at_in_between(idle_limit: float | None) -> None:
+    bench = Bench(idle_limit)
+    for _ in range(100):
+        await bench.use()
+        await asyncio.sleep(IDLE * 3 / 4)
+    [link] = bench.links
+    assert link.open
+    seen = sorted(link.looks + link.uses)
+    assert max(after - before for before, after in itertools.pairwise(seen)) <= LOOKS
+    await bench.lane.close()
+
+
+@in_virtual_time
+async def test_a_link_without_a_limit_is_kept_and_looked_at_for_ever() -> None:
+    bench = Bench(None)
+    await bench.use()
+    await asyncio.sleep(HOUR + 1)
+    [link] = bench.links
+    assert link.open
+    assert set(link.looks) == {LOOKS * number for number in range(1, 361)}
+    await bench.lane.close()
+
+
+@in_virtual_time
+async def test_one_that_was_lost_while_idle_and_opened_anew_is_idle_all_the_same() -> None:
+    bench = Bench()
+    await bench.use()
+    await asyncio.sleep(IDLE / 2)
+    bench.links[0].open = False
+    await asyncio.sleep(IDLE / 2 + LOOKS + 1)
+    assert not any(link.open for link in bench.links)
+    assert bench.lane.link is None
+    await bench.lane.close()
+
+
+@in_virtual_time
+async def test_what_was_just_looked_at_is_used_without_another_look() -> None:
+    bench = Bench(None)
+    await bench.use()
+    await asyncio.sleep(LOOKS + 0.5)
+    [link] = bench.links
+    looks = len(link.looks)
+    await bench.use()
+    assert len(link.looks) == looks
+    await asyncio.sleep(LOOKS - 1)
+    await bench.use()
+    assert len(link.looks) == looks + 1
+    await bench.lane.close()
