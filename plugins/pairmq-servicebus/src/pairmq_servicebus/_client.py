@@ -261,7 +261,7 @@ def _make_client(namespace: Namespace) -> ServiceBusClient:
     options: dict[str, Any] = {
         # The next call connects anew, by the core's decision; a call is tried once.
         "retry_total": 0,
-        # Never before our own limits, which are under it.
+        # Not before our own limits: for a call, for an opening, and for one that waits for a session.
         "try_timeout": url.operation_timeout + url.connect_timeout,
         "user_agent": "pairmq-servicebus",
         **namespace.given.arguments,

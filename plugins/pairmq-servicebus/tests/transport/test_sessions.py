@@ -9,9 +9,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from azure.servicebus.exceptions import OperationTimeoutError
 
-from pairmq.model import Entity, FailureReason, Message, Source, TransportError
+from pairmq.model import Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.transport import QueueProperties, SessionReceiver
+from pairmq_servicebus._client import ClientSettings
 from pairmq_servicebus._transport import ServiceBusTransport
 from pairmq_servicebus.testing import ServiceBusServer
 from received import take
@@ -190,6 +192,35 @@ async def test_a_source_with_sessions_is_read_by_sessions_only(transport: Servic
     with pytest.raises(TransportError) as caught:
         await transport.receiver(Source(queue)).receive(1, 0)
     assert caught.value.reason is FailureReason.NOT_SUPPORTED
+
+
+@pytest.mark.parametrize("session_id", [None, "s"])
+async def test_a_service_that_is_silent_has_not_said_that_no_session_is_free(
+    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, session_id: str | None
+) -> None:
+    server.fault({"at": "attach", "action": "silence", "entity": queue.path})
+    hasty = ServiceBusTransport(f"{server.url}&operation-timeout=0.5&connect-timeout=1")
+    try:
+        with pytest.raises(TransportError) as caught:
+            await hasty.accept_session(Source(queue), session_id, wait=PATIENCE)
+    finally:
+        await hasty.close()
+    assert (caught.value.kind, caught.value.reason) == (FailureKind.UNAVAILABLE, FailureReason.TIMEOUT)
+
+
+async def test_a_time_out_of_the_client_s_own_is_not_the_service_s_word(
+    server: ServiceBusServer, queue: Entity
+) -> None:
+    server.fault({"at": "attach", "action": "silence", "entity": queue.path})
+    given = ClientSettings(arguments={"try_timeout": 0.5})
+    hasty = ServiceBusTransport(server.url, given)
+    try:
+        with pytest.raises(TransportError) as caught:
+            await hasty.accept_session(Source(queue), wait=PATIENCE)
+    finally:
+        await hasty.close()
+    assert isinstance(caught.value.__cause__, OperationTimeoutError)
+    assert (caught.value.kind, caught.value.reason) == (FailureKind.UNAVAILABLE, FailureReason.TIMEOUT)
 
 
 async def test_a_cancelled_wait_for_a_session_returns_at_once(transport: ServiceBusTransport, queue: Entity) -> None:

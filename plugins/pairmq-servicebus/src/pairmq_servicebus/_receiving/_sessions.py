@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 _LEAST_WAIT: Final = 0.1  # s: the client and the service take no zero
 _AT_ONCE: Final = 15.0  # s: longer waits are cut into these, so that a service that went silent is noticed
+_NONE_IS_FREE: Final = "com.microsoft:timeout"
 _RETRY: Final = 0.25  # s between trials at a session that another receiver has
 
 
@@ -34,8 +35,9 @@ async def accept_session(
     doing = f"accept a session of {source}"
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + wait
+    at_once = min(_AT_ONCE, namespace.url.operation_timeout)
     while True:
-        left = max(_LEAST_WAIT, min(ends_at - loop.time(), _AT_ONCE))
+        left = max(_LEAST_WAIT, min(ends_at - loop.time(), at_once))
         link = await _try(namespace, source, session_id, left, doing)
         if link is not None:
             return BusSessionReceiver(namespace, source, link)
@@ -55,11 +57,18 @@ async def _try(
     try:
         opened = await open_client(namespace, source, doing, limit, session_id=wanted, max_wait_time=wait)
     except TransportError as error:
-        # The service's own words only: a time-out that was our own means that it is silent.
-        if isinstance(error.__cause__, OperationTimeoutError | SessionCannotBeLockedError):
+        if _says_that_none_is_free(error.__cause__):
             return None
         raise
     return ReceiveLink(namespace, *opened)
+
+
+def _says_that_none_is_free(error: BaseException | None) -> bool:
+    """Whether these are the service's own words: a time-out that was ours, or the client's, means that it is silent."""
+    if isinstance(error, OperationTimeoutError):
+        # The client raises the service's time-out as one of its own, and its own ones by the same class.
+        return _errors.condition(error.__cause__ or error) == _NONE_IS_FREE
+    return isinstance(error, SessionCannotBeLockedError)
 
 
 class BusSessionReceiver(BusReceiver, SessionReceiver):
