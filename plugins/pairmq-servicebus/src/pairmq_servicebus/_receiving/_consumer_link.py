@@ -39,7 +39,9 @@ async def open_consumer_link(namespace: Namespace, source: Source, doing: str) -
     opened = await open_client(namespace, source, doing, session_id=SESSION, max_wait_time=wait)
     link = ConsumerLink(namespace, *opened)
     try:
-        await link.read_state()
+        # Part of the opening: no job's limit counts here, and whoever comes next waits behind it.
+        async with asyncio.timeout(wait):
+            await link.read_state()
     except BaseException as error:
         link.drop()
         if not isinstance(error, Exception):

@@ -241,6 +241,26 @@ async def test_what_others_write_into_the_state_of_the_session_keeps_nobody_from
     assert delivery.delivery_count == 1
 
 
+async def test_a_service_that_falls_silent_before_it_tells_the_state_holds_up_nobody_for_longer_than_an_opening(
+    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make
+) -> None:
+    await transport.sender(queue).send(message("x"))
+    # Its own limit for calls is far beyond what the test waits.
+    hasty = ServiceBusTransport(f"{server.url}&connect-timeout=3&operation-timeout=300")
+    try:
+        assert (await hasty.admin.properties(queue)).single_consumer
+        receiver = hasty.receiver(Source(queue))
+        asked = {"at": "management", "operation": "get-session-state", "entity": f"{queue.path}*"}
+        server.fault({"action": "silence", "times": 1, **asked})
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(TransportError) as caught:
+                await receiver.receive(1, 0)
+        assert (caught.value.kind, caught.value.reason) == (FailureKind.UNAVAILABLE, FailureReason.TIMEOUT)
+        assert bodies(await take(receiver, 1)) == ["x"]
+    finally:
+        await hasty.close()
+
+
 async def test_a_receiver_that_waits_for_its_turn_closes_at_once(
     transport: ServiceBusTransport, stranger: ServiceBusTransport, queue: Entity, message: Make
 ) -> None:
