@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 
 import pytest
 
@@ -185,3 +186,34 @@ async def test_a_defect_in_a_job_fails_it_and_nothing_else(transport, queue, mes
     error = await failure(transport._context.scope().run(lambda store: 1 // 0, "divide"))
     assert isinstance(error.__cause__, ZeroDivisionError)
     await transport.sender(queue).send(message())
+
+
+async def test_a_system_without_threads_fails_what_is_asked_then_and_nothing_later(
+    connect, queue, message, monkeypatch
+):
+    def fail(thread):
+        raise RuntimeError("can't start new thread")
+
+    transport = connect()
+    sender = transport.sender(queue)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        for _ in range(2):
+            error = await failure(sender.send(message("never")))
+            assert (error.kind, error.maybe_applied) == (FailureKind.UNAVAILABLE, False)
+            assert "can't start new thread" in str(error)
+    async with asyncio.timeout(PATIENCE):
+        await sender.send(message("then"))
+    found = await transport.admin.peek(Source(queue), 100)
+    assert [delivery.message.body for delivery in found] == [b"then"]
+
+
+async def test_a_transport_that_never_got_a_thread_closes(connect, queue, message, monkeypatch):
+    def fail(thread):
+        raise RuntimeError("can't start new thread")
+
+    transport = connect()
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    await failure(transport.receiver(Source(queue)).receive(1, 0))
+    async with asyncio.timeout(PATIENCE):
+        await transport.close()

@@ -87,21 +87,28 @@ class Worker:
         """Put a job at the end of the queue.
 
         Raises:
-            Failed: the worker was stopped.
+            Failed: the worker was stopped, or the system gives no thread; the next job tries again.
         """
         loop = asyncio.get_running_loop()
         job = Job(work, loop.create_future())
         with self._changed:
             if self._stopping:
                 raise Failed(Closed())
+            if self._thread is None:
+                self._start(loop)
             self._jobs.append(job)
             self._changed.notify()
-        if self._thread is None:
-            self._ended = loop.create_future()
-            # A daemon: a disk that never answers must not keep the program from ending.
-            self._thread = threading.Thread(target=self._main, args=(loop,), name="pairmq-sqlite", daemon=True)
-            self._thread.start()
         return job
+
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        # A daemon: a disk that never answers must not keep the program from ending.
+        thread = threading.Thread(target=self._main, args=(loop,), name="pairmq-sqlite", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise Failed(error) from None
+        # Not before it runs: jobs for a thread that never came would wait for ever.
+        self._thread, self._ended = thread, loop.create_future()
 
     async def outcome(self, job: Job[T]) -> T:
         """Wait for a job and give its result.
