@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from pairmq.model import Entity, EntityKind, FailureReason, Source, TransportError
 from pairmq.transport import QueueCounts, QueueProperties
+from pairmq_sqlite import _receiver, _store
 from pairmq_sqlite.testing import FileLock
 
 PATIENCE = 20.0
@@ -263,3 +265,86 @@ async def test_a_receiver_that_can_not_give_back_closes_all_the_same(path, conne
     async with asyncio.timeout(PATIENCE):
         await receiver.close()
     lock.release()
+
+
+# A clock that is set back.
+
+
+@pytest.fixture
+def set_back(monkeypatch):
+    """Sets the clock back by an hour."""
+
+    def step():
+        real = _store.now_us
+        for module in (_store, _receiver):
+            monkeypatch.setattr(module, "now_us", lambda: real() - 3600 * 1_000_000)
+
+    return step
+
+
+async def abandon(receiver, delivery):
+    await receiver.abandon(delivery)
+
+
+async def release(receiver, delivery):
+    await receiver.close()
+
+
+async def take_back(receiver, delivery):
+    token = delivery.lock_token
+    await receiver._scope.run(lambda store: store.take_back(store.place(receiver._source), token.lock), "take back")
+
+
+@pytest.mark.parametrize("give_back", [None, abandon, release, take_back])
+async def test_what_nobody_holds_is_had_though_the_clock_was_set_back(transport, message, set_back, give_back):
+    queue = Entity("ordered")
+    await transport.admin.create(queue, QueueProperties(single_consumer=True, lock_duration=60))
+    sender = transport.sender(queue)
+    await sender.send(message("first"))
+    await sender.send(message("second", scheduled_enqueue_at=datetime.now(UTC) - timedelta(minutes=1)))
+    if give_back is not None:
+        receiver = transport.receiver(Source(queue))
+        (delivery,) = await receiver.receive(1, 0)
+        await give_back(receiver, delivery)
+        await receiver.close()
+    set_back()
+    await sender.send(message("third"))
+    assert await transport.admin.counts(Source(queue)) == QueueCounts(active=3)
+    found = await transport.receiver(Source(queue)).receive(10, 0)
+    assert [delivery.message.body for delivery in found] == [b"first", b"second", b"third"]
+
+
+async def test_dead_letters_are_had_though_the_clock_was_set_back(transport, message, set_back):
+    queue = Entity("mortal")
+    await transport.admin.create(queue, QueueProperties(max_delivery_count=1))
+    receiver = transport.receiver(Source(queue))
+    bodies = ("refused", "worn out", "expired")
+    await transport.sender(queue).send_batch([message(body) for body in bodies[:2]])
+    refused, worn_out = await receiver.receive(2, 0)
+    await receiver.dead_letter(refused, "reason", "description")
+    await receiver.abandon(worn_out)
+    await transport.sender(queue).send(message(bodies[2], time_to_live=0.001))
+
+    async def expired() -> bool:
+        return await transport.admin.counts(Source(queue)) == QueueCounts(dead_letter=3)
+
+    await until(expired)
+    assert await receiver.receive(1, 0) == []  # which puts them away
+    set_back()
+    dead = await transport.receiver(Source(queue, dead_letter=True)).receive(10, 0)
+    assert [delivery.message.body.decode() for delivery in dead] == list(bodies)
+
+
+async def test_a_lifetime_counts_from_the_sending(path, transport, queue, message):
+    due = datetime.now(UTC) + timedelta(hours=1)
+    sender = transport.sender(queue)
+    await sender.send(message("now", time_to_live=60))
+    await sender.send(message("later", time_to_live=60, scheduled_enqueue_at=due))
+    connection = sqlite3.connect(path)
+    found = connection.execute("SELECT expires_at - enqueued_at, free_at FROM message ORDER BY number").fetchall()
+    connection.close()
+    minute, later = 60 * 1_000_000, int(due.timestamp() * 1_000_000)
+    assert found[0] == (minute, 0)
+    assert abs(found[1][1] - later) <= 1
+    assert found[1][0] > 59 * minute
+    assert await transport.admin.counts(Source(queue)) == QueueCounts(active=1, scheduled=1)

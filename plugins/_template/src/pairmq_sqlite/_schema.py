@@ -28,6 +28,8 @@ _FIRST = (
         UNIQUE (entity, subscription, dead_letter)
     )
     """,
+    # What is neither scheduled nor locked has a free_at of 0, not of the instant at which it became free: when the
+    # clock is set back, that lies ahead again, and nobody would get the message until it comes.
     # AUTOINCREMENT: a number is never given twice, so that a late settlement can't hit a newer message. The body stands
     # last: SQLite reads a row from its beginning, and a large body lies on pages of its own.
     """

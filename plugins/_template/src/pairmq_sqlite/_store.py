@@ -100,9 +100,9 @@ class Store:
         shelves = self._execute("SELECT id FROM shelf WHERE entity = ? AND NOT dead_letter", (found,)).fetchall()
         now = now_us()
         for row in rows:
-            free_at = now if row.due_at is None else max(row.due_at, now)
+            free_at = 0 if row.due_at is None or row.due_at <= now else row.due_at
             lives = [lived for lived in (row.time_to_live, settings.default_time_to_live) if lived is not None]
-            expires_at = free_at + min(lives) if lives else None
+            expires_at = max(free_at, now) + min(lives) if lives else None
             for (shelf,) in shelves:
                 self._execute(
                     """
@@ -170,7 +170,7 @@ class Store:
     def abandon(self, number: int, lock: str) -> None:
         """Give back a message that a lock holds."""
         query = """
-            UPDATE message SET free_at = :now, lock = NULL
+            UPDATE message SET free_at = 0, lock = NULL
             WHERE number = :number AND lock = :lock AND free_at > :now
         """
         _check_held(self._execute(query, {"number": number, "lock": lock, "now": now_us()}))
@@ -186,7 +186,7 @@ class Store:
     def dead_letter(self, place: Place, number: int, lock: str, reason: str, description: str) -> None:
         """Move a message that a lock holds to the dead letters, where it lives for ever."""
         query = """
-            UPDATE message SET shelf = :dead, free_at = :now, lock = NULL, expires_at = NULL,
+            UPDATE message SET shelf = :dead, free_at = 0, lock = NULL, expires_at = NULL,
                 reason = :reason, description = :description
             WHERE number = :number AND lock = :lock AND free_at > :now
         """
@@ -201,7 +201,7 @@ class Store:
             locks: a pattern for GLOB.
         """
         query = """
-            UPDATE message SET free_at = :now, lock = NULL
+            UPDATE message SET free_at = 0, lock = NULL
             WHERE shelf = :shelf AND free_at > :now AND lock GLOB :locks
         """
         self._execute(query, {"now": now_us(), "shelf": place.shelf, "locks": locks})
@@ -209,7 +209,7 @@ class Store:
     def take_back(self, place: Place, lock: str) -> None:
         """Undo a `take` that nobody waits for any more: it never was a delivery."""
         query = """
-            UPDATE message SET free_at = :now, lock = NULL, deliveries = deliveries - 1
+            UPDATE message SET free_at = 0, lock = NULL, deliveries = deliveries - 1
             WHERE shelf = :shelf AND free_at > :now AND lock = :lock
         """
         self._execute(query, {"now": now_us(), "shelf": place.shelf, "lock": lock})
@@ -302,7 +302,7 @@ class Store:
 
 
 _BURY_EXPIRED = """
-    UPDATE message SET shelf = :dead, free_at = :now, lock = NULL, expires_at = NULL,
+    UPDATE message SET shelf = :dead, free_at = 0, lock = NULL, expires_at = NULL,
         reason = :reason, description = :description
     WHERE number IN (
         SELECT number FROM message WHERE shelf = :live AND expires_at <= :now AND free_at <= :now LIMIT :most
@@ -314,7 +314,7 @@ _DROP_EXPIRED = """
     )
 """
 _BURY_RETURNED = """
-    UPDATE message SET shelf = :dead, free_at = :now, lock = NULL, expires_at = NULL,
+    UPDATE message SET shelf = :dead, free_at = 0, lock = NULL, expires_at = NULL,
         reason = :reason, description = :description
     WHERE number IN (
         SELECT number FROM message
