@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import ssl
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -88,6 +90,8 @@ def test_the_connection_verifies_too() -> None:
         ("rediss://h?ssl_cert_reqs=maybe", "ssl_cert_reqs"),
         ("rediss://h?ssl_keyfile=k", "ssl_certfile"),
         ("rediss://h?ssl_ca_certs=missing.pem", "TLS file"),
+        ("rediss://h?ssl_ca_certs=a%00b", "TLS file"),
+        ("rediss://h?ssl_certfile=a%00b", "TLS file"),
         ("redis://u%0ax:y@h", "user name"),
         ("memory://", "broker"),
         ("memory://a/b", "broker"),
@@ -99,6 +103,14 @@ def test_a_url_that_cannot_work_is_told(url: str, word: str) -> None:
     with pytest.raises(ConfigurationError, match=word) as caught:
         registry.transport(url)
     assert "\n" not in str(caught.value)
+
+
+def test_an_encrypted_key_is_told_and_not_asked_for(tmp_path: Path) -> None:
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-passout", "pass:secret", "-days", "2"]
+    command += ["-subj", "/CN=localhost", "-keyout", "key.pem", "-out", "cert.pem"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    with pytest.raises(ConfigurationError, match="encrypted"):
+        registry.transport(f"rediss://h?ssl_certfile={tmp_path / 'cert.pem'}&ssl_keyfile={tmp_path / 'key.pem'}")
 
 
 @pytest.mark.parametrize("rest", ["h:abc", "h/x", "h?nonsense=1", "[::1", "h:1/0#x", "h?poll_interval=0", " h"])

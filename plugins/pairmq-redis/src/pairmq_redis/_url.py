@@ -140,10 +140,15 @@ def tls_context(options: TlsOptions, *, for_url: str) -> ssl.SSLContext:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         if options.certfile:
-            context.load_cert_chain(options.certfile, options.keyfile)
-    except (OSError, ssl.SSLError) as error:
+            context.load_cert_chain(options.certfile, options.keyfile, password=_no_passphrase)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError; a file name may hold a null character
         raise ConfigurationError(f"{for_url}: a TLS file can't be used: {error}") from error
     return context
+
+
+def _no_passphrase() -> str:
+    # Without this, OpenSSL would ask the terminal, and a service would hang in its start.
+    raise ValueError("the key is encrypted, and there is no option for its passphrase: give a plain one")
 
 
 def _split(url: str) -> SplitResult:
