@@ -23,6 +23,7 @@ from pairmq import (
 from pairmq.model import EntityState
 from pairmq.model.events import AttemptFailed, SendCompleted, SendOutcome, Warned
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time
+from pairmq.testing import _simulated as simulated
 from pairmq.transport import Capabilities
 
 FAULTS = [None, *Fault]
@@ -322,6 +323,97 @@ async def test_a_slow_source_gets_each_receipt_at_once(world):
 
         seen_at = [loop.time() async for _ in w.pair.sender("orders").send_stream(source())]
         assert all(seen - sent < 0.1 for seen, sent in zip(seen_at, sent_at, strict=True))
+
+
+class Narrow:
+    """A link to a broker that takes 10 MB/s, of all operations together."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.operations: list[int] = []
+        self._link = asyncio.Lock()
+        send_batch = simulated.SimulatedSender.send_batch
+
+        async def crawl(sender, messages):
+            taken = sum(len(message.body) for message in messages)
+            self.operations.append(taken)
+            results = await send_batch(sender, messages)  # the broker has stored them when it confirms the last byte
+            async with self._link:
+                await asyncio.sleep(taken / 10e6)
+            return results
+
+        monkeypatch.setattr(simulated.SimulatedSender, "send_batch", crawl)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@in_virtual_time
+async def test_a_stream_of_large_messages_over_a_narrow_link_is_no_outage(world, monkeypatch, asynchronous):
+    link = Narrow(monkeypatch)
+    messages = [Message(bytes(500_000), message_id=str(n)) for n in range(300)]  # all of them take 15 s
+
+    async def source():
+        for message in messages:
+            yield message
+
+    async with world(attempt_timeout=10.0, failover_interval=10.0, send_timeout=60.0) as w:
+        stream = w.pair.sender("orders").send_stream(source() if asynchronous else messages)
+        results = [result async for result in stream]
+        assert [result for result in results if isinstance(result, SendError) or result.maybe_duplicate] == []
+        assert w.pair.state("orders") is EntityState.HEALTHY
+        assert len(w.home()) == 300
+    assert max(link.operations) < (1 << 20) + 500_000  # a chunk ends with the message that fills it
+
+
+@in_virtual_time
+async def test_a_stream_has_a_bounded_number_of_bytes_on_the_way(world):
+    async with world(attempt_timeout=30.0, send_timeout=60.0) as w:
+        w.east.fail(Fault.HANG, Operation.SEND)
+        read = 0
+
+        def source():
+            nonlocal read
+            for _ in range(100):
+                read += 1
+                yield Message(bytes(1 << 19))
+
+        stream = w.pair.sender("orders").send_stream(source())
+        task = asyncio.create_task(anext(stream))
+        await asyncio.sleep(1)
+        assert read == 10  # 4 MiB, and one chunk that waits for its turn
+        w.east.heal()
+        await task
+        assert len([result async for result in stream]) == 99
+
+
+@in_virtual_time
+async def test_a_message_larger_than_all_the_room_goes_alone(world):
+    large = SimulatedBroker(
+        "east", capabilities=Capabilities(max_message_bytes=1 << 24, lock_renewal=True, probes=True)
+    )
+    async with world(east=large) as w:
+        messages = [Message(bytes(size)) for size in (5, 5 << 20, 5 << 20, 5)]
+        results = [result async for result in w.pair.sender("orders").send_stream(messages)]
+        assert [result.route for result in results] == [Route.PRIMARY] * 4
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@in_virtual_time
+async def test_a_stream_sends_what_came_before_something_that_is_no_message(world, asynchronous):
+    things = [Message(b"1"), Message(b"2"), b"3"]
+
+    async def source():
+        for thing in things:
+            yield thing
+
+    async with world() as w:
+        results = []
+
+        async def collect():
+            async for result in w.pair.sender("orders").send_stream(source() if asynchronous else things):
+                results.append(result)
+
+        with pytest.raises(TypeError, match="make a Message of it"):
+            await collect()
+        assert len(results) == len(w.home()) == 2
 
 
 @in_virtual_time

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -14,6 +15,7 @@ from pairmq.runner import Engine, SenderState
 
 _CHUNK = 500  # messages in one operation: large enough for the brokers' batches, small beside the attempt's time limit
 _CHUNK_BYTES = 1 << 20
+_STREAM_BYTES = 4 * _CHUNK_BYTES  # on their way at once: operations side by side share one link
 
 
 class PairSender:
@@ -98,8 +100,7 @@ class PairSender:
         results: list[Receipt | SendError] = []
         whole = list(messages)
         for message in whole:  # before the first is sent: an error half-way would take the receipts with it
-            if not isinstance(message, Message):
-                raise TypeError(f"a {type(message).__name__} can't be sent: make a Message of it")
+            _size(message)
         self._in_flight += 1  # from the first chunk to the last: it is one send, and needs its link between them too
         try:
             for chunk in _chunks(whole):
@@ -111,10 +112,11 @@ class PairSender:
     async def send_stream(
         self, source: Iterable[Message] | AsyncIterable[Message], *, window: int = 1000, timeout: float | None = None
     ) -> AsyncIterator[Receipt | SendError]:
-        """Send messages as they come, many in flight at once.
+        """Send messages as they come, many in flight at once, in chunks as `send_batch` makes them (SPEC 3.5).
 
         Args:
-            source: read only as fast as messages are confirmed; an async generator is closed at the end.
+            source: read only as fast as messages are confirmed, 4 MiB of bodies on their way at most; an async
+                generator is closed at the end.
             window: messages read and not yet yielded, at most; at least 1.
             timeout: seconds for each message, the pair's ``send_timeout`` when left out.
 
@@ -226,6 +228,7 @@ class _Stream:
         self._window = window
         self._timeout = timeout
         self._in_window = 0
+        self._in_flight = 0  # bytes of bodies
         self._freed = asyncio.Event()
         self._operations: asyncio.Queue[asyncio.Task[list[Receipt | SendError]] | None] = asyncio.Queue()
         self._running: set[asyncio.Task[list[Receipt | SendError]]] = set()
@@ -254,22 +257,42 @@ class _Stream:
             # Closed here and now: left to the garbage collector, a source would be closed by a task of no one's.
             async with aclosing(_gather(self._source, size)) as chunks:
                 async for chunk in chunks:
-                    while self._in_window and self._in_window + len(chunk) > self._window:
+                    taken = sum(len(message.body) for message in chunk)
+                    while not self._has_room(len(chunk), taken):
                         self._freed.clear()
                         await self._freed.wait()
                     self._in_window += len(chunk)
+                    self._in_flight += taken
                     task = asyncio.create_task(self._sender._send_of_stream(chunk, self._timeout))
                     self._running.add(task)
-                    task.add_done_callback(self._running.discard)
+                    task.add_done_callback(partial(self._operation_ended, taken))
                     self._operations.put_nowait(task)
                     self._sender._check_open()  # an ended pair, or sender, would refuse an endless source for ever
         finally:
             self._operations.put_nowait(None)
 
+    def _has_room(self, messages: int, taken: int) -> bool:
+        """Whether a chunk may go; one that is larger than all the room goes alone."""
+        if self._in_window and self._in_window + messages > self._window:
+            return False
+        return not self._in_flight or self._in_flight + taken <= _STREAM_BYTES
+
+    def _operation_ended(self, taken: int, task: asyncio.Task[list[Receipt | SendError]]) -> None:
+        self._running.discard(task)
+        self._in_flight -= taken
+        self._freed.set()
+
 
 def _ended(entity: Entity, message: Message, error: Exception) -> SendError:
     text = f"message {message.message_id} to {entity}: not sent: {error}"
     return SendRefused(text, entity=entity.path, message_id=message.message_id, causes=(error,))
+
+
+def _size(message: Message) -> int:
+    """The bytes of its body. Raises `TypeError` for what is no message."""
+    if not isinstance(message, Message):
+        raise TypeError(f"a {type(message).__name__} can't be sent: make a Message of it")
+    return len(message.body)
 
 
 def _chunks(messages: Iterable[Message]) -> Iterable[list[Message]]:
@@ -286,15 +309,22 @@ def _chunks(messages: Iterable[Message]) -> Iterable[list[Message]]:
 
 
 async def _gather(source: Iterable[Message] | AsyncIterable[Message], size: int) -> AsyncGenerator[list[Message], None]:
-    """Cut a source into chunks: full ones while it is fast, and whatever is there when it pauses."""
+    """Cut a source into chunks: full ones while it is fast, and whatever is there when it pauses.
+
+    Args:
+        source: of messages.
+        size: messages in a chunk, at most; one ends too with the message that brings it to a mebibyte of bodies.
+    """
     if not isinstance(source, AsyncIterable):
         chunk: list[Message] = []
+        taken = 0
         try:
             for message in source:
+                taken += _size(message)
                 chunk.append(message)
-                if len(chunk) >= size:
+                if len(chunk) >= size or taken >= _CHUNK_BYTES:
                     yield chunk
-                    chunk = []
+                    chunk, taken = [], 0
                     await asyncio.sleep(0)
         except Exception:
             if chunk:
@@ -303,12 +333,12 @@ async def _gather(source: Iterable[Message] | AsyncIterable[Message], size: int)
         if chunk:
             yield chunk
         return
-    waiting: asyncio.Queue[Message | None] = asyncio.Queue(maxsize=size)
+    waiting: asyncio.Queue[tuple[Message, int] | None] = asyncio.Queue(maxsize=size)
 
     async def read() -> None:
         try:
             async for message in source:
-                await waiting.put(message)
+                await waiting.put((message, _size(message)))
         except Exception:
             await waiting.put(None)
             raise
@@ -322,11 +352,12 @@ async def _gather(source: Iterable[Message] | AsyncIterable[Message], size: int)
     try:
         ended = False
         while not ended:
-            chunk = []
+            chunk, taken = [], 0
             next_one = await waiting.get()
             while next_one is not None:
-                chunk.append(next_one)
-                if len(chunk) >= size or waiting.empty():
+                chunk.append(next_one[0])
+                taken += next_one[1]
+                if len(chunk) >= size or taken >= _CHUNK_BYTES or waiting.empty():
                     break
                 next_one = waiting.get_nowait()
             ended = next_one is None

@@ -94,8 +94,9 @@ class PairSender:
         """Send messages as they come, many in flight at once.
 
         Args:
-            source: read in the caller's thread, and only as fast as messages are confirmed. While it keeps the caller
-                waiting, results wait too; the messages that were read are sent meanwhile.
+            source: read in the caller's thread, and only as fast as messages are confirmed, 4 MiB of bodies on their
+                way at most. While it keeps the caller waiting, results wait too; the messages that were read are sent
+                meanwhile.
             window: messages read and not yet yielded, at most; at least 1.
             timeout: seconds for each message, the pair's ``send_timeout`` when left out.
 
