@@ -351,6 +351,65 @@ async def test_a_source_that_raises_loses_nothing_of_what_it_gave(world):
         assert len(results) == len(w.home()) == 100
 
 
+async def _by_a_future():
+    future = asyncio.get_running_loop().create_future()
+    future.cancel()
+    await future
+
+
+async def _by_itself():
+    asyncio.current_task().cancel()
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("cancelled", [_by_a_future, _by_itself])
+@in_virtual_time
+async def test_a_source_that_is_cancelled_ends_its_stream(world, cancelled):
+    """It may have asked a task of somebody else's, which was cancelled; nobody has cancelled the stream."""
+    ended = []
+
+    async def source():
+        try:
+            for n in range(100):
+                yield Message(b"%d" % n)
+            await cancelled()
+        finally:
+            ended.append(True)
+
+    async with world() as w:
+        results = []
+
+        async def collect():
+            async for result in w.pair.sender("orders").send_stream(source()):
+                results.append(result)
+
+        with pytest.raises(asyncio.CancelledError):
+            async with asyncio.timeout(1000):
+                await collect()
+        assert len(results) == len(w.home()) == 100
+        assert ended == [True]
+
+
+@in_virtual_time
+async def test_a_plain_source_that_raises_cancelled_error_loses_nothing_of_what_it_gave(world):
+    async with world() as w:
+
+        def source():
+            for n in range(100):
+                yield Message(b"%d" % n)
+            raise asyncio.CancelledError
+
+        results = []
+
+        async def collect():
+            async for result in w.pair.sender("orders").send_stream(source()):
+                results.append(result)
+
+        with pytest.raises(asyncio.CancelledError):
+            await collect()
+        assert len(results) == len(w.home()) == 100
+
+
 @in_virtual_time
 async def test_what_is_no_message_is_a_type_error(world):
     async with world() as w:

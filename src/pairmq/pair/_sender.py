@@ -11,7 +11,7 @@ from typing import Self
 
 from pairmq.model import Entity, Message, PairClosed, PairFaulted, Receipt, SendError, SendRefused
 from pairmq.pair._tracing import SendTracing
-from pairmq.runner import Engine, SenderState
+from pairmq.runner import FAILURES, Engine, SenderState
 
 _CHUNK = 500  # messages in one operation: large enough for the brokers' batches, small beside the attempt's time limit
 _CHUNK_BYTES = 1 << 20
@@ -127,7 +127,8 @@ class PairSender:
             PairClosed, PairFaulted: as `send`; when the pair ends on the way, after the results of what was read.
             ValueError: the window is below 1.
 
-        Leaving the loop early gives up the messages in flight; their outcome is unknown.
+        What the source raises, a `CancelledError` too, is raised after the results of what was read. Leaving the loop
+        early gives up the messages in flight; their outcome is unknown.
         """
         self._check_open()
         if window < 1:
@@ -326,7 +327,7 @@ async def _gather(source: Iterable[Message] | AsyncIterable[Message], size: int)
                     yield chunk
                     chunk, taken = [], 0
                     await asyncio.sleep(0)
-        except Exception:
+        except FAILURES:
             if chunk:
                 yield chunk  # what was read is sent before the source's error is raised
             raise
@@ -337,17 +338,17 @@ async def _gather(source: Iterable[Message] | AsyncIterable[Message], size: int)
 
     async def read() -> None:
         try:
-            async for message in source:
-                await waiting.put((message, _size(message)))
-        except Exception:
-            await waiting.put(None)
-            raise
-        else:
-            await waiting.put(None)
+            try:
+                async for message in source:
+                    await waiting.put((message, _size(message)))
+            finally:  # by a CancelledError too: a source may have asked a task that somebody else cancelled
+                if gathering:  # else nobody takes what is put
+                    await waiting.put(None)
         finally:
             if isinstance(source, AsyncGenerator):
                 await source.aclose()
 
+    gathering = True
     reader = asyncio.create_task(read(), name="send_stream source")
     try:
         ended = False
@@ -365,5 +366,6 @@ async def _gather(source: Iterable[Message] | AsyncIterable[Message], size: int)
                 yield chunk
         await reader  # raises what the source raised
     finally:
+        gathering = False
         reader.cancel()
         await asyncio.wait((reader,))
