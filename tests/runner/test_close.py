@@ -8,6 +8,7 @@ import pytest
 
 from pairmq import (
     ConfigurationError,
+    Entity,
     Message,
     Pair,
     PairClosed,
@@ -257,6 +258,26 @@ async def test_a_connection_is_paired_once():
         with pytest.raises(ConfigurationError, match="is in a pair already"):
             async with Pair(primary, south.transport()):
                 pass
+
+
+@pytest.mark.parametrize("opened", [True, False], ids=["refused", "never-opened"])
+@pytest.mark.parametrize("both", [True, False], ids=["both", "primary"])
+@in_virtual_time
+async def test_closing_a_pair_leaves_the_connections_of_another_alone(opened, both):
+    east, west, south = (SimulatedBroker(name) for name in ("east", "west", "south"))
+    primary, secondary = east.transport(), west.transport()
+    others = secondary if both else south.transport()
+    await primary.admin.create(Entity("orders"))
+    async with Pair(primary, secondary) as first:
+        second = Pair(primary, others)
+        if opened:
+            with pytest.raises(ConfigurationError, match="is in a pair already"):
+                await second.open()
+        await second.close()
+        assert others.ended is not both  # what is its own alone it closes
+        assert (await first.sender("orders").send(Message(b"1"))).route is Route.PRIMARY
+        with pytest.raises(ConfigurationError, match="is in a pair already"):  # the first one still has its claim
+            await Pair(primary, secondary).open()
 
 
 @in_virtual_time

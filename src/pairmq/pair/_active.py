@@ -20,7 +20,7 @@ def claim(primary: Transport, secondary: Transport) -> None:
     for transport in (primary, secondary):
         if transport.ended:
             raise ConfigurationError(f"the connection to {transport.endpoint} is closed: make a new one")
-        if any(transport in pair for pair in _active):
+        if holds(transport):
             raise ConfigurationError(f"the connection to {transport.endpoint} is in a pair already: make another one")
     for other_primary, other_secondary in _active:
         if secondary.endpoint.identity == other_primary.endpoint.identity:
@@ -34,6 +34,11 @@ def claim(primary: Transport, secondary: Transport) -> None:
                 "a secondary must not be a primary elsewhere"
             )
     _active.append((primary, secondary))
+
+
+def holds(transport: Transport) -> bool:
+    """Whether a connection is in a pair that is there."""
+    return any(transport in pair for pair in _active)
 
 
 def release(primary: Transport, secondary: Transport) -> None:

@@ -62,6 +62,7 @@ class Pair:
         self._audience = Audience(name, self._clock, observers)
         self._emit = self._audience.emit
         self._engine: Engine | None = None
+        self._claimed = False  # until then its connections may be another pair's
         self._opening: asyncio.Task[None] | None = None
         self._openers = 0
         self._ending: asyncio.Task[None] | None = None
@@ -174,6 +175,7 @@ class Pair:
     async def _open(self) -> None:
         try:
             _active.claim(self._primary, self._secondary)
+            self._claimed = True
             self._engine = await self._started()
         except BaseException:
             await self._audience.end()  # nobody closes a pair that did not open
@@ -197,7 +199,8 @@ class Pair:
         """End the pair: sends in flight get ``close_grace``, then are unknown; both connections close (SPEC 9.1).
 
         Idempotent; never raises and never hangs, whatever brokers and observers do. Cancelling it does not stop the
-        closing. A pair that was never opened only closes its connections.
+        closing. A pair that was never opened, or was refused, only closes its connections, and none that another pair
+        has.
         """
         if self._ending is None:
             self._ending = asyncio.create_task(self._end(), name="pair end")
@@ -210,8 +213,10 @@ class Pair:
         if self._engine is not None:
             await self._engine.close()
         else:
-            await asyncio.gather(self._primary.close(), self._secondary.close(), return_exceptions=True)
-        _active.release(self._primary, self._secondary)
+            own = [side for side in (self._primary, self._secondary) if self._claimed or not _active.holds(side)]
+            await asyncio.gather(*(side.close() for side in own), return_exceptions=True)
+        if self._claimed:
+            _active.release(self._primary, self._secondary)
         await self._audience.end()
 
     def __await__(self) -> Generator[Any, None, Self]:
