@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from pairmq import ConfigurationError, Pair, PairOptions
-from pairmq.pair import load_settings
+from pairmq.pair import _pair, load_settings
+from pairmq.testing import SimulatedBroker
 from pairmq_rabbitmq._transport import CAPABILITIES, RabbitTransport
 
 EAST, WEST = "redis://:geheim@127.0.0.1:1/0", "redis://:geheim@127.0.0.1:2/0"
@@ -132,6 +133,64 @@ def test_passwords_stand_in_no_repr():
 def test_options_and_single_options_are_not_mixed():
     with pytest.raises(ConfigurationError, match="either options or failover_interval"):
         Pair.connect(EAST, WEST, options=PairOptions(), failover_interval=3)
+
+
+@pytest.fixture
+def watched(tmp_path):
+    """A file that names what a pair can't be told by its options."""
+    path = tmp_path / "watched.toml"
+    path.write_text(
+        f"""
+        [pair]
+        primary = "redis://file-east/0"
+        secondary = "redis://file-west/0"
+        failover_interval = 7
+        journal = '{tmp_path / "journal"}'
+        observers = ["nobody"]
+        """
+    )
+    return path
+
+
+@pytest.fixture
+def made_of(monkeypatch):
+    """What observers are made of: the names of the settings, and the journal."""
+    made = []
+    monkeypatch.setattr(
+        _pair, "observers_of", lambda given, named, journal, plugins: made.append((named, journal)) or []
+    )
+    return made
+
+
+@pytest.mark.parametrize("options", [{"options": PairOptions()}, {}])
+def test_the_file_is_read_whatever_else_is_given(watched, tmp_path, made_of, options):
+    Pair.connect(EAST, WEST, config=watched, **options)
+    assert made_of == [(("nobody",), str(tmp_path / "journal"))]
+
+
+def test_what_is_given_wins_over_the_file_that_is_given(watched, made_of):
+    pair = Pair.connect(EAST, WEST, options=PairOptions(failover_interval=3), config=watched, journal="here")
+    assert "file-" not in repr(pair)
+    assert pair.options.failover_interval == 3
+    assert made_of == [(("nobody",), "here")]
+
+
+def test_connections_of_ones_own_win_over_the_file_too(watched, made_of):
+    primary, secondary = SimulatedBroker("east").transport(), SimulatedBroker("west").transport()
+    pair = Pair.connect(primary, secondary, options=PairOptions(failover_interval=3), config=watched)
+    assert (pair.primary, pair.secondary, pair.options.failover_interval) == (primary, secondary, 3)
+
+
+@pytest.mark.parametrize("options", [{"options": PairOptions()}, {}])
+def test_a_file_that_is_not_there_is_an_error_whatever_else_is_given(tmp_path, options):
+    with pytest.raises(ConfigurationError, match="No such file"):
+        Pair.connect(EAST, WEST, config=tmp_path / "none.toml", **options)
+
+
+def test_with_all_given_the_file_of_the_environment_is_left_alone(watched, made_of, monkeypatch):
+    monkeypatch.setenv("PAIRMQ_CONFIG", str(watched))
+    Pair.connect(EAST, WEST, options=PairOptions())  # a program that has put its settings together by itself
+    assert made_of == [((), None)]
 
 
 def test_session_order_is_refused_with_a_secondary_that_cannot_keep_it(monkeypatch):

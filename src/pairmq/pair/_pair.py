@@ -90,7 +90,8 @@ class Pair:
             secondary: likewise.
             options: all options at once; or leave it out and name single ones in ``overrides``, which then complete
                 those of the settings.
-            config: a TOML file with a ``[pair]`` table, under the ``PAIRMQ_*`` variables, under what is given here.
+            config: a TOML file with a ``[pair]`` table, under the ``PAIRMQ_*`` variables and what is given here; else
+                the one of ``PAIRMQ_CONFIG``, which is left alone where both brokers and ``options`` are given.
             observers: see every event, besides those that installed plugins bring of themselves, and those that the
                 settings or ``PAIRMQ_OBSERVERS`` name; each an object, or a name: ``"opentelemetry"``, or a plugin's.
             journal: a directory that takes every event, or a journal that others use too; else the one of the settings
@@ -109,7 +110,7 @@ class Pair:
             raise ConfigurationError(f"give either options or {', '.join(overrides)}, not both")
         journal = journal or os.environ.get(f"{PREFIX}JOURNAL") or None
         named = named_in_environment()
-        if options is None or primary is None or secondary is None:
+        if config or options is None or primary is None or secondary is None:
             # A transport of the caller's own needs no URL; any stands in for it.
             settings = load_settings(
                 primary="given://" if isinstance(primary, Transport) else urls[0],

@@ -62,7 +62,7 @@ class Pair:
             primary: the primary's URL, or a transport of your own; else from the settings.
             secondary: likewise. A pair with transports of your own can't be used after a fork.
             options: all options at once; or leave it out and name single ones in ``overrides``.
-            config: a TOML file with a ``[pair]`` table, under the ``PAIRMQ_*`` variables, under what is given here.
+            config: a TOML file with a ``[pair]`` table, as for `pairmq.Pair.connect`.
             observers: see every event, in the thread of the event loop: they must not call anything that blocks; or
                 names of such, as for `pairmq.Pair.connect`.
             journal: a directory that takes every event, or a journal that others use too. Needs ``pairmq[journal]``.
