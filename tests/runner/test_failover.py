@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -297,6 +299,112 @@ async def test_events_can_be_iterated_until_the_pair_ends(world):
         await w.pair.close()
         await watcher
         assert seen == ["SendCompleted", "OperationsCounted", "OperationsCounted", "PairEnded"]
+
+
+async def _drop(events):
+    """Never iterated."""
+
+
+async def _close(events):
+    await events.aclose()
+
+
+async def _read_and_close(events):
+    await anext(events)
+    await events.aclose()
+
+
+async def _read_and_leave(events):
+    async for _ in events:
+        break
+
+
+async def _give_up(events):
+    await anext(events)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(events), 1)
+
+
+@pytest.mark.parametrize("end", [_drop, _close, _read_and_close, _read_and_leave, _give_up])
+@in_virtual_time
+async def test_whoever_reads_no_events_any_more_costs_nothing(world, end):
+    async with world() as w:
+        w.pair._emit.remove(w.events.append)  # nobody else asks for the events of messages
+        sender = w.pair.sender("orders")
+        for _ in range(3):
+            events = w.pair.events()
+            assert w.pair._emit.active
+            await sender.send(Message(b"1"))
+            await end(events)
+            kept = weakref.ref(events)
+            del events
+            gc.collect()
+            assert kept() is None
+        await sender.send(Message(b"2"))
+        assert not w.pair._emit.active
+
+
+@in_virtual_time
+async def test_who_reads_on_is_not_disturbed_by_who_leaves(world):
+    async with world() as w:
+        staying, leaving, closing = (w.pair.events() for _ in range(3))
+        await closing.aclose()
+        del leaving
+        for number in range(2):
+            receipt = await w.pair.sender("orders").send(Message(b"%d" % number))
+            assert (await anext(staying)).message_id == receipt.message_id
+
+
+@in_virtual_time
+async def test_closed_events_end_for_whoever_waits_for_one(world):
+    async with world() as w:
+        events = w.pair.events()
+        waiting = [asyncio.create_task(anext(events, None)) for _ in range(2)]
+        await asyncio.sleep(0)
+        await events.aclose()
+        assert await asyncio.gather(*waiting) == [None, None]
+        await w.pair.sender("orders").send(Message(b"1"))
+        assert [event async for event in events] == []
+
+
+@in_virtual_time
+async def test_closing_events_forgets_those_that_wait(world):
+    async with world() as w:
+        events = w.pair.events()
+        await w.pair.sender("orders").send(Message(b"1"))
+        await events.aclose()
+        assert [event async for event in events] == []
+
+
+@in_virtual_time
+async def test_a_reader_of_events_that_gave_up_waiting_goes_on_where_it_was(world):
+    async with world() as w:
+        events = w.pair.events()
+        for number in range(3):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(events), 1)
+            receipt = await w.pair.sender("orders").send(Message(b"%d" % number))
+            assert (await anext(events)).message_id == receipt.message_id
+
+
+@in_virtual_time
+async def test_a_reader_whose_task_nobody_holds_goes_on(world):
+    async with world() as w:
+        seen = []
+
+        async def watch(events):
+            async for event in events:
+                seen.append(type(event))
+
+        asyncio.create_task(watch(w.pair.events()))  # noqa: RUF006  # that is the point
+        await asyncio.sleep(0)
+        gc.collect()
+        await w.pair.sender("orders").send(Message(b"1"))
+        await asyncio.sleep(0)
+        gc.collect()
+        await w.pair.sender("orders").send(Message(b"2"))
+        await asyncio.sleep(0)
+        assert seen == [SendCompleted] * 2
 
 
 @in_virtual_time

@@ -254,6 +254,17 @@ def test_events_are_iterated_until_the_pair_ends(pair):
     assert StateChanged in kinds
 
 
+def test_events_that_nobody_iterates_cost_nothing(pair):
+    for _ in range(3):
+        pair.events()
+    with contextlib.closing(pair.events()) as events:
+        pair.sender("orders").send(Message(b"1"))
+        assert isinstance(next(events), SendCompleted)
+    gc.collect()
+    pair.sender("orders").send(Message(b"2"))
+    assert not pair._inner.value._emit.active
+
+
 def test_a_receivers_settlements_are_reported(pair):
     told = []
     receiver = pair.receiver("orders")

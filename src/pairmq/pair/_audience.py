@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable
+from weakref import WeakSet
 
 from pairmq.model.events import Event
 from pairmq.observe import LogObserver
@@ -29,7 +30,9 @@ class Audience:
 
     def __init__(self, name: str, clock: Clock, observers: Iterable[Observer]) -> None:
         self._observers = tuple(observers)
-        self._streams: set[EventStream] = set()
+        # Weakly: a stream may be dropped anywhere, also before it is first read, and in any thread.
+        self._streams: WeakSet[EventStream] = WeakSet()
+        self._waited_for: dict[object, EventStream] = {}
         self._ended = False
         self.emit = Emitter(name, clock)
         """Takes the events."""
@@ -45,25 +48,32 @@ class Audience:
 
     def events(self) -> AsyncIterator[Event]:
         """Iterate over what happens from this call on, until the audience has ended."""
-        stream = EventStream()
-        self.emit.add(stream.put)
+        stream = EventStream(self._leave, self._waited_for)
+        if not self.emit.has(self._hand_on):
+            self.emit.add(self._hand_on)
         self._streams.add(stream)
         if self._ended:
             stream.end()
-        return self._iterate(stream)
+        return stream
 
-    async def _iterate(self, stream: EventStream) -> AsyncIterator[Event]:
-        try:
-            async for event in stream:
-                yield event
-        finally:
-            self.emit.remove(stream.put)
-            self._streams.discard(stream)
+    def _hand_on(self, event: Event) -> None:
+        for stream in tuple(self._streams):
+            stream.put(event)
+        self._rest()
+
+    def _leave(self, stream: EventStream) -> None:
+        self._streams.discard(stream)
+        self._rest()
+
+    def _rest(self) -> None:
+        """Take no events, which cost every send something, once nobody reads them."""
+        if not self._streams:
+            self.emit.remove(self._hand_on)
 
     async def end(self) -> None:
         """Let those end who read events, then close the observers, once; never raises, over within two seconds."""
         self._ended = True
-        for stream in self._streams:
+        for stream in tuple(self._streams):
             stream.end()
         observers, self._observers = self._observers, ()
         await asyncio.gather(*(_close(observer) for observer in observers))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from pairmq.model.events import Event, PairEnded, Warned
 
@@ -15,9 +15,22 @@ class EventStream(AsyncIterator[Event]):
     """Yields events as they happen, and ends with the pair.
 
     A reader that is slower than the events misses the oldest; a `Warned` event in their place says how many.
+
+    Args:
+        left: is told when its reader has closed it. Whoever puts events into it holds it weakly, so that one that is
+            dropped without a word, iterated or not, is gone as well.
+        waited_for: holds it while a reader waits, as perhaps nobody else holds that reader's task.
+        capacity: events that wait for the reader, at most.
     """
 
-    def __init__(self, capacity: int = _CAPACITY) -> None:
+    def __init__(
+        self,
+        left: Callable[[EventStream], None],
+        waited_for: dict[object, EventStream],
+        capacity: int = _CAPACITY,
+    ) -> None:
+        self._left = left
+        self._waited_for = waited_for
         self._events: deque[Event] = deque()
         self._capacity = capacity
         self._missed = 0
@@ -38,12 +51,23 @@ class EventStream(AsyncIterator[Event]):
         self._ended = True
         self._arrived.set()
 
+    async def aclose(self) -> None:
+        """Take no more events and forget those that wait; whoever waits for one gets the end. Idempotent."""
+        self._events.clear()
+        self.end()
+        self._left(self)
+
     async def __anext__(self) -> Event:
         while not self._events:
             if self._ended:
                 raise StopAsyncIteration
             self._arrived.clear()
-            await self._arrived.wait()
+            wait = object()
+            self._waited_for[wait] = self
+            try:
+                await self._arrived.wait()
+            finally:
+                del self._waited_for[wait]
         if self._missed:
             missed, self._missed = self._missed, 0
             first = self._events[0]

@@ -313,9 +313,10 @@ class Pair:
         return await find_readiness(engine, self.name, asked or list(engine.states()), timeout)
 
     def events(self) -> AsyncIterator[Event]:
-        """Iterate over what happens from this call on, until the pair ends.
+        """Iterate over what happens from this call on, until the pair ends, `aclose` is called or nobody holds it.
 
-        A reader that is slower than the events misses the oldest, and is told so by a `Warned` event.
+        A reader that is slower than the events misses the oldest, and is told so by a `Warned` event. One that is
+        cancelled as it waits misses none, and may go on.
         """
         return self._audience.events()
 

@@ -188,7 +188,7 @@ class Pair:
         return run(ask())
 
     def events(self) -> Iterator[Event]:
-        """Iterate over what happens from this call on, until the pair ends.
+        """Iterate over what happens from this call on, until the pair ends or nobody holds what iterates.
 
         A reader that is slower than the events misses the oldest, and is told so by a `Warned` event.
         """
