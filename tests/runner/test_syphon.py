@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pairmq import Message, Route
+from pairmq import ConfigurationError, Message, Route
 from pairmq.core import Diversion, PairOptions, divert
 from pairmq.model import Entity, EntityState
 from pairmq.model.events import MessageDeadLettered, MessageMoved
@@ -453,6 +453,31 @@ async def test_only_allowed_entities_are_delivered_to(world):
         await asyncio.sleep(2)
         assert (w.home("orders"), w.home("prices")) == ([b"1"], [])
         assert [r for _, r in w.west.dead_letters(QUEUE)] == ["destination-not-allowed"]
+
+
+@pytest.mark.parametrize("enable_syphon", [True, False])
+@pytest.mark.parametrize(
+    ("path", "options", "error"),
+    [
+        ("prices", {"allowed_entities": ("ord*", "news")}, r"among the allowed_entities 'ord\*', 'news': .* add it"),
+        (
+            "q5",
+            {"backlog_name_template": "q{index}"},
+            "name of a backlog queue, .* choose another backlog_name_template",
+        ),
+        ("East/x-servicebus-transfer/7", {}, "name of a backlog queue"),
+        ("system/secrets", {}, "is the broker's own"),
+    ],
+)
+@in_virtual_time
+async def test_no_pair_sends_where_its_syphon_would_bring_nothing_home(world, path, options, error, enable_syphon):
+    async with world(enable_syphon=enable_syphon, **options) as w:
+        for kind in ("queue", "topic"):
+            with pytest.raises(ConfigurationError, match=error):
+                w.pair.sender(path, kind=kind)
+        w.pair.hold("orders")
+        assert (await w.pair.sender("orders").send(Message(b"1"))).route is Route.BACKLOG
+        w.pair.receiver(path)  # whoever reads endangers nothing
 
 
 @pytest.mark.parametrize("fault", [Fault.UNAUTHORIZED, Fault.BUSY, Fault.TRANSIENT])

@@ -370,10 +370,22 @@ def test_a_send_that_outlives_its_deadline_is_found():
 def test_what_is_rightly_set_aside_is_not_lost(options: dict[str, Any], message: Message):
     machine = type("Strict", (FailoverMachine,), {"options": replace(TEST_OPTIONS, **options)})()
     machine.broker_fails(broker="primary", how="stops", seconds=60)
-    machine.sends(entity="orders", message=message)
+    if "allowed_entities" in options:  # by settings that know nothing of the list: its own a pair refuses
+        machine.run(sent_by_another_pair(machine, message))
+    else:
+        machine.sends(entity="orders", message=message)
     machine.time_passes(seconds=120)
     assert machine.primary.messages("orders") == []
+    (set_aside,) = machine._world.ledger.set_aside.values()
+    assert len(set_aside) == 1
     machine.teardown()
+
+
+async def sent_by_another_pair(machine: FailoverMachine, message: Message) -> None:
+    options = replace(TEST_OPTIONS, enable_syphon=False)
+    async with Pair(machine.primary.transport(), machine.secondary.transport(), options) as pair:
+        pair.subscribe(machine._world.ledger.take)
+        assert (await pair.sender("orders").send(message.with_id("other"))).route is Route.BACKLOG
 
 
 def test_a_fault_that_lasts_a_while_ends_by_itself():

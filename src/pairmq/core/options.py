@@ -73,8 +73,8 @@ class PairOptions:
         flap_window: seconds after a recovery within which another failover is a flap (SPEC 4.8), 0 to 24 h.
         backlog_retry_interval: seconds until a backlog queue out of the rotation is tried again, 100 ms to 1 h.
         backlog_name_template: name of backlog queues; must hold ``{index}``, may hold ``{primary}``.
-        allowed_entities: patterns (``*``, ``?``) of entities that the syphon may deliver to (SPEC 5.8);
-            empty allows every one but system entities and backlog queues.
+        allowed_entities: patterns (``*``, ``?``) of entities that the syphon may deliver to (SPEC 5.8), and so of
+            those that a pair sends to; empty allows every one but system entities and backlog queues.
         max_pending_sends: sends in flight per pair; the next one waits its turn inside its own deadline.
 
     Raises:

@@ -25,7 +25,7 @@ from pairmq.pair._observers import named_in_environment, observers_of
 from pairmq.pair._readiness import Readiness, find_readiness
 from pairmq.pair._receiver import PairReceiver
 from pairmq.pair._sender import PairSender
-from pairmq.pair._settings import PREFIX, check_available, check_syphon_queues, load_settings
+from pairmq.pair._settings import PREFIX, check_available, check_destination, check_syphon_queues, load_settings
 from pairmq.plugins import Observer, Registry, registry
 from pairmq.runner import Clock, Engine
 from pairmq.transport import Transport
@@ -241,11 +241,14 @@ class Pair:
             kind: ``"queue"`` or ``"topic"``.
 
         Raises:
-            ConfigurationError: the path is none, or the primary's transport has no such entities.
+            ConfigurationError: the path is none, or the primary's transport has no such entities, or the syphon would
+                dead-letter what is diverted: ``allowed_entities`` leaves it out, it is the broker's own, or it has the
+                name of a backlog queue (SPEC 5.8).
             PairClosed, PairFaulted: the pair has ended or is not open.
         """
         entity = self._entity(path, kind)
         engine = self._opened
+        check_destination(entity, self._options, self._primary)
         try:
             state = engine.sender_state(entity)
         except TransportError as error:

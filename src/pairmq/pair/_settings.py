@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pairmq.core import OPTION_NAMES, PairOptions
-from pairmq.model import ConfigurationError
+from pairmq.model import ConfigurationError, Entity
 from pairmq.transport import Transport
 
 PREFIX = "PAIRMQ_"
@@ -171,6 +171,35 @@ def check_available(options: PairOptions, secondary: Transport) -> None:
             f"ordering='session' can't be kept with {secondary.endpoint} as the secondary: its transport can't read a "
             "queue with one consumer at a time, or can't tell what of it is settled; use one with the capability "
             "ordered_consumer, such as Redis or RabbitMQ, or ordering='none'"
+        )
+
+
+def check_destination(entity: Entity, options: PairOptions, primary: Transport) -> None:
+    """Refuse to send where no syphon with these options brings anything home.
+
+    Args:
+        entity: of the primary.
+        options: the pair's.
+        primary: knows its own system entities.
+
+    Raises:
+        ConfigurationError: what is diverted would be accepted and then dead-lettered (SPEC 5.8), as the entity is not
+            among ``allowed_entities``, or is the primary's own, or has the name of a backlog queue.
+    """
+    if not options.allows(entity.path):
+        patterns = ", ".join(repr(pattern) for pattern in options.allowed_entities)
+        raise ConfigurationError(
+            f"entity {entity} is not among the allowed_entities {patterns}: what an outage diverts from it would never "
+            "come home; add it, in the settings of the syphon's process too"
+        )
+    if options.is_backlog_queue(entity.path):
+        raise ConfigurationError(
+            f"entity {entity} has the name of a backlog queue, where the syphon brings nothing home: name the entity "
+            f"that messages belong to, or choose another backlog_name_template than {options.backlog_name_template!r}"
+        )
+    if primary.admin.is_system_entity(entity):
+        raise ConfigurationError(
+            f"entity {entity} is the broker's own, where the syphon brings nothing home: send to it without a pair"
         )
 
 

@@ -138,7 +138,8 @@ class Pair:
             kind: ``"queue"`` or ``"topic"``.
 
         Raises:
-            ConfigurationError: the path is none, or the primary's transport has no such entities.
+            ConfigurationError: the path is none, or the primary's transport has no such entities, or the syphon would
+                dead-letter what is diverted, as for `pairmq.Pair.sender`.
             PairClosed, PairFaulted: the pair has ended or is not open.
         """
         return PairSender(self._attached, path, kind)

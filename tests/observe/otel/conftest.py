@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from pairmq import Entity, Pair
+from pairmq import Entity, Message, Pair
 from pairmq.observe.otel import OpenTelemetryObserver
 from pairmq.runner import Clock
 from pairmq.testing import TEST_OPTIONS, SimulatedBroker, virtual_wall
@@ -81,6 +81,13 @@ class World:
 
     def backlog(self) -> list[Any]:
         return [m for entity in self.pair.backlog_queues for m in self.west.messages(entity.path)]
+
+    async def divert_elsewhere(self, *observers: Any) -> None:
+        """Divert a message by the pair of another process, whose settings have no ``allowed_entities``."""
+        options = replace(TEST_OPTIONS, enable_syphon=False)
+        async with Pair(self.east.transport(), self.west.transport(), options, observers=observers) as pair:
+            pair.hold("orders")
+            await pair.sender("orders").send(Message(b"1"))
 
 
 @pytest.fixture
