@@ -22,6 +22,7 @@ from pairmq.model import Entity, FailureKind, FailureReason
 from pairmq.model.events import BacklogQueueChecked, RotationChanged, Warned
 from pairmq.runner import Clock
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
+from pairmq.testing import _simulated as simulated
 from pairmq.transport import QueueProperties
 
 
@@ -130,6 +131,27 @@ async def test_sends_without_time_take_no_queue_from_the_others(world):
         assert w.of(RotationChanged) == []
         receipt = await w.pair.sender("orders").send(Message(b"y"), timeout=4)
         assert receipt.route is Route.BACKLOG
+
+
+@in_virtual_time
+async def test_a_large_batch_takes_a_queue_that_hangs_from_the_others(world, monkeypatch):
+    """What its envelopes cost comes off its attempt, and is no hurry of the caller's."""
+    measure = simulated.SimulatedTransport.measure
+
+    def slow(self, message):
+        asyncio.get_running_loop()._jumping.now += 25e-6
+        return measure(self, message)
+
+    monkeypatch.setattr(simulated.SimulatedTransport, "measure", slow)
+    async with world(attempt_timeout=0.5) as w:
+        w.pair.hold("orders")
+        hanging = "east/x-servicebus-transfer/0"
+        w.west.fail(Fault.HANG, Operation.SEND, entities=[hanging])
+        senders = [w.pair.sender("orders") for _ in range(20)]
+        batch = [Message(b"x")] * 100
+        results = await asyncio.gather(*(sender.send_batch(batch) for sender in senders))
+        assert {receipt.route for receipts in results for receipt in receipts} == {Route.BACKLOG}
+        assert [(event.queue, event.in_use) for event in w.of(RotationChanged)] == [(hanging, False)]
 
 
 @in_virtual_time

@@ -133,6 +133,8 @@ class Attempts:
         A key's queue is tried also while it is out of the rotation: there is no other for it.
         """
         runner, backlog = state.runner, self._backlog
+        # Before the envelopes of a large batch, which take a while.
+        fair = limit - self._clock.now() > min(self._options.attempt_timeout, _FAIR_TRIAL) - 0.001
         maybe_there = False
         try:
             index: int | None
@@ -154,8 +156,6 @@ class Attempts:
             if not fitting:
                 return None
             took = [job for job, _ in fitting]
-            now = self._clock.now()
-            fair = limit - now > min(self._options.attempt_timeout, _FAIR_TRIAL) - 0.001
             unfit = None if key is None else await self._unfit(index, limit)
             maybe_there = unfit is None  # also when the attempt is cut off
             failures: Sequence[TransportError | None]
