@@ -15,6 +15,7 @@ from pairmq.testing import SimulatedBroker
 from pairmq.transport import Capabilities
 
 ORDERS = Entity("orders")
+FREE_TEXTS = ("content_type", "content_encoding", "correlation_id", "subject", "to", "reply_to")  # of any length
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def looked():
     """Looks at messages where the secondary takes 100 000 bytes; gives what was measured and what was warned of."""
     west = SimulatedBroker("west", capabilities=Capabilities(max_message_bytes=100_000)).transport()
     measured: list[Message] = []
-    measure = west.measure
+    measure = registry.transport("redis://127.0.0.1:1/0").measure  # the simulated one passes over the fields
     west.measure = lambda message: measured.append(message) or measure(message)
     warnings: list[Warned] = []
     emit = Emitter("east>west", Clock())
@@ -49,17 +50,23 @@ def test_properties_that_are_no_text_are_measured(looked):
     assert looked(Message(b"", application_properties={"a": b"x" * 85_000})) == (1, 1)
 
 
+@pytest.mark.parametrize("field", FREE_TEXTS)
+def test_a_text_that_holds_most_of_the_room_is_warned_of(looked, field):
+    assert looked(Message(b"", **{field: "x" * 300_000})) == (1, 1)
+
+
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.dictionaries(
         st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=20),
         st.text(st.characters(exclude_categories=("Cs",)), max_size=200),
         max_size=8,
-    )
+    ),
+    st.dictionaries(st.sampled_from(FREE_TEXTS), st.text(st.characters(exclude_categories=("Cs",)), max_size=200)),
 )
 @pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0", "amqp://127.0.0.1:1/", "memory://sizes"])
-def test_no_codec_needs_more_than_the_quick_look_takes_for_granted(url, properties):
-    message = Message(b"x", message_id="m", application_properties=properties)
+def test_no_codec_needs_more_than_the_quick_look_takes_for_granted(url, properties, texts):
+    message = Message(b"x", message_id="m", application_properties=properties, **texts)
     bare = Message(b"x", message_id="m")
     transport = registry.transport(url)
     assert transport.measure(message) - transport.measure(bare) <= _at_most(message)

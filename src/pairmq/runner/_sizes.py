@@ -14,7 +14,7 @@ from pairmq.transport import Transport
 _HEADROOM = 0.8  # share of the limit from which a warning names the rest
 _ENVELOPE = 4096  # bytes that an envelope surely needs less than; a cheap first look before the exact measure
 _A_CHARACTER = 12  # bytes at most, as an escape in JSON
-_A_PROPERTY = 64  # bytes that surely hold what a codec writes beside a property's name and text
+_A_PROPERTY = 64  # bytes that surely hold what a codec writes beside a property's, or a field's, name and text
 
 
 class BacklogSizes:
@@ -66,6 +66,17 @@ def _at_most(message: Message) -> float:
     would cost a healthy send as much as the rest of it.
     """
     size = len(message.body)
+    # The fields whose length nothing bounds; the envelope's share holds the ids.
+    for text in (
+        message.content_type,
+        message.content_encoding,
+        message.correlation_id,
+        message.subject,
+        message.to,
+        message.reply_to,
+    ):
+        if text is not None:
+            size += _A_PROPERTY + _A_CHARACTER * len(text)
     for name, value in message.application_properties.items():
         if type(value) is not str:
             return math.inf
