@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import itertools
 
 import pytest
 
 from pairmq import (
+    BacklogUnavailable,
     EntityNotFound,
     Message,
     MessageTooLarge,
@@ -169,6 +172,55 @@ async def test_raise_says_unknown_when_the_primary_may_have_taken_it(world):
         with pytest.raises(SendUnknown):
             await w.pair.sender("orders").send(Message(b"1"))
         assert w.home() == [b"1"]
+
+
+@in_virtual_time
+async def test_a_failure_that_is_remembered_keeps_no_message(world):
+    async with world(while_failing="raise", failover_interval=60) as w:
+        w.east.fail(Fault.DOWN)
+        w.west.fail(Fault.DOWN)
+        for path in ("orders", "prices"):
+            if path == "prices":
+                w.pair.hold(path)
+            with contextlib.suppress(PrimaryUnavailable, BacklogUnavailable):
+                await w.pair.sender(path).send(Message(b"remembered", message_id=path))
+        gc.collect()
+        held = [one.message_id for one in gc.get_objects() if type(one) is Message and one.body == b"remembered"]
+        assert held == []
+
+
+@in_virtual_time
+async def test_a_send_tells_of_no_failure_that_was_over_before_it(world):
+    async with world(ordering="session", failover_interval=60, attempt_timeout=5.0) as w:
+        sender = w.pair.sender("orders")
+        w.east.fail(Fault.DOWN)
+        with pytest.raises(PrimaryUnavailable, match="connection refused"):
+            await sender.send(Message(b"1"), timeout=1)
+        w.east.heal()
+        await sender.send(Message(b"2"))
+        w.east.fail(Fault.SLOW, Operation.SEND, delay=2)
+        first = asyncio.create_task(sender.send(Message(b"3")))
+        await asyncio.sleep(0)
+        with pytest.raises(PrimaryUnavailable, match="earlier sends") as caught:
+            await sender.send(Message(b"4"), timeout=1)  # in line behind it, and never tried
+        assert caught.value.causes == ()
+        await first
+
+
+@in_virtual_time
+async def test_a_send_tells_of_no_failure_of_a_backlog_that_was_over_before_it(world):
+    async with world(failover_interval=0, backlog_retry_interval=10, backlog_queue_count=1) as w:
+        sender = w.pair.sender("orders")
+        w.pair.hold("orders")
+        w.west.fail(Fault.DOWN)
+        with pytest.raises(BacklogUnavailable, match="connection refused"):
+            await sender.send(Message(b"x"))
+        w.west.heal()
+        await asyncio.sleep(11)
+        w.west.fail(Fault.BUSY, Operation.SEND)  # the only queue: it is waited for
+        with pytest.raises(BacklogUnavailable) as caught:
+            await sender.send(Message(b"x"))
+        assert {str(cause) for cause in caught.value.causes} == {"too many requests"}
 
 
 @in_virtual_time

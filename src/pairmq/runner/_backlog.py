@@ -14,6 +14,7 @@ from pairmq.model import ConfigurationError, Entity, FailureKind, FailureReason,
 from pairmq.model.events import BacklogQueueChecked, RotationChanged, Warned
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
+from pairmq.runner._last_failure import remembered
 from pairmq.runner._limits import TimeLimits
 from pairmq.transport import QueueProperties, Sender, Transport
 
@@ -64,6 +65,7 @@ class BacklogQueues:
             raise ConfigurationError(f"backlog_name_template gives a name that no queue can have: {error}") from error
         self.rotation = Rotation(len(self.entities), options.backlog_retry_interval)
         self.last_failure: TransportError | None = None
+        """Of any queue, until all of them are in use again."""
         self._properties = backlog_properties(options)
         self._transport = transport
         self._options = options
@@ -153,7 +155,7 @@ class BacklogQueues:
 
     def take_out(self, index: int, error: TransportError) -> None:
         """Take a queue that failed out of use for all senders of the pair (SPEC 5.4)."""
-        self.last_failure = error
+        self.last_failure = remembered(error)
         if error.reason is FailureReason.NOT_FOUND:
             self._checked.discard(index)  # whoever makes it again may make another kind of queue
         if self.rotation.take_out(index, self._clock.now()):
@@ -239,9 +241,11 @@ class BacklogQueues:
                 await self._ensure(index)
                 await self._limited(self._transport.admin.probe(self.entities[index]))
             except TransportError as error:
-                self.last_failure = error
+                self.last_failure = remembered(error)
                 return
         if self.rotation.put_back(index):
+            if not self.rotation.out:
+                self.last_failure = None
             left = len(self.rotation.in_use)
             self._emit(RotationChanged, queue=self.entities[index].path, in_use=True, left=left)
 

@@ -30,6 +30,9 @@ from pairmq.model import Entity, EntityState, FailureKind, TransportError
 from pairmq.model.events import PingCompleted, StateChanged
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
+from pairmq.runner._last_failure import remembered
+
+_UP = frozenset((EntityState.HEALTHY, EntityState.DRAINING))
 
 
 class EntityRunner:
@@ -78,6 +81,7 @@ class EntityRunner:
         self.entity = entity
         self.machine = machine
         self.last_failure: TransportError | None = None
+        """Of the primary, until the entity is up again and it takes a message."""
         self.seen = machine.state
         """The state as it was last announced: `state`, without the work, for the report of every send."""
         self._clock = clock
@@ -114,11 +118,13 @@ class EntityRunner:
         effects = self.machine.handle(PrimaryAccepted(epoch), self._loop.time())
         if effects:
             self._carry_out(effects)
+        if self.last_failure is not None and self.seen in _UP:
+            self.last_failure = None
 
     def failed(self, epoch: int, error: TransportError) -> bool:
         """An attempt at the primary failed or was refused there; tells whether the result came late (SPEC 4.6)."""
         if error.kind is not FailureKind.REFUSED:
-            self.last_failure = error
+            self.last_failure = remembered(error)
         return self._tell(PrimaryFailed(epoch, error.kind))
 
     def abandoned(self, epoch: int) -> None:

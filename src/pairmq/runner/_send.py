@@ -29,6 +29,7 @@ from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
 from pairmq.runner._entity import EntityRunner
 from pairmq.runner._job import Endings, Job, SenderState
+from pairmq.runner._last_failure import besides
 from pairmq.runner._limits import TimeLimits
 from pairmq.runner._ordered import Key, Orders, Place
 from pairmq.runner._sizes import BacklogSizes
@@ -262,8 +263,8 @@ class SendProcedure:
         elif kind is None:
             kind = BacklogUnavailable if diverting else PrimaryUnavailable
         for job in jobs:
-            known = runner.last_failure if runner.last_failure not in job.causes else None
-            extra = self._backlog.last_failure if diverting and self._backlog.last_failure not in job.causes else None
+            known = besides(runner.last_failure, job.causes)
+            extra = besides(self._backlog.last_failure, job.causes) if diverting else None
             job.causes = [cause for cause in (known, *job.causes, extra, self._fault) if cause is not None]
             last = f": {job.causes[-1]}" if job.causes and self._fault is None else ""
             self._given_back += self._ends_at is not None and job.unknown
