@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -10,20 +11,21 @@ import pytest
 
 from pairmq import Message
 from pairmq.core import Diversion, divert
-from pairmq.model import Entity
+from pairmq.model import Entity, FailureKind, FailureReason, TransportError
 from pairmq.model.events import MessageMoved, SyphonFailed
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
+from pairmq.testing import _simulated as simulated
 
 QUEUE = Entity("east/x-servicebus-transfer/0")
 TOO_LARGE = b"x" * 1001
 
 
-def leave(broker: SimulatedBroker, *bodies: bytes, entity: str = "orders") -> None:
+def leave(broker: SimulatedBroker, *bodies: bytes, entity: str = "orders", queue: Entity = QUEUE) -> None:
     """Put messages into a backlog queue, as another process would have diverted them."""
     at = datetime.fromtimestamp(virtual_wall(), UTC)
     for number, body in enumerate(bodies):
         message = Message(body, message_id=f"{entity}-{number}")
-        broker.store(QUEUE, divert(message, Diversion(Entity(entity), at, "other-process", number)))
+        broker.store(queue, divert(message, Diversion(Entity(entity), at, "other-process", number)))
 
 
 def bodies_of(count: int) -> list[bytes]:
@@ -130,3 +132,36 @@ async def test_a_message_that_is_too_large_closes_no_sender_that_others_use(worl
         await asyncio.sleep(1)
         assert [reason for _, reason in w.west.dead_letters(QUEUE.path)] == ["too-large"]
     assert closed == []
+
+
+@in_virtual_time
+@pytest.mark.parametrize("reason", [FailureReason.MALFORMED, FailureReason.NOT_SUPPORTED, FailureReason.OTHER])
+async def test_a_message_that_is_refused_for_its_own_sake_cuts_off_no_other_pump(world, monkeypatch, reason):
+    """Its sender was closed: what another pump had under way through it was in doubt, and went home twice."""
+    act, store = simulated.SimulatedSender._act, simulated.SimulatedSender._store
+
+    def picky(self: simulated.SimulatedSender, message: Message) -> None:
+        if message.body == b"bad":
+            raise TransportError("not a message like this", FailureKind.REFUSED, reason)
+        store(self, message)
+
+    async def slow(self: simulated.SimulatedSender, messages: Sequence[Message]) -> list[TransportError | None]:
+        await act(self)
+        for message in messages:
+            store(self, message)
+        await asyncio.sleep(0.5)  # the answer is on its way
+        lost = TransportError("closed", FailureKind.UNAVAILABLE, FailureReason.CLOSED, maybe_applied=True)
+        return [lost if self._closed else None for _ in messages]
+
+    monkeypatch.setattr(simulated.SimulatedSender, "_store", picky)
+    monkeypatch.setattr(simulated.SimulatedSender, "send_batch", slow)
+    async with world(enable_syphon=True) as w:
+        leave(w.west, *bodies_of(50))
+        while not w.home():
+            await asyncio.sleep(0.01)
+        leave(w.west, b"bad", queue=Entity("east/x-servicebus-transfer/1"))
+        async with asyncio.timeout(60):
+            while w.backlog():
+                await asyncio.sleep(0.1)
+        assert [why for _, why in w.west.dead_letters("east/x-servicebus-transfer/1")] == [reason]
+        assert sorted(w.home()) == sorted(bodies_of(50))

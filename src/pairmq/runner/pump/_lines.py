@@ -26,7 +26,7 @@ _BACKOFF = Backoff(first=0.25, factor=2.0, cap=30.0)
 class Line:
     """Messages on their way to one destination, in order.
 
-    It keeps the gate that it began with: `Gates` forgets one whose destination had poison, and would tell of another.
+    It keeps the gate that it began with: `Gates` forgets one whose destination is not there, and would tell of another.
     """
 
     __slots__ = ("gate", "items", "sending", "task")

@@ -50,7 +50,7 @@ class Pump:
         primary: where messages belong; never the pair's own sender, so that none can loop (SPEC 7.2).
         secondary: where they wait.
         home: gives the primary's sender to an entity, shared by all pumps.
-        forget: drops what is kept for a destination of poison; paths in a backlog queue are anyone's words.
+        forget: drops what is kept for a destination that does not exist; paths in a backlog queue are anyone's words.
         missing: told when the queue itself is gone, so that it is made again.
         tail: the secondary's sender to the queue itself.
         gates: the destinations' gates, shared by all pumps.

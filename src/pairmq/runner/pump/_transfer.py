@@ -38,7 +38,7 @@ class Transfer:
         screen: finds those whose time has run out.
         ledger: keeps what came of them.
         home: gives the primary's sender to an entity.
-        forget: drops what is kept for a destination of poison; paths in a backlog queue are anyone's words.
+        forget: drops what is kept for a destination that does not exist; paths in a backlog queue are anyone's words.
         gates: the destinations' gates.
         rate: of the syphon.
         options: the pair's.
@@ -147,7 +147,7 @@ class Transfer:
             elif _is_poison(result):
                 poison.append(self._ledger.poison(item, gate.entity.path, Poison(result.reason.value, str(result))))
                 # Where others come home, or could, the destination is in order, and so is the sender that they use.
-                if result.reason is not FailureReason.TOO_LARGE and None not in results:
+                if result.reason is FailureReason.NOT_FOUND and None not in results:
                     self._forget(gate.entity)
             else:
                 item.unknown = item.unknown or result.maybe_applied
