@@ -65,8 +65,8 @@ ORDER = (
     Mutant(
         "messages of one session go home in one operation",
         "src/pairmq/runner/pump/_transfer.py",
-        "            if item.key in keys or count >= gate.most:",
-        "            if count >= gate.most:",
+        "                if item.key in keys:\n                    return items[:count], items[count:]\n",
+        "",
         ordering="session",
     ),
     Mutant(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -10,13 +12,14 @@ import pytest
 
 from pairmq import ConfigurationError, Message, Route
 from pairmq.core import Diversion, PairOptions, divert
-from pairmq.model import Entity, EntityState
+from pairmq.model import Entity, EntityState, TransportError
 from pairmq.model.events import MessageDeadLettered, MessageMoved
 from pairmq.runner import Clock, Emitter
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._limits import TimeLimits
 from pairmq.runner._syphon import Syphon
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
+from pairmq.testing import _simulated as simulated
 from pairmq.transport import Capabilities, QueueProperties, Receiver
 
 QUEUE = "east/x-servicebus-transfer/0"
@@ -311,6 +314,56 @@ async def test_brokers_that_need_longer_for_a_batch_than_its_limit_are_drained_a
         leave(w, *(envelope(b"%d" % n) for n in range(150)))
         await drained(w, 120)
         assert set(w.home()) == {b"%d" % n for n in range(150)}
+
+
+def takes(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Message], float]) -> None:
+    """Let each message take a while to be stored, also within an operation."""
+
+    async def send_batch(self: simulated.SimulatedSender, messages: Sequence[Message]) -> list[TransportError | None]:
+        await self._act()
+        for message in messages:
+            await asyncio.sleep(seconds(message))
+            self._store(message)
+        return [None] * len(messages)
+
+    async def send(self: simulated.SimulatedSender, message: Message) -> None:
+        await send_batch(self, [message])
+
+    monkeypatch.setattr(simulated.SimulatedSender, "send_batch", send_batch)
+    monkeypatch.setattr(simulated.SimulatedSender, "send", send)
+
+
+@in_virtual_time
+async def test_a_slow_primary_gets_no_more_second_copies_than_one_operation_makes(world, monkeypatch):
+    """What it takes in the time of one operation is found out once, not again and again."""
+    takes(monkeypatch, lambda message: 1 / 15)
+    async with world(enable_syphon=True, attempt_timeout=10.0) as w:
+        leave(w, *(envelope(b"%d" % n) for n in range(1000)))
+        await drained(w)
+        copies = Counter(w.home())
+        assert len(copies) == 1000
+        assert sum(copies.values()) <= 1000 + 150  # of the first operation, in ten seconds
+
+
+@in_virtual_time
+async def test_large_messages_fit_into_the_time_of_an_operation(world, monkeypatch):
+    takes(monkeypatch, lambda message: len(message.body) / 5e6)
+    async with world(enable_syphon=True, attempt_timeout=10.0) as w:
+        leave(w, *(envelope(b"%d " % n + bytes(1_000_000), message_id=str(n)) for n in range(100)))
+        await drained(w)
+        assert sorted(int(body.split()[0]) for body in w.home()) == list(range(100))
+
+
+@in_virtual_time
+async def test_a_primary_that_answers_late_gets_large_operations_again(world, monkeypatch):
+    """What every operation takes, however large it is, keeps none of them small for long."""
+    async with world(enable_syphon=True, attempt_timeout=10.0, backlog_queue_count=1) as w:
+        w.east.fail(Fault.CONFIRM_LOST, Operation.SEND, times=1)
+        w.east.fail(Fault.SLOW, Operation.SEND, delay=4)
+        leave(w, *(envelope(b"%d" % n) for n in range(1000)))
+        await drained(w)
+        assert w.east.operations["SEND"] < 60
+        assert set(w.home()) == {b"%d" % n for n in range(1000)}
 
 
 @in_virtual_time

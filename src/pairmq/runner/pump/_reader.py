@@ -56,12 +56,19 @@ class Reader:
         """When a lock ends that began, or was renewed, at an instant of the loop's clock."""
         return math.inf if self.lock_duration is None else begun_at + self.lock_duration
 
-    async def limited(self, operation: Awaitable[T]) -> T:
-        """Await an operation at either broker, for less than half of a lock (SPEC 7.6)."""
+    @property
+    def time_limit(self) -> float:
+        """Seconds that an operation at either broker may take: less than half of a lock (SPEC 7.6)."""
         limit = self._options.attempt_timeout
-        if self.lock_duration is not None:
-            limit = min(limit, 0.45 * self.lock_duration)
-        return await self._limits.run(operation, self._clock.now() + limit)
+        return limit if self.lock_duration is None else min(limit, 0.45 * self.lock_duration)
+
+    async def limited(self, operation: Awaitable[T]) -> T:
+        """Await an operation at either broker, within its time limit."""
+        return await self._limits.run(operation, self._clock.now() + self.time_limit)
+
+    def share(self, began_at: float) -> float:
+        """What an operation has taken of its time limit that began at an instant of the loop's clock."""
+        return (self._clock.now() - began_at) / self.time_limit
 
     async def each(
         self, operation: Awaitable[Sequence[TransportError | None]], count: int

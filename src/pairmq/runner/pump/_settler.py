@@ -29,7 +29,7 @@ class Settler:
     Args:
         reader: of the queue.
         hand: what is in hand.
-        clock: chance.
+        clock: time and chance.
         failed: told of an error that is no reason to end.
         changed: told whenever something was settled, or failed to be.
     """
@@ -130,8 +130,9 @@ class Settler:
         while completions:
             part, completions = completions[: self._most], completions[self._most :]
             used = [settlement.item.delivery for settlement in part]
+            began_at = self._clock.now()
             errors = await self._reader.complete(used)
-            self._most = adapted(self._most, len(part), errors, _MOST_COMPLETED)
+            self._most = adapted(self._most, len(part), errors, self._reader.share(began_at), _MOST_COMPLETED)
             for settlement, delivery, error in zip(part, used, errors, strict=True):
                 self._settled(settlement, delivery, error)
             self._changed()

@@ -23,6 +23,8 @@ from pairmq.runner.pump._waits import pause
 from pairmq.runner.pump._window import HOME_AT_ONCE
 from pairmq.transport import Sender
 
+_BYTES = 1 << 20  # of bodies, from which on an operation takes no further message; as much as a send's
+
 _LOOK_BACKOFF = Backoff(first=0.1, factor=2.0, cap=2.0)
 
 # Refusals that are not the message's fault: they pass when an operator has mended them, so the message waits. Any
@@ -42,7 +44,7 @@ class Transfer:
         gates: the destinations' gates.
         rate: of the syphon.
         options: the pair's.
-        clock: chance.
+        clock: time and chance.
         stopping: set when the pump is to end.
     """
 
@@ -89,13 +91,17 @@ class Transfer:
 
     def _next(self, gate: Gate, items: list[Item]) -> tuple[list[Item], list[Item]]:
         """What goes in one operation, and what is left, each in order: where order is kept, one message a key."""
-        if not self._reader.ordered:
-            return items[: gate.most], items[gate.most :]
+        ordered = self._reader.ordered
         keys: set[tuple[bool, str]] = set()
+        size = 0
         for count, item in enumerate(items):
-            if item.key in keys or count >= gate.most:
+            if count >= gate.most or size >= _BYTES:
                 return items[:count], items[count:]
-            keys.add(item.key)
+            if ordered:
+                if item.key in keys:
+                    return items[:count], items[count:]
+                keys.add(item.key)
+            size += len(item.message.body)
         return items, []
 
     async def _bring_part(self, gate: Gate, items: list[Item]) -> list[Item]:
@@ -111,8 +117,9 @@ class Transfer:
         items = self._not_home(due)
         if not items:
             return []
+        began_at = self._clock.now()
         results = await self._reader.each(self._send(gate.entity, self._screen.outgoing(items)), len(items))
-        gate.most = adapted(gate.most, len(items), results, self._ceiling)
+        gate.most = adapted(gate.most, len(items), results, self._reader.share(began_at), self._ceiling)
         self._tell(gate, results)
         return await self._settle(gate, items, results)
 
