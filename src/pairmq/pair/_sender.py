@@ -21,7 +21,8 @@ _STREAM_BYTES = 4 * _CHUNK_BYTES  # on their way at once: operations side by sid
 class PairSender:
     """Sends to one entity of the primary, or to a backlog queue of the secondary while the entity is failed over.
 
-    Cheap to make and safe to share between tasks. Made by `Pair.sender`.
+    Cheap to make and safe to share between tasks. Made by `Pair.sender`. One that is dropped leaves its link to the
+    next one of its entity; `close` gives the link back.
     """
 
     def __init__(
@@ -161,6 +162,11 @@ class PairSender:
         # A link that is closed under a send would look like a failing primary to all senders of the entity; and a send
         # that has its result must not wait for the goodbye of a broker that hangs (SPEC 3.1), nor lose it to an error.
         return None if self._in_flight else self._engine.end_sender(self._state)
+
+    def __del__(self) -> None:
+        # Not by weakref.finalize, which takes memory for each sender. What is sending holds it, so that it is idle now.
+        if not self._closed:
+            self._engine.drop_sender(self._state)
 
     async def __aenter__(self) -> Self:
         return self

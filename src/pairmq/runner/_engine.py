@@ -32,6 +32,7 @@ from pairmq.runner._limits import TimeLimits, settled_within
 from pairmq.runner._operations import Operations, OperationsReport
 from pairmq.runner._partners import Partners
 from pairmq.runner._send import SendProcedure
+from pairmq.runner._spares import SpareSenders
 from pairmq.runner._syphon import Syphon
 from pairmq.transport import Sender, Transport
 
@@ -66,6 +67,7 @@ class Engine:
         self._ends = primary, secondary
         self._primary = primary = CountedTransport(primary, sides[Side.PRIMARY])
         self._secondary = secondary = CountedTransport(secondary, sides[Side.SECONDARY])
+        self._spares = SpareSenders(primary)
         self._operations = OperationsReport(sides, clock, emit)
         self._operations_task: asyncio.Task[None] | None = None
         self._clock = clock
@@ -167,7 +169,11 @@ class Engine:
 
     def sender_state(self, entity: Entity) -> SenderState:
         """What a new sender object of an entity needs. Raises as `runner`, and `TransportError` for a bad path."""
-        return SenderState(self.runner(entity), self._primary.sender(entity), self._clock.new_id())
+        return SenderState(self.runner(entity), self._spares.take(entity), self._clock.new_id())
+
+    def drop_sender(self, state: SenderState) -> None:
+        """Leave the link of a sender that nobody has any more to the next one of its entity; from any thread."""
+        self._spares.give(state.runner.entity, state.primary)
 
     def end_sender(self, state: SenderState) -> asyncio.Task[None]:
         """Close the link of a sender that sends nothing any more; the task never fails, and ends with the pair."""
