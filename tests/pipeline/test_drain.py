@@ -237,6 +237,23 @@ async def test_a_primary_that_dies_leaves_the_rest_in_the_backlog_for_another_dr
     assert set(await taken(east.url)) == ids
 
 
+async def test_what_a_task_holds_on_rabbitmq_is_not_taken_for_drained(spark, servers):
+    east, _ = servers
+    try:
+        (west,) = pool.take(1)
+        ids = await leave(east.url, west.url, 40, queues=1)
+        east.kill()
+        report = await drained(drain_of(east.url, west.url, queues=1, patience=6.0), spark)
+        assert [queue.ending for queue in report.queues] == [Ending.STALLED]
+        assert report.left == 40
+        assert "orders" in report.shut
+        east.restart()
+        assert (await drained(drain_of(east.url, west.url, queues=1), spark)).clean
+        assert set(await taken(east.url)) == ids
+    finally:
+        pool.close()
+
+
 async def test_a_stop_ends_it_soon_and_the_tasks_finish_what_they_hold(spark, servers, handovers):
     east, west = servers
     ids = await leave(east.url, west.url, 2000, queues=4)

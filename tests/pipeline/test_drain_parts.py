@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from pairmq import ConfigurationError, Entity, PairOptions
-from pairmq.model import FailureKind, Source, TransportError
-from pairmq.pipeline.drain import Drain, Ending, Report, _left, _task, make_plan
+from pairmq import ConfigurationError, Entity, Message, PairOptions
+from pairmq.model import FailureKind, FailureReason, Source, TransportError
+from pairmq.pipeline.drain import Drain, Ending, Plan, Report, _left, _task, make_plan
 from pairmq.pipeline.drain._counts import Depth
 from pairmq.pipeline.drain._handover import Handover, Worker
 from pairmq.pipeline.drain._job import Job, Outcome
@@ -21,7 +21,9 @@ from pairmq.pipeline.drain._left import EVERY, Counts, FromBroker, FromDriver, L
 from pairmq.pipeline.drain._spark import check_session, most_at_once, run_job
 from pairmq.pipeline.drain._task import Task, drain_queue
 from pairmq.pipeline.session import local_settings
-from pairmq.transport import QueueCounts
+from pairmq.runner import backlog_properties
+from pairmq.testing import Fault, in_virtual_time, simulated_pair
+from pairmq.transport import QueueCounts, QueueProperties
 
 EAST, WEST = "redis://:p4ss-east@10.0.0.1:6379/0", "redis://:p4ss-west@10.0.0.2:6379/0"
 
@@ -253,25 +255,6 @@ def depths(*pending: int | None) -> list[Depth]:
     ]
 
 
-async def test_a_task_hears_each_count_of_the_driver_once(tmp_path):
-    with Handover(None) as handover:
-        counts = FromDriver(Worker(str(handover.directory)), 1)
-        heard = [await counts.next()]
-        for told in ((7, 5), (7, None), (7, 0)):
-            handover.tell(depths(*told))
-            heard += [await counts.next(), await counts.next()]
-    assert heard == [None, Left(5), None, Left(None, "throttled"), None, Left(0), None]
-
-
-async def test_what_was_counted_before_a_task_began_tells_it_nothing(tmp_path):
-    with Handover(None) as handover:
-        handover.tell(depths(0))
-        counts = FromDriver(Worker(str(handover.directory)), 0)
-        assert await counts.next() is None
-        handover.tell(depths(3))
-        assert await counts.next() == Left(3)
-
-
 class Broker:
     """A secondary of which only counts are asked."""
 
@@ -285,6 +268,106 @@ class Broker:
         if self.error is not None:
             raise self.error
         return QueueCounts(active=4)
+
+
+def from_driver(handover: Handover, index: int, broker: Broker) -> FromDriver:
+    own = FromBroker(broker, Entity("b"), 5.0)  # type: ignore[arg-type]
+    return FromDriver(Worker(str(handover.directory)), index, own)
+
+
+async def test_a_task_hears_each_count_of_the_driver_once(tmp_path):
+    with Handover(None) as handover:
+        counts = from_driver(handover, 1, Broker())
+        heard = [await counts.next()]
+        for told in ((7, 5), (7, None), (0, 2)):
+            handover.tell(depths(*told))
+            heard += [await counts.next(), await counts.next()]
+    assert heard == [None, Left(5), None, Left(None, "throttled"), None, Left(2), None]
+
+
+async def test_what_was_counted_before_a_task_began_tells_it_nothing(tmp_path):
+    with Handover(None) as handover:
+        handover.tell(depths(0))
+        counts = from_driver(handover, 0, Broker())
+        assert await counts.next() is None
+        handover.tell(depths(3))
+        assert await counts.next() == Left(3)
+
+
+async def test_where_the_driver_counts_nothing_the_task_asks_for_itself():
+    broker = Broker()
+    with Handover(None) as handover:
+        counts = from_driver(handover, 0, broker)
+        handover.tell(depths(0))
+        assert [await counts.next(), await counts.next()] == [Left(4), None]
+        broker.error = TransportError("throttled", FailureKind.BUSY)
+        handover.tell(depths(0))
+        assert await counts.next() == Left(None, "throttled")
+    assert broker.asked == 2
+
+
+@in_virtual_time
+async def test_a_queue_is_not_drained_while_its_task_holds_messages_that_the_driver_can_not_see(job):
+    """RabbitMQ tells nobody what other processes hold: a driver sees none of a batch that waits for the primary."""
+    async with simulated_pair(backlog_queue_count=1) as it:
+        queue = it.pair.backlog_queues[0]
+        it.primary.fail(Fault.DOWN)
+        await it.pair.sender("orders").send_batch([Message(b"x") for _ in range(40)])
+        watch = _task._Watch(it.pair, replace(job, patience=3600.0), Worker(None))
+        with Handover(None) as handover:
+
+            async def drive() -> None:
+                while True:
+                    counts = await it.pair.secondary.admin.counts(Source(queue))
+                    handover.tell([Depth(replace(counts, locked=0))])
+                    await asyncio.sleep(EVERY)
+
+            driving = asyncio.create_task(drive())
+            own = FromBroker(it.pair.secondary, queue, 5.0)
+            ending = asyncio.create_task(watch.until_end(FromDriver(Worker(str(handover.directory)), 0, own)))
+            await asyncio.sleep(60.0)
+            assert not ending.done()
+            it.primary.heal()
+            assert await ending is Ending.DRAINED
+            driving.cancel()
+        assert not it.backlog()
+        assert len(it.primary.messages("orders")) == 40
+
+
+class Hasty:
+    """A secondary that has ten messages in its only queue, and answers 0 at once where it was not asked to make it.
+
+    So RabbitMQ does while a queue has no leader.
+    """
+
+    def __init__(self) -> None:
+        self.admin = self
+        self.asked_for: list[tuple[Entity, QueueProperties]] = []
+
+    async def __aenter__(self) -> Hasty:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def create(self, entity: Entity, properties: QueueProperties) -> bool:
+        self.asked_for.append((entity, properties))
+        return False
+
+    async def counts(self, source: Source) -> QueueCounts:
+        if source.entity.path.endswith("/1"):
+            raise TransportError("no such queue", FailureKind.REFUSED, FailureReason.NOT_FOUND)
+        return QueueCounts(active=10 if self.asked_for else 0)
+
+
+async def test_a_quick_0_ends_no_drain_before_it_has_begun(monkeypatch):
+    secondary = Hasty()
+    monkeypatch.setattr(Plan, "secondary_transport", lambda plan: secondary)
+    drain = Drain(make_plan(primary=EAST, secondary=WEST, options={"backlog_queue_count": 2}))
+    assert await drain.look() == 10
+    assert [depth.exists for depth in drain.before] == [True, False]
+    # What does not exist is not made by a look.
+    assert secondary.asked_for == [(drain._plan.queues[0], backlog_properties(PairOptions()))]
 
 
 async def test_a_broker_is_asked_no_more_often_than_every_so_often(monkeypatch):

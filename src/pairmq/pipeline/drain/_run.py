@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pairmq.model import ConfigurationError
 from pairmq.pipeline._tag import Tag
-from pairmq.pipeline.drain._counts import Depth, count, set_aside, total
+from pairmq.pipeline.drain._counts import Depth, count, count_surely, set_aside, total
 from pairmq.pipeline.drain._handover import Handover
 from pairmq.pipeline.drain._job import Ending, Job, Outcome
 from pairmq.pipeline.drain._journalled import Journalled, count_journalled
@@ -20,7 +20,7 @@ from pairmq.pipeline.drain._left import EVERY
 from pairmq.pipeline.drain._plan import Plan
 from pairmq.pipeline.drain._report import QueueReport, Report
 from pairmq.pipeline.drain._spark import JobFailed, check_session, is_local, most_at_once, run_job
-from pairmq.transport import Transport
+from pairmq.runner import backlog_properties
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -108,10 +108,11 @@ class Drain:
     ) -> None:
         """Tell people and tasks how far it is, until it ends or is asked to."""
         stopping = asyncio.create_task(stop.wait())
+        limit = self._plan.settings.options.attempt_timeout
         try:
             async with self._plan.secondary_transport() as secondary:
                 while not work.done() and not stop.is_set():
-                    depths = await self._counted(secondary)
+                    depths = await count(secondary, self._plan.queues, limit)
                     handover.tell(depths)
                     tell(total([depth.pending for depth in depths]))
                     await asyncio.wait((work, stopping), timeout=EVERY, return_when=asyncio.FIRST_COMPLETED)
@@ -139,11 +140,11 @@ class Drain:
         )
 
     async def _count(self) -> tuple[Depth, ...]:
+        options = self._plan.settings.options
         async with self._plan.secondary_transport() as secondary:
-            return await self._counted(secondary)
-
-    async def _counted(self, secondary: Transport) -> tuple[Depth, ...]:
-        return await count(secondary, self._plan.queues, self._plan.settings.options.attempt_timeout)
+            return await count_surely(
+                secondary, self._plan.queues, options.attempt_timeout, backlog_properties(options)
+            )
 
     def _journalled(self, runs: Sequence[str]) -> Journalled | None:
         journal = self._plan.settings.journal

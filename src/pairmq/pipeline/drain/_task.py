@@ -77,8 +77,8 @@ async def drain_queue(job: Job, index: int, attempt: int = 0) -> Outcome:
             pair.subscribe(watch.on_event)
             async with pair:
                 queue, limit = pair.backlog_queues[index], job.options.attempt_timeout
-                near = worker.is_near
-                counts = FromDriver(worker, index) if near else FromBroker(pair.secondary, queue, limit)
+                own = FromBroker(pair.secondary, queue, limit)
+                counts = FromDriver(worker, index, own) if worker.is_near else own
                 ending = await watch.until_end(counts)
             return Outcome(index, ending, attempt, watch.shut, watch.problem)
     except ConfigurationError as error:
