@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import subprocess
 import sys
 import textwrap
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
+import pyarrow as pa
 import pytest
 
 from pairmq.model import Delivery, Entity, FailureKind, Message, Source, TransportError
+from pairmq.pipeline.datasource import _intake
 from pairmq.pipeline.datasource._intake import Intake
 from pairmq.pipeline.datasource._rows import Place
 from pairmq.pipeline.datasource._spool import Spool, read_segment
 from pairmq.plugins import registry
+from pairmq.testing import SimulatedBroker, in_virtual_time
+from pairmq.transport import QueueProperties
 from pairmq_redis.testing import RedisServer
 from spark_brokers import Brokers, ids, numbered
 
@@ -214,6 +221,120 @@ def test_another_message_of_the_same_id_is_kept_too(directory):
 def test_a_message_that_comes_again_is_kept_twice_where_the_broker_does_not_number_it(directory):
     stub = Stub([delivery("", 1)], [], [delivery("", 2)])
     assert asyncio.run(_through(directory, stub)) == 2
+
+
+def test_a_message_whose_lock_ends_while_its_segment_is_gathered_is_kept_once(directory):
+    stub = Stub([delivery("7", 1), delivery("8", 1)], [delivery("7", 2)], [])
+    stub.refusing = False
+    assert asyncio.run(_through(directory, stub)) == 2
+    # By the lock that it has now: the older one would be refused.
+    assert [(each.sequence_number, each.delivery_count) for each in stub.completed] == [("7", 2), ("8", 1)]
+
+
+def test_messages_without_numbers_are_all_kept_though_they_look_the_same(directory):
+    stub = Stub([delivery("", 1), delivery("", 2)], [delivery("", 2)], [])
+    stub.refusing = False
+    assert asyncio.run(_through(directory, stub)) == 3
+    assert len(stub.completed) == 3
+
+
+# How long it takes, in virtual time.
+
+
+class Rows:
+    """A spool that only remembers what came."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+
+    def append(self, batch: pa.RecordBatch, start: int) -> None:
+        self.ids += batch.column("message_id").to_pylist()
+
+
+class Stream:
+    """A queue into which messages come, one each 20 ms, and an intake that reads it."""
+
+    def __init__(self, broker: SimulatedBroker) -> None:
+        self.body = b"x"
+        self.rows = Rows()
+        self.transport = broker.transport()
+        self.sender = self.transport.sender(ORDERS.entity)
+        self.intake = Intake(self.transport, ORDERS, PLACE, self.rows, 10.0)  # type: ignore[arg-type]
+
+    async def feed(self) -> None:
+        for number in itertools.count():
+            await self.sender.send(Message(self.body, message_id=f"m{number}"))
+            await asyncio.sleep(0.02)
+
+    async def fill(self, most: int, wait: float, *, whole: bool = False) -> float:
+        """Fill the rows; gives the seconds that this took."""
+        began_at = asyncio.get_running_loop().time()
+        await self.intake.fill(most, wait, 0, whole=whole)
+        return asyncio.get_running_loop().time() - began_at
+
+
+@asynccontextmanager
+async def streaming(broker: SimulatedBroker, *, fed: bool = True) -> AsyncIterator[Stream]:
+    await broker.transport().admin.create(ORDERS.entity, QueueProperties(lock_duration=30.0))
+    stream = Stream(broker)
+    feeding = asyncio.create_task(stream.feed() if fed else asyncio.sleep(0))
+    yield stream
+    feeding.cancel()
+
+
+@pytest.fixture
+def in_one_thread(monkeypatch):
+    """Let what goes to a thread be done in this one: virtual time does not wait for threads."""
+
+    async def to_thread(function, *args):
+        return function(*args)
+
+    monkeypatch.setattr("asyncio.to_thread", to_thread)
+
+
+@pytest.mark.parametrize("wait", [1.0, 60.0])
+@in_virtual_time
+async def test_messages_that_never_stop_coming_are_no_batch_without_end(in_one_thread, wait):
+    async with streaming(SimulatedBroker("p")) as stream:
+        # A second of gathering, whatever the wait for the first message may be.
+        assert await stream.fill(10_000, wait) < 1.5
+        assert len(stream.rows.ids) >= 45
+        assert len(stream.rows.ids) == len(set(stream.rows.ids))
+        assert await stream.fill(10_000, wait) < 1.5  # and so the next
+
+
+@in_virtual_time
+async def test_segments_that_are_full_in_less_than_a_second_are_no_batch_without_end_either(in_one_thread, monkeypatch):
+    monkeypatch.setattr(_intake, "_SEGMENT_BYTES", 10_000)
+    async with streaming(SimulatedBroker("p")) as stream:
+        stream.body = bytes(1000)
+        assert await stream.fill(10_000, 1.0) < 1.5
+        assert len(stream.rows.ids) >= 45
+
+
+@in_virtual_time
+async def test_the_first_message_is_waited_for_and_those_after_it_are_gathered_for_a_second(in_one_thread):
+    async with streaming(SimulatedBroker("p"), fed=False) as stream:
+        asyncio.get_running_loop().call_later(20.0, lambda: feeding.append(asyncio.create_task(stream.feed())))
+        feeding: list[asyncio.Task[None]] = []
+        assert 20.9 < await stream.fill(10_000, 60.0) < 21.5
+        feeding[0].cancel()
+
+
+@in_virtual_time
+async def test_a_trigger_without_a_limit_takes_all_that_was_there_however_slowly_it_comes(in_one_thread):
+    async with streaming(SimulatedBroker("p")) as stream:
+        await stream.fill(300, 1.0, whole=True)
+        assert len(stream.rows.ids) == 300
+
+
+@in_virtual_time
+async def test_a_batch_of_what_waits_is_as_large_as_it_may_be_also_at_a_slow_broker(in_one_thread):
+    async with streaming(SimulatedBroker("p", latency=0.7), fed=False) as stream:
+        outcomes = await stream.sender.send_batch([Message(b"x", message_id=f"m{n}") for n in range(7000)])
+        assert outcomes.count(None) == 7000
+        await stream.fill(5100, 1.0)
+        assert len(stream.rows.ids) == 5100
 
 
 async def _failing(directory) -> list[str]:

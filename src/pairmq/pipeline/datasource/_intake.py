@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -32,6 +34,23 @@ _GATHERING = 1.0  # s from a segment's first message to its last: far below any 
 _PAUSE = 0.05  # s without a message after which what came is enough
 _SETTLED = 1000  # acknowledgements in one operation, and so in one time limit
 _REMEMBERED = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """A segment's messages, not yet on the disk.
+
+    Args:
+        deliveries: in the broker's order.
+        began_at: when the first of them had come, by the loop's clock; infinite where none came.
+        dry: the queue seemed empty at the end, or could not be read any more.
+        trickled: a receive brought less than it might have: no more were waiting.
+    """
+
+    deliveries: list[Delivery]
+    began_at: float
+    dry: bool = False
+    trickled: bool = False
 
 
 class Intake:
@@ -71,13 +90,14 @@ class Intake:
         counts = await self._within(0.0, self._transport.admin.counts(self._source))
         return counts.active
 
-    async def fill(self, most: int, wait: float, start: int) -> int:
-        """Move messages until there are no more, or there were enough.
+    async def fill(self, most: int, wait: float, start: int, *, whole: bool = False) -> int:
+        """Move messages until no more are waiting, or there were enough.
 
         Args:
             most: messages.
             wait: seconds to wait for the first one.
             start: the lowest number that a segment may get.
+            whole: take as many as ``most`` also where they come one by one, however long that takes.
 
         Returns:
             How many came into the spool.
@@ -86,14 +106,17 @@ class Intake:
             TransportError: the source can't be read, and nothing was moved.
             OSError: the spool can't be written; nothing of that segment was acknowledged.
         """
-        moved = 0
+        loop = asyncio.get_running_loop()
+        moved, ends_at = 0, math.inf
         while moved < most:
             try:
-                deliveries, ended = await self._gather(min(most - moved, _SEGMENT_ROWS), wait if not moved else _PAUSE)
+                segment = await self._gather(min(most - moved, _SEGMENT_ROWS), wait if not moved else _PAUSE)
             except TransportError:
                 if not moved:
                     raise
                 break  # the next call meets it again
+            ends_at = min(ends_at, segment.began_at + _GATHERING)
+            deliveries = _newest(segment.deliveries)
             fresh = [delivery for delivery in deliveries if not self._is_kept(delivery)]
             if fresh:
                 batch = to_batch(fresh, self._place)
@@ -102,6 +125,8 @@ class Intake:
             if deliveries:
                 await self._acknowledge(deliveries)
             moved += len(fresh)
+            # Messages that are sent one after the other never end; those that wait are taken as fast as may be.
+            ended = segment.dry or (segment.trickled and not whole and loop.time() >= ends_at)
             # A receive that brought copies alone says nothing of what is behind them.
             if ended and (moved or not deliveries):
                 break
@@ -113,14 +138,14 @@ class Intake:
             await self._receiver.close()
         await self._transport.close()
 
-    async def _gather(self, most: int, wait: float) -> tuple[list[Delivery], bool]:
-        """Receive a segment's messages; also whether the queue seemed empty at the end."""
+    async def _gather(self, most: int, wait: float) -> _Gathered:
+        """Receive a segment's messages."""
         if self._receiver is None:
             self._receiver = self._transport.receiver(self._source)
         loop = asyncio.get_running_loop()
         found: list[Delivery] = []
-        size, until = 0, loop.time() + _GATHERING + wait
-        while len(found) < most and size < _SEGMENT_BYTES and loop.time() < until:
+        size, began_at, trickled = 0, math.inf, False
+        while len(found) < most and size < _SEGMENT_BYTES and loop.time() < began_at + _GATHERING:
             fitting = (_SEGMENT_BYTES - size) * len(found) // size if size else _STEP
             step = max(1, min(most - len(found), _STEP if found else _FIRST_STEP, fitting))
             pause = _PAUSE if found else wait
@@ -129,12 +154,15 @@ class Intake:
             except TransportError:
                 if not found:
                     raise
-                return found, True  # what came before is kept first; the next call meets the failure again
+                # What came before is kept first; the next call meets the failure again.
+                return _Gathered(found, began_at, dry=True)
             if not more:
-                return found, True
+                return _Gathered(found, began_at, dry=True)
+            began_at = min(began_at, loop.time())
+            trickled = trickled or len(more) < step
             found += more
             size += sum(len(delivery.message.body) for delivery in more)
-        return found, False
+        return _Gathered(found, began_at, trickled=trickled)
 
     async def _acknowledge(self, deliveries: Sequence[Delivery]) -> None:
         assert self._receiver is not None  # noqa: S101  # it gave these
@@ -171,6 +199,17 @@ class Intake:
                 FailureKind.UNAVAILABLE,
                 FailureReason.TIMEOUT,
             ) from None
+
+
+def _newest(deliveries: Sequence[Delivery]) -> list[Delivery]:
+    """Leave out deliveries whose locks ended while others were gathered, so that their messages came again."""
+    found: dict[object, Delivery] = {}
+    for delivery in deliveries:
+        # A delivery for the first time is no copy, whatever its number; one without a number can't be told from others.
+        again = delivery.sequence_number and delivery.delivery_count > 1
+        key = _key(delivery)
+        found[key if again or key not in found else id(delivery)] = delivery
+    return list(found.values())
 
 
 def _key(delivery: Delivery) -> _Key:

@@ -75,8 +75,8 @@ class _Consumer:
     def available(self) -> int:
         return self._loop.run(self.intake.available())
 
-    def fill(self, most: int, wait: float, start: int) -> int:
-        return self._loop.run(self.intake.fill(most, wait, start))
+    def fill(self, most: int, wait: float, start: int, whole: bool) -> int:
+        return self._loop.run(self.intake.fill(most, wait, start, whole=whole))
 
     def close(self) -> None:
         self._loop.run(self.intake.close())
@@ -220,10 +220,11 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         if self._left is not None:
             most = self._left if most is None else min(most, self._left)
+        whole = most is None  # Spark asks once, for everything that is there
         try:
             if most is None:
                 most = self._consumer.available()
-            taken = self._consumer.fill(most, self._plan.receive_wait, start) if most else 0
+            taken = self._consumer.fill(most, self._plan.receive_wait, start, whole) if most else 0
             if self._left is not None:
                 self._left = self._left - taken if taken or not most else self._left_after_nothing(self._left)
         except TransportError as error:
