@@ -17,6 +17,7 @@ from pairmq.pipeline.datasource._send import RowSender, RowsNotSent
 from pairmq.pipeline.datasource._source import PairMQDataSource
 from pairmq_redis.testing import RedisServer
 from spark_brokers import Brokers, ids
+from watching import watching
 
 PLAIN = t.StructType().add("message_id", "string").add("body", "string")
 PROPERTIES = t.StructField("application_properties", t.MapType(t.StringType(), t.StringType()))
@@ -118,6 +119,13 @@ def test_an_error_of_the_rows_themselves_fails_the_task(brokers):
 
     with pytest.raises(RuntimeError, match="the stage before"):
         write(brokers, batches())
+
+
+def test_an_observer_that_the_settings_file_names_watches_each_task(brokers):
+    brokers.config.write_text(brokers.config.read_text() + "observers = ['audit']\n")
+    with watching() as seen:
+        write(brokers, iter([numbered(0, 3)]))
+    assert {"PairOpened", "SendCompleted", "PairEnded"} <= set(seen)
 
 
 # With a sender that answers what a test wants.

@@ -24,6 +24,7 @@ from pairmq.pipeline.session import local_settings
 from pairmq.runner import backlog_properties
 from pairmq.testing import Fault, in_virtual_time, simulated_pair
 from pairmq.transport import QueueCounts, QueueProperties
+from watching import watching
 
 EAST, WEST = "redis://:p4ss-east@10.0.0.1:6379/0", "redis://:p4ss-west@10.0.0.2:6379/0"
 
@@ -204,6 +205,18 @@ def test_a_worker_without_settings_says_so_instead_of_failing_again_and_again(jo
     outcome = asyncio.run(drain_queue(replace(job, handover=None, handed_over=False), 0))
     assert outcome.ending is Ending.MISCONFIGURED
     assert "no primary broker" in (outcome.problem or "")
+
+
+async def test_an_observer_that_the_settings_file_names_watches_each_task(tmp_path, monkeypatch):
+    monkeypatch.setattr(_left, "EVERY", 0.0)
+    monkeypatch.setattr(_task, "_LOOK", 0.001)
+    config = tmp_path / "pair.toml"
+    urls = "primary = 'memory://drained-east'\nsecondary = 'memory://drained-west'\n"
+    config.write_text(f"[pair]\n{urls}backlog_queue_count = 1\nobservers = ['audit']\n")
+    drain = Drain(make_plan(config=config))
+    with watching() as seen:
+        assert (await drain_queue(drain._job(1, None), 0)).ending is Ending.DRAINED
+    assert {"PairOpened", "BacklogQueueChecked", "PairEnded"} <= set(seen)
 
 
 class Told:

@@ -90,7 +90,13 @@ class Destination:
 
     async def _write(self, batches: Iterator[pa.RecordBatch]) -> Sent:
         settings = self.brokers.settings()
-        pair = Pair.connect(settings.primary, settings.secondary, options=settings.options, journal=settings.journal)
+        pair = Pair.connect(
+            settings.primary,
+            settings.secondary,
+            options=settings.options,
+            observers=settings.observers,
+            journal=settings.journal,
+        )
         async with pair, pair.sender(self.entity.path, kind=self.entity.kind.value) as sender:
             tally = await RowSender(sender, self.rows, self.window).send(batches)
         return Sent(tally.primary, tally.backlog, tally.maybe_duplicate)

@@ -26,6 +26,7 @@ class Job:
         patience: seconds without progress after which the queue is left.
         ends_at: seconds since 1970 UTC at which the task ends, None for no such instant.
         log_level: of the logger ``pairmq``, as the driver has it.
+        observers: names of those that watch the task's pair.
     """
 
     options: PairOptions
@@ -38,6 +39,7 @@ class Job:
     patience: float
     ends_at: float | None
     log_level: int
+    observers: tuple[str, ...] = ()
 
 
 class Ending(StrEnum):

@@ -137,6 +137,7 @@ class Drain:
             patience=patience,
             ends_at=plan.ends_at,
             log_level=logging.getLogger("pairmq").getEffectiveLevel(),
+            observers=plan.settings.observers,
         )
 
     async def _count(self) -> tuple[Depth, ...]:

@@ -72,7 +72,14 @@ async def drain_queue(job: Job, index: int, attempt: int = 0) -> Outcome:
         primary, secondary = _urls(job, worker)
         async with _kept(job.journal) as journal:
             worker.begin(index, attempt, "" if journal is None else journal.process)
-            pair = Pair.connect(primary, secondary, options=job.options, journal=journal, syphon_queues=(index,))
+            pair = Pair.connect(
+                primary,
+                secondary,
+                options=job.options,
+                observers=job.observers,
+                journal=journal,
+                syphon_queues=(index,),
+            )
             watch = _Watch(pair, job, worker)
             pair.subscribe(watch.on_event)
             async with pair:
