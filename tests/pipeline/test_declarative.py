@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import subprocess
 import sys
@@ -87,6 +89,15 @@ def test_a_spec_that_is_there_is_left_as_it_is(tmp_path, capsys):
     assert main(["pipeline", "spec", str(tmp_path), "--journal", "journal", "--out", "tables"]) == 2
     assert "is there already" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["spark-pipeline.yml"]
+
+
+def test_on_a_full_disk_the_file_that_can_not_be_written_is_named(tmp_path, monkeypatch):
+    def fail(path, *arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", fail)
+    with pytest.raises(ConfigurationError, match=r"spark-pipeline\.yml: No space left on device"):
+        write_project(tmp_path / "project", Configuration("/journal"), tmp_path / "tables")
 
 
 @pytest.mark.parametrize("name", ['a "quoted" name', "a\nline", "back\\slash"])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import pickle
+import re
 import stat
 from dataclasses import replace
 
@@ -16,7 +18,7 @@ from pairmq.pipeline.drain import Drain, Ending, Plan, Report, _left, _task, mak
 from pairmq.pipeline.drain._counts import Depth
 from pairmq.pipeline.drain._handover import Handover, Worker
 from pairmq.pipeline.drain._job import Job, Outcome
-from pairmq.pipeline.drain._journalled import Journalled
+from pairmq.pipeline.drain._journalled import Journalled, count_journalled
 from pairmq.pipeline.drain._left import EVERY, Counts, FromBroker, FromDriver, Left
 from pairmq.pipeline.drain._spark import check_session, most_at_once, run_job
 from pairmq.pipeline.drain._task import Task, drain_queue
@@ -185,6 +187,29 @@ def test_attempts_are_known_even_if_they_never_end():
         worker.begin(3, 0, "first")
         worker.begin(3, 1, "second")
         assert [(attempt.index, attempt.journal) for attempt in handover.begun()] == [(3, "first"), (3, "second")]
+
+
+def test_on_a_full_disk_the_file_that_can_not_be_handed_over_is_named():
+    with Handover(None) as handover:
+        worker = Worker(str(handover.directory))
+        for name, write in (
+            (".counted", lambda: handover.tell([])),
+            ("attempts/3-0", lambda: worker.begin(3, 0, "first")),
+        ):
+            full = handover.directory / name
+            full.symlink_to("/dev/full")
+            with pytest.raises(OSError, match=re.escape(str(full))) as raised:
+                write()
+            assert raised.value.errno == errno.ENOSPC
+
+
+def test_what_can_not_be_recovered_of_a_task_is_not_counted_as_nothing(tmp_path):
+    part = tmp_path / "_open" / "mine-000000.part"
+    part.parent.mkdir()
+    part.write_bytes(b"\xff" * 64)
+    assert count_journalled(str(tmp_path), {"another"}) == Journalled(moved=0, again=0, dead_lettered=0)
+    with pytest.raises(OSError, match=re.escape(str(part))):
+        count_journalled(str(tmp_path), {"mine"})
 
 
 def test_an_outcome_comes_back_as_it_was():

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from journal_by_hand import Journal, segment_table
 from pairmq.pipeline.follow import _ledger, _names
+from pairmq.pipeline.follow._identity import STATE, state_of
 from pairmq.pipeline.follow._ledger import Entry, Ledger, Waiting
 from pairmq.pipeline.follow._names import Names
 from pairmq.pipeline.follow._ranges import joined, size, without
@@ -263,6 +264,15 @@ def test_on_a_full_disk_the_list_that_can_not_be_written_is_named(tmp_path):
     full.unlink()
     names.note(1)
     assert [found.path.name for found in names.after(-1)] == ["segment-0.parquet"]
+
+
+def test_on_a_full_disk_the_identity_that_can_not_be_written_is_named(tmp_path):
+    full = tmp_path / STATE / ".follow.json"
+    full.parent.mkdir()
+    full.symlink_to("/dev/full")
+    with pytest.raises(OSError, match=re.escape(str(full))) as raised:
+        state_of(tmp_path, tmp_path / "journal", restart=False)
+    assert raised.value.errno == errno.ENOSPC
 
 
 @pytest.mark.parametrize("sync", ["_sync", "_put"])

@@ -1,8 +1,8 @@
 """All tables of some rows, in memory: what a run writes down is kept as rows here.
 
-Kept by `localCheckpoint`, when it is first read, not in Spark's cache: a cached table still carries the plan of all that
-it was made of, which grows with each step until the tables of a few thousand rows fill a heap of 2 GB. What a run reads
-again from its files has no past either.
+Kept by `localCheckpoint`, when it is first read, not in Spark's cache: a cached table still carries the plan of all
+that it was made of, which grows with each step until the tables of a few thousand rows fill a heap of 2 GB. What a run
+reads again from its files has no past either.
 """
 
 from __future__ import annotations
@@ -59,5 +59,6 @@ def tables_of_parts(rows: Any, parts: int, settings: Settings | None = None) -> 
         partial = [fact.of(each) for each in cut]
         # The first two are merged before the others come, as one who follows a journal does.
         merged = fact.merged(functools.reduce(DataFrame.unionByName, partial[:2]))
-        facts[fact.name] = fact.merged(functools.reduce(DataFrame.unionByName, partial[2:], merged)).localCheckpoint(eager=False)
+        whole = fact.merged(functools.reduce(DataFrame.unionByName, partial[2:], merged))
+        facts[fact.name] = whole.localCheckpoint(eager=False)
     return Made(facts, settings or Settings())

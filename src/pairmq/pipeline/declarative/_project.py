@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pairmq.model import ConfigurationError
+from pairmq.pipeline._writing import writing
 from pairmq.pipeline.declarative._configuration import Configuration
 
 SPEC, SPARK_SETTINGS, DEFINITIONS = "spark-pipeline.yml", "spark-defaults.conf", "definitions.py"
@@ -71,7 +72,8 @@ def write_project(
     try:
         project.folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            (project.folder / name).write_text(text, "utf-8")
+            with writing(project.folder / name):
+                (project.folder / name).write_text(text, "utf-8")
     except OSError as error:
         raise ConfigurationError(f"can't write {error.filename}: {error.strerror or error}") from None
     return project

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from pairmq.pipeline._writing import writing
 from pairmq.pipeline.drain._counts import Depth
 
 _SETTINGS, _STOP, _ATTEMPTS, _COUNTED = "settings", "stop", "attempts", "counted"
@@ -71,7 +72,8 @@ class Handover:
         counted = Counted(self._turn, tuple(depth.pending for depth in depths), tuple(depth.error for depth in depths))
         self._turn += 1
         written = self.directory / f".{_COUNTED}"
-        written.write_text(json.dumps(asdict(counted)), "utf-8")
+        with writing(written):
+            written.write_text(json.dumps(asdict(counted)), "utf-8")
         written.replace(self.directory / _COUNTED)
 
     def stop(self) -> None:
@@ -138,4 +140,6 @@ class Worker:
     def begin(self, index: int, attempt: int, journal: str) -> None:
         """Say that an attempt at a queue begins, and under which name it journals."""
         if self._directory is not None:
-            (self._directory / _ATTEMPTS / f"{index}-{attempt}").write_text(journal)
+            path = self._directory / _ATTEMPTS / f"{index}-{attempt}"
+            with writing(path):
+                path.write_text(journal)

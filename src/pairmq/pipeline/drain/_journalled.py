@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pairmq.model.events import MessageDeadLettered, MessageMoved
 
 _SEGMENT = re.compile(r"segment-(.+)-[0-9]{6,12}\.parquet")
+_PART = re.compile(r"(.+)-[0-9]{6,12}\.part")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ def count_journalled(directory: str, runs: Collection[str]) -> Journalled:
         runs: names under which they journalled.
 
     Raises:
-        OSError: the directory can't be read, or a segment is damaged.
+        OSError: the directory can't be read, or something of these processes in it is damaged or may not be read.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -43,7 +44,10 @@ def count_journalled(directory: str, runs: Collection[str]) -> Journalled:
 
     from pairmq.observe.journal import recover, segments
 
-    recover(directory)
+    for path, why in recover(directory).failed.items():
+        name = _PART.fullmatch(path.name)
+        if name is not None and name[1] in runs:
+            raise OSError(f"{path}: {why}")
     moved = again = dead_lettered = 0
     for path in segments(directory):
         name = _SEGMENT.fullmatch(path.name)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pairmq.model import ConfigurationError
+from pairmq.pipeline._writing import writing
 
 STATE = "_follow"
 """The folder of the output directory that holds the state."""
@@ -48,7 +49,8 @@ def state_of(out: Path, journal: Path, *, restart: bool) -> Path:
         if any(not each.name.startswith(".") for each in folder.iterdir()):
             raise unusable(folder, "does not say of which journal it is")
         written = path.with_name(f".{_NAME}")
-        written.write_text(json.dumps(mine, indent=1) + "\n", "utf-8")
+        with writing(written):
+            written.write_text(json.dumps(mine, indent=1) + "\n", "utf-8")
         written.replace(path)
         return folder
     try:
