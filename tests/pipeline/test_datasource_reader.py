@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections import Counter
 from itertools import pairwise
 
@@ -177,6 +178,18 @@ def test_a_query_that_ended_gives_the_spool_back(make):
     first = make()
     first.initialOffset()
     first.stop()
+    make().initialOffset()
+
+
+def test_a_query_that_got_no_thread_gives_the_spool_back(make, monkeypatch):
+    def no_thread(thread):
+        raise RuntimeError("can't start new thread")
+
+    first = make()
+    with monkeypatch.context() as system:
+        system.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            first.initialOffset()
     make().initialOffset()
 
 

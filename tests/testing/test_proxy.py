@@ -412,6 +412,20 @@ def test_close_frees_port_and_thread(server, connect, proxy):
     echo(connect())
 
 
+def test_a_start_that_got_no_thread_can_be_repeated(connect, proxy, monkeypatch):
+    proxy.close()
+    with monkeypatch.context() as system:
+        system.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            proxy.start()
+    proxy.start()
+    echo(connect())
+
+
+def no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 @pytest.mark.parametrize(
     ("url", "rewritten"),
     [

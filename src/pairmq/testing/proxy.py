@@ -73,6 +73,7 @@ class TcpProxy:
 
         Raises:
             OSError: the broker's host is unknown, or the port has been taken by someone else.
+            RuntimeError: the system gives no thread.
         """
         if self._thread is not None:
             return
@@ -89,10 +90,16 @@ class TcpProxy:
         except BaseException:
             listener.close()
             raise
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, name=f"proxy-{self.port}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            loop.close()
+            listener.close()
+            raise
         self._listener, self._fault = listener, _Fault()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=f"proxy-{self.port}", daemon=True)
-        self._thread.start()
+        self._loop, self._thread = loop, thread
         self._call(self._listen)
 
     def close(self) -> None:

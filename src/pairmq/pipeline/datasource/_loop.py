@@ -19,7 +19,11 @@ class LoopThread:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="pairmq loop", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # the system gives no thread
+            self._loop.close()
+            raise
 
     def run(self, operation: Coroutine[Any, Any, T]) -> T:
         """Wait for a coroutine's result; raises what it raises."""

@@ -60,8 +60,12 @@ class _Consumer:
 
     def __init__(self, plan: _Plan) -> None:
         transport, settings = plan.brokers.transport(plan.side)
-        self.spool = Spool(plan.directory, f"{plan.source} ({plan.side})", patience=plan.spool_wait)
         self._loop = LoopThread()
+        try:
+            self.spool = Spool(plan.directory, f"{plan.source} ({plan.side})", patience=plan.spool_wait)
+        except BaseException:
+            self._loop.close()
+            raise
         try:
             place = Place(plan.side, str(plan.source), plan.source.entity.path)
             self.intake = Intake(transport, plan.source, place, self.spool, settings.options.attempt_timeout)
