@@ -9,7 +9,7 @@ PYPROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 ARGS ?=
 PYTEST_ARGS ?=
 WORKERS ?= 4
-PARTS ?= $(if $(filter 0,$(WORKERS)),1,3)
+TIERS = $(BIN)/python scripts/tiers.py --workers $(WORKERS)
 UPGRADE ?=
 HOURS ?=
 NAME ?=
@@ -17,7 +17,7 @@ NAME ?=
 BENCHMARKS := $(filter-out _% journal_generator run_all,$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo test test-main test-pipeline test-simulated test-long soak simulate chaos mutants model bench bench-one check docs site format lock clean
+.PHONY: help setup system smoke demo test test-servers test-spark test-all test-rest test-long soak simulate chaos mutants model bench bench-one check docs site format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,35 +31,31 @@ $(STAMP): requirements/dev.txt $(PYPROJECTS) scripts/setup.sh
 system: ## install the system packages the tests need (redis-server, rabbitmq-server, openssl, java, chromium)
 	@scripts/system-packages.sh
 
+# Not a part of the help: `make test` runs without them, too, and says so.
+smoke:
+	@scripts/system-packages.sh smoke
+
 demo: setup ## watch a failover happen (ARGS=... go to `pairmq demo`)
 	@$(BIN)/pairmq demo $(ARGS)
 
-# Where Python is told to keep no bytecode, as in many images, each of the hundreds of programs that the tests start would
-# compile all of PairMQ.
-test test-main test-pipeline test-long soak: export PYTHONDONTWRITEBYTECODE =
+# The tiers: what each test needs decides where it runs, see docs/contributing/testing.md.
+test: setup smoke check ## checks, then the tests that need Python alone, and an outage of a server of each product (PYTEST_ARGS=... go to pytest)
+	@$(TIERS) first $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
 
-# Most tests wait for servers and clients more than they compute, so that four at a time serve two processors, and the two
-# other parts run beside them on what they leave: see part.sh.
-test: setup system ## all checks, then all tests (PYTEST_ARGS=... go to pytest; WORKERS=0 for one at a time, PARTS=1 for one part)
-	@$(MAKE) --no-print-directory check
-	@$(MAKE) --no-print-directory --jobs $(PARTS) test-main test-pipeline test-simulated
+test-servers: setup system ## tests with real servers: conformance, integration, chaos
+	@$(TIERS) servers $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
 
-# Hypothesis draws the same examples each time, so that a change is judged by itself; without the seed it draws new ones.
-test-main:
-	@echo "test: pytest"
-	@$(BIN)/python -m pytest -q -m "not long" --numprocesses $(WORKERS) --dist worksteal --hypothesis-seed 0 \
-		--ignore tests/pipeline $(PYTEST_ARGS)
+test-spark: setup system ## tests of the pipeline that need Spark
+	@$(TIERS) spark $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
 
-# These share one Spark session, which takes a while to start.
-test-pipeline:
-	@scripts/part.sh 5 "pytest tests/pipeline" $(BIN)/python -m pytest -q -m "not long" tests/pipeline
+test-all: setup system check ## all tiers, and 300 simulated hours
+	@$(TIERS) first servers spark simulated
 
-test-simulated:
-	@scripts/part.sh 19 "300 simulated hours" $(BIN)/pairmq simulate --seeds 0..299
+test-rest: setup system ## what test-all runs besides test
+	@$(TIERS) servers spark simulated
 
-test-long: setup system ## what takes minutes: more outages of real servers; Spark's kills, drains, judged chaos journals, a cluster, Connect
-	@$(BIN)/python -m pytest -q -m long --numprocesses $(WORKERS) --dist worksteal --ignore tests/pipeline $(PYTEST_ARGS)
-	@PAIRMQ_TEST_SPARK_KILLS=5 $(BIN)/python -m pytest -q -m long tests/pipeline $(PYTEST_ARGS)
+test-long: setup system ## what takes minutes a test: more outages of real servers; Spark's kills, drains, judged chaos journals, a cluster, Connect
+	@PAIRMQ_TEST_SPARK_KILLS=5 $(TIERS) long -- $(PYTEST_ARGS)
 
 soak: setup system ## the long tests: files of a million lines through outages, a million sends with both brokers away (LINES=...)
 	@PAIRMQ_TEST_LINES="$(or $(LINES),1000000)" PAIRMQ_TEST_KILLS_LINES="$(or $(LINES),1000000)" \

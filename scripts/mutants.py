@@ -41,7 +41,7 @@ for seed in range(int(sys.argv[1])):
         print(json.dumps({"by": f"seed {seed}, {first.verdict.value}", "text": first.text}))
         break
 """
-# As `make test-main` runs it.
+# As `make test` runs it, with the tests of whatever tier they are.
 PYTEST = [
     "-m",
     "pytest",

@@ -16,7 +16,7 @@ from pairmq.testing.chaos import ChaosBroker, Settings, carry_out, chaos_broker,
 from pairmq_rabbitmq.testing import RabbitServer
 from pairmq_rabbitmq.testing_chaos import RabbitChaos
 
-pytestmark = [pytest.mark.real_server, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = pytest.mark.real_server
 
 SEED = int(os.environ.get("PAIRMQ_TEST_CHAOS_SEED", "11"))
 SHORT = Settings(seed=SEED, seconds=8.0, every=1.2, longest=2.0, clients=2)

@@ -15,11 +15,8 @@ from pairmq.testing.chaos import KILL, Settings, planned
 
 COMMAND = [sys.executable, "-m", "pairmq.testing.chaos"]
 
-pytestmark = pytest.mark.timeout(500)  # every one starts programs, on a busy machine
-
 
 @pytest.mark.real_server
-@pytest.mark.slow
 def test_ctrl_c_ends_the_faults_and_gives_the_verdict_so_far(tmp_path: Path) -> None:
     pairs = ["--pair=redis,redis"] * 2
     run = subprocess.Popen(

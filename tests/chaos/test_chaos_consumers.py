@@ -101,8 +101,6 @@ def test_a_plan_without_consumers_is_the_one_that_it_always_was() -> None:
 
 
 @pytest.mark.real_server
-@pytest.mark.slow
-@pytest.mark.timeout(500)
 def test_the_command_has_everybody_keep_a_journal(tmp_path: Path) -> None:
     journals, ledgers = tmp_path / "journals", tmp_path / "ledgers"
     size = ["--minutes=0.05", "--every=1", "--clients=1", "--consumers=1", "--seed=7", "--faults=reset,pause"]

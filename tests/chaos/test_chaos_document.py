@@ -18,8 +18,6 @@ DOCUMENT = (Path(__file__).parents[2] / "docs/how-to/run-chaos.md").read_text()
 
 
 @pytest.mark.real_server
-@pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_first_program_runs_as_it_is_printed(tmp_path: Path) -> None:
     program = re.search(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
     run = subprocess.run(

@@ -16,7 +16,7 @@ from pairmq_rabbitmq.testing_chaos import RabbitChaos
 from pairmq_redis.testing_chaos import RedisChaos
 from pairmq_servicebus.testing_chaos import ServiceBusChaos
 
-pytestmark = [pytest.mark.real_server, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.real_server
 
 QUEUE = Entity("orders")
 UNFELT = {"drop-clients", "late", "settlements-lost", "settlements-late"}

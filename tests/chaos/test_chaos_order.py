@@ -16,7 +16,7 @@ from pairmq.testing.chaos.broker import KILL
 from pairmq.testing.chaos.plan import Strike
 from pairmq.testing.simulator import Verdict
 
-pytestmark = [pytest.mark.real_server, pytest.mark.slow, pytest.mark.timeout(500), pytest.mark.long]
+pytestmark = [pytest.mark.real_server, pytest.mark.long]
 
 SHORT = Settings(seed=5, seconds=8.0, clients=2, ordering="session", patience=40.0)
 OUTAGE = (Strike(1.0, KILL.name, 5.0, "primary"),)

@@ -10,8 +10,6 @@ from pairmq.cli import _send
 from pairmq.plugins import TransportRecord, hookimpl, registry
 from pairmq.transport import Capabilities
 
-pytestmark = pytest.mark.timeout(180)
-
 _COMMANDS = ["demo", "send", "receive", "syphon", "status", "ping", "backlog", "entity", "doctor", "plugins", "cost"]
 
 

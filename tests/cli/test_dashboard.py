@@ -16,8 +16,6 @@ from pairmq.model.events import Event, PairEnded, PairOpened
 from pairmq.plugins import ObserverRecord, hookimpl, registry
 from pairmq_redis.testing import RedisServer
 
-pytestmark = pytest.mark.timeout(180)
-
 MARK = {"x-pairmq-dashboard": "1"}
 
 
@@ -69,6 +67,7 @@ def test_it_looks_and_changes_nothing_and_ends_cleanly(program, cli, backlog, nu
     assert json.loads(cli("status", "--json", *backlog).out)["backlog"]["pending"] == 3
 
 
+@pytest.mark.real_server
 def test_nothing_is_made_at_the_brokers(program, cli, servers) -> None:
     first, second = servers
     page = program("dashboard", "--port", "0", "--primary", first.url, "--secondary", second.url)

@@ -8,8 +8,6 @@ from pairmq.cli._demo_plan import Plan, Texts
 from pairmq.cli._demo_tally import Tally
 from pairmq.model import Entity, Receipt, Route, SendRefused, SendUnknown
 
-pytestmark = pytest.mark.timeout(180)
-
 _QUICK = ["--rate", "400", "--failover-interval", "200ms", "--ping-interval", "100ms"]
 _LONG = ["--messages", "3000", "--rate", "200"]
 """It goes on for many seconds after each of its moments, so that a signal that comes late finds it there."""

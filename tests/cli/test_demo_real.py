@@ -24,8 +24,6 @@ from pairmq.model import Delivery, Entity, Message, Receipt, Route
 from pairmq.plugins import Registry, TransportRecord, hookimpl, registry
 from pairmq.transport import Capabilities
 
-pytestmark = pytest.mark.timeout(180)
-
 _QUICK = ["--rate", "400", "--failover-interval", "200ms", "--ping-interval", "100ms"]
 _LONG = ["--messages", "3000", "--rate", "200"]
 """It goes on for many seconds after each of its moments, so that a signal that comes late finds it there."""

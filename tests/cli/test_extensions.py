@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(180)
-
 Install = Callable[..., Path]
 
 _APPLICATION = """

@@ -10,8 +10,6 @@ import pytest
 
 from pairmq.cli._receive_job import ReceiveJob
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.fixture
 def orders(cli, brokers) -> None:

@@ -14,8 +14,6 @@ from pairmq.pair import Pair
 from pairmq.testing.servers import free_port
 from pairmq_redis.testing import RedisServer
 
-pytestmark = pytest.mark.timeout(180)
-
 
 def has_unread(server: RedisServer) -> bool:
     """Whether bytes wait for a paused server: somebody has sent it something since."""
@@ -229,8 +227,6 @@ def test_a_reader_that_leaves_ends_it_quietly(servers) -> None:
 
 
 @pytest.mark.real_server
-@pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_large_file_streams_in_little_memory(program, servers, tmp_path: Path) -> None:
     first, second = servers
     file = tmp_path / "large"

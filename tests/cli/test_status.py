@@ -9,8 +9,6 @@ import pytest
 from pairmq.testing.servers import free_port
 from pairmq_rabbitmq._transport import CAPABILITIES, RabbitTransport
 
-pytestmark = pytest.mark.timeout(180)
-
 
 def test_it_only_looks_and_shows_missing_queues_as_missing(cli, brokers) -> None:
     ended = cli("status", *brokers)

@@ -9,8 +9,6 @@ from pairmq.cli import _syphon_job
 from pairmq.cli._backlog_counts import Depths
 from pairmq.testing.servers import free_port
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.fixture
 def diverted(cli, servers) -> list[str]:

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,7 +27,6 @@ def test_the_queue_of_a_session_never_changes():
     assert [backlog_queue_of(ORDERS, f"session-{n}", "sender", 10) for n in range(8)] == [2, 8, 7, 9, 6, 6, 6, 9]
 
 
-@pytest.mark.timeout(240)
 def test_the_queue_of_a_session_is_the_same_in_every_process():
     program = (
         "from pairmq.core import backlog_queue_of; from pairmq.model import Entity\n"

@@ -15,7 +15,7 @@ from pairmq.dashboard import Address, serving
 from pairmq.testing import SimulatedBroker
 from pairmq_redis.testing import RedisServer
 
-pytestmark = [pytest.mark.real_server, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.real_server
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 OPTIONS = PairOptions(

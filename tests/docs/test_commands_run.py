@@ -65,7 +65,6 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.mark.real_server
-@pytest.mark.timeout(180)
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("words", QUICK, ids=" ".join)
 def test_a_command_does_what_it_is_asked(

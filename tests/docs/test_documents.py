@@ -42,7 +42,6 @@ def test_the_promises_and_the_way_they_are_known_lead_to_each_other():
     assert "](guarantees.md)" in (ROOT / "docs/explanation/correctness.md").read_text()
 
 
-@pytest.mark.timeout(120)
 def test_the_tutorial_runs_as_it_is_printed(tmp_path):
     text = (ROOT / "docs/tutorial/first-failover.md").read_text()
     program = re.search(r"```python\n(.*?)```", text, re.DOTALL)

@@ -23,7 +23,7 @@ from pairmq_redis.testing import RedisServer
 EXAMPLES = Path(__file__).parents[2] / "docs/how-to/examples"
 KILL_AT, DIVERTED, ORDERS = 20, 20, 160
 
-pytestmark = [pytest.mark.real_server, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.real_server
 
 
 @contextmanager

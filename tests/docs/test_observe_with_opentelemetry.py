@@ -19,7 +19,6 @@ PAGE = (DOCS / "how-to/observe-with-opentelemetry.md").read_text()
 
 
 @pytest.mark.real_server
-@pytest.mark.timeout(180)
 def test_the_example_follows_an_order_through_a_killed_primary():
     with RedisServer(appendfsync="no") as east, RedisServer(appendfsync="no") as west:
         program = subprocess.Popen(

@@ -33,6 +33,14 @@ EAST = ("redis://127.0.0.1:6379/0", "redis://…")
 WEST = ("redis://127.0.0.1:6380/0",)
 
 
+def starts_servers(page: str) -> bool:
+    """Whether a page's programs, or what is given to them, name the URL of a server."""
+    given = given_to(page)
+    texts = [block.text for block in HERE if block.page == page and block not in TESTS]
+    texts += [given.read_text("utf-8")] if given.exists() else []
+    return any(printed in text for text in texts for printed in (CONTOSO, FABRIKAM, *RABBIT, *EAST, *WEST, "Server"))
+
+
 def given_to(page: str) -> Path:
     """The file of a page: its own name, or for a README the folder's that it stands in."""
     path = Path(page)
@@ -85,8 +93,9 @@ def ended(command: list[str], folder: Path) -> str:
     return run.stdout
 
 
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("page", PROGRAMS)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.real_server] if starts_servers(page) else []) for page in PROGRAMS]
+)
 def test_the_blocks_of_a_page_run_one_after_the_other(page: str, settled: Callable[[str], str], tmp_path: Path) -> None:
     parts = []
     given = given_to(page)
@@ -101,7 +110,6 @@ def test_the_blocks_of_a_page_run_one_after_the_other(page: str, settled: Callab
     ended([str(ROOT / "tests/support/doc_program.py"), "blocks.json"], tmp_path)
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("block", TESTS, ids=[block.place for block in TESTS])
 def test_a_block_that_is_a_test_passes(block: Block, tmp_path: Path) -> None:
     (tmp_path / "test_block.py").write_text(block.text)

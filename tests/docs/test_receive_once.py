@@ -17,7 +17,6 @@ PAGE = (HOW_TO / "receive-once.md").read_text()
 
 
 @pytest.mark.real_server
-@pytest.mark.timeout(120)
 def test_the_example_prints_what_the_page_says():
     printed = re.search(r"\$ python docs/how-to/examples/ship_once.py .*\n((?:.+\n)+)```", PAGE)[1]
     with RedisServer(appendfsync="no") as server:

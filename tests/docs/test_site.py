@@ -60,14 +60,14 @@ def test_every_page_is_in_the_list_of_its_folder(folder: str) -> None:
     assert sorted(pages - listed - {"index.md"}) == [], f"add it to docs/{folder}/index.md, of which the menu is made"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.real_server
 def test_the_site_has_every_page(site: Path) -> None:
     pages = {path.relative_to(ROOT / "docs").with_suffix(".html") for path in ROOT.glob("docs/**/*.md")}
     pages |= {Path(f"reference/transports/{name}.html") for name in ("rabbitmq", "redis", "servicebus", "template")}
     assert [str(page) for page in sorted(pages) if not (site / page).is_file()] == []
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.real_server
 def test_no_page_asks_anybody_for_anything(site: Path) -> None:
     asked = {
         (path.relative_to(site).as_posix(), url)
@@ -85,7 +85,7 @@ def test_no_page_asks_anybody_for_anything(site: Path) -> None:
     assert [path for path in site.rglob("*.html") if 'class="mermaid"' in path.read_text("utf-8")] == []
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.real_server
 def test_the_reference_has_every_public_name(site: Path) -> None:
     missing = []
     for page, package in PACKAGES:
@@ -97,7 +97,7 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
     assert missing == []
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.real_server
 def test_the_state_diagram_is_drawn_with_every_move(site: Path) -> None:
     page = (ROOT / "docs/reference/state-machine.md").read_text("utf-8")
     moves = re.findall(r"^    (?:\w+|\[\*\]) --> \w+: (.+)$", page, re.MULTILINE)

@@ -36,7 +36,6 @@ def test_every_example_is_in_a_file():
     assert len(TESTS) == 6
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.real_server] if "real" in name else []) for name in TESTS]
 )
@@ -46,7 +45,6 @@ def test_an_example_passes(run, name: str):
     assert set(result.parseoutcomes()) == {"passed"}
 
 
-@pytest.mark.timeout(300)
 def test_the_machine_says_what_the_document_says_of_an_order_without_an_id(run):
     nameless = FILES["shop.py"].replace(', message_id=f"order-{number}"', "")
     result = run("test_shop_machine.py", nameless, SEARCH)

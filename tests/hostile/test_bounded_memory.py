@@ -118,7 +118,6 @@ def resident() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("attempt", [one_by_one, in_a_stream, in_batches])
 @pytest.mark.parametrize("fault", [Fault.DOWN, Fault.HANG])
@@ -170,7 +169,6 @@ async def test_a_send_that_fails_for_hours_keeps_few_of_its_failures() -> None:
 
 
 @pytest.mark.real_server
-@pytest.mark.timeout(300)
 async def test_dead_ports_bound_what_waits_and_all_works_when_they_are_served_again() -> None:
     ports = free_port(), free_port()
     urls = [f"redis://127.0.0.1:{port}/0" for port in ports]

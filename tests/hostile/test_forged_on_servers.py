@@ -110,7 +110,6 @@ async def write_to_servicebus(connection_string: str) -> None:
 
 
 @pytest.mark.real_server
-@pytest.mark.timeout(400)
 async def test_the_good_come_home_and_all_forged_are_dead_lettered(
     primary: RedisServer, secondary: tuple[str, Vandal]
 ) -> None:

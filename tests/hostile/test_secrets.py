@@ -31,8 +31,6 @@ from pairmq_rabbitmq.testing import RabbitServer
 from pairmq_redis.testing import RedisServer
 from pairmq_servicebus.testing import ServiceBusServer
 
-pytestmark = pytest.mark.timeout(300)  # a server may have to be started first, on a busy machine
-
 PASSWORD = "pl@nted: hunter2/ö%?&#"
 WRONG = "wr@ng: hunter3/ö%?&#"
 KEY = base64.b64encode(b"planted hunter2 key of 32 bytes!").decode()
@@ -102,7 +100,9 @@ def servicebus() -> Iterator[Product]:
         yield Product("servicebus", server.url, wrong, server.url.replace(f":{server.port}/", f":{free_port()}/"))
 
 
-@pytest.fixture(params=["redis", "rabbitmq", "servicebus"])
+@pytest.fixture(
+    params=[pytest.param(name, marks=pytest.mark.real_server) for name in ("redis", "rabbitmq", "servicebus")]
+)
 def product(request: pytest.FixtureRequest) -> Product:
     found: Product = request.getfixturevalue(request.param)
     return found
@@ -363,6 +363,7 @@ def test_no_command_writes_a_secret(
         assert written.strip() or status == 0, command
 
 
+@pytest.mark.real_server
 @pytest.mark.real_server
 @pytest.mark.parametrize("product_name", ["rabbitmq", "servicebus"])
 @pytest.mark.parametrize("case", ["good", "wrong", "dead"])

@@ -111,7 +111,6 @@ def url(product: str, port: int, authority: Path | None) -> str:
             return f"sb://key:c2VjcmV0@localhost:{port}/{options}"
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("product", ["redis", "rabbitmq", "servicebus"])
 @pytest.mark.parametrize("kind", ["unknown authority", "wrong name", "expired"])
 async def test_who_does_not_prove_who_he_is_hears_nothing(
@@ -130,7 +129,6 @@ async def test_who_does_not_prove_who_he_is_hears_nothing(
     assert listener.said == 0
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("product", ["redis", "rabbitmq", "servicebus"])
 async def test_who_proves_it_is_spoken_to(
     certificates: Certificates, listen: Callable[[trustme.LeafCert], Listener], product: str

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.real_server, pytest.mark.slow]
+pytestmark = pytest.mark.real_server
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "counted_cost.py"
 
 
 @pytest.mark.long
-@pytest.mark.timeout(240)
 def test_what_a_namespace_counts_agrees_with_the_formula() -> None:
     arguments = ["--queues=4", "--wait=2", "--polls=3", "--messages=60"]
     run = subprocess.run([sys.executable, str(BENCHMARK), *arguments], capture_output=True, text=True, timeout=200)

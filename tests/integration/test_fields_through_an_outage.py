@@ -23,7 +23,7 @@ from pairmq_rabbitmq.testing import RabbitServer
 from pairmq_redis.testing import RedisServer
 from pairmq_servicebus.testing import ServiceBusServer
 
-pytestmark = [pytest.mark.real_server, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = pytest.mark.real_server
 
 COUNT = 1500
 OPTIONS = PairOptions(

@@ -24,7 +24,7 @@ from pairmq_rabbitmq.testing import RabbitServer
 from pairmq_redis.testing import RedisServer
 from pairmq_servicebus.testing import ServiceBusServer
 
-pytestmark = [pytest.mark.real_server, pytest.mark.slow]
+pytestmark = pytest.mark.real_server
 
 LINES = int(os.environ.get("PAIRMQ_TEST_KILLS_LINES", "5000"))
 PATIENCE = 120 + LINES / 100  # s

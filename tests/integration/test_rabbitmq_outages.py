@@ -46,7 +46,7 @@ from pairmq.testing import TcpProxy
 from pairmq_rabbitmq.testing import RabbitServer
 from pairmq_redis.testing import RedisServer
 
-pytestmark = [pytest.mark.real_server, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.real_server
 
 
 def taken_by_pika(server_url: str) -> list[str]:

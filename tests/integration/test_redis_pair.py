@@ -15,7 +15,7 @@ from pairmq.model import Source
 from pairmq.model.events import RotationChanged
 from pairmq.testing import memory_broker
 
-pytestmark = [pytest.mark.real_server, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.real_server
 
 OPTIONS = PairOptions(
     failover_interval=0.5,

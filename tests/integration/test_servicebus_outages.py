@@ -38,8 +38,6 @@ from pairmq_servicebus.testing import ServiceBusServer
 
 pytestmark = [
     pytest.mark.real_server,
-    pytest.mark.slow,
-    pytest.mark.timeout(300),
     # Azure's client forgets sockets of connections that failed while they were opened, of which nobody else knows.
     pytest.mark.filterwarnings(
         r"ignore:Exception ignored in. <(socket|function StreamWriter|function _SelectorTransport)"

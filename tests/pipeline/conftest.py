@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 import pytest
 
 from pairmq.pipeline.session import local_settings
 
 _started = []  # the session, once a test has asked for it
-_LIMIT = 600  # s: a first query alone takes a while, and `make test` runs the other tests beside these
-
-
-def pytest_collection_modifyitems(items):
-    """Give every test here longer than others: one that is cut off leaves the session unusable for all that follow."""
-    for item in items:
-        if item.path.parent == Path(__file__).parent and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(_LIMIT))
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,7 @@ from chaos_world import contradiction, world_of
 from pairmq.pipeline import run
 from pairmq.testing.chaos import ChaosReport, Settings, carry_out, chaos_broker, planned
 
-pytestmark = [pytest.mark.long, pytest.mark.real_server, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.real_server]
 
 PATIENCE = 1.0
 PAIR = os.environ.get("PAIRMQ_TEST_CHAOS_PAIR", "redis,redis")

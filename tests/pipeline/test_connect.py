@@ -10,7 +10,7 @@ from pairmq.pipeline import run
 from rich_journal import LOST, write_rich_journal
 from spark_programs import LIMIT, assert_same_tables, configured, daemon, ended, environment, spark_program
 
-pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(3 * LIMIT)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3 * LIMIT)]
 
 
 @pytest.fixture(scope="module")

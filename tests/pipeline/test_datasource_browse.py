@@ -47,6 +47,7 @@ def names(rows: list[dict]) -> Counter[str]:
     return Counter(row["message_id"] for row in rows)
 
 
+@pytest.mark.real_server
 def test_every_message_is_shown_and_nothing_is_changed(brokers):
     brokers.send(numbered(2500))
     before = brokers.counts()
@@ -58,6 +59,7 @@ def test_every_message_is_shown_and_nothing_is_changed(brokers):
     assert brokers.take() == Counter(ids(2500))
 
 
+@pytest.mark.real_server
 def test_a_message_is_shown_with_where_and_when_it_was_found(brokers):
     since = datetime.now(UTC) - timedelta(minutes=1)
     brokers.send([Message(b"x", message_id="m", application_properties={"price": 1.5})])
@@ -68,12 +70,14 @@ def test_a_message_is_shown_with_where_and_when_it_was_found(brokers):
     assert row["sequence_number"]
 
 
+@pytest.mark.real_server
 def test_no_more_messages_are_shown_than_asked_for(brokers):
     brokers.send(numbered(50))
     [rows] = shown(brokers, entity="orders", limit="7")
     assert names(rows) == Counter(ids(7))
 
 
+@pytest.mark.real_server
 def test_very_many_messages_are_shown_only_to_who_asks_for_them(brokers, monkeypatch):
     monkeypatch.setattr(_browse, "_UNASKED", 20)
     brokers.send(numbered(21))
@@ -94,6 +98,7 @@ async def _divert(brokers: Brokers, count: int) -> None:
             await pair.sender("orders").send(Message(b"x", message_id=f"m{number}", session_id="s"))
 
 
+@pytest.mark.real_server
 def test_the_backlog_is_shown_queue_by_queue_as_it_was_sent(brokers):
     asyncio.run(_divert(brokers, 40))
     before = [brokers.counts(queue, side="secondary") for queue in brokers.backlog()]
@@ -105,15 +110,18 @@ def test_the_backlog_is_shown_queue_by_queue_as_it_was_sent(brokers):
     assert [brokers.counts(queue, side="secondary") for queue in brokers.backlog()] == before
 
 
+@pytest.mark.real_server
 def test_a_backlog_that_was_never_made_is_empty(brokers):
     assert shown(brokers, backlog="true") == [[], []]
 
 
+@pytest.mark.real_server
 def test_a_queue_that_does_not_exist_is_an_error_that_names_it(brokers):
     with pytest.raises(TransportError, match="nowhere"):
         shown(brokers, entity="nowhere")
 
 
+@pytest.mark.real_server
 def test_a_broker_that_stays_silent_is_an_error_of_the_broker(brokers, servers):
     servers[0].pause()
     try:
@@ -124,6 +132,7 @@ def test_a_broker_that_stays_silent_is_an_error_of_the_broker(brokers, servers):
     assert caught.value.kind is FailureKind.UNAVAILABLE
 
 
+@pytest.mark.real_server
 def test_a_broker_that_is_away_is_an_error(brokers, tmp_path):
     away = Brokers("redis://127.0.0.1:1/0", brokers.secondary, tmp_path)
     with pytest.raises(TransportError):

@@ -76,6 +76,7 @@ def fill(brokers: Brokers, directory, most: int = 1000) -> int:
     return asyncio.run(_fill(brokers.primary, ORDERS, directory, most))
 
 
+@pytest.mark.real_server
 def test_everything_comes_into_the_spool_and_leaves_the_broker(brokers, directory):
     brokers.send(numbered(300))
     assert fill(brokers, directory) == 300
@@ -83,12 +84,14 @@ def test_everything_comes_into_the_spool_and_leaves_the_broker(brokers, director
     assert brokers.counts().pending == 0
 
 
+@pytest.mark.real_server
 def test_no_more_than_the_limit_is_taken_and_the_rest_is_free_for_others(brokers, directory):
     brokers.send(numbered(300))
     assert fill(brokers, directory, most=120) == 120
     assert brokers.take().total() == 180
 
 
+@pytest.mark.real_server
 def test_an_empty_queue_gives_no_segment(brokers, directory):
     assert fill(brokers, directory) == 0
     assert not list(directory.glob("*.arrow"))
@@ -360,6 +363,7 @@ def test_what_came_before_the_broker_went_away_is_kept_before_the_failure_is_tol
     assert asyncio.run(_failing(directory)) == ["1", "the broker is away"]
 
 
+@pytest.mark.real_server
 def test_a_disk_that_is_full_leaves_the_messages_with_the_broker(brokers, directory, monkeypatch):
     brokers.send(numbered(50))
 

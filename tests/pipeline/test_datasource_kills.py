@@ -27,7 +27,7 @@ PYTHON_KILLS = int(os.environ.get("PAIRMQ_TEST_SPARK_KILLS", "2"))
 DRIVER_KILLS = int(os.environ.get("PAIRMQ_TEST_SPARK_KILLS", "1"))
 PASSWORD = "geheim-77"
 
-pytestmark = [pytest.mark.long, pytest.mark.real_server, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.real_server]
 
 
 @pytest.fixture(scope="module")

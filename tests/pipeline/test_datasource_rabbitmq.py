@@ -12,7 +12,7 @@ from pairmq.pipeline.datasource._source import PairMQDataSource
 from pairmq_rabbitmq.testing import pool
 from spark_brokers import Brokers, ids, numbered
 
-pytestmark = [pytest.mark.real_server, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.real_server
 
 
 @pytest.fixture(scope="module")

@@ -57,6 +57,7 @@ def batch(reader, start, end) -> Counter[str]:
     return found
 
 
+@pytest.mark.real_server
 def test_a_batch_is_what_came_and_can_be_read_again(brokers, make):
     brokers.send(numbered(30))
     reader = make()
@@ -65,6 +66,7 @@ def test_a_batch_is_what_came_and_can_be_read_again(brokers, make):
     assert batch(reader, start, end) == batch(reader, start, end) == Counter(ids(30))
 
 
+@pytest.mark.real_server
 def test_no_messages_are_no_batch(make):
     reader = make()
     start = reader.initialOffset()
@@ -72,6 +74,7 @@ def test_no_messages_are_no_batch(make):
     assert reader.partitions(start, start) == []
 
 
+@pytest.mark.real_server
 def test_a_batch_has_no_more_rows_than_the_limit(brokers, make):
     brokers.send(numbered(250))
     reader = make()
@@ -82,6 +85,7 @@ def test_a_batch_has_no_more_rows_than_the_limit(brokers, make):
     assert sizes == [100, 100, 50]
 
 
+@pytest.mark.real_server
 def test_what_is_beyond_the_limit_stays_with_the_broker(brokers, make):
     brokers.send(numbered(250))
     reader = make()
@@ -89,6 +93,7 @@ def test_what_is_beyond_the_limit_stays_with_the_broker(brokers, make):
     assert brokers.take().total() == 150
 
 
+@pytest.mark.real_server
 def test_a_trigger_without_a_limit_takes_what_the_broker_has(brokers, make):
     brokers.send(numbered(250))
     reader = make()
@@ -96,6 +101,7 @@ def test_a_trigger_without_a_limit_takes_what_the_broker_has(brokers, make):
     assert batch(reader, start, reader.latestOffset(start, ReadAllAvailable())) == Counter(ids(250))
 
 
+@pytest.mark.real_server
 def test_a_restarted_query_reads_an_unfinished_batch_again(brokers, make):
     brokers.send(numbered(30))
     first = make()
@@ -105,6 +111,7 @@ def test_a_restarted_query_reads_an_unfinished_batch_again(brokers, make):
     assert batch(make(), start, end) == Counter(ids(30))
 
 
+@pytest.mark.real_server
 def test_what_came_into_the_spool_before_its_offset_was_written_down_is_the_next_batch(brokers, make):
     brokers.send(numbered(30))
     first = make()
@@ -118,6 +125,7 @@ def test_what_came_into_the_spool_before_its_offset_was_written_down_is_the_next
     assert brokers.counts().active == 30  # nothing more is taken while the spool has some
 
 
+@pytest.mark.real_server
 def test_several_segments_of_an_earlier_run_are_given_within_the_limit(brokers, make):
     brokers.send(numbered(250))
     first = make()
@@ -130,6 +138,7 @@ def test_several_segments_of_an_earlier_run_are_given_within_the_limit(brokers, 
     assert batch(again, start, again.latestOffset(start, ReadAllAvailable())).total() == 250
 
 
+@pytest.mark.real_server
 def test_a_segment_that_is_larger_than_a_smaller_limit_is_given_all_the_same(brokers, make):
     brokers.send(numbered(100))
     first = make()
@@ -140,6 +149,7 @@ def test_a_segment_that_is_larger_than_a_smaller_limit_is_given_all_the_same(bro
     assert batch(again, start, again.latestOffset(start, ReadMaxRows(10))).total() == 100
 
 
+@pytest.mark.real_server
 def test_a_commit_deletes_what_stands_before_it_and_nothing_else(brokers, make, tmp_path):
     brokers.send(numbered(200))
     reader = make()
@@ -151,6 +161,7 @@ def test_a_commit_deletes_what_stands_before_it_and_nothing_else(brokers, make, 
     assert batch(reader, middle, end).total() == 100
 
 
+@pytest.mark.real_server
 def test_a_batch_whose_segments_are_gone_is_an_error_and_no_empty_batch(brokers, make):
     brokers.send(numbered(30))
     reader = make()
@@ -161,6 +172,7 @@ def test_a_batch_whose_segments_are_gone_is_an_error_and_no_empty_batch(brokers,
         reader.partitions(start, end)
 
 
+@pytest.mark.real_server
 def test_a_checkpoint_that_meets_another_spool_is_told_so(make, tmp_path):
     start = make().initialOffset()
     other = make(spool=str(tmp_path / "other"))
@@ -168,12 +180,14 @@ def test_a_checkpoint_that_meets_another_spool_is_told_so(make, tmp_path):
         other.latestOffset(start, ReadMaxRows(100))
 
 
+@pytest.mark.real_server
 def test_a_second_query_on_the_spool_is_locked_out(make):
     make().initialOffset()
     with pytest.raises(SpoolInUse):
         make().initialOffset()
 
 
+@pytest.mark.real_server
 def test_a_query_that_ended_gives_the_spool_back(make):
     first = make()
     first.initialOffset()
@@ -181,6 +195,7 @@ def test_a_query_that_ended_gives_the_spool_back(make):
     make().initialOffset()
 
 
+@pytest.mark.real_server
 def test_a_query_that_got_no_thread_gives_the_spool_back(make, monkeypatch):
     def no_thread(thread):
         raise RuntimeError("can't start new thread")
@@ -204,6 +219,7 @@ def run_to_the_end(reader, start) -> list[dict]:
     return offsets
 
 
+@pytest.mark.real_server
 def test_a_query_that_takes_what_is_there_takes_nothing_that_came_later(brokers, make):
     brokers.send(numbered(150))
     reader = make()
@@ -215,6 +231,7 @@ def test_a_query_that_takes_what_is_there_takes_nothing_that_came_later(brokers,
     assert brokers.counts().active == 30
 
 
+@pytest.mark.real_server
 def test_a_query_that_takes_what_is_there_ends_although_somebody_else_was_quicker(brokers, make):
     brokers.send(numbered(150))
     reader = make()
@@ -224,6 +241,7 @@ def test_a_query_that_takes_what_is_there_ends_although_somebody_else_was_quicke
     assert run_to_the_end(reader, start) == [start]
 
 
+@pytest.mark.real_server
 def test_a_query_that_takes_what_is_there_waits_for_a_slow_broker(brokers, make, monkeypatch):
     brokers.send(numbered(30))
     reader = make()
@@ -238,6 +256,7 @@ def test_a_query_that_takes_what_is_there_waits_for_a_slow_broker(brokers, make,
 # Brokers that are away, or say no.
 
 
+@pytest.mark.real_server
 def test_a_broker_that_is_away_is_waited_for(brokers, make, server):
     reader = make()
     start = reader.initialOffset()
@@ -251,6 +270,7 @@ def test_a_broker_that_is_away_is_waited_for(brokers, make, server):
     assert batch(reader, start, end) == Counter(ids(30))
 
 
+@pytest.mark.real_server
 def test_a_query_that_is_to_end_does_not_end_well_while_the_broker_is_away(make, server):
     reader = make(attempt_timeout="1s")
     reader.initialOffset()
@@ -259,6 +279,7 @@ def test_a_query_that_is_to_end_does_not_end_well_while_the_broker_is_away(make,
         reader.prepareForTriggerAvailableNow()
 
 
+@pytest.mark.real_server
 def test_a_query_that_is_to_end_gives_up_a_broker_that_goes_away(brokers, make, server):
     brokers.send(numbered(30))
     reader = make()
@@ -269,12 +290,14 @@ def test_a_query_that_is_to_end_gives_up_a_broker_that_goes_away(brokers, make, 
         run_to_the_end(reader, start)
 
 
+@pytest.mark.real_server
 def test_a_queue_that_does_not_exist_is_an_error(make):
     reader = make(entity="nowhere")
     with pytest.raises((TransportError, EntityNotFound)):
         reader.latestOffset(reader.initialOffset(), ReadMaxRows(100))
 
 
+@pytest.mark.real_server
 def test_a_backlog_queue_is_not_streamed(brokers, make):
     with pytest.raises(ConfigurationError, match="would take its messages away from the syphon"):
         make(entity=brokers.backlog()[0], side="secondary")

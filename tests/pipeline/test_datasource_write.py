@@ -54,21 +54,25 @@ def write(brokers: Brokers, batches: Iterator[pa.RecordBatch], schema: t.StructT
     return writer.write(batches)
 
 
+@pytest.mark.real_server
 def test_a_task_says_how_many_rows_went_where(brokers):
     sent = write(brokers, iter([numbered(0, 700), numbered(700, 1500)]))
     assert (sent.primary, sent.backlog, sent.maybe_duplicate) == (1500, 0, 0)
     assert brokers.take() == Counter(ids(1500))
 
 
+@pytest.mark.real_server
 def test_a_task_without_rows_ends_well(brokers):
     assert write(brokers, iter([])).primary == 0
 
 
+@pytest.mark.real_server
 def test_what_a_task_says_can_be_pickled(brokers):
     sent = write(brokers, iter([numbered(0, 3)]))
     assert pickle.loads(pickle.dumps(sent)) == sent
 
 
+@pytest.mark.real_server
 def test_rows_are_diverted_when_the_primary_is_killed_in_the_middle(brokers, servers):
     east, _ = servers
 
@@ -91,6 +95,7 @@ def test_rows_are_diverted_when_the_primary_is_killed_in_the_middle(brokers, ser
     assert seen.total() - 2000 <= sent.maybe_duplicate
 
 
+@pytest.mark.real_server
 def test_a_task_fails_when_no_broker_takes_its_rows(brokers, servers):
     for server in servers:
         server.kill()
@@ -98,6 +103,7 @@ def test_a_task_fails_when_no_broker_takes_its_rows(brokers, servers):
         write(brokers, iter([numbered(0, 1500)]), send_timeout="1s", attempt_timeout="500ms")
 
 
+@pytest.mark.real_server
 def test_a_refused_row_fails_the_task_by_its_id_when_the_others_have_their_receipts(brokers):
     properties = pa.array([None] * 7 + [[("x-ms-path", '"a"')]] + [None] * 42, pa.map_(pa.string(), pa.string()))
     rows = numbered(0, 50).append_column("application_properties", properties)
@@ -106,12 +112,14 @@ def test_a_refused_row_fails_the_task_by_its_id_when_the_others_have_their_recei
     assert brokers.take() == Counter(ids(50) - {"m7"})
 
 
+@pytest.mark.real_server
 def test_a_row_that_no_message_can_be_made_of_fails_the_task_when_the_others_have_their_receipts(brokers):
     with pytest.raises(RowRefused, match=r"no message_id.* 500 rows of this task were sent before"):
         write(brokers, iter([batch(*(f"m{number}" for number in range(600)), None)]))
     assert brokers.take() == Counter(ids(500))
 
 
+@pytest.mark.real_server
 def test_an_error_of_the_rows_themselves_fails_the_task(brokers):
     def batches() -> Iterator[pa.RecordBatch]:
         yield numbered(0, 5)
@@ -121,6 +129,7 @@ def test_an_error_of_the_rows_themselves_fails_the_task(brokers):
         write(brokers, batches())
 
 
+@pytest.mark.real_server
 def test_an_observer_that_the_settings_file_names_watches_each_task(brokers):
     brokers.config.write_text(brokers.config.read_text() + "observers = ['audit']\n")
     with watching() as seen:

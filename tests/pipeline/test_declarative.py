@@ -50,7 +50,6 @@ def pipeline(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.timeout(3 * LIMIT)
 def test_run_again_the_pipeline_makes_the_tables_of_the_journal_that_has_grown(spark, project):
     # The second run has the first one's tables in its catalog, and must neither stumble over them nor read them.
@@ -122,7 +121,6 @@ def test_a_value_that_can_not_be_is_named(settings, told):
         read_configuration(known.get)
 
 
-@pytest.mark.timeout(LIMIT)
 def test_behind_a_url_every_row_of_a_journal_is_read_once(spark, tmp_path):
     journal = write_rich_journal(tmp_path / "journal")
     for torn in look_over(journal).bad:

@@ -23,7 +23,7 @@ from pairmq.plugins import registry
 from pairmq_rabbitmq.testing import pool
 from pairmq_redis.testing import RedisServer
 
-pytestmark = [pytest.mark.long, pytest.mark.real_server, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.real_server]
 
 WORKER = re.compile(r".*-(\d+)-\d{8}T\d{6}Z-")
 

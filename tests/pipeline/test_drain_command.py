@@ -18,7 +18,7 @@ from diverted import held, leave, taken
 from pairmq.cli._app import run
 from pairmq_redis.testing import RedisServer
 
-pytestmark = [pytest.mark.real_server, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.real_server
 
 
 @pytest.fixture

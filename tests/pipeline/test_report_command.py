@@ -149,7 +149,6 @@ def test_a_demo_that_was_stopped_has_no_report(monkeypatch, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)  # it waits for Spark, on a busy machine
 def test_the_demo_ends_with_the_report_of_what_just_happened(spark, monkeypatch, tmp_path, capfd):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     status = main(["demo", "--messages", "200", "--rate", "200", "--seed", "7", "--pipeline", "--json"])

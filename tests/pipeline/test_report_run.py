@@ -10,8 +10,6 @@ from pairmq.model.events import Cause, Side
 from pairmq.pipeline import run
 from pairmq.pipeline.reporting import report
 
-pytestmark = pytest.mark.timeout(600)  # the first one waits for Spark, on a busy machine
-
 
 @pytest.fixture(scope="module")
 def told(spark, tmp_path_factory):

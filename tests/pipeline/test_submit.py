@@ -15,7 +15,7 @@ from spark_programs import LIMIT, assert_same_tables, configured, daemon, ended,
 
 DOCS = Path(__file__).parents[2] / "docs" / "how-to" / "run-on-a-cluster.md"
 
-pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(3 * LIMIT)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3 * LIMIT)]
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,6 @@ from pairmq.cli._app import run
 from pairmq.runner._job import Endings
 from pairmq.testing.simulator import Scenario, Settings, scenario_of
 
-pytestmark = pytest.mark.timeout(400)  # nothing but computing, which takes long where others want the processors
-
 
 @pytest.fixture
 def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:

@@ -12,8 +12,6 @@ import pytest
 
 from pairmq.testing.simulator import Settings, replay, scenario_of, simulate
 
-pytestmark = pytest.mark.timeout(600)  # nothing but computing, which takes long where others want the processors
-
 PROGRAM = """
 import hashlib, sys
 from pairmq.testing.simulator import Settings, simulate

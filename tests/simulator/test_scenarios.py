@@ -84,7 +84,6 @@ def test_a_scenario_that_does_not_fail_is_not_shrunk():
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)  # nothing but computing: seconds on a free processor, and a minute among other tests
 def test_a_failing_scenario_is_cut_down_to_what_fails(monkeypatch):
     """A bug is planted: a receipt never says that a second copy may exist."""
     accept = Endings.accept

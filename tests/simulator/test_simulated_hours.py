@@ -12,8 +12,6 @@ from pairmq.runner._attempts import Attempts
 from pairmq.testing.simulator import FAULT_KINDS, Settings, Verdict, campaign, simulate
 from pairmq.testing.simulator._scenario import CONDITIONS
 
-pytestmark = pytest.mark.timeout(600)  # nothing but computing, which takes long where others want the processors
-
 
 @pytest.mark.parametrize("mode", ["safety", "liveness"])
 def test_nothing_is_lost_doubled_or_late(mode):

@@ -11,7 +11,7 @@ from pairmq.transport import QueueProperties, Receiver, Transport
 QUEUE = Entity("backlog/0")
 SOURCE = Source(QUEUE)
 ORDERED = QueueProperties(max_size_megabytes=5120, max_delivery_count=2**31 - 1, single_consumer=True)
-PATIENCE = 30.0  # s
+PATIENCE = 100.0  # s
 Connect = Callable[..., Transport]
 """Makes a transport as another process would have it; options go into the URL."""
 

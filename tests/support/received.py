@@ -5,7 +5,7 @@ from __future__ import annotations
 from pairmq.model import Delivery
 from pairmq.transport import Receiver
 
-_PATIENCE = 30.0  # s
+_PATIENCE = 100.0  # s
 
 
 async def take(receiver: Receiver, count: int) -> list[Delivery]:

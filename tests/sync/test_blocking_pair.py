@@ -21,8 +21,6 @@ from pairmq.sync._loop import run as on_the_loop
 
 ORDERS = Entity("orders")
 
-pytestmark = pytest.mark.timeout(180)
-
 
 class Enough(Exception):
     """What a signal's handler raises here, as Celery's soft time limit does."""

@@ -21,10 +21,11 @@ def spans():
     provider.shutdown()
 
 
-def test_a_trace_goes_from_the_caller_through_the_message_to_the_handler(servers, spans):
+@pytest.mark.real_server
+def test_a_trace_goes_from_the_caller_through_the_message_to_the_handler(processes, spans):
     tracers, exporter = spans
     observer = OpenTelemetryObserver(tracer_provider=tracers)
-    with Pair.connect(servers[0].url, servers[1].url, observers=[observer]) as pair:
+    with Pair.connect(processes[0].url, processes[1].url, observers=[observer]) as pair:
         pair.primary.admin.create(Entity("orders"))
         with tracers.get_tracer("test").start_as_current_span("request") as request:
             pair.sender("orders").send(Message(b"1"))
@@ -36,4 +37,4 @@ def test_a_trace_goes_from_the_caller_through_the_message_to_the_handler(servers
     assert found["send orders"].parent == request.get_span_context()
     assert found["process orders"].parent.span_id == found["send orders"].get_span_context().span_id
     assert found["process orders"].attributes["messaging.system"] == "redis"
-    assert found["process orders"].attributes["server.port"] == servers[0].port
+    assert found["process orders"].attributes["server.port"] == processes[0].port

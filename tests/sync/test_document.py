@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(180)
-
 TEXT = (Path(__file__).parents[2] / "docs/how-to/use-without-asyncio.md").read_text()
 FIRST, FORKING = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
@@ -43,9 +41,11 @@ def run(servers, text):
     return ended.stdout
 
 
-def test_the_first_program_runs_as_it_is_printed(servers):
-    assert run(servers, FIRST) == "primary\nb'42'\n"
+@pytest.mark.real_server
+def test_the_first_program_runs_as_it_is_printed(processes):
+    assert run(processes, FIRST) == "primary\nb'42'\n"
 
 
-def test_the_program_that_forks_runs_as_it_is_printed(servers, pair):
-    assert run(servers, FORKING + IN_CHILDREN) == "30\n"
+@pytest.mark.real_server
+def test_the_program_that_forks_runs_as_it_is_printed(processes):
+    assert run(processes, FORKING + IN_CHILDREN) == "30\n"

@@ -6,8 +6,6 @@ import pytest
 
 from pairmq.observe.journal import read_rows
 
-pytestmark = pytest.mark.timeout(180)
-
 # Every child settles by itself; the parent's pair must not notice that there are any.
 FORKS = """
 import os, sys, warnings
@@ -48,6 +46,7 @@ pair.close()
 """
 
 
+@pytest.mark.real_server
 def test_forked_children_send_by_an_inherited_pair(program):
     assert program(FORKS).stdout == "[0, 0, 0, 0] 300\n"
 
@@ -80,6 +79,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.real_server
 def test_children_of_children_do_so_too(program):
     assert program(GRANDCHILD).stdout == "0 3\n"
 
@@ -125,6 +125,7 @@ with Pair.connect(*sys.argv[1:3]) as pair:
 """
 
 
+@pytest.mark.real_server
 def test_a_child_that_is_forked_in_the_midst_of_a_stream_ends_as_it_likes(program):
     ended = program(IN_A_STREAM)
     assert ended.stdout == "50 [5, 7, 7, 7, 15]\n"
@@ -157,6 +158,7 @@ pair.close()
 """
 
 
+@pytest.mark.real_server
 def test_children_that_want_nothing_of_the_pair_disturb_nobody(program):
     ended = program(UNUSED)
     assert (ended.stdout, ended.stderr) == ("[0, 0, 0] 51\n", "")
@@ -182,6 +184,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
+@pytest.mark.real_server
 def test_a_pair_that_was_closed_before_the_fork_is_closed_in_the_child(program):
     program(CLOSED_BEFORE)
 
@@ -198,6 +201,7 @@ print("sent")
 """
 
 
+@pytest.mark.real_server
 def test_a_pair_that_nobody_closes_is_closed_as_the_process_ends(program, tmp_path):
     ended = program(LEFT_OPEN, str(tmp_path / "journal"))
     assert (ended.stdout, ended.stderr) == ("sent\n", "")
@@ -224,5 +228,6 @@ with Pair.connect(*sys.argv[1:3]) as pair:
 """
 
 
+@pytest.mark.real_server
 def test_ctrl_c_interrupts_a_call_and_leaves_the_pair_usable(program):
     assert program(CTRL_C).stdout == "interrupted\nb'1'\n"

@@ -6,11 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from pairmq.testing.conformance import suites
-
-pytestmark = pytest.mark.timeout(180)
 
 HARNESS = """
     import pytest

@@ -24,8 +24,6 @@ from pairmq.testing import strategies as pst
 from pairmq.testing._pairs import TEST_OPTIONS, simulated_pair
 from pairmq.testing.machine import TROUBLES, BrokenPromise, FailoverMachine
 
-pytestmark = pytest.mark.timeout(300)
-
 EXAMPLES = int(os.environ.get("PAIRMQ_TEST_EXAMPLES", "25"))
 """Of each machine that PairMQ itself has to stand; raise it for a longer look."""
 

@@ -17,8 +17,6 @@ import pytest
 from pairmq.testing import TcpProxy
 from pairmq.testing.servers import accepts_connections, free_port
 
-pytestmark = pytest.mark.timeout(150)
-
 
 class EchoServer:
     """Sends back what comes; `received` is what has arrived, of all connections."""

@@ -14,8 +14,6 @@ from pairmq.testing import in_virtual_time
 from pairmq.testing.pytest_plugin import QUICK_OPTIONS, MemoryBroker, MemoryBrokers, VirtualTime, memory_pair
 
 pytest_plugins = ["pytester"]
-pytestmark = pytest.mark.timeout(300)
-
 ASYNC = """
     import pytest
     from pairmq import Message, Route

@@ -22,8 +22,6 @@ from pairmq.testing.servers import (
     start_together,
 )
 
-pytestmark = pytest.mark.timeout(150)
-
 
 def sleeper(directory: Path, *, after: float = 0.0, ends: bool = False, others: int = 0) -> ServerProcess:
     """A process that is ready, or ends, after some seconds, and after so many like it have begun beside it."""

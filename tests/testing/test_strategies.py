@@ -29,7 +29,6 @@ ANY = settings(SEARCH, phases=[Phase.generate])
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """For a busy machine: how long an example takes says nothing here."""
 
-pytestmark = pytest.mark.timeout(300)
 DEFAULTS = PairOptions()
 SETUP = scenario_of(Settings(seed=3, hours=0.01)).setup
 

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -28,8 +27,6 @@ EXAMPLES = int(os.environ.get("PAIRMQ_TEST_EXAMPLES", "15"))
 
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 """For a busy machine: how long an example takes says nothing here."""
-
-pytestmark = pytest.mark.timeout(300)
 
 diversions = st.builds(
     Diversion,

@@ -30,7 +30,7 @@ HOW_TO = ROOT / "docs" / "how-to" / "write-a-transport.md"
 SECONDS = 120
 
 pytestmark = [
-    pytest.mark.timeout(300),
+    pytest.mark.real_server,
     pytest.mark.skipif(not HOW_TO.exists(), reason="this is a copy of the template, and not PairMQ's checkout"),
 ]
 

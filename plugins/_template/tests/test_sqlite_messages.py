@@ -13,7 +13,7 @@ from pairmq.transport import QueueCounts, QueueProperties
 from pairmq_sqlite import _receiver, _store
 from pairmq_sqlite.testing import FileLock
 
-PATIENCE = 20.0
+PATIENCE = 100.0
 SHORT = 0.2
 
 

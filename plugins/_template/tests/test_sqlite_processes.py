@@ -13,7 +13,7 @@ import pytest
 from pairmq.model import Entity, Source
 from pairmq.transport import QueueProperties, Transport
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.real_server
 
 PROGRAM = Path(__file__).with_name("sqlite_program.py")
 PATIENCE = 60.0

@@ -12,7 +12,7 @@ from pairmq.model import FailureKind, FailureReason, Source, TransportError
 from pairmq.transport import is_nothing_sent
 from pairmq_sqlite.testing import FileLock
 
-PATIENCE = 20.0
+PATIENCE = 100.0
 LONG = 300
 
 

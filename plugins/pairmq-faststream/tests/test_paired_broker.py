@@ -29,8 +29,6 @@ from pairmq import ConfigurationError, Pair, PairClosed, PairOptions, Route
 from pairmq_faststream import PairedRabbitBroker, PairMiddleware
 from pairmq_rabbitmq.testing import RabbitServer
 
-pytestmark = pytest.mark.timeout(300)  # a server may have to be started first, on a busy machine
-
 OPTIONS = PairOptions(
     backlog_queue_count=2,
     failover_interval=0.2,

@@ -63,7 +63,6 @@ def programs(environment: dict[str, str], tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.real_server
-@pytest.mark.timeout(500)
 def test_the_example_outlives_its_broker(
     rabbit: RabbitServer, environment: dict[str, str], tmp_path: Path, programs: None
 ) -> None:

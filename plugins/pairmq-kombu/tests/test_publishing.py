@@ -28,7 +28,7 @@ from pairmq_kombu._process import close_pairs, pair_of_process
 from pairmq_rabbitmq.testing import RabbitServer
 from pairmq_redis.testing import RedisServer
 
-pytestmark = [pytest.mark.real_server, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.real_server
 
 ORDERS = kombu.Queue("orders", durable=True)
 RETRY = {"max_retries": 3, "interval_start": 0, "interval_step": 0.2, "interval_max": 0.2}

@@ -20,7 +20,7 @@ from pairmq_kombu._process import close_pairs
 from pairmq_rabbitmq.testing import RabbitServer
 from pairmq_redis.testing import RedisServer
 
-pytestmark = [pytest.mark.long, pytest.mark.real_server, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.long, pytest.mark.real_server]
 
 HERE = Path(__file__).parent
 DEADLINE = 25.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -11,16 +10,6 @@ import patient_examples  # noqa: F401  # by being imported
 from pairmq.plugins import registry
 from pairmq.transport import Transport
 from pairmq_rabbitmq.testing import RabbitServer, pool
-
-_LIMIT = 240  # s: a boot takes a few, and most of a minute where four boot at once beside other work
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests with a server longer than others: the first one waits for its boot, and others boot it again."""
-    for item in items:
-        ours = item.path.is_relative_to(Path(__file__).parent) and item.get_closest_marker("real_server")
-        if ours and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(_LIMIT))
 
 
 @pytest.fixture(scope="session")

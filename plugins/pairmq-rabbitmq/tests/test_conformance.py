@@ -9,7 +9,7 @@ import pytest
 from pairmq.testing.conformance import Harness, suites
 from pairmq_rabbitmq.testing import RabbitHarness
 
-pytestmark = [pytest.mark.real_server, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.real_server
 
 
 @pytest.fixture(scope="session")

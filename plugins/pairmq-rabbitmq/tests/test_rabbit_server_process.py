@@ -284,7 +284,6 @@ def test_down_and_up_without_a_boot(rabbit, connect):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_it_can_go_down_right_after_the_boot(rabbit):
     for _ in range(2):
         rabbit.restart()

@@ -15,7 +15,7 @@ from pairmq.transport import Transport
 from pairmq_rabbitmq._transport import RabbitTransport
 from pairmq_rabbitmq.testing import RabbitServer
 
-pytestmark = [pytest.mark.real_server, pytest.mark.long, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.real_server, pytest.mark.long]
 
 SENDERS = 4
 PROOFS, DEATHS = 25, 25

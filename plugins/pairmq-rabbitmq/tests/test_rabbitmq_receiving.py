@@ -1227,7 +1227,6 @@ async def test_closing_does_not_wait_for_a_hung_server(server: RabbitServer, con
 # --------------------------------------------------------------------------- all together
 
 
-@pytest.mark.slow
 async def test_nothing_is_lost_between_receivers_that_abandon_and_forget(
     server: RabbitServer, contexts: MakeContext
 ) -> None:

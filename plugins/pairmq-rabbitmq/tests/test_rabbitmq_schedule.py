@@ -136,8 +136,6 @@ async def test_the_message_comes_as_it_was_sent(transport: Transport) -> None:
     assert delivery.delivery_count == 1
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
 async def test_200_messages_outlive_a_crash_of_the_broker() -> None:
     # A message whose time comes while the server starts finds no way on, and is tried again after 3 minutes by default.
     server = RabbitServer()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,16 +14,6 @@ from pairmq.transport import QueueProperties, Transport
 from pairmq_redis._memory import memory_control
 from pairmq_redis.testing import RedisServer
 from redis_queue import HELD
-
-_LIMIT = 180  # s: some tests start servers and programs of their own, beside other work
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests with a server longer than others."""
-    for item in items:
-        ours = item.path.is_relative_to(Path(__file__).parent) and item.get_closest_marker("real_server")
-        if ours and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(_LIMIT))
 
 
 @pytest.fixture(scope="session")

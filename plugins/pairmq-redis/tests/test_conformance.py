@@ -9,7 +9,7 @@ import pytest
 from pairmq.testing.conformance import Harness, suites
 from pairmq_redis.testing import RedisHarness
 
-pytestmark = [pytest.mark.real_server, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.real_server
 
 
 @pytest.fixture(scope="session")

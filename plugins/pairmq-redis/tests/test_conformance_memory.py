@@ -8,8 +8,6 @@ import pytest
 
 from pairmq.testing.conformance import Harness, MemoryHarness, suites
 
-pytestmark = pytest.mark.timeout(150)
-
 
 @pytest.fixture(scope="session")
 def harness() -> Iterator[Harness]:

@@ -15,7 +15,7 @@ from pairmq_redis._link import Link, Scope
 from pairmq_redis._wire import Command, Reply
 
 PING: list[Command] = [(b"PING",)]
-LIMIT = 30
+LIMIT = 100.0
 """Seconds in which what needs no answer has ended, on a machine that stands still for a while too."""
 
 

@@ -11,7 +11,7 @@ from redis.asyncio import Connection
 from pairmq_redis._wire import RedisWire, Reply
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-LIMIT = 30
+LIMIT = 100.0
 
 
 async def let_in(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

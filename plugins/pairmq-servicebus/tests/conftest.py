@@ -30,16 +30,10 @@ LEFT_BY_THE_CLIENT = (
 """Azure's client forgets sockets of connections that failed while they were opened, of which nobody else knows."""
 
 
-WITH_SERVERS = 180
-"""Seconds that a test with a real server may take: on a busy machine they may all be held up, now and then."""
-
-
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings(LEFT_BY_THE_CLIENT))
-            if item.get_closest_marker("real_server") and not item.get_closest_marker("timeout"):
-                item.add_marker(pytest.mark.timeout(WITH_SERVERS))
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 from pairmq.testing.conformance import Harness, suites
 from pairmq_servicebus.testing import ServiceBusHarness
 
-pytestmark = [pytest.mark.real_server, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.real_server
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,6 @@ import pytest
 
 from pairmq_redis.testing import RedisServer
 
-pytestmark = pytest.mark.timeout(180)
-
 PROJECT = """
 import os, sys
 import django

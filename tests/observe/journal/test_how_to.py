@@ -7,11 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from journal_events import rows
-
-pytestmark = pytest.mark.timeout(180)
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "keep-a-journal.md"
 

@@ -17,7 +17,7 @@ from journal_events import rows
 from pairmq.observe.journal import recover, segments, statistics
 
 # Each life is a process that imports Arrow, which takes its time on a busy machine.
-pytestmark = pytest.mark.timeout(280)
+pytestmark = pytest.mark.real_server
 
 SUPPORT = Path(__file__).parents[2] / "support"
 
@@ -67,7 +67,6 @@ def whole(directory: Path) -> None:
             assert file.read().num_rows == file.metadata.num_rows > 0
 
 
-@pytest.mark.slow
 def test_five_kills_at_any_moment_lose_nothing_that_was_flushed_and_double_nothing(tmp_path):
     """Each life writes beside the recovery of what the one before it has left, and is killed in the middle of both."""
     dice = random.Random(20)
@@ -98,7 +97,6 @@ def test_a_kill_of_whoever_recovers_leaves_it_to_the_next(tmp_path):
     check(tmp_path, {process: flushed for process, flushed in lives.items() if process})
 
 
-@pytest.mark.slow
 def test_what_several_lives_left_is_recovered_by_the_next_start_however_often_that_is_killed(tmp_path):
     """One life after another dies, each at another step: at the end nothing is left to do."""
     lives = dict([killed(tmp_path, step, str(count)) for count, step in enumerate(STEPS, start=2)])

@@ -21,8 +21,6 @@ from pairmq.observe.journal import Journal, JournalOptions, recover, segments
 from pairmq.observe.journal import _part as part_module
 
 # Each starts processes that import Arrow, which takes its time on a busy machine; one of them many.
-pytestmark = pytest.mark.timeout(280)
-
 SUPPORT = Path(__file__).parents[2] / "support"
 FLUSH = 0.05
 ONE_PART = ("max_rows=5000000", "max_bytes=1000000000", "max_age=3600")
@@ -91,7 +89,7 @@ def check(directory: Path, process: str, at_least: int) -> None:
     assert [row["seq"] for row in found] == list(range(1, len(found) + 1))
 
 
-@pytest.mark.slow
+@pytest.mark.real_server
 @pytest.mark.parametrize("seed", range(5))
 def test_a_killed_process_loses_nothing_that_was_flushed(tmp_path, seed):
     dice = random.Random(seed)
@@ -160,7 +158,7 @@ def test_what_a_living_process_writes_is_left_alone(tmp_path):
 RECOVER = "import sys; from pairmq.observe.journal import recover; print('ready', flush=True); recover(sys.argv[1])"
 
 
-@pytest.mark.slow
+@pytest.mark.real_server
 def test_a_killed_recovery_neither_loses_nor_doubles(tmp_path):
     """Recoveries are killed after ever more time, until one of them gets to its end."""
     with writing(tmp_path, "max_rows=1000000") as program:

@@ -24,8 +24,6 @@ from pairmq.observe.journal import (
     statistics,
 )
 
-pytestmark = pytest.mark.timeout(180)
-
 SUPPORT = str(Path(__file__).parents[2] / "support")
 START = """
 import atexit, os, signal, sys, threading, time

@@ -33,8 +33,6 @@ OPTIONS = PairOptions(
 
 
 @pytest.mark.real_server
-@pytest.mark.slow
-@pytest.mark.timeout(280)
 async def test_the_journal_of_an_outage_agrees_with_the_ledger(tmp_path):
     journal = Journal(tmp_path, JournalOptions(flush_interval=0.05, max_age=0.5, sample_healthy=1.0))
     told: dict[str, Receipt | SendError] = {}

@@ -24,7 +24,7 @@ from azure.servicebus._pyamqp.types import AMQPTypes
 
 from pairmq_servicebus.server import amqp
 
-PATIENCE = 30.0
+PATIENCE = 100.0
 
 
 class Peer:

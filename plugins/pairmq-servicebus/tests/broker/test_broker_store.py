@@ -48,7 +48,6 @@ def reopened(broker: Broker, clock, directory, **more) -> Broker:
     return Broker(clock, SqliteStore(directory, **more))
 
 
-@pytest.mark.timeout(180)
 def test_a_killed_process_leaves_whole_groups_and_loses_none_that_was_flushed(tmp_path):
     victim = load_victim()
     chance = random.Random(5)

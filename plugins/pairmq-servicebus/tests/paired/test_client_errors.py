@@ -16,7 +16,7 @@ from pairmq_servicebus.testing import ServiceBusServer
 
 pytestmark = pytest.mark.real_server
 
-PATIENCE = 30.0  # s
+PATIENCE = 100.0  # s
 
 
 def client(server: ServiceBusServer, given: dict[str, Any], **more: Any) -> PairedServiceBusClient:

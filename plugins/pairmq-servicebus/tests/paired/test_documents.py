@@ -13,7 +13,6 @@ DOCUMENT = Path(__file__).parents[4] / "docs/how-to/service-bus-drop-in.md"
 
 
 @pytest.mark.real_server
-@pytest.mark.timeout(180)
 def test_the_trial_runs_as_it_is_printed(tmp_path: Path) -> None:
     programs = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     program = tmp_path / "trial.py"

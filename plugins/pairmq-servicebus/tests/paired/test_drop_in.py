@@ -23,7 +23,7 @@ pytestmark = pytest.mark.real_server
 
 _ID = uuid.uuid4()
 _COUNT = 8
-PATIENCE = 30.0  # s
+PATIENCE = 100.0  # s
 
 
 def a_message(number: int) -> ServiceBusMessage:

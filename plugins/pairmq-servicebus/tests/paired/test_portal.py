@@ -18,7 +18,7 @@ import pytest
 
 from pairmq_servicebus.paired._portal import Portal
 
-PATIENCE = 30.0  # s
+PATIENCE = 100.0  # s
 
 
 class Ending:

@@ -253,7 +253,6 @@ async def brief(transport: ServiceBusTransport) -> Entity:
     return queue
 
 
-@pytest.mark.slow
 async def test_a_lock_that_ran_out_settles_nothing(
     transport: ServiceBusTransport, brief: Entity, message: Make
 ) -> None:

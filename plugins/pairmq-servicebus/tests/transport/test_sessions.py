@@ -121,7 +121,6 @@ async def test_the_state_of_a_session_outlives_its_receiver(
     assert await again.get_state() is None
 
 
-@pytest.mark.slow
 async def test_a_renewed_session_lock_keeps_its_messages(
     transport: ServiceBusTransport, brief: Entity, message: Make
 ) -> None:
@@ -142,7 +141,6 @@ async def test_a_renewed_session_lock_keeps_its_messages(
     await receiver.complete(delivery)
 
 
-@pytest.mark.slow
 async def test_a_lost_session_lock_is_told_by_every_call(
     transport: ServiceBusTransport, brief: Entity, message: Make
 ) -> None:
@@ -232,7 +230,6 @@ async def test_a_cancelled_wait_for_a_session_returns_at_once(transport: Service
     assert waiting.cancelled()
 
 
-@pytest.mark.slow
 async def test_purging_empties_every_session(transport: ServiceBusTransport, queue: Entity, message: Make) -> None:
     await transport.sender(queue).send_batch([message(str(n), session_id=f"s{n % 3}") for n in range(12)])
     assert await transport.admin.purge(Source(queue)) == 12

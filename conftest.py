@@ -1,0 +1,91 @@
+"""Decides which tests a run takes: each belongs to the tier of what it needs.
+
+| tier | its tests | run by |
+|---|---|---|
+| ``first`` | need Python alone, or are marked ``smoke`` | `make test`, and pytest by itself |
+| ``servers`` | are marked ``real_server`` | `make test-servers` |
+| ``spark`` | use the fixture ``spark``, or are marked ``spark`` | `make test-spark` |
+| ``long`` | are marked ``long``: they take minutes | `make test-long` |
+
+A run that names files takes their tests from every tier but ``long``; a test that is named by itself is always taken. A
+test of the first tier that starts a server fails: it would fail as well where that server is missing.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from pathlib import PurePath
+
+import pytest
+
+TIERS = ("first", "servers", "spark", "long")
+SERVERS = {"redis-server", "rabbitmq-server", "epmd", "java", "spark-submit", "chromium", "google-chrome"}
+
+_alone: list[str] = []  # the test that runs now, where it may start none of these programs
+
+
+def tier_of(item: pytest.Item) -> str:
+    """Name the tier of what a test needs."""
+    if item.get_closest_marker("long"):
+        return "long"
+    if item.get_closest_marker("spark") or "spark" in getattr(item, "fixturenames", ()):
+        return "spark"
+    if item.get_closest_marker("real_server") and not item.get_closest_marker("smoke"):
+        return "servers"
+    return "first"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--tier``."""
+    text = "tests of this tier; may be repeated. Without it: the first, and all but long where files are named"
+    parser.addoption("--tier", action="append", choices=TIERS, help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Watch for servers."""
+    sys.addaudithook(_refuse_servers)
+
+
+def _wanted(config: pytest.Config) -> tuple[str, ...]:
+    if config.option.tier:
+        return tuple(config.option.tier)
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+        return TIERS[:1]
+    return TIERS if any("::" in argument for argument in config.args) else TIERS[:-1]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of other tiers."""
+    wanted = _wanted(config)
+    left_out = [item for item in items if tier_of(item) not in wanted]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if tier_of(item) in wanted]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Spare each garbage collection what the imports have made: some tests collect, and read all of it each time."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    """Note whether the test may start servers."""
+    if tier_of(item) == "first" and not item.get_closest_marker("smoke"):
+        _alone.append(item.nodeid)
+    try:
+        return (yield)
+    finally:
+        _alone.clear()
+
+
+def _refuse_servers(event: str, arguments: tuple[object, ...]) -> None:
+    """Let a program of `SERVERS` be started only by a test that is marked for it."""
+    if event == "subprocess.Popen" and _alone and isinstance(words := arguments[1], (list, tuple)):
+        started = SERVERS & {PurePath(str(word)).name for word in words}
+        if started and "-version" not in words:
+            pytest.fail(f"the test starts {', '.join(started)}: mark it real_server, or smoke", pytrace=False)

@@ -1,0 +1,229 @@
+"""Run tiers of the tests, run again what failed on a real server, and print what came of it as a table.
+
+Run it with: .venv/bin/python scripts/tiers.py [--workers N] [--report] TIER... [-- PYTEST ARGUMENTS]
+The tiers are first, servers, spark, long (see conftest.py) and simulated. The first runs alone, others side by side.
+
+A test of a tier with real servers that fails is run once more, alone, when the tier is over: if it fails again, it has
+failed; if it passes, it is flaky, and its log is kept. More than three flaky tests fail the tier. The first tier has no
+second chance. What came of each tier stays in build/test, for --report, which runs nothing.
+Exit status: 0 when all passed, 1 when not, 2 for a wrong command line, 130 for Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import xml.etree.ElementTree as ElementTree  # what it reads was written by pytest a moment ago
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "build" / "test"
+HOURS = 300  # simulated
+MOST_FLAKY = 3
+MOST_REPEATED = 20  # of more it is plain that something is broken, and one by one they would take very long
+TESTS_FAILED = 1  # pytest's exit status
+NICENESS = {"spark": 5, "simulated": 19}  # what only computes leaves the processors to what also watches the clock
+
+
+@dataclass
+class Result:
+    """What came of one tier."""
+
+    tier: str
+    passed: int = 0
+    failed: int = 0
+    flaky: int = 0
+    not_run: int = 0
+    seconds: float = 0.0
+    status: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether it counts as passed."""
+        return not self.status and not self.failed and self.flaky <= MOST_FLAKY
+
+    def keep(self) -> None:
+        """Write it down for --report."""
+        (RESULTS / f"{self.tier}.json").write_text(json.dumps(asdict(self)), "utf-8")
+
+
+class Tier:
+    """Runs one tier.
+
+    Args:
+        name: of the tier.
+        workers: processes for its tests; 0 for none but this one's child.
+        more: arguments for pytest.
+        quiet: keeps what it prints until it has ended.
+    """
+
+    def __init__(self, name: str, workers: int, more: Sequence[str], quiet: bool) -> None:
+        self.result = Result(name)
+        self._name = name
+        self._more = more
+        self._quiet = quiet
+        # One Spark session serves all tests of the pipeline.
+        self._parallel = ["--numprocesses", str(workers), "--dist", "worksteal"] if workers and name != "spark" else []
+        self._xml = RESULTS / f"{name}.xml"
+        self._cache = RESULTS / f"{name}-cache"
+
+    def run(self) -> None:
+        """Run it to its end."""
+        began = time.monotonic()
+        shutil.rmtree(self._cache, ignore_errors=True)
+        (RESULTS / f"{self._name}.flaky").unlink(missing_ok=True)
+        if self._name == "simulated":
+            self.result.status = self._call(
+                [sys.executable, "-m", "pairmq.cli", "simulate", "--seeds", f"0..{HOURS - 1}"]
+            )
+            self.result.passed, self.result.failed = (0, 1) if self.result.status else (HOURS, 0)
+        else:
+            status = self._pytest(self._parallel)
+            self._count()
+            if status == TESTS_FAILED and self._name != "first":
+                status = self._look_again()
+            self.result.status = status
+        self.result.seconds = time.monotonic() - began
+        self.result.keep()
+
+    def _pytest(self, arguments: Sequence[str]) -> int:
+        # Hypothesis draws the same examples each time, so that a change is judged by itself.
+        fixed = ["-q", "--tier", self._name, "--hypothesis-seed", "0", "-rs", f"--junitxml={self._xml}"]
+        cache = ["-o", f"cache_dir={self._cache}"]
+        return self._call([sys.executable, "-m", "pytest", *fixed, *cache, *arguments, *self._more])
+
+    def _call(self, command: Sequence[str]) -> int:
+        """Run a command; side by side with others its output is shown in one piece."""
+        if (niceness := NICENESS.get(self._name)) is not None:
+            command = ["nice", "-n", str(niceness), *command]
+        if not self._quiet:
+            return subprocess.run(command, cwd=ROOT, check=False).returncode
+        ended = subprocess.run(
+            command,
+            cwd=ROOT,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        print(f"\n== {self._name}\n{ended.stdout}", end="", flush=True)
+        return ended.returncode
+
+    def _count(self) -> None:
+        """Read pytest's own count."""
+        if not self._xml.exists():
+            return
+        suite = next(ElementTree.parse(self._xml).iter("testsuite")).attrib  # noqa: S314  # pytest wrote it
+        failed = int(suite["failures"]) + int(suite["errors"])
+        self.result.failed = failed
+        self.result.not_run = int(suite["skipped"])
+        self.result.passed = int(suite["tests"]) - failed - self.result.not_run
+
+    def _look_again(self) -> int:
+        """Run what failed once more, alone; gives the status of the tier."""
+        first = self._failed()
+        if not first or len(first) > MOST_REPEATED:
+            return TESTS_FAILED
+        told = self._stories()
+        print(f"\n== {self._name}: {len(first)} failed; once more, alone", flush=True)
+        status = self._pytest(["--lf", "--last-failed-no-failures", "none"])
+        again = self._failed() if status else set()
+        flaky = first - again
+        self.result.flaky = len(flaky)
+        self.result.failed = len(first) - len(flaky)
+        self.result.passed += len(flaky)
+        if flaky:
+            text = "".join(f"flaky: {test}\n" for test in sorted(flaky))
+            (RESULTS / f"{self._name}.flaky").write_text(text + told, "utf-8")
+        if status not in (0, TESTS_FAILED):
+            return status
+        return TESTS_FAILED if again else 0
+
+    def _failed(self) -> set[str]:
+        try:
+            return set(json.loads((self._cache / "v/cache/lastfailed").read_text("utf-8")))
+        except FileNotFoundError:
+            return set()
+
+    def _stories(self) -> str:
+        """What the failures of the last run looked like."""
+        stories = []
+        for case in ElementTree.parse(self._xml).iter("testcase"):  # noqa: S314  # pytest wrote it
+            for child in case:
+                if child.tag in ("failure", "error"):
+                    stories.append(f"\n---- {case.get('classname')} {case.get('name')}\n{child.text}\n")
+        return "".join(stories)
+
+
+def report(tiers: Sequence[str]) -> bool:
+    """Print the table of some tiers, of all that is kept if none is named, and the logs of flaky tests.
+
+    Returns:
+        Whether all passed.
+    """
+    found = sorted(RESULTS.glob("*.json"), key=lambda path: path.stat().st_mtime)
+    results = [Result(**json.loads(path.read_text("utf-8"))) for path in found if not tiers or path.stem in tiers]
+    for each in results:
+        log = RESULTS / f"{each.tier}.flaky"
+        if log.exists():
+            print(f"\n== {each.tier}: flaky, kept in {log.relative_to(ROOT)}\n{log.read_text('utf-8')}")
+    print(f"\n{'tier':<10}{'passed':>8}{'failed':>8}{'flaky':>8}{'not run':>9}{'seconds':>9}")
+    for each in results:
+        verdict = "" if each.ok else "  FAILED"
+        print(
+            f"{each.tier:<10}{each.passed:>8}{each.failed:>8}{each.flaky:>8}{each.not_run:>9}{each.seconds:>9.0f}{verdict}"
+        )
+    sys.stdout.flush()
+    return all(each.ok for each in results)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run tiers, and print their table."""
+    parser = argparse.ArgumentParser(description="run tiers of the tests, and print a table of what came of them")
+    parser.add_argument(
+        "tiers", nargs="*", choices=["first", "servers", "spark", "long", "simulated", []], metavar="TIER"
+    )
+    parser.add_argument("--workers", type=int, default=4, help="processes for the tests of a tier (4)")
+    parser.add_argument("--report", action="store_true", help="print what came of the last runs; run nothing")
+    split = sys.argv[1:] if arguments is None else list(arguments)
+    more: list[str] = []
+    if "--" in split:
+        more = split[split.index("--") + 1 :]
+        split = split[: split.index("--")]
+    options = parser.parse_args(split)
+    if not options.report and not options.tiers:
+        parser.error("name a tier, or --report")
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    if not options.report:
+        # Each of the hundreds of programs that the tests start would compile all of PairMQ.
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        alone = [tier for tier in options.tiers if tier == "first"]
+        beside = [tier for tier in options.tiers if tier != "first"]
+        for tier in alone:
+            Tier(tier, options.workers, more, quiet=False).run()
+        _side_by_side([Tier(tier, options.workers, more, quiet=len(beside) > 1) for tier in beside])
+    return 0 if report(options.tiers) else 1
+
+
+def _side_by_side(tiers: Sequence[Tier]) -> None:
+    threads = [threading.Thread(target=tier.run, name=tier.result.tier) for tier in tiers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
