@@ -10,6 +10,8 @@ _SETTLER = "src/pairmq/runner/pump/_settler.py"
 _POSTPONING = "src/pairmq/runner/pump/_postponing.py"
 _IN_DOUBT_TESTS = ("tests/runner/test_syphon_in_doubt.py",)
 _PUMP_TESTS = ("tests/runner/test_pump.py",)
+_DEDUPLICATOR = "src/pairmq/pair/_deduplicator.py"
+_DEDUPLICATOR_TESTS = ("tests/pair/test_deduplicator_iterating.py",)
 _REDIS_LINK = "plugins/pairmq-redis/src/pairmq_redis/_link.py"
 _REDIS_LINK_TESTS = ("plugins/pairmq-redis/tests/test_redis_link.py",)
 _RABBIT_POSITIONS = "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_positions.py"
@@ -189,6 +191,28 @@ TESTED = (
         "        return None\n    error = ",
         "        return {_ACCEPTED: []}\n    error = ",
         tests=("plugins/pairmq-servicebus/tests/transport/test_direct.py",),
+    ),
+    # The deduplicator.
+    Mutant(
+        "a claim is confirmed before the broker has settled its message",
+        _DEDUPLICATOR,
+        "            await settlement\n",
+        "            await self._held.confirm()\n            await settlement\n",
+        tests=_DEDUPLICATOR_TESTS,
+    ),
+    Mutant(
+        "a claim is confirmed for a settlement that the broker did not confirm",
+        _DEDUPLICATOR,
+        "    return delivery.settled and delivery",
+        "    return delivery",
+        tests=_DEDUPLICATOR_TESTS,
+    ),
+    Mutant(
+        "a settlement that fails takes the place of the one that the broker confirmed",
+        "src/pairmq/pair/_receiver.py",
+        "        if not self._settled:  # a",
+        "        if True:  # a",
+        tests=_DEDUPLICATOR_TESTS,
     ),
     # RabbitMQ.
     Mutant(
