@@ -73,7 +73,7 @@ class Engine:
         self._clock = clock
         self._emit = emit
         self._limits = TimeLimits()
-        self._known = KnownEntities(primary, self._new_runner, self._end_link, clock)
+        self._known = KnownEntities(primary, self._new_runner, clock, _TRANSPORT_CLOSE)
         self.backlog = BacklogQueues(secondary, primary.endpoint.name, options, clock, emit, self._limits)
         self._sends = SendProcedure(secondary, self.backlog, options, clock, emit, self._limits)
         self.syphon: Syphon | None = None
@@ -169,7 +169,10 @@ class Engine:
 
     def end_sender(self, state: SenderState) -> asyncio.Task[None]:
         """Close the link of a sender that sends nothing any more; the task never fails, and ends with the pair."""
-        return self._end_link(state.primary)
+        task = asyncio.create_task(_end_link(state.primary), name="close sender")
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+        return task
 
     # Handed on, not awaited: between a send and its broker stand coroutines enough.
 
@@ -219,7 +222,7 @@ class Engine:
         await _bounded(grace + 4, self._sends.wait_idle(grace + 1), *stop_syphon)
         await _bounded(2.5, self._sends.close(), *(runner.close() for runner in self._known.runners()))
         partner = [self._partners.wait()] if self._partners is not None else []
-        await _bounded(_TRANSPORT_CLOSE, self.backlog.close(), *self._endings, *partner)
+        await _bounded(_TRANSPORT_CLOSE, self.backlog.close(), self._known.close(), *self._endings, *partner)
         await _bounded(_TRANSPORT_CLOSE, self._primary.close(), self._secondary.close())
         self._operations.tell()
         if self._told_open:  # whoever counts the open pairs must not count one down that never was
@@ -233,12 +236,6 @@ class Engine:
         if self._drain is not None and machine.backlog is Backlog.DIRTY:
             self._drain.wake()
         return EntityRunner(entity, machine, self._clock, self._emit, self._primary.admin.probe, self._entity_changed)
-
-    def _end_link(self, sender: Sender) -> asyncio.Task[None]:
-        task = asyncio.create_task(_ended(sender), name="close sender")
-        self._endings.add(task)
-        task.add_done_callback(self._endings.discard)
-        return task
 
     def _entity_changed(self, runner: EntityRunner, change: Changed) -> None:
         self._known.keep(runner)
@@ -254,7 +251,7 @@ class Engine:
             self._closing = asyncio.create_task(self._close(), name="pair fault")
 
 
-async def _ended(sender: Sender) -> None:
+async def _end_link(sender: Sender) -> None:
     await settled_within(_TRANSPORT_CLOSE, sender.close())
 
 

@@ -9,20 +9,25 @@ for each message closes none of them: they are spare, for the next sender of the
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 from weakref import WeakValueDictionary
 
-from pairmq.model import Entity
+from pairmq.model import Entity, TransportError
 from pairmq.runner._clock import Clock
 from pairmq.runner._entity import EntityRunner
+from pairmq.runner._limits import TimeLimits
 from pairmq.transport import Sender, Transport
 
 _KEPT: Final = 1000
 """Entities that are kept though they could be forgotten: their next senders find links, and people their states."""
 _AT_ONCE: Final = 4
 """Entities looked at for each sender that is made. It adds one, which may have to be looked at three times."""
+_CLOSERS: Final = 8
+"""Senders that are closed side by side: most take no time, and a task for each would cost more than a send."""
 
 
 class KnownEntities:
@@ -34,25 +39,25 @@ class KnownEntities:
     Args:
         transport: the primary's, makes a sender where none is spare, and closes all of them when it is closed.
         make: makes the runner of an entity.
-        end: closes a sender that nobody will use again.
         clock: time.
+        time_limit: seconds that closing a sender may take.
     """
 
     def __init__(
-        self,
-        transport: Transport,
-        make: Callable[[Entity], EntityRunner],
-        end: Callable[[Sender], object],
-        clock: Clock,
+        self, transport: Transport, make: Callable[[Entity], EntityRunner], clock: Clock, time_limit: float
     ) -> None:
         self.forgot = False
         """Whether any entity was forgotten: one without a runner may then be one that had been found in order."""
         self._transport = transport
         self._make = make
-        self._end = end
         self._clock = clock
+        self._time_limit = time_limit
         self._runners: WeakValueDictionary[Entity, EntityRunner] = WeakValueDictionary()
         self._line: deque[EntityRunner] = deque()
+        self._unwanted: deque[Sender] = deque()
+        self._closers: set[asyncio.Task[None]] = set()
+        self._limits = TimeLimits()
+        self._loop = asyncio.get_running_loop()
 
     def runners(self) -> Iterable[EntityRunner]:
         """All runners, at this moment."""
@@ -93,6 +98,13 @@ class KnownEntities:
         runner.spare.append(sender)
         self.keep(runner)  # after that: what forgets it looks for spare ones when it counts as kept no more
 
+    async def close(self) -> None:
+        """Close no more senders: the transport closes what is left."""
+        for closer in self._closers:
+            closer.cancel()
+        if self._closers:
+            await asyncio.wait(self._closers, timeout=1)
+
     def _forget_some(self) -> None:
         line = self._line
         for _ in range(min(_AT_ONCE, len(line) - _KEPT)):
@@ -103,8 +115,19 @@ class KnownEntities:
                 continue
             runner.kept = False
             for _ in range(min(_AT_ONCE, len(runner.spare))):
-                self._end(runner.spare.pop())
+                self._unwanted.append(runner.spare.pop())
             if runner.spare:
                 self.keep(runner)
             else:
                 self.forgot = True
+        if len(self._closers) < min(_CLOSERS, len(self._unwanted)):
+            closer = self._loop.create_task(self._close_unwanted(), name="close spare senders")
+            self._closers.add(closer)
+            closer.add_done_callback(self._closers.discard)
+
+    async def _close_unwanted(self) -> None:
+        while self._unwanted:
+            closing = self._unwanted.popleft().close()
+            with contextlib.suppress(TransportError):  # it promised not to fail
+                await self._limits.run(closing, self._clock.now() + self._time_limit)
+            await asyncio.sleep(0)  # closing may take no turn of the loop, and there may be many
