@@ -146,7 +146,7 @@ class Engine:
         return self._sends.in_flight
 
     def states(self) -> Mapping[Entity, EntityState]:
-        """The states of the entities that this process has used, but for healthy ones that are forgotten."""
+        """The states of all entities that are known: see `KnownEntities`."""
         return MappingProxyType({runner.entity: runner.state for runner in self._known.runners()})
 
     def runner(self, entity: Entity) -> EntityRunner:
