@@ -1,4 +1,4 @@
-"""Programs send to ever new entities: what a pair keeps of those that are idle and healthy, and what it must not forget."""
+"""Programs send to ever new entities: what a pair keeps of idle and healthy ones, and what it must not forget."""
 
 from __future__ import annotations
 
