@@ -26,7 +26,7 @@ SENDS = (
     Mutant(
         "a pair with a syphon starts clean",
         "src/pairmq/core/machine.py",
-        "Backlog.DIRTY if tracks_backlog else Backlog.CLEAN",
+        "Backlog.DIRTY if tracks_backlog and not drained else Backlog.CLEAN",
         "Backlog.CLEAN",
     ),
     Mutant(
@@ -53,7 +53,7 @@ SENDS = (
     Mutant(
         "a flapping entity needs no more pings than before",
         "src/pairmq/core/machine.py",
-        "min(MOST_PINGS_NEEDED, self._pings_needed * 2) if flaps else 1",
+        "min(MOST_PINGS_NEEDED, self._pings_needed * 2) if self._flaps(now) else 1",
         "1",
     ),
     Mutant(

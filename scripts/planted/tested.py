@@ -10,6 +10,10 @@ _SETTLER = "src/pairmq/runner/pump/_settler.py"
 _POSTPONING = "src/pairmq/runner/pump/_postponing.py"
 _IN_DOUBT_TESTS = ("tests/runner/test_syphon_in_doubt.py",)
 _PUMP_TESTS = ("tests/runner/test_pump.py",)
+_KNOWN = "src/pairmq/runner/_known.py"
+_KNOWN_TESTS = ("tests/runner/test_known_entities.py",)
+_DEDUPLICATOR = "src/pairmq/pair/_deduplicator.py"
+_DEDUPLICATOR_TESTS = ("tests/pair/test_deduplicator_iterating.py",)
 _REDIS_LINK = "plugins/pairmq-redis/src/pairmq_redis/_link.py"
 _REDIS_LINK_TESTS = ("plugins/pairmq-redis/tests/test_redis_link.py",)
 _RABBIT_POSITIONS = "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_positions.py"
@@ -189,6 +193,71 @@ TESTED = (
         "        return None\n    error = ",
         "        return {_ACCEPTED: []}\n    error = ",
         tests=("plugins/pairmq-servicebus/tests/transport/test_direct.py",),
+    ),
+    # Entities that are forgotten.
+    Mutant(
+        "an idle entity is kept for the pair's life",
+        _KNOWN,
+        "            if runner.recent or not",
+        "            if True or not",
+        tests=_KNOWN_TESTS,
+    ),
+    Mutant(
+        "the link of a forgotten entity stays open",
+        _KNOWN,
+        "                self._unwanted.append(runner.spare.pop())\n",
+        "                runner.spare.pop()\n",
+        tests=_KNOWN_TESTS,
+    ),
+    Mutant(
+        "an entity in use is forgotten as soon as its sender is dropped",
+        _KNOWN,
+        "            runner.recent = True\n",
+        "            pass\n",
+        tests=_KNOWN_TESTS,
+    ),
+    Mutant(
+        "a held entity is forgotten with its last sender",
+        "src/pairmq/runner/_engine.py",
+        "        self._known.keep(runner)\n",
+        "        pass\n",
+        tests=_KNOWN_TESTS,
+    ),
+    Mutant(
+        "an entity is forgotten while it may flap",
+        "src/pairmq/core/machine.py",
+        "            and not self._flaps(now)\n",
+        "",
+        tests=_KNOWN_TESTS,
+    ),
+    Mutant(
+        "a forgotten entity counts as draining when it is used again",
+        "src/pairmq/runner/_engine.py",
+        "drained=self._known.forgot",
+        "drained=False",
+        tests=_KNOWN_TESTS,
+    ),
+    # The deduplicator.
+    Mutant(
+        "a claim is confirmed before the broker has settled its message",
+        _DEDUPLICATOR,
+        "            await settlement\n",
+        "            await self._held.confirm()\n            await settlement\n",
+        tests=_DEDUPLICATOR_TESTS,
+    ),
+    Mutant(
+        "a claim is confirmed for a settlement that the broker did not confirm",
+        _DEDUPLICATOR,
+        "    return delivery.settled and delivery",
+        "    return delivery",
+        tests=_DEDUPLICATOR_TESTS,
+    ),
+    Mutant(
+        "a settlement that fails takes the place of the one that the broker confirmed",
+        "src/pairmq/pair/_receiver.py",
+        "        if not self._settled:  # a",
+        "        if True:  # a",
+        tests=_DEDUPLICATOR_TESTS,
     ),
     # RabbitMQ.
     Mutant(

@@ -588,6 +588,40 @@ def test_a_machine_starts_dirty_where_a_syphon_runs_and_clean_elsewhere():
     assert EntityMachine(OPTIONS, 0, tracks_backlog=False).backlog is Backlog.CLEAN
 
 
+def test_a_machine_of_an_entity_that_was_drained_starts_clean():
+    assert EntityMachine(OPTIONS, 0, tracks_backlog=True, drained=True).backlog is Backlog.CLEAN
+
+
+@pytest.mark.parametrize("tracks", [False, True])
+@pytest.mark.parametrize("health", Health)
+def test_only_a_machine_that_is_up_and_clean_with_nothing_in_flight_is_as_new(health: Health, tracks: bool):
+    machine = in_health(health, tracks_backlog=tracks)
+    flying = [0, machine.epoch] if health in (Health.UP, Health.TRIAL, Health.FAILING) else [0]
+    for epoch in flying:
+        assert not machine.is_as_new(10_000)
+        if machine.sending:
+            feed(machine, (1000, PrimaryAbandoned(epoch)))
+    assert machine.sending == machine.diverting == 0
+    assert machine.is_as_new(10_000) == (health is Health.UP and not tracks)
+    feed(machine, (10_000, BacklogSeenEmpty(10_000)))
+    assert machine.is_as_new(10_000) == (health is Health.UP)
+
+
+def test_a_machine_is_as_new_once_no_failure_would_count_as_a_flap():
+    machine = EntityMachine(OPTIONS, 0)
+    feed(machine, (0, HOLD), (5, MARK_HEALTHY))
+    assert not machine.is_as_new(5 + OPTIONS.flap_window - 1)
+    assert machine.is_as_new(5 + OPTIONS.flap_window)
+
+
+def test_a_machine_is_not_as_new_while_a_diverted_send_is_in_flight():
+    machine = EntityMachine(OPTIONS, 0)
+    feed(machine, (0, DIVERT_REQUESTED))
+    assert not machine.is_as_new(1)
+    feed(machine, (1, DIVERT_ENDED))
+    assert machine.is_as_new(1)
+
+
 # ---------------------------------------------------------------------------------------------- the state people see
 
 VISIBLE = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import datetime as datetime_module
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable
@@ -18,7 +19,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from pairmq.model import MAX_ID_LENGTH, MAX_NESTING, MAX_TIME_TO_LIVE, Message
+from pairmq.model import MAX_ID_LENGTH, MAX_NESTING, MAX_TIME_TO_LIVE, Delivery, Message
 
 AT = datetime(2025, 3, 4, 5, 6, 7, 890123, UTC)
 IDS = ("message_id", "session_id", "reply_to_session_id", "partition_key")
@@ -74,6 +75,45 @@ def test_every_field_is_set_in_the_full_message():
 def test_an_empty_message_is_a_message():
     message = Message()
     assert (message.body, message.message_id, dict(message.application_properties)) == (b"", None, {})
+
+
+# ------------------------------------------------------------------------------------------------------------- repr
+
+
+@MESSAGES
+def test_the_repr_of_a_short_message_shows_every_field_whole(message: Message):
+    assert eval(repr(message), {**globals(), "datetime": datetime_module}) == message
+
+
+def test_a_repr_cuts_a_long_body_and_long_texts_and_gives_their_length():
+    text = repr(Message(bytes(500_000), subject="s" * 100_000, correlation_id="short"))
+    assert len(text) < 2000
+    assert "(500000 bytes)" in text
+    assert "'... (100000 characters)" in text
+    assert "correlation_id='short'" in text
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"long": "x" * 1_000_000},
+        {f"p{n}": n for n in range(100_000)},
+        {"many": list(range(100_000))},
+        {"many": {f"n{n}": "x" * 100 for n in range(10_000)}},
+        {"deep": nest(MAX_NESTING - 1, ["x" * 10_000] * 1000, of="dict")},
+    ],
+    ids=["text", "properties", "list", "mapping", "nested"],
+)
+def test_a_repr_cuts_large_properties(properties: dict[str, Any]):
+    assert len(repr(Message(application_properties=properties))) < 4000
+
+
+def test_the_repr_of_a_delivery_cuts_its_message_and_its_description():
+    delivery = Delivery(Message(bytes(500_000)), "token", dead_letter_description="why " * 10_000)
+    text = repr(delivery)
+    assert len(text) < 2000
+    assert text.startswith("Delivery(message=Message(body=b'")
+    assert "token" not in text
 
 
 # ------------------------------------------------------------------------------------------------------------- body

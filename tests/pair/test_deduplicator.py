@@ -84,20 +84,19 @@ async def test_a_handler_may_dead_letter_and_its_copy_is_not_handled():
 
 
 @in_virtual_time
-async def test_it_is_remembered_before_the_broker_is_told():
-    """Else a crash in between would let a second copy in."""
-    async with orders("m") as (_, receiver):
-        steps = []
+async def test_a_message_is_remembered_after_the_broker_confirmed_its_settlement():
+    async with orders("m") as (it, receiver):
+        left = []
 
-        class Told(MemoryClaims):
+        class Watched(MemoryClaims):
             async def confirm(self, key, token, window):
-                steps.append(("confirm", delivery.settlement))
+                left.append((delivery.settled, it.delivered("orders")))
                 return await super().confirm(key, token, window)
 
         (delivery,) = await receiver.receive()
-        async with Deduplicator(Told()).once(delivery):
+        async with Deduplicator(Watched()).once(delivery):
             pass
-        assert steps == [("confirm", None)]
+        assert left == [(True, [])]
         assert delivery.settlement is Settlement.COMPLETED
 
 

@@ -215,3 +215,163 @@ async def test_a_broker_that_is_away_at_the_end_is_no_error():
         await asyncio.sleep(120)
         async with dedupe.once((await receiver.receive())[0]) as first:
             assert not first
+
+
+# Settlements that the broker does not confirm (SPEC 12.7).
+
+_LOCK = 120  # s: longer than the lock of the queue
+
+
+async def lost_lock(it, settle):
+    """Settle after the lock has ended."""
+    await asyncio.sleep(_LOCK)
+    with pytest.raises(LockLost):
+        await settle()
+
+
+async def unavailable(it, settle):
+    """Settle while the broker is unavailable."""
+    it.primary.fail(Fault.DOWN, Operation.SETTLE)
+    with pytest.raises(TransportError):
+        await settle()
+    it.primary.heal()
+    await asyncio.sleep(_LOCK)
+
+
+async def cancelled(it, settle):
+    """Settle, and be cancelled while the broker does not respond."""
+    it.primary.fail(Fault.HANG, Operation.SETTLE)
+    task = asyncio.ensure_future(settle())
+    await asyncio.sleep(0.1)
+    task.cancel()
+    await asyncio.wait((task,))
+    assert task.cancelled()
+    it.primary.heal()
+    await asyncio.sleep(_LOCK)
+
+
+failures = pytest.mark.parametrize("failing", [lost_lock, unavailable, cancelled])
+
+
+@failures
+@in_virtual_time
+async def test_a_message_that_was_not_dead_lettered_is_given_again(failing):
+    async with orders("m") as (it, receiver):
+        firsts = Deduplicator(lease=600).first_only(receiver)
+        delivery = await anext(firsts)
+        await failing(it, lambda: delivery.dead_letter("bad"))
+        async with asyncio.timeout(60):
+            again = await anext(firsts)
+        await again.dead_letter("bad")
+        assert len(it.primary.dead_letters("orders")) == 1
+
+
+@failures
+@in_virtual_time
+async def test_a_message_that_was_not_completed_is_given_again(failing):
+    """The failed completion may have undone the handler's work, as in a transaction of its own around both."""
+    async with orders("m") as (it, receiver):
+        firsts = Deduplicator(lease=600).first_only(receiver)
+        await failing(it, (await anext(firsts)).complete)
+        async with asyncio.timeout(60):
+            await (await anext(firsts)).complete()
+        assert it.delivered("orders") == []
+
+
+@failures
+@pytest.mark.parametrize("how", ["dead_letter", "complete", "abandon"])
+@in_virtual_time
+async def test_a_handler_that_hides_a_failed_settlement_gets_the_message_again(how, failing):
+    async with orders("m") as (it, receiver):
+        dedupe = Deduplicator(lease=600)
+        (delivery,) = await receiver.receive()
+        settle = getattr(delivery, how)
+        async with dedupe.once(delivery):
+            await failing(it, lambda: settle("bad") if how == "dead_letter" else settle())
+        assert not delivery.settled
+        async with dedupe.once((await receiver.receive())[0]) as first:
+            assert first
+
+
+@in_virtual_time
+async def test_a_settlement_that_fails_after_another_one_was_confirmed_changes_nothing():
+    """What was abandoned is redelivered, whatever is tried with it later."""
+    async with orders("m", prefetch=1) as (it, receiver):
+        dedupe = Deduplicator(lease=600)
+        (delivery,) = await receiver.receive()
+        async with dedupe.once(delivery):
+            await delivery.abandon()
+            with pytest.raises(LockLost):
+                await delivery.complete()
+        firsts = dedupe.first_only(receiver)
+        async with asyncio.timeout(60):
+            delivery = await anext(firsts)
+        await delivery.abandon()
+        with pytest.raises(LockLost):
+            await delivery.complete()
+        async with asyncio.timeout(60):
+            await (await anext(firsts)).complete()
+        assert it.delivered("orders") == []
+
+
+@in_virtual_time
+async def test_a_settlement_that_is_tried_again_is_remembered():
+    async with orders("a", "a", "b") as (it, receiver):
+        firsts = Deduplicator(lease=600).first_only(receiver)
+        delivery = await anext(firsts)
+        it.primary.fail(Fault.DOWN, Operation.SETTLE)
+        with pytest.raises(TransportError):
+            await delivery.complete()
+        it.primary.heal()
+        await delivery.complete()
+        assert (await anext(firsts)).body == b"2"
+
+
+@in_virtual_time
+async def test_work_that_is_done_is_remembered_when_its_completion_is_cancelled():
+    async with orders("m") as (it, receiver):
+        dedupe = Deduplicator(lease=600)
+        (delivery,) = await receiver.receive()
+
+        async def handle():
+            async with dedupe.once(delivery):
+                it.primary.fail(Fault.HANG, Operation.SETTLE)
+
+        await cancelled(it, handle)
+        async with asyncio.timeout(60), dedupe.once((await receiver.receive())[0]) as first:
+            assert not first
+        assert it.delivered("orders") == []
+
+
+@in_virtual_time
+async def test_a_claim_lasts_until_its_delivery_is_completed():
+    """A copy that is waiting would be handled while the first one is still being completed."""
+    async with orders("m", "m", prefetch=2) as (it, receiver):
+        dedupe, firsts = Deduplicator(lease=0.2), []
+        one, two = await receiver.receive(2)
+
+        async def handle(delivery):
+            async with dedupe.once(delivery) as first:
+                firsts.append(first)
+                if first:
+                    it.primary.fail(Fault.HANG, Operation.SETTLE)
+
+        working = asyncio.ensure_future(handle(one))
+        await asyncio.sleep(0.1)
+        copy = asyncio.ensure_future(handle(two))
+        await asyncio.sleep(0.8)
+        assert firsts == [True], "longer than the lease, and the copy still waits"
+        it.primary.heal()
+        await asyncio.gather(working, copy)
+        assert firsts == [True, False]
+
+
+@in_virtual_time
+async def test_a_copy_is_handled_again_when_a_store_fails_after_the_settlement():
+    async with orders("a", "a") as (it, receiver):
+        firsts = Deduplicator(Store(confirm=99), lease=30).first_only(receiver)
+        await (await anext(firsts)).dead_letter("bad")
+        async with asyncio.timeout(60):
+            await (await anext(firsts)).complete()
+        assert len(it.primary.dead_letters("orders")) == 1
+        assert it.delivered("orders") == []

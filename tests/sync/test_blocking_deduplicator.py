@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pairmq import LockLost, Message
-from pairmq.model import Source
+from pairmq.model import FailureKind, Source, TransportError
 from pairmq.model.events import Settlement
 from pairmq.sync import Deduplicator
 from pairmq_redis import RedisClaims
@@ -38,6 +38,24 @@ def test_a_handler_that_fails_raises_and_leaves_the_message(pair):
     with pytest.raises(ZeroDivisionError), dedupe.once(delivery):
         raise ZeroDivisionError
     assert delivery.settlement is None
+    with dedupe.once(delivery) as first:
+        assert first
+
+
+def test_a_message_that_was_not_dead_lettered_is_handled_again(pair, monkeypatch):
+    pair.sender("orders").send(Message(b"", message_id="m"))
+    dedupe = Deduplicator()
+    (delivery,) = received(pair, 1)
+
+    async def refused(*arguments):
+        raise TransportError("no", FailureKind.UNAVAILABLE)
+
+    with dedupe.once(delivery), monkeypatch.context() as patch:
+        patch.setattr(delivery.own()._receiver, "dead_letter", refused)
+        with pytest.raises(TransportError):
+            delivery.dead_letter("bad")
+    assert delivery.settlement is Settlement.DEAD_LETTERED
+    assert not delivery.settled
     with dedupe.once(delivery) as first:
         assert first
 

@@ -40,6 +40,7 @@ class EntityMachine:
         now: the instant of its making.
         tracks_backlog: whether someone will report `BacklogSeenEmpty`: true in a process with a syphon, which starts
             dirty, as an earlier process may have left messages (SPEC 4.5).
+        drained: the backlog was seen empty since the pair began, and nothing was diverted to this entity later.
     """
 
     __slots__ = (
@@ -68,12 +69,14 @@ class EntityMachine:
         "_tracks_backlog",
     )
 
-    def __init__(self, options: PairOptions, now: float, *, tracks_backlog: bool = False) -> None:
+    def __init__(
+        self, options: PairOptions, now: float, *, tracks_backlog: bool = False, drained: bool = False
+    ) -> None:
         self._options = options
         self._tracks_backlog = tracks_backlog
         self._health = Health.UP
         self._rows = HEALTH[Health.UP]
-        self._backlog = Backlog.DIRTY if tracks_backlog else Backlog.CLEAN
+        self._backlog = Backlog.DIRTY if tracks_backlog and not drained else Backlog.CLEAN
         self._epoch = 0
         self._to_primary: tuple[Effect, ...] = (ToPrimary(0),)
         self._sending = 0
@@ -124,6 +127,16 @@ class EntityMachine:
     def pings_needed(self) -> int:
         """Consecutive good pings that the present failover, or the last one, needs to end."""
         return self._pings_needed
+
+    def is_as_new(self, now: float) -> bool:
+        """Tell whether a new machine of a drained entity would decide the same from now on, so that this one may go."""
+        return (
+            self._health is Health.UP
+            and self._backlog is Backlog.CLEAN
+            and not self._sending
+            and not self._diverting
+            and not self._flaps(now)
+        )
 
     def next_deadline(self) -> float | None:
         """Tell the instant at which `TimerFired` is due; None while nothing is timed."""
@@ -304,12 +317,14 @@ class EntityMachine:
 
     def _plan_first_ping(self, now: float) -> None:
         """A ping at once (SPEC 6.1), but an entity that flaps is asked for more, and later (SPEC 4.8)."""
-        recovered_at = self._recovered_at
-        # "<", so that a window of 0 switches the rule off, also for a failure at the very instant of the recovery.
-        flaps = recovered_at is not None and now - recovered_at < self._options.flap_window
-        self._pings_needed = min(MOST_PINGS_NEEDED, self._pings_needed * 2) if flaps else 1
+        self._pings_needed = min(MOST_PINGS_NEEDED, self._pings_needed * 2) if self._flaps(now) else 1
         self._good_pings = 0
         self._next_ping_at = now + self._options.ping_primary_interval * (self._pings_needed // 2)
+
+    def _flaps(self, now: float) -> bool:
+        """Whether a failure now would come too soon after a recovery (SPEC 4.8)."""
+        # "<", so that a window of 0 switches the rule off, also for a failure at the very instant of the recovery.
+        return self._recovered_at is not None and now - self._recovered_at < self._options.flap_window
 
     def _enter(self, health: Health, now: float) -> None:
         left, self._health = self._health, health

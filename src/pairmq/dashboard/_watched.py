@@ -73,7 +73,7 @@ class Watched:
             return ()
 
     def states(self) -> Mapping[Entity, EntityState]:
-        """The states of all entities that this process has used."""
+        """The states of the entities that this process uses: see `Pair.states`."""
         try:
             return {} if self.pair is None else self.pair.states()
         except ConfigurationError:

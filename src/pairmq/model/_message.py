@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from types import MappingProxyType
@@ -43,9 +43,11 @@ _INT32 = range(-(2**31), 2**31)
 _INT32_DIGITS = 10
 _MAX_SCALE = 255
 _NO_PROPERTIES: Mapping[str, PropertyValue] = MappingProxyType({})
+_SHOWN = 64  # bytes of a body, or characters of a text, in a repr: what is cut would fill a log
+_SHOWN_CONTAINER = 1000  # characters after which no more entries of a mapping or sequence are shown
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Message:
     """One message: a body and what travels with it.
 
@@ -132,6 +134,9 @@ class Message:
         values = [getattr(self, name) for name in self.__slots__]
         values[-1] = dict(self.application_properties)
         return _restored, (type(self), tuple(values))
+
+    def __repr__(self) -> str:
+        return shown_record(self)
 
     def __hash__(self) -> int:
         return hash((self.message_id, self.body))
@@ -226,6 +231,44 @@ def _draft_of(message: Message) -> Any:
     copy.priority = message.priority
     copy.application_properties = message.application_properties
     return copy
+
+
+def shown_record(record: Any) -> str:
+    """Give the repr of a dataclass, with long texts and large containers cut: a log must not grow by whole bodies.
+
+    Args:
+        record: an instance; fields with ``repr=False`` are left out.
+
+    Returns:
+        What a dataclass shows where everything is short; else the beginning of a long value and its length.
+    """
+    values = (f"{entry.name}={_shown(getattr(record, entry.name))}" for entry in fields(record) if entry.repr)
+    return f"{type(record).__name__}({', '.join(values)})"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, str | bytes):
+        if len(value) <= _SHOWN:
+            return repr(value)
+        return f"{value[:_SHOWN]!r}... ({len(value)} {'bytes' if isinstance(value, bytes) else 'characters'})"
+    if isinstance(value, Mapping):
+        return f"{{{_shown_entries((f'{_shown(key)}: {_shown(entry)}' for key, entry in value.items()), len(value))}}}"
+    if type(value) is tuple:
+        comma = "," if len(value) == 1 else ""
+        return f"({_shown_entries(map(_shown, value), len(value))}{comma})"
+    return repr(value)
+
+
+def _shown_entries(entries: Iterable[str], count: int) -> str:
+    found: list[str] = []
+    length = 0
+    for entry in entries:
+        if length > _SHOWN_CONTAINER:
+            found.append(f"... ({count} entries)")
+            break
+        found.append(entry)
+        length += len(entry)
+    return ", ".join(found)
 
 
 def _restored(kind: type[Message], values: tuple[Any, ...]) -> Message:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from pairmq.model._entity import Entity
-from pairmq.model._message import Message
+from pairmq.model._message import Message, shown_record
 
 
 class Route(enum.StrEnum):
@@ -80,7 +80,7 @@ class Receipt:
     maybe_duplicate: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Delivery:
     """A received message under its lock (peek-lock).
 
@@ -103,3 +103,6 @@ class Delivery:
     locked_until: datetime | None = None
     dead_letter_reason: str | None = None
     dead_letter_description: str | None = None
+
+    def __repr__(self) -> str:
+        return shown_record(self)

@@ -84,16 +84,19 @@ class Deduplicator:
             True if the message is to be handled; False for a copy of one that was. A message that another consumer
             handles just now is waited for: it is done soon, or its lease ends and the message is this consumer's.
 
-        When the inside ends well, the message is remembered, and then the delivery is completed, unless the inside has
-        settled it. When it raises, or abandons the delivery, the claim is given back, and an unsettled delivery stays
-        as it is: abandon it, dead-letter it, or let its lock end. A copy is completed.
+        When the inside ends well, the delivery is completed, and then the message is remembered. An inside that settles
+        the delivery itself decides by that: the message is remembered once the broker has confirmed that it was
+        completed or dead-lettered. When the inside raises, abandons the delivery, or settles it without the broker's
+        confirmation, the claim is released, and the message is handled again when it is redelivered. An unsettled
+        delivery stays as it is: abandon it, dead-letter it, or let its lock end. A copy is completed.
 
         Raises:
             TransportError: the store can't be reached: nobody knows whether the message was handled.
             BaseException: what the inside raises.
 
-        A lost lock, or a broker that can't be reached, at the end is no error: the delivery comes again, and is then
-        known as a copy. Cancelled inside, it gives the claim back; cancelled on the way in, the lease has to end.
+        A lost lock, or an unreachable broker, is no error where `once` completes the delivery itself: the work is done,
+        so that the message is remembered, and completed when it is redelivered. Cancelled inside, it releases the
+        claim; cancelled on the way in, the lease has to end; cancelled on the way out, the message is remembered.
         """
         held = await self._claimed(delivery)
         if held is None:
@@ -101,19 +104,18 @@ class Deduplicator:
             await _completed(delivery)
             return
         renewals = _Renewals(held, self._lease)
+        handled = False
         try:
             yield True
-        except BaseException:
+            if delivery.settlement is None:
+                # The inside ended well: its work is done, whatever becomes of the completion.
+                handled = True
+                await _completed(delivery)
+            else:
+                handled = _ended(delivery)
+        finally:
             await renewals.end()
-            await held.release()
-            raise
-        await renewals.end()
-        if delivery.settlement is Settlement.ABANDONED:
-            await held.release()
-            return
-        await held.confirm()
-        if delivery.settlement is None:
-            await _completed(delivery)
+            await (held.confirm() if handled else held.release())
 
     async def first_only(self, receiver: AsyncIterable[PairDelivery]) -> AsyncIterator[FirstDelivery]:
         """Iterate over the deliveries whose messages are to be handled; copies are completed on the way.
@@ -286,23 +288,24 @@ class FirstDelivery:
         return self._delivery.body
 
     async def complete(self) -> None:
-        """Remember that the message was handled, and remove it from the broker for good.
+        """Remove the message from the broker for good, and remember that it was handled.
 
         Raises:
-            LockLost, TransportError: as `PairDelivery.complete`; the message is remembered all the same.
+            LockLost, TransportError: as `PairDelivery.complete`. The claim is released, so that the message is handled
+                again when it is redelivered; settle it again where the broker may still accept that.
+
+        Cancelled, it releases the claim, too. Cancelled while the store notes the message, the lease has to end.
         """
-        await self._held.confirm()
-        await self._delivery.complete()
+        await self._settle(self._delivery.complete())
 
     async def abandon(self) -> None:
-        """Give claim and message back at once, for whoever comes next. Raises as `PairDelivery.complete`."""
+        """Release the claim and the message at once, to be handled again. Raises as `PairDelivery.complete`."""
         await self._held.release()
         await self._delivery.abandon()
 
     async def dead_letter(self, reason: str, description: str = "") -> None:
-        """Set the message aside, and remember it: a copy would have the same fate. Raises as `complete`."""
-        await self._held.confirm()
-        await self._delivery.dead_letter(reason, description)
+        """Dead-letter the message, and remember it: a copy would have the same fate. Raises as `complete`."""
+        await self._settle(self._delivery.dead_letter(reason, description))
 
     async def renew_lock(self) -> None:
         """Make the lock, and the lease, last their whole duration from now.
@@ -315,8 +318,23 @@ class FirstDelivery:
             raise LockLost(f"the claim on message {self.message.message_id} has ended")
         await self._delivery.renew_lock()
 
+    async def _settle(self, settlement: Awaitable[None]) -> None:
+        try:
+            await settlement
+        finally:
+            await (self._held.confirm() if _ended(self._delivery) else self._held.release())
+
     def __repr__(self) -> str:
         return f"FirstDelivery({self._delivery!r})"
+
+
+def _ended(delivery: PairDelivery) -> bool:
+    """Whether the broker has confirmed that it will not deliver the message again (SPEC 12.7).
+
+    Remembered before that, a message that is redelivered counts as a copy and is removed: dead-lettered nowhere, and
+    perhaps not handled either, as the failed settlement may have undone the handler's work.
+    """
+    return delivery.settled and delivery.settlement is not Settlement.ABANDONED
 
 
 async def _completed(delivery: PairDelivery) -> None:

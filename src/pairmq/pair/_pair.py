@@ -287,7 +287,10 @@ class Pair:
         return self._opened.states().get(self._entity(path, kind), EntityState.HEALTHY)
 
     def states(self) -> Mapping[Entity, EntityState]:
-        """The states of all entities that this process has used."""
+        """The states of the entities that this process uses, and of those that it used last (SPEC 4.10).
+
+        All that are not healthy are among them; of healthy ones without a sender object, about a thousand.
+        """
         return self._opened.states()
 
     async def check(self, *entities: str | Entity, timeout: float = 5.0) -> Readiness:
@@ -298,7 +301,7 @@ class Pair:
         Nothing about the entities' states is changed.
 
         Args:
-            entities: paths of queues, or entities; without any, all that this process has used.
+            entities: paths of queues, or entities; without any, all of `states`.
             timeout: seconds that each side has to answer.
 
         Returns:

@@ -23,7 +23,7 @@ _BACKOFF = Backoff(first=0.1, factor=2.0, cap=5.0)
 class PairDelivery:
     """A received message, locked for this receiver until it is settled by one of the methods below."""
 
-    __slots__ = ("_delivery", "_giver", "_received_at", "_receiver", "_settlement")
+    __slots__ = ("_delivery", "_giver", "_received_at", "_receiver", "_settled", "_settlement")
 
     def __init__(self, delivery: Delivery, receiver: Receiver, giver: PairReceiver, received_at: float) -> None:
         self._delivery = delivery
@@ -31,6 +31,7 @@ class PairDelivery:
         self._giver = giver
         self._received_at = received_at
         self._settlement: Settlement | None = None
+        self._settled = False
 
     @property
     def message(self) -> Message:
@@ -62,6 +63,11 @@ class PairDelivery:
         """How it was settled, or should have been where the broker did not confirm it; None when it was not yet."""
         return self._settlement
 
+    @property
+    def settled(self) -> bool:
+        """Whether the broker confirmed the `settlement`; the message may be delivered again where it did not."""
+        return self._settled
+
     async def complete(self) -> None:
         """Remove the message from the broker for good.
 
@@ -87,10 +93,12 @@ class PairDelivery:
 
     async def _settle(self, operation: Awaitable[None], settlement: Settlement, reason: str | None = None) -> None:
         error: str | None = "cancelled"
-        self._settlement = settlement
+        if not self._settled:  # a later attempt changes nothing about what the broker has confirmed
+            self._settlement = settlement
         try:
             with _lock_errors():
                 await self._giver._limited(operation)
+            self._settled = True
             error = None
         except Exception as failure:
             error = str(failure) or type(failure).__name__

@@ -14,6 +14,7 @@ from pairmq.core import (
     FORCE_FAILOVER,
     HOLD,
     MARK_HEALTHY,
+    Backlog,
     Changed,
     EntityMachine,
     Input,
@@ -28,11 +29,11 @@ from pairmq.runner._drain import DrainWatch
 from pairmq.runner._emitter import Emitter
 from pairmq.runner._entity import EntityRunner
 from pairmq.runner._job import SenderState
+from pairmq.runner._known import KnownEntities
 from pairmq.runner._limits import TimeLimits, settled_within
 from pairmq.runner._operations import Operations, OperationsReport
 from pairmq.runner._partners import Partners
 from pairmq.runner._send import SendProcedure
-from pairmq.runner._spares import SpareSenders
 from pairmq.runner._syphon import Syphon
 from pairmq.transport import Sender, Transport
 
@@ -67,13 +68,12 @@ class Engine:
         self._ends = primary, secondary
         self._primary = primary = CountedTransport(primary, sides[Side.PRIMARY])
         self._secondary = secondary = CountedTransport(secondary, sides[Side.SECONDARY])
-        self._spares = SpareSenders(primary)
         self._operations = OperationsReport(sides, clock, emit)
         self._operations_task: asyncio.Task[None] | None = None
         self._clock = clock
         self._emit = emit
         self._limits = TimeLimits()
-        self._runners: dict[Entity, EntityRunner] = {}
+        self._known = KnownEntities(primary, self._new_runner, clock, _TRANSPORT_CLOSE)
         self.backlog = BacklogQueues(secondary, primary.endpoint.name, options, clock, emit, self._limits)
         self._sends = SendProcedure(secondary, self.backlog, options, clock, emit, self._limits)
         self.syphon: Syphon | None = None
@@ -117,7 +117,7 @@ class Engine:
         self._drain = DrainWatch(
             self._secondary,
             self.backlog,
-            self._runners.values,
+            self._known.runners,
             self._clock,
             self._limits,
             self.options.attempt_timeout,
@@ -146,34 +146,26 @@ class Engine:
         return self._sends.in_flight
 
     def states(self) -> Mapping[Entity, EntityState]:
-        """The state of every entity that this process has used."""
-        return MappingProxyType({entity: runner.state for entity, runner in self._runners.items()})
+        """The states of all entities that are known: see `KnownEntities`."""
+        return MappingProxyType({runner.entity: runner.state for runner in self._known.runners()})
 
     def runner(self, entity: Entity) -> EntityRunner:
-        """The runner of an entity, made at its first use.
+        """The runner of an entity, made where it has none: at its first use, or since it was forgotten.
 
         Raises:
             PairClosed, PairFaulted: the pair has ended.
         """
         self.check_open()
-        runner = self._runners.get(entity)
-        if runner is None:
-            tracks = self.options.enable_syphon
-            machine = EntityMachine(self.options, self._clock.now(), tracks_backlog=tracks)
-            probe = self._primary.admin.probe
-            runner = EntityRunner(entity, machine, self._clock, self._emit, probe, self._entity_changed)
-            self._runners[entity] = runner
-            if self._drain is not None:
-                self._drain.wake()
-        return runner
+        return self._known.runner(entity)
 
     def sender_state(self, entity: Entity) -> SenderState:
         """What a new sender object of an entity needs. Raises as `runner`, and `TransportError` for a bad path."""
-        return SenderState(self.runner(entity), self._spares.take(entity), self._clock.new_id())
+        runner = self.runner(entity)
+        return SenderState(runner, self._known.take(runner), self._clock.new_id())
 
     def drop_sender(self, state: SenderState) -> None:
         """Leave the link of a sender that nobody has any more to the next one of its entity; from any thread."""
-        self._spares.give(state.runner.entity, state.primary)
+        self._known.give(state.runner, state.primary)
 
     def end_sender(self, state: SenderState) -> asyncio.Task[None]:
         """Close the link of a sender that sends nothing any more; the task never fails, and ends with the pair."""
@@ -219,7 +211,7 @@ class Engine:
             self._partners.forget()
         grace = self.options.close_grace
         self._sends.end_by(self._clock.now() + grace, self._fault)
-        for runner in self._runners.values():
+        for runner in self._known.runners():
             runner.stop_pings()
             runner.wake()  # sends that wait between two attempts learn their new deadline
         for task in (self._drain_task, self._operations_task):
@@ -228,16 +220,25 @@ class Engine:
         stop_syphon = [self.syphon.stop(grace)] if self.syphon is not None else []
         # One second over the grace: what was interrupted at its end still has to give its results back.
         await _bounded(grace + 4, self._sends.wait_idle(grace + 1), *stop_syphon)
-        await _bounded(2.5, self._sends.close(), *(runner.close() for runner in self._runners.values()))
+        await _bounded(2.5, self._sends.close(), *(runner.close() for runner in self._known.runners()))
         partner = [self._partners.wait()] if self._partners is not None else []
-        await _bounded(_TRANSPORT_CLOSE, self.backlog.close(), *self._endings, *partner)
+        await _bounded(_TRANSPORT_CLOSE, self.backlog.close(), self._known.close(), *self._endings, *partner)
         await _bounded(_TRANSPORT_CLOSE, self._primary.close(), self._secondary.close())
         self._operations.tell()
         if self._told_open:  # whoever counts the open pairs must not count one down that never was
             fault = None if self._fault is None else str(self._fault)
             self._emit(PairEnded, fault=fault, unknown=self._sends.given_back)
 
+    def _new_runner(self, entity: Entity) -> EntityRunner:
+        tracks = self.options.enable_syphon
+        # What was forgotten had been seen drained since the pair began, and nothing was diverted to it later.
+        machine = EntityMachine(self.options, self._clock.now(), tracks_backlog=tracks, drained=self._known.forgot)
+        if self._drain is not None and machine.backlog is Backlog.DIRTY:
+            self._drain.wake()
+        return EntityRunner(entity, machine, self._clock, self._emit, self._primary.admin.probe, self._entity_changed)
+
     def _entity_changed(self, runner: EntityRunner, change: Changed) -> None:
+        self._known.keep(runner)
         if self._drain is not None:
             self._drain.wake()
         if self.syphon is not None and change.current in (EntityState.DRAINING, EntityState.HEALTHY):

@@ -31,6 +31,7 @@ from pairmq.model.events import PingCompleted, StateChanged
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
 from pairmq.runner._last_failure import remembered
+from pairmq.transport import Sender
 
 _UP = frozenset((EntityState.HEALTHY, EntityState.DRAINING))
 
@@ -52,6 +53,7 @@ class EntityRunner:
 
     # A pair may know a hundred thousand entities.
     __slots__ = (
+        "__weakref__",
         "_armed_for",
         "_clock",
         "_closed",
@@ -64,9 +66,12 @@ class EntityRunner:
         "_timer",
         "_waiters",
         "entity",
+        "kept",
         "last_failure",
         "machine",
+        "recent",
         "seen",
+        "spare",
     )
 
     def __init__(
@@ -84,6 +89,9 @@ class EntityRunner:
         """Of the primary, until the entity is up again and it takes a message."""
         self.seen = machine.state
         """The state as it was last announced: `state`, without the work, for the report of every send."""
+        self.kept = self.recent = False
+        self.spare: list[Sender] = []
+        """Of the primary, that no sender object has: these three are for `KnownEntities`."""
         self._clock = clock
         self._emit = emit
         self._probe = probe

@@ -13,6 +13,7 @@ from pairmq.transport import Transport
 
 _HEADROOM = 0.8  # share of the limit from which a warning names the rest
 _ENVELOPE = 4096  # bytes that an envelope surely needs less than; a cheap first look before the exact measure
+_MOST_WARNED = 10_000  # entities; the same of ever more of them would fill the log and the memory
 _A_CHARACTER = 12  # bytes at most, as an escape in JSON
 _A_PROPERTY = 64  # bytes that surely hold what a codec writes beside a property's, or a field's, name and text
 
@@ -51,6 +52,8 @@ class BacklogSizes:
             return
         size = self._secondary.measure(divert(message, Diversion(entity, self._clock.instant(), "x" * 32, 10**9, True)))
         if size <= _HEADROOM * limit:
+            return
+        if len(self._warned) >= _MOST_WARNED:
             return
         self._warned.add(entity)
         left = limit - size

@@ -168,14 +168,17 @@ class Pair:
         return self._asked(lambda pair: pair.state(path, kind=kind))
 
     def states(self) -> Mapping[Entity, EntityState]:
-        """The states of all entities that this process has used."""
+        """The states of the entities that this process uses, and of those that it used last (SPEC 4.10).
+
+        All that are not healthy are among them; of healthy ones without a sender object, about a thousand.
+        """
         return self._asked(lambda pair: dict(pair.states()))
 
     def check(self, *entities: str | Entity, timeout: float = 5.0) -> asynchronous.Readiness:
         """Ask the brokers whether sends would be accepted now, as `pairmq.Pair.check`.
 
         Args:
-            entities: paths of queues, or entities; without any, all that this process has used.
+            entities: paths of queues, or entities; without any, all of `states`.
             timeout: seconds that each side has to answer.
 
         Raises:

@@ -55,6 +55,11 @@ class PairDelivery:
         """How it was settled, or should have been where the broker did not confirm it; None when it was not yet."""
         return self._inner.value.settlement
 
+    @property
+    def settled(self) -> bool:
+        """Whether the broker confirmed the `settlement`; the message may be delivered again where it did not."""
+        return self._inner.value.settled
+
     def complete(self) -> None:
         """Remove the message from the broker for good.
 
