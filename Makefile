@@ -60,7 +60,7 @@ test-long: setup system ## what takes minutes a test: more outages of real serve
 soak: setup system ## the long tests: files of a million lines through outages, a million sends with both brokers away (LINES=...)
 	@PAIRMQ_TEST_LINES="$(or $(LINES),1000000)" PAIRMQ_TEST_KILLS_LINES="$(or $(LINES),1000000)" \
 		PAIRMQ_TEST_SENDS="$(or $(LINES),1000000)" \
-		$(BIN)/python -m pytest -q --timeout 3600 tests/hostile/test_bounded_memory.py \
+		$(BIN)/python -m pytest -q --timeout 3600 --tier first --tier servers --tier long tests/hostile/test_bounded_memory.py \
 		tests/integration/test_file_through_an_outage.py tests/integration/test_file_through_kills.py
 
 # With HOURS what was simulated is kept in a file, so that the same command goes on where it was stopped.

@@ -96,12 +96,11 @@ def test_a_broken_plugin_or_a_conflict_is_told_and_fails(cli, brokers, plugin: o
 
 _NO_BROKER = [
     "cost",
-    "cost --json",
-    "doctor",
-    "--help",
-    "--version",
-    # These write in the ways of those above, and importing all clients takes a second of processor time.
-    *(pytest.param(arguments, marks=pytest.mark.long) for arguments in ("plugins", "plugins --json", "send --help")),
+    # These write in the same ways, and each is a program that is started.
+    *(
+        pytest.param(arguments, marks=pytest.mark.real_server)
+        for arguments in ("cost --json", "doctor", "--help", "--version", "plugins", "plugins --json", "send --help")
+    ),
 ]
 
 

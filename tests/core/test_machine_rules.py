@@ -455,6 +455,6 @@ class EndlessFlaps(AgainstTheBook):
 
 
 TestAgainstTheBook = AgainstTheBook.TestCase
-TestAgainstTheBook.settings = settings(max_examples=250, stateful_step_count=60, deadline=None)
+TestAgainstTheBook.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)
 TestEndlessFlaps = EndlessFlaps.TestCase
-TestEndlessFlaps.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestEndlessFlaps.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

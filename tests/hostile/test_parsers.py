@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import typer
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pairmq.cli._errors import BadUsage
@@ -44,7 +44,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("files")
 
 
-@settings(max_examples=150, deadline=None)
 @given(documents)
 @example(DEEP)
 @example("[pair]\nx = " + "{a = " * 10_000)
@@ -58,7 +57,6 @@ def test_a_settings_file_is_read_or_refused(folder: Path, text: str) -> None:
         load_settings(primary="a://", secondary="b://", config=written(folder, text), environ={})
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.sampled_from(OPTION_NAMES), documents | st.text(max_size=40))
 @example("max_pending_sends", "9" * 10_000)
 @example("syphon_max_rate", "1e400")
@@ -75,7 +73,6 @@ def test_a_path_that_can_not_be_is_refused(path: str) -> None:
         read_prices(path)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text(max_size=60) | st.from_regex(r"\A\s*[0-9_.eE+-]{0,30}\s*(ms|s|m|min|h|d|y)?\Z"))
 @example("9" * 100_000)
 @example("1" + " " * 100_000 + "x")
@@ -89,7 +86,6 @@ def test_a_duration_is_a_number_or_refused(text: str) -> None:
             assert read(text) >= 0
 
 
-@settings(max_examples=150, deadline=None)
 @given(documents)
 @example("[primary]\nbase = " + "[" * 10_000)
 @example("[primary]\nbase = " + "9" * 10_000)
@@ -105,7 +101,6 @@ def test_a_price_list_is_read_or_refused(folder: Path, text: str) -> None:
             assert price.per_million.adjusted() <= 15
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.text(max_size=30) | st.floats() | st.integers() | st.booleans() | st.from_regex(r"\A[0-9]{1,9}e-?[0-9]{1,9}\Z")
 )
@@ -135,7 +130,6 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 PLACES = places(SCENARIO)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.sampled_from(PLACES), st.sampled_from(ODD)), min_size=1, max_size=3))
 def test_a_changed_scenario_is_another_one_or_refused(changes: list[tuple[tuple[Any, ...], Any]]) -> None:
     document = json.loads(json.dumps(SCENARIO))
@@ -177,7 +171,6 @@ properties = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=30), st.dictionaries(st.sampled_from(["a", "\u202e", "base64"]), properties))
 def test_every_delivery_has_a_record_of_one_line(body: bytes, given_properties: dict[str, Any]) -> None:
     message = Message(body, subject="a\nb\x1b[2J", application_properties=given_properties)
@@ -193,7 +186,6 @@ _LETTERS = (
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.sampled_from(URLS), st.lists(st.sampled_from(_LETTERS) | st.text(max_size=4), max_size=10).map("".join))
 def test_a_url_makes_a_transport_or_is_refused(scheme: str, rest: str) -> None:
     with contextlib.suppress(ConfigurationError):

@@ -16,7 +16,7 @@ PROGRAM = """
 import hashlib, sys
 from pairmq.testing.simulator import Settings, simulate
 for seed in (3, 8):
-    report = simulate(Settings(seed=seed, hours=0.5, mode="liveness", trace=True))
+    report = simulate(Settings(seed=seed, hours=0.2, mode="liveness", trace=True))
     print(seed, len(report.trace), hashlib.sha256("\\n".join(report.trace).encode()).hexdigest())
 """
 
@@ -58,7 +58,7 @@ def test_what_ran_before_changes_nothing():
         for order, often in ((range(6), 5000), (range(5, -1, -1), 40), ((3, 0, 5, 1, 4, 2), 700)):
             gc.set_threshold(often, 5, 5)
             for seed in order:
-                trace = simulate(Settings(seed=seed, hours=0.25, trace=True)).trace
+                trace = simulate(Settings(seed=seed, hours=0.1, trace=True)).trace
                 seen.setdefault(seed, set()).add(digest(trace))
     finally:
         gc.set_threshold(*thresholds)

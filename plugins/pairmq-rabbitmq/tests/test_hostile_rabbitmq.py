@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pika
 import pika.exceptions
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pika.adapters.blocking_connection import BlockingChannel
 
@@ -350,7 +350,6 @@ def test_what_may_be_sent_can_be_read_when_the_broker_has_added_its_own_headers(
     assert not is_laborious(added)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=60), st.sampled_from(_WIDE), st.integers(0, 400))
 def test_a_header_that_can_not_be_parsed_is_the_parsers_business(noise: bytes, value: bytes, at: int) -> None:
     whole = content_header(value)

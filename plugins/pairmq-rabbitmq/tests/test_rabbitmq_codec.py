@@ -13,7 +13,7 @@ from uuid import UUID
 
 import pamqp.frame
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
@@ -131,7 +131,6 @@ def assert_same(back: Message, message: Message) -> None:
     assert exactly(dict(back.application_properties)) == exactly(dict(message.application_properties))
 
 
-@settings(max_examples=300, deadline=None)
 @given(messages(), logins)
 def test_every_message_comes_back_as_it_was(message: Message, login: str) -> None:
     properties = over_the_wire(_codec.encode(message, login=login), message.body)
@@ -433,7 +432,6 @@ def normal(value: object) -> object:
     return bytes(value) if isinstance(value, bytearray) else value
 
 
-@settings(max_examples=300, deadline=None)
 @given(foreign(), logins)
 def test_a_foreign_message_keeps_every_header_when_it_is_sent_on(properties: Basic.Properties, login: str) -> None:
     message = _codec.decode(properties, b"body")
@@ -667,7 +665,6 @@ wild = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.fixed_dictionaries(
         {},

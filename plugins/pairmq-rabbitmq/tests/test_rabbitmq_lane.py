@@ -176,7 +176,6 @@ def headers(draw: st.DrawFn) -> bytes:
     return ContentHeader(body_size=draw(st.integers(0, 10)), properties=properties).marshal()
 
 
-@settings(deadline=None, max_examples=300)
 @given(headers())
 def test_properties_are_read_as_the_driver_reads_them(payload: bytes) -> None:
     expected = by_the_driver(payload)
@@ -184,7 +183,6 @@ def test_properties_are_read_as_the_driver_reads_them(payload: bytes) -> None:
     assert shown(_header.read(payload)) == shown(expected)
 
 
-@settings(deadline=None, max_examples=500)
 @given(headers(), st.lists(st.tuples(st.integers(12, 200), st.integers(0, 255)), max_size=3), st.integers(0, 300))
 def test_damaged_properties_are_read_as_the_driver_reads_them_or_marked(
     payload: bytes, changes: list[tuple[int, int]], length: int
@@ -256,7 +254,6 @@ steps = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=300)
 @given(steps)
 def test_confirms_of_ranges_answer_every_publish_once(sequence: list[tuple[str, int, bool]]) -> None:
     async def play() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pairmq.core import Diversion, divert, restore
@@ -64,7 +64,6 @@ def test_what_it_writes_is_what_the_long_way_writes(message: Message) -> None:
         assert parcel == Parcel.of(b"method", _codec.encode(message, login=""), message.body)
 
 
-@settings(max_examples=300)
 @given(messages | plain_messages, st.lists(st.tuples(st.integers(12, 400), st.integers(0, 255)), max_size=3))
 @example(Message(b"", "i", application_properties={"a": "b"}), [(12, 0x20)])
 def test_what_it_reads_is_what_the_long_way_reads(message: Message, damage: list[tuple[int, int]]) -> None:

@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pairmq.model import ConfigurationError, Delivery, Entity, Message, Source, TransportError
@@ -247,7 +247,6 @@ _names = st.sampled_from(_LETTERS) | st.binary(max_size=10)
 _values = st.sampled_from(_VALUES) | st.binary(max_size=60)
 
 
-@settings(max_examples=400, deadline=None)
 @given(st.lists(st.tuples(_names, _values), max_size=12))
 def test_arbitrary_entries_are_messages_or_malformed(pairs: list[tuple[bytes, bytes]]) -> None:
     fields = [part for pair in pairs for part in pair]
@@ -265,7 +264,6 @@ _PIECES = (
 )  # fmt: skip
 
 
-@settings(max_examples=400, deadline=None)
 @given(st.lists(st.sampled_from(_PIECES) | st.text(max_size=5), max_size=14).map("".join))
 def test_arbitrary_urls_are_read_or_refused(url: str) -> None:
     for parse in (parse_redis_url, parse_memory_url):

@@ -27,6 +27,8 @@ ONE_PART = ("max_rows=5000000", "max_bytes=1000000000", "max_age=3600")
 """However long a test is held up, what was written by then is in one part."""
 
 
+pytestmark = pytest.mark.real_server  # programs that are killed
+
 LEAVE = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
@@ -89,7 +91,6 @@ def check(directory: Path, process: str, at_least: int) -> None:
     assert [row["seq"] for row in found] == list(range(1, len(found) + 1))
 
 
-@pytest.mark.real_server
 @pytest.mark.parametrize("seed", range(5))
 def test_a_killed_process_loses_nothing_that_was_flushed(tmp_path, seed):
     dice = random.Random(seed)
@@ -158,7 +159,6 @@ def test_what_a_living_process_writes_is_left_alone(tmp_path):
 RECOVER = "import sys; from pairmq.observe.journal import recover; print('ready', flush=True); recover(sys.argv[1])"
 
 
-@pytest.mark.real_server
 def test_a_killed_recovery_neither_loses_nor_doubles(tmp_path):
     """Recoveries are killed after ever more time, until one of them gets to its end."""
     with writing(tmp_path, "max_rows=1000000") as program:

@@ -240,5 +240,5 @@ class QueueMachine(RuleBasedStateMachine):
         assert self.broker.get_queue("q").size_in_bytes == 10 * counts.total
 
 
-QueueMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+QueueMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
 test_a_queue_does_what_the_model_does = QueueMachine.TestCase

@@ -13,7 +13,7 @@ from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus._pyamqp._encode import encode_payload
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageHeader, AmqpMessageProperties
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pairmq.model import MAX_TIME_TO_LIVE, Message
@@ -98,7 +98,6 @@ def foreign(body: Any = b"", **sections: Any) -> Message:
     return there_and_back(AmqpAnnotatedMessage(**{kind: body}, **sections)).message
 
 
-@settings(max_examples=300, deadline=None)
 @given(messages(), st.booleans())
 def test_every_field_and_property_comes_back_as_it_was(message: Message, single_consumer: bool) -> None:
     back = there_and_back(encode(take_apart(message, single_consumer=single_consumer))).message
@@ -107,7 +106,6 @@ def test_every_field_and_property_comes_back_as_it_was(message: Message, single_
         assert type(back.application_properties[name]) is type(value)
 
 
-@settings(max_examples=300, deadline=None)
 @given(messages(), st.booleans())
 def test_a_message_measures_what_the_client_encodes_and_never_less(message: Message, single_consumer: bool) -> None:
     parts = take_apart(message, single_consumer=single_consumer)
@@ -115,7 +113,6 @@ def test_a_message_measures_what_the_client_encodes_and_never_less(message: Mess
     assert encoded <= measure(parts) <= encoded + 8
 
 
-@settings(max_examples=300, deadline=None)
 @given(messages(scheduled=False))
 def test_a_plain_message_is_written_as_the_public_sender_writes_it(message: Message) -> None:
     parts = take_apart(message)
