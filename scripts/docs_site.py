@@ -24,6 +24,7 @@ SECTIONS = {
     "How to": "how-to",
     "Reference": "reference",
     "Explanation": "explanation",
+    "Contributing": "contributing",
     "Decisions": "adr",
 }
 

@@ -1,6 +1,7 @@
 """Test the tests: plant bugs in a copy of the source, one at a time, and see whether the simulation or a test finds it.
 
-Run it with: .venv/bin/python scripts/mutants.py [--seeds 100] [--hours 1] [--jobs 2] [--only NAME ...] [--json]
+Run it with: .venv/bin/python scripts/mutants.py [--seeds 100] [--hours 1] [--jobs 2] [--first] [--only NAME ...] [--json]
+With --first only tests of the first tier look for them, those of the simulation too, in the hours that it simulates.
 Exit status: 0 when all of them were found, 1 when not. The bugs themselves are in `planted`.
 """
 
@@ -53,6 +54,15 @@ PYTEST = [
     "no:cacheprovider",
     "--hypothesis-seed=0",
 ]
+FIRST = (
+    "tests/core",
+    "tests/runner",
+    "tests/pair",
+    "tests/simulator",
+    "tests/testing/test_machine.py",
+    "tests/hostile",
+)
+"""What of the first tier looks for those that the simulation has to find otherwise."""
 TESTS_FAILED = 1  # pytest's exit status
 FAILED = re.compile(r"^FAILED \S*?([^/\s]+\.py::.*?)(?: - (.*))?$", re.MULTILINE)
 
@@ -67,7 +77,7 @@ class Found:
     seconds: float
 
 
-def hunt(mutant: Mutant, seeds: int, hours: float) -> Found:
+def hunt(mutant: Mutant, seeds: int, hours: float, first: bool = False) -> Found:
     """Plant one bug in a copy of the source and let those look for it who have to find it."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="pairmq-mutant-") as folder:
@@ -75,7 +85,10 @@ def hunt(mutant: Mutant, seeds: int, hours: float) -> Found:
         shutil.copytree(mutant.source, copy, ignore=shutil.ignore_patterns("__pycache__"))
         (copy / mutant.place).write_text(mutant.planted(), "utf-8")
         try:
-            by, text = _tested(mutant, copy) if mutant.tests else _simulated(mutant, copy, seeds, hours)
+            if mutant.tests or first:
+                by, text = _tested(mutant.tests or FIRST, copy, ["--tier", "first"] if first else [])
+            else:
+                by, text = _simulated(mutant, copy, seeds, hours)
         except subprocess.TimeoutExpired:
             by, text = None, f"no end within {LIMIT} s"
     return Found(mutant, by, text, time.monotonic() - began)
@@ -91,8 +104,8 @@ def _simulated(mutant: Mutant, copy: Path, seeds: int, hours: float) -> tuple[st
     return told["by"], told["text"]
 
 
-def _tested(mutant: Mutant, copy: Path) -> tuple[str | None, str]:
-    ended = _run(copy, [*PYTEST, *(str(ROOT / test) for test in mutant.tests)])
+def _tested(tests: Sequence[str], copy: Path, more: Sequence[str]) -> tuple[str | None, str]:
+    ended = _run(copy, [*PYTEST, *more, *(str(ROOT / test) for test in tests)])
     failed = FAILED.search(ended.stdout)
     if ended.returncode == TESTS_FAILED and failed:
         return failed[1], failed[2] or ""
@@ -119,13 +132,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=100, help="seeds for each that the simulation has to find (100)")
     parser.add_argument("--hours", type=float, default=1.0, help="virtual hours a seed (1)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at the same time")
+    parser.add_argument("--first", action="store_true", help="by tests of the first tier alone")
     parser.add_argument("--only", nargs="*", default=[], help="parts of names")
     parser.add_argument("--json", action="store_true", help="results on stdout as JSON")
     options = parser.parse_args(arguments)
     chosen = [each for each in MUTANTS if not options.only or any(part in each.name for part in options.only)]
     results = []
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        for found in pool.map(lambda mutant: hunt(mutant, options.seeds, options.hours), chosen):
+        for found in pool.map(lambda mutant: hunt(mutant, options.seeds, options.hours, options.first), chosen):
             results.append(found)
             by = f"found by {found.by}" if found.by else f"NOT FOUND: {found.text}"
             print(f"{found.seconds:5.0f} s  {found.mutant.name}: {by}", file=sys.stderr, flush=True)

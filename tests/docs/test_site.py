@@ -13,7 +13,7 @@ import pytest
 
 from doc_blocks import ROOT
 
-LISTS = {folder: ROOT / "docs" / folder / "index.md" for folder in ("tutorial", "how-to", "reference", "explanation")}
+LISTS = {folder: ROOT / "docs" / folder / "index.md" for folder in ("tutorial", "how-to", "reference", "explanation", "contributing")}
 
 
 PACKAGES = [
