@@ -1,6 +1,6 @@
 """Test the tests: plant bugs in a copy of the source, one at a time, and see whether the simulation or a test finds it.
 
-Run it with: .venv/bin/python scripts/mutants.py [--seeds 100] [--hours 1] [--jobs 2] [--first] [--only NAME ...] [--json]
+Run it with: .venv/bin/python scripts/mutants.py [--seeds 100] [--hours 1] [--jobs 2] [--first] [--only NAME ...]
 With --first only tests of the first tier look for them, those of the simulation too, in the hours that it simulates.
 Exit status: 0 when all of them were found, 1 when not. The bugs themselves are in `planted`.
 """
