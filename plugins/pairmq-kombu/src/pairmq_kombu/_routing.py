@@ -2,8 +2,8 @@
 
 A message for the default exchange goes to the queue that its routing key names, which is how Celery sends a task. One
 for a durable direct or topic exchange goes to that exchange, which is a topic to PairMQ, with the routing key as its
-subject. All else goes to the primary only: remote control, events and replies are for those who listen now, and would do
-harm if they came late.
+subject. All else goes to the primary only: remote control, events and replies are for those who listen now, and would
+do harm if they came late.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def routed(message: Any, exchange: str, routing_key: str, declared: Declared) ->
     known = declared.get(exchange) or _undeclared(exchange)
     if known is None:
         raise NotCarried(
-            "this process has not declared the exchange, so that its type is not known: name a queue that is bound to it "
-            "in task_queues, or declare it"
+            "this process has not declared the exchange, so that its type is not known: name a queue that is bound to "
+            "it in task_queues, or declare it"
         )
     if not known.durable or known.type not in _ROUTED_TYPES:
         return None
