@@ -81,6 +81,11 @@ def test_an_application_that_publishes_nothing_is_not_configured_by_others() -> 
     assert not application.configured
 
 
+def test_a_request_with_a_direct_reply_is_not_kept() -> None:
+    assert where("", "celery", reply_to="amq.rabbitmq.reply-to.abc") is None
+    assert where("", "celery", reply_to="answers") == Entity("celery")
+
+
 def test_a_transient_message_is_not_kept() -> None:
     assert where("", "celery", delivery_mode=1) is None
 

@@ -62,6 +62,8 @@ def routed(message: Any, exchange: str, routing_key: str, declared: Declared) ->
     """
     if message.properties.get("delivery_mode") != PERSISTENT:
         return None
+    if str(message.properties.get("reply_to") or "").startswith("amq."):
+        return None  # a request whose caller waits on this connection of the primary
     if not exchange:
         return _entity(routing_key, EntityKind.QUEUE), to_pairmq(message)
     known = declared.get(exchange) or _undeclared(exchange)

@@ -88,7 +88,8 @@ def _first(*holders: Any) -> Pair:
         if isinstance(pair, Pair):
             return pair
     raise ConfigurationError(
-        "the application has no pair: give it, or the one that it is mounted in, lifespan=pair_lifespan(…), and start it"
+        "the application has no pair: give lifespan=pair_lifespan(…) to it, or to the one that it is mounted in, and "
+        "start that"
     )
 
 

@@ -23,9 +23,9 @@ _lock = threading.Lock()
 def get_pair() -> Pair:
     """Give the process's pair, open; any number of threads may share it.
 
-    It blocks, and so do the sends of its senders, for as long as a send may take: in an ``async def`` view call both by
-    ``asyncio.to_thread``. A process that is forked from one with an open pair opens one of its own. It is closed when the
-    process ends.
+    It blocks, and so do the sends of its senders, for as long as a send may take: in an ``async def`` view call both
+    by ``asyncio.to_thread``. A process that is forked from one with an open pair opens one of its own. It is closed
+    when the process ends.
 
     Raises:
         ConfigurationError: a setting is wrong, or is missing.
