@@ -17,7 +17,7 @@ PRIMARY = os.environ["PAIRMQ_PRIMARY"]
 
 app = Celery("tests")
 app.conf.update(
-    broker_read_url=PRIMARY,
+    broker_url=PRIMARY,
     broker_write_url=PRIMARY.replace("amqp://", "pairmq://"),
     broker_transport_options={
         "pairmq": {
@@ -31,6 +31,8 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     result_backend=os.environ.get("KOMBU_TEST_BACKEND", f"file://{FOLDER}/results"),
 )
+if os.environ.get("KOMBU_TEST_QUEUES") == "quorum":
+    app.conf.update(task_default_queue_type="quorum", task_default_exchange_type="topic")
 app.steps["worker"].add(Syphon)
 
 
@@ -57,7 +59,7 @@ def total(self: Task, names: list[str]) -> None:
 def again(self: Task, name: str) -> None:
     """Fail the first time, and be sent once more by Celery."""
     if not self.request.retries:
-        raise self.retry(countdown=0)
+        raise self.retry(countdown=1)
     note(f"{name} {self.request.id}")
 
 
