@@ -78,7 +78,7 @@ def contenders(east: RabbitServer, west: RabbitServer) -> dict[str, dict[str, An
         "alternates": both,
         "alternates, with confirms": {**both, "broker_transport_options": {"confirm_publish": True}},
         OURS: {
-            "broker_read_url": east.url,
+            "broker_url": east.url,
             "broker_write_url": east.url.replace("amqp://", "pairmq://"),
             "broker_transport_options": {"pairmq": pair},
         },

@@ -26,6 +26,7 @@ from pairmq.core import (
     LateResult,
     PairOptions,
     PingFailed,
+    PingRefused,
     PingSucceeded,
     PrimaryAbandoned,
     PrimaryAccepted,
@@ -56,7 +57,7 @@ class Book:
         self.pings_sent = 0
         self.ping_under_way: int | None = None
         self.timer: float | None = None  # of the ping: its limit, or the instant of the next one
-        self.needed, self.good = 1, 0
+        self.needed, self.good, self.refused = 1, 0, 0
         self.came_back: float | None = None
         self.in_state_since = now
         self.counts = dict.fromkeys(("sent", "diverted", "failed", "late"), 0)
@@ -111,12 +112,12 @@ class Book:
             wait = {2: 1, 4: 2, 8: 4}[self.needed] * self.options.ping_primary_interval
         else:
             self.needed, wait = 1, 0.0
-        self.good = 0
+        self.good = self.refused = 0
         self.timer = now + wait
         return self.become("lost", cause, now)
 
     def after_ping(self, now: float, jitter: float) -> None:
-        self.ping_under_way = None
+        self.ping_under_way, self.refused = None, 0
         self.timer = now + self.options.ping_primary_interval * (1 + jitter / 10)
 
     # Inputs
@@ -188,6 +189,18 @@ class Book:
         self.timer = None
         return self.become("canary", Cause.PING_RECOVERED, now)
 
+    def ping_refused(self, number: int, now: float, jitter: float) -> list[Any]:
+        if number != self.ping_under_way:
+            self.counts["late"] += 1
+            return [LateResult(self.epoch)]
+        self.good, refused = 0, self.refused + 1
+        self.after_ping(now, jitter)
+        self.refused = refused
+        if refused < 3:
+            return []
+        self.timer = None
+        return self.become("canary", Cause.PING_REFUSED, now)
+
     def seen_empty(self, since: float, now: float) -> list[Any]:
         back = self.primary in ("works", "canary")
         if not (self.dirty and back and self.diversions == 0 and since >= self.empty_counts_from):
@@ -204,7 +217,7 @@ class Book:
     def force_failover(self, now: float) -> list[Any]:
         if self.primary == "lost":
             return []
-        self.needed, self.good = 1, 0
+        self.needed, self.good, self.refused = 1, 0, 0
         self.timer = now + self.options.ping_primary_interval
         return self.become("lost", Cause.FORCED, now)
 
@@ -340,6 +353,23 @@ class AgainstTheBook(RuleBasedStateMachine):
         if self.book.primary == "lost":
             waits = (self.machine.next_deadline() or 0) - self.now
             assert 0.9 - 1e-9 <= waits / self.options.ping_primary_interval <= 1.1 + 1e-9
+
+    @precondition(lambda self: self.book.pings_sent)
+    @rule(pick=picks, jitter=jitters)
+    def some_ping_is_refused(self, pick: int, jitter: float) -> None:
+        number = 1 + pick % self.book.pings_sent
+        self.feed(PingRefused(number, jitter), self.book.ping_refused(number, self.now, jitter))
+        self.check_the_plan(jitter)
+
+    @precondition(lambda self: self.book.primary == "lost")
+    @rule(jitter=jitters)
+    def the_next_ping_is_refused(self, jitter: float) -> None:
+        if self.book.ping_under_way is None:
+            self.the_timer_fires_on_time(jitter)
+        number = self.book.ping_under_way
+        assert number is not None
+        self.feed(PingRefused(number, jitter), self.book.ping_refused(number, self.now, jitter))
+        self.check_the_plan(jitter)
 
     @precondition(lambda self: self.book.pings_sent)
     @rule(pick=picks, good=st.booleans())

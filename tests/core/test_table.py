@@ -28,6 +28,7 @@ from pairmq.core import (
     LateResult,
     PairOptions,
     PingFailed,
+    PingRefused,
     PingSucceeded,
     PrimaryAbandoned,
     PrimaryAccepted,
@@ -60,6 +61,7 @@ PING_DUE         .        .        .        DOWN     .
 PING_GOOD        .        .        .        DOWN     .
 PING_RECOVERED   .        .        .        TRIAL    .
 PING_BAD         .        .        .        DOWN     .
+PING_REFUSED     .        .        .        TRIAL    .
 PING_OVERDUE     .        .        .        DOWN     .
 NOT_DUE          UP       TRIAL    FAILING  DOWN     HELD
 MARK_HEALTHY     UP       UP       UP       UP       UP
@@ -111,6 +113,7 @@ DOWN     PING_DUE         1000   ping:1                            epoch+0   100
 DOWN     PING_GOOD        1000   nothing                           epoch+0   1060
 DOWN     PING_RECOVERED   1000   changed:PING_RECOVERED            epoch+1   no-deadline
 DOWN     PING_BAD         1000   nothing                           epoch+0   1060
+DOWN     PING_REFUSED     1000   changed:PING_REFUSED              epoch+1   no-deadline
 DOWN     PING_OVERDUE     1003   stop-ping:1                       epoch+0   1063
 DOWN     NOT_DUE           999   nothing                           epoch+0   1000
 DOWN     MARK_HEALTHY      999   changed:MARKED_HEALTHY            epoch+1   no-deadline
@@ -194,6 +197,9 @@ def in_health(health: Health, symbol: Symbol | None = None, *, tracks_backlog: b
         feed(machine, (900, HOLD), (901, MARK_HEALTHY), (901, ROUTE_REQUESTED))
         feed(machine, (901, PrimaryFailed(machine.epoch, FailureKind.UNAVAILABLE)), (911, TimerFired()))
         feed(machine, (998, TimerFired()))
+    elif health is Health.DOWN and symbol is Symbol.PING_REFUSED:
+        feed(machine, (818, FORCE_FAILOVER), (878, TimerFired()), (878, PingRefused(1)))
+        feed(machine, (938, TimerFired()), (938, PingRefused(2)), (998, TimerFired()))
     elif health is Health.DOWN and symbol in PINGED:
         feed(machine, (938, FORCE_FAILOVER), (998, TimerFired()))
     elif health is Health.DOWN:
@@ -219,6 +225,7 @@ INPUT_OF: dict[Symbol, Callable[[EntityMachine], Input]] = {
     Symbol.PING_GOOD: lambda _: PingSucceeded(1),
     Symbol.PING_RECOVERED: lambda _: PingSucceeded(1),
     Symbol.PING_BAD: lambda _: PingFailed(1),
+    Symbol.PING_REFUSED: lambda _: PingRefused(3),
     Symbol.PING_OVERDUE: lambda _: TimerFired(),
     Symbol.NOT_DUE: lambda _: TimerFired(),
     Symbol.MARK_HEALTHY: lambda _: MARK_HEALTHY,
@@ -368,7 +375,7 @@ def test_a_late_result_of_any_kind_changes_nothing_but_counters(health: Health, 
 
 
 @pytest.mark.parametrize("health", Health, ids=lambda health: health.name)
-@pytest.mark.parametrize("kind", [PingSucceeded, PingFailed])
+@pytest.mark.parametrize("kind", [PingSucceeded, PingFailed, PingRefused])
 def test_an_answer_to_an_earlier_ping_changes_nothing_but_a_counter(health: Health, kind: Callable[[int], Input]):
     machine = EntityMachine(OPTIONS, 0)
     feed(machine, (1, FORCE_FAILOVER), (61, TimerFired()), (66, TimerFired()))  # ping 1 is overdue
@@ -384,6 +391,23 @@ def test_an_answer_to_an_earlier_ping_changes_nothing_but_a_counter(health: Heal
     before = slots(machine)
     assert machine.handle(kind(1), 128) == (LateResult(machine.epoch),)
     assert slots(machine) == before | {"_late": before["_late"] + 1}
+
+
+@pytest.mark.parametrize("between", [PingSucceeded, PingFailed, None])
+def test_refused_pings_are_believed_only_in_a_row(between: Callable[[int], Input] | None):
+    machine = EntityMachine(OPTIONS, 0)
+    feed(machine, (0, HOLD), (1, MARK_HEALTHY), (1, ROUTE_REQUESTED))
+    # A flap, so that one good ping ends nothing.
+    feed(machine, (1, PrimaryFailed(machine.epoch, FailureKind.UNAVAILABLE)), (11, TimerFired()))
+    for number in range(1, 6):
+        deadline = machine.next_deadline()
+        assert deadline is not None
+        machine.handle(TimerFired(), deadline)
+        if number == 3 and between is None:
+            machine.handle(TimerFired(), deadline + OPTIONS.ping_timeout)  # overdue
+        else:
+            machine.handle(between(number) if number == 3 and between else PingRefused(number), deadline)
+        assert machine.health is Health.DOWN
 
 
 def test_a_ping_under_way_is_stopped_when_an_operator_says_it_works():
@@ -482,6 +506,7 @@ LIES_ANYWHERE: dict[str, Callable[[EntityMachine], Input]] = {
     "a cancellation of an epoch to come": lambda machine: PrimaryAbandoned(machine.epoch + 1),
     "a good ping never sent": lambda _: PingSucceeded(99),
     "a bad ping never sent": lambda _: PingFailed(99),
+    "a refused ping never sent": lambda _: PingRefused(99),
     "the end of a diversion never begun": lambda _: DIVERT_ENDED,
 }
 

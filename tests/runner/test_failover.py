@@ -10,9 +10,18 @@ from dataclasses import replace
 
 import pytest
 
-from pairmq import ConfigurationError, Message, MessageTooLarge, Pair, Route, Unauthorized
+from pairmq import ConfigurationError, EntityNotFound, Message, MessageTooLarge, Pair, Route, Unauthorized
 from pairmq.model import EntityState
-from pairmq.model.events import Cause, OperationsCounted, PingCompleted, SendCompleted, Side, StateChanged, Warned
+from pairmq.model.events import (
+    Cause,
+    MessageDeadLettered,
+    OperationsCounted,
+    PingCompleted,
+    SendCompleted,
+    Side,
+    StateChanged,
+    Warned,
+)
 from pairmq.runner import Clock, Emitter
 from pairmq.runner._entity import EntityRunner
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time
@@ -255,14 +264,13 @@ async def test_a_forced_failover_lasts_until_the_first_ping(world):
 
 
 @in_virtual_time
-async def test_an_entity_that_was_deleted_during_the_outage_stays_failed_over(world):
-    """A broker that is starting may not know its queues yet: "no such entity" from a ping is no recovery."""
+async def test_an_entity_stays_failed_over_while_its_broker_starts_and_does_not_know_it_yet(world):
     async with world(failover_interval=0) as w:
         w.east.fail(Fault.DOWN, times=1)
-        w.east.fail(Fault.REFUSE, Operation.PROBE)
+        w.east.fail(Fault.REFUSE, Operation.PROBE, times=2)
         await w.pair.sender("orders").send(Message(b"1"))
         await asyncio.sleep(30)
-        assert w.pair.state("orders") is FAILED_OVER
+        assert changes(w)[-1] == ("failed-over", "healthy", Cause.PING_RECOVERED)
 
 
 @in_virtual_time
@@ -469,3 +477,34 @@ async def test_a_pair_that_can_not_open_lets_its_observers_write_out_what_they_h
     assert observer.closed == 1
     await pair.close()
     assert observer.closed == 1
+
+
+@in_virtual_time
+async def test_sends_to_a_missing_entity_are_refused_again_when_a_ping_is_answered(world):
+    async with world(failover_interval=0, enable_syphon=True) as w:
+        sender = w.pair.sender("misspelt")
+        w.east.fail(Fault.DOWN)
+        for number in range(3):
+            assert (await sender.send(Message(b"%d" % number))).route is Route.BACKLOG
+        w.east.heal()
+        await asyncio.sleep(3 * 5.5 + 1)
+        with pytest.raises(EntityNotFound):
+            await sender.send(Message(b"healthy again"))
+        assert w.pair.state("misspelt") is not FAILED_OVER
+        assert changes(w, "misspelt")[1][::2] == ("failed-over", Cause.PING_REFUSED)
+        [warning] = [event for event in w.of(Warned) if event.subject == "misspelt"]
+        assert "no such queue" in warning.text
+        assert "3 that were diverted" in warning.text
+        await asyncio.sleep(60)
+        assert len(w.of(MessageDeadLettered)) == 3
+
+
+@in_virtual_time
+async def test_a_ping_that_is_refused_for_another_reason_is_a_failed_one(world):
+    async with world(failover_interval=0) as w:
+        w.east.fail(Fault.DOWN)
+        await w.pair.sender("orders").send(Message(b"1"))
+        w.east.heal()
+        w.east.fail(Fault.UNAUTHORIZED)
+        await asyncio.sleep(20)
+        assert w.pair.state("orders") is FAILED_OVER

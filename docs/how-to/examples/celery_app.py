@@ -16,7 +16,7 @@ PRIMARY = os.environ["PAIRMQ_PRIMARY"]  # amqp://guest:guest@127.0.0.1:5672/
 
 app = Celery("shop")
 app.conf.update(
-    broker_read_url=PRIMARY,
+    broker_url=PRIMARY,
     broker_write_url=PRIMARY.replace("amqp", "pairmq", 1),
     # The second broker's URL is in PAIRMQ_SECONDARY, where the syphon finds it as well.
     broker_transport_options={"pairmq": {"failover_interval": 2, "send_timeout": 15}},

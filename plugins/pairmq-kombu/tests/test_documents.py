@@ -42,12 +42,34 @@ def end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
+QUORUM = """
+import sys
+
+from celery_app import app, place_order
+
+app.conf.update(task_default_queue_type="quorum", task_default_exchange_type="topic")
+if __name__ == "__main__":
+    for number in sys.argv[1:]:
+        place_order.apply_async((int(number),), countdown=1 if number != "0" else None)
+"""
+"""The example with the settings that the page names for quorum queues; tasks but for number 0 are delayed."""
+
+
+@pytest.fixture(params=["celery_app", "quorum_app"])
+def module(request: pytest.FixtureRequest, environment: dict[str, str], tmp_path: Path) -> str:
+    """The application's module, which is found where the programs of the test run."""
+    (tmp_path / "quorum_app.py").write_text(QUORUM)
+    folders = (str(EXAMPLES), str(tmp_path), environment.get("PYTHONPATH", ""))
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
+    return str(request.param)
+
+
 @pytest.fixture
-def programs(environment: dict[str, str], tmp_path: Path) -> Iterator[None]:
+def programs(module: str, environment: dict[str, str], tmp_path: Path) -> Iterator[None]:
     """The worker and the syphon, as the example's first lines say."""
     with ExitStack() as ended:
         for name, command in {
-            "worker": ["celery", "-A", "celery_app", "worker", "--concurrency", "2"],
+            "worker": ["celery", "-A", module, "worker", "--concurrency", "2"],
             "syphon": ["pairmq", "syphon", "--ping-interval", "1s"],
         }.items():
             log = ended.enter_context((tmp_path / f"{name}.log").open("w"))
@@ -64,10 +86,10 @@ def programs(environment: dict[str, str], tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.real_server
 def test_the_example_outlives_its_broker(
-    rabbit: RabbitServer, environment: dict[str, str], tmp_path: Path, programs: None
+    rabbit: RabbitServer, module: str, environment: dict[str, str], tmp_path: Path, programs: None
 ) -> None:
     def send(*numbers: int) -> None:
-        command = [sys.executable, "celery_app.py", *map(str, numbers)]
+        command = [sys.executable, "-m", module, *map(str, numbers)]
         run = subprocess.run(
             command, cwd=EXAMPLES, env=environment, capture_output=True, text=True, timeout=120, check=False
         )
@@ -79,6 +101,8 @@ def test_the_example_outlives_its_broker(
             assert time.monotonic() < until, (tmp_path / "worker.log").read_text()[-2000:]
             time.sleep(0.1)
 
+    send(0)
+    wait_for(0)  # so that the worker has made what delayed tasks go by
     send(1, 2)
     wait_for(1, 2)
     rabbit.kill()

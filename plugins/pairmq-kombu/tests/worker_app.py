@@ -15,9 +15,10 @@ from pairmq_kombu.worker import Syphon
 FOLDER = Path(os.environ["KOMBU_TEST_FOLDER"])
 PRIMARY = os.environ["PAIRMQ_PRIMARY"]
 
+# Several tests of one process import this file: no task of an earlier one is shared with its application.
 app = Celery("tests")
 app.conf.update(
-    broker_read_url=PRIMARY,
+    broker_url=PRIMARY,
     broker_write_url=PRIMARY.replace("amqp://", "pairmq://"),
     broker_transport_options={
         "pairmq": {
@@ -31,6 +32,8 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     result_backend=os.environ.get("KOMBU_TEST_BACKEND", f"file://{FOLDER}/results"),
 )
+if os.environ.get("KOMBU_TEST_QUEUES") == "quorum":
+    app.conf.update(task_default_queue_type="quorum", task_default_exchange_type="topic")
 app.steps["worker"].add(Syphon)
 
 
@@ -40,28 +43,28 @@ def note(line: str) -> None:
         ledger.write(line + "\n")
 
 
-@app.task(bind=True)
+@app.task(bind=True, shared=False)
 def record(self: Task, name: str) -> str:
     """Write down that this task has run, under its id."""
     note(f"{name} {self.request.id}")
     return name
 
 
-@app.task(bind=True)
+@app.task(bind=True, shared=False)
 def total(self: Task, names: list[str]) -> None:
     """Write down what a chord's header has returned."""
     note(f"total:{','.join(sorted(names))} {self.request.id}")
 
 
-@app.task(bind=True, max_retries=1)
+@app.task(bind=True, max_retries=1, shared=False)
 def again(self: Task, name: str) -> None:
     """Fail the first time, and be sent once more by Celery."""
     if not self.request.retries:
-        raise self.retry(countdown=0)
+        raise self.retry(countdown=1)
     note(f"{name} {self.request.id}")
 
 
-@app.task
+@app.task(shared=False)
 def forward(name: str) -> None:
     """Wait until the test says so, then send a task from within the pool's process."""
     note(f"waiting:{name} -")

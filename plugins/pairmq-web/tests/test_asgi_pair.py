@@ -67,6 +67,37 @@ async def test_a_request_sends_with_the_pair_of_the_application(brokers):
         assert (await client.post("/orders/2")).json() == "backlog"
 
 
+async def test_a_mounted_application_finds_the_pair_of_its_parent(brokers):
+    parent = made(brokers)
+    inner, innermost = FastAPI(), FastAPI()
+    innermost.include_router(readiness_router("orders"))
+
+    @innermost.post("/orders/{number}")
+    async def place(number: int, pair: Annotated[Pair, Depends(get_pair)]) -> str:
+        return (await pair.sender("orders").send(Message(str(number).encode()))).route.value
+
+    inner.mount("/v1", innermost)
+    parent.mount("/api", inner)
+    async with served(parent) as client:
+        assert (await client.post("/api/v1/orders/1")).json() == "primary"
+        assert (await client.get("/api/v1/ready")).status_code == 200
+    with pytest.raises(ConfigurationError):
+        pair_of(parent)
+
+
+async def test_a_mounted_application_without_any_pair_says_what_to_do():
+    inner = FastAPI()
+
+    @inner.get("/pair")
+    async def pair(pair: Annotated[Pair, Depends(get_pair)]) -> None: ...
+
+    parent = FastAPI()
+    parent.mount("/api", inner)
+    async with served(parent) as client:
+        with pytest.raises(ConfigurationError, match="mounted in"):
+            await client.get("/api/pair")
+
+
 async def test_an_application_is_ready_while_either_side_takes_messages(brokers):
     async with served(made(brokers)) as client:
         first = await client.get("/ready")

@@ -126,12 +126,13 @@ get_pair().subscribe(lambda event: print(type(event).__name__, flush=True))
 def test_wrong_settings_are_found_by_the_check_of_django_and_answered(program):
     text = """
 from django.core.checks import run_checks
-for given in ({"PRIMRY": "x"}, {"OPTIONS": 5}, {"READY": "orders"}, "x"):
+misspelt, negative = {"failover_intervall": 5}, {"failover_interval": -1}
+for given in ({"PRIMRY": "x"}, {"OPTIONS": 5}, {"OPTIONS": misspelt}, {"OPTIONS": negative}, {"READY": "orders"}, "x"):
     with override_settings(PAIRMQ=given):
         print([error.id for error in run_checks()], Client().get("/ready/").status_code)
 print(run_checks())
 """
-    assert program(text) == ["['pairmq.E001'] 503"] * 4 + ["[]"]
+    assert program(text) == ["['pairmq.E001'] 503"] * 6 + ["[]"]
 
 
 def test_no_answer_holds_a_password(program):

@@ -21,7 +21,7 @@ class ToBacklog(NamedTuple):
 
 
 class SendPing(NamedTuple):
-    """Probe the entity; answer with `PingSucceeded` or `PingFailed` of this number."""
+    """Probe the entity; answer with `PingSucceeded`, `PingFailed` or `PingRefused` of this number."""
 
     epoch: int
     number: int

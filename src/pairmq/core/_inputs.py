@@ -64,6 +64,13 @@ class PingFailed(NamedTuple):
     jitter: float = 0.0
 
 
+class PingRefused(NamedTuple):
+    """The broker answered a ping: there is no such entity. ``number``: the ping's; ``jitter``: as in `TimerFired`."""
+
+    number: int
+    jitter: float = 0.0
+
+
 class BacklogSeenEmpty(NamedTuple):
     """Every backlog queue was reached and seen empty, by checks that all began at or after the instant ``since``."""
 
@@ -92,6 +99,7 @@ Input: TypeAlias = (
     | TimerFired
     | PingSucceeded
     | PingFailed
+    | PingRefused
     | BacklogSeenEmpty
     | MarkHealthy
     | ForceFailover

@@ -46,6 +46,7 @@ class Symbol(enum.IntEnum):
     FORCE_FAILOVER = 14
     HOLD = 15
     ANSWERED = 16
+    PING_REFUSED = 17
 
 
 MEANING: dict[Symbol, str] = {
@@ -61,6 +62,7 @@ MEANING: dict[Symbol, str] = {
     Symbol.PING_GOOD: "a good ping, more are needed",
     Symbol.PING_RECOVERED: "the last good ping that was needed",
     Symbol.PING_BAD: "a failed ping",
+    Symbol.PING_REFUSED: "the broker refused one ping after another: there is no such entity",
     Symbol.PING_OVERDUE: "a ping's time limit is over",
     Symbol.NOT_DUE: "the timer fired early",
     Symbol.MARK_HEALTHY: "operator: it works",
@@ -151,6 +153,8 @@ HEALTH: dict[Health, dict[Symbol, Row]] = {
         _S.PING_GOOD: Row(DOWN, (Do.NEXT_PING,)),
         _S.PING_RECOVERED: Row(TRIAL, (Do.STOP_PINGS,), Cause.PING_RECOVERED),
         _S.PING_BAD: Row(DOWN, (Do.NEXT_PING,)),
+        # The broker works: its sends must be refused there, as those of an entity that never failed over (SPEC 3.6).
+        _S.PING_REFUSED: Row(TRIAL, (Do.STOP_PINGS,), Cause.PING_REFUSED),
         _S.PING_OVERDUE: Row(DOWN, (Do.CANCEL_PING, Do.NEXT_PING)),
         _S.NOT_DUE: Row(DOWN),
         _S.MARK_HEALTHY: Row(UP, (Do.STOP_PINGS,), Cause.MARKED_HEALTHY),

@@ -17,6 +17,10 @@ from pairmq.model.events import Cause
 MOST_PINGS_NEEDED: Final = 8
 """Cap of the consecutive good pings that a flapping entity needs (SPEC 4.8)."""
 
+REFUSED_PINGS: Final = 3
+"""Pings in a row that are refused as "no such entity" until that is believed: a broker that starts may not know its
+entities yet."""
+
 PING_JITTER: Final = 0.1
 """Share of the ping interval by which a ping may come early or late (SPEC 4.8)."""
 
@@ -61,6 +65,7 @@ class EntityMachine:
         "_pings",
         "_pings_needed",
         "_recovered_at",
+        "_refused_pings",
         "_rows",
         "_sending",
         "_sent",
@@ -89,6 +94,7 @@ class EntityMachine:
         self._pings = 0
         self._pings_needed = 1
         self._good_pings = 0
+        self._refused_pings = 0
         self._recovered_at: float | None = None
         self._entered_at = now
         self._sent = self._diverted = self._failed = self._late = 0
@@ -236,7 +242,7 @@ class EntityMachine:
             symbol = Symbol.INTERVAL_OVER
         elif self._ping is not None:
             symbol = Symbol.PING_OVERDUE
-            self._good_pings = 0
+            self._good_pings = self._refused_pings = 0
         else:
             symbol = Symbol.PING_DUE
         return self._apply(self._row(symbol), now, input.jitter)
@@ -245,6 +251,7 @@ class EntityMachine:
         if not self._is_current_ping(input.number):
             return self._late_ping()
         self._good_pings += 1
+        self._refused_pings = 0
         recovered = self._good_pings >= self._pings_needed
         row = self._row(Symbol.PING_RECOVERED if recovered else Symbol.PING_GOOD)
         self._ping = self._ping_ends_at = None  # it has answered: nothing is left to cancel
@@ -253,8 +260,18 @@ class EntityMachine:
     def _on_ping_failed(self, input: i.PingFailed, now: float) -> tuple[Effect, ...]:
         if not self._is_current_ping(input.number):
             return self._late_ping()
-        self._good_pings = 0
+        self._good_pings = self._refused_pings = 0
         return self._apply(self._row(Symbol.PING_BAD), now, input.jitter)
+
+    def _on_ping_refused(self, input: i.PingRefused, now: float) -> tuple[Effect, ...]:
+        if not self._is_current_ping(input.number):
+            return self._late_ping()
+        self._good_pings = 0
+        self._refused_pings += 1
+        believed = self._refused_pings >= REFUSED_PINGS
+        row = self._row(Symbol.PING_REFUSED if believed else Symbol.PING_BAD)
+        self._ping = self._ping_ends_at = None  # as of one that succeeded
+        return self._apply(row, now, input.jitter)
 
     def _on_seen_empty(self, input: i.BacklogSeenEmpty, now: float) -> tuple[Effect, ...]:
         counts = self._health in _RUNNING and self._diverting == 0 and input.since >= self._settled_at
@@ -298,7 +315,7 @@ class EntityMachine:
             case Do.START_PINGS:
                 self._plan_first_ping(now)
             case Do.START_PINGS_LATER:
-                self._pings_needed, self._good_pings = 1, 0
+                self._pings_needed, self._good_pings, self._refused_pings = 1, 0, 0
                 self._next_ping_at = now + self._options.ping_primary_interval
             case Do.PING:
                 self._pings += 1
@@ -318,7 +335,7 @@ class EntityMachine:
     def _plan_first_ping(self, now: float) -> None:
         """A ping at once (SPEC 6.1), but an entity that flaps is asked for more, and later (SPEC 4.8)."""
         self._pings_needed = min(MOST_PINGS_NEEDED, self._pings_needed * 2) if self._flaps(now) else 1
-        self._good_pings = 0
+        self._good_pings = self._refused_pings = 0
         self._next_ping_at = now + self._options.ping_primary_interval * (self._pings_needed // 2)
 
     def _flaps(self, now: float) -> bool:
@@ -385,6 +402,7 @@ _HANDLERS: dict[type, Callable[[EntityMachine, Any, float], tuple[Effect, ...]]]
     i.TimerFired: EntityMachine._on_timer,
     i.PingSucceeded: EntityMachine._on_ping_succeeded,
     i.PingFailed: EntityMachine._on_ping_failed,
+    i.PingRefused: EntityMachine._on_ping_refused,
     i.BacklogSeenEmpty: EntityMachine._on_seen_empty,
     i.MarkHealthy: EntityMachine._on_operator,
     i.ForceFailover: EntityMachine._on_operator,

@@ -21,6 +21,7 @@ class Cause(enum.StrEnum):
     INTERVAL_OVER = "failover interval over"
     FIRST_SEND_FAILED = "first send after recovery failed"
     PING_RECOVERED = "ping recovered"
+    PING_REFUSED = "ping refused: no such entity"
     MARKED_HEALTHY = "marked healthy"
     FORCED = "failover forced"
     HELD = "held"

@@ -16,6 +16,7 @@ from pairmq.core import (
     Input,
     LateResult,
     PingFailed,
+    PingRefused,
     PingSucceeded,
     PrimaryAbandoned,
     PrimaryAccepted,
@@ -26,8 +27,8 @@ from pairmq.core import (
     ToBacklog,
     ToPrimary,
 )
-from pairmq.model import Entity, EntityState, FailureKind, TransportError
-from pairmq.model.events import PingCompleted, StateChanged
+from pairmq.model import Entity, EntityState, FailureKind, FailureReason, TransportError
+from pairmq.model.events import Cause, PingCompleted, StateChanged, Warned
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
 from pairmq.runner._last_failure import remembered
@@ -219,6 +220,14 @@ class EntityRunner:
             failed=change.failed,
             late=change.late,
         )
+        if change.cause is Cause.PING_REFUSED:
+            self._emit(
+                Warned,
+                subject=str(self.entity),
+                text=f"the primary has no such {self.entity.kind.value}, so that sends to it are refused again; of "
+                f"{change.diverted} that were diverted meanwhile the syphon dead-letters what the backlog accepted: "
+                "make it (pairmq entity create), then pairmq backlog requeue",
+            )
         self.wake()
         self._on_change(self, change)
 
@@ -241,6 +250,7 @@ class EntityRunner:
     async def _ping(self, number: int) -> None:
         started = self._loop.time()
         error: str | None = None
+        missing = False
         try:
             await self._probe(self.entity)
         except asyncio.CancelledError:
@@ -255,8 +265,11 @@ class EntityRunner:
             raise
         except Exception as failure:
             error = str(failure) or type(failure).__name__
+            # Another refusal may be of the ping alone, or pass while the backlog keeps the messages safe.
+            missing = isinstance(failure, TransportError) and failure.reason is FailureReason.NOT_FOUND
         self._emit(
             PingCompleted, entity=self.entity, ok=error is None, elapsed=self._loop.time() - started, error=error
         )
         jitter = self._clock.jitter()
-        self._tell(PingSucceeded(number, jitter) if error is None else PingFailed(number, jitter))
+        answer = PingSucceeded if error is None else PingRefused if missing else PingFailed
+        self._tell(answer(number, jitter))

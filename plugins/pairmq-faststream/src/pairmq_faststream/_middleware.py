@@ -58,7 +58,7 @@ class PairMiddleware:
 
     async def _send(self, producer: AioPikaFastProducerImpl, own: Next, command: RabbitPublishCommand) -> Any:
         exchange = command.exchange
-        if not self._publisher.carries(exchange.name, command.destination):
+        if not self._publisher.carries(exchange.name, command.destination, command.reply_to):
             return await own(command)
         message = await AioPikaParser.encode_message(
             message=command.body,

@@ -4,7 +4,7 @@ Importing this package makes the URL schemes ``pairmq://`` and ``pairmqs://`` kn
 
     import pairmq_kombu
 
-    app.conf.broker_read_url = "amqp://guest:guest@127.0.0.1:5672//"
+    app.conf.broker_url = "amqp://guest:guest@127.0.0.1:5672//"
     app.conf.broker_write_url = "pairmq://guest:guest@127.0.0.1:5672//"
     app.conf.broker_transport_options = {"pairmq": {"secondary": "redis://127.0.0.1:6379/0"}}
 """

@@ -7,13 +7,13 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from amqp.exceptions import ChannelError, RecoverableConnectionError
+from amqp.exceptions import ChannelError, NotFound, RecoverableConnectionError
 from amqp.exceptions import ConnectionError as AMQPConnectionError
 from amqp.protocol import queue_declare_ok_t
 from kombu.transport import base, pyamqp
 
-from pairmq_kombu._errors import QueueMissing
-from pairmq_kombu._message import NotCarried
+from pairmq_kombu._errors import PublishRefused, QueueMissing, Unreachable
+from pairmq_kombu._message import PERSISTENT, NotCarried
 from pairmq_kombu._process import PairOfProcess
 from pairmq_kombu._routing import Exchange, routed
 
@@ -21,6 +21,11 @@ _log = logging.getLogger(__name__)
 
 LINK_ERRORS: tuple[type[Exception], ...] = (OSError, RecoverableConnectionError, AMQPConnectionError)
 """What a primary that is away looks like to py-amqp; a time limit that has passed is an `OSError`."""
+
+_EVENT_PATIENCE = 1.5
+"""Seconds of failed attempts after which nothing that may be lost is held up by an unreachable primary."""
+
+_CONFIRM_TIMEOUT = 5.0  # seconds, where the caller gives none
 
 _warned: set[tuple[str, str, str]] = set()
 
@@ -30,7 +35,7 @@ class Links(Protocol):
 
     client: Any
 
-    def link(self) -> Any:
+    def link(self, patience: float | None = None) -> Any:
         """Give py-amqp's connection to the primary; raises its errors."""
         ...
 
@@ -58,6 +63,8 @@ class PairedChannel(base.StdChannel):
         self.events: dict[str, set[Callable[..., object]]] = defaultdict(set)
         self._process = process
         self._real: Any = None
+        self._confirming: Any = None
+        self._missing: tuple[str, str] | None = None
 
     # Publishing.
 
@@ -72,7 +79,7 @@ class PairedChannel(base.StdChannel):
         confirm_timeout: float | None = None,
         **more: Any,
     ) -> object:
-        """Publish one message, and return once a broker has confirmed it, if it goes through the pair.
+        """Publish one message, and return once a broker has confirmed it, unless it is transient.
 
         Args:
             msg: as `prepare_message` made it.
@@ -81,7 +88,7 @@ class PairedChannel(base.StdChannel):
             mandatory: asked of the primary; through the pair a message that no queue takes is always an error.
             immediate: asked of the primary.
             timeout: seconds for everything; None for the pair's ``send_timeout``.
-            confirm_timeout: asked of the primary.
+            confirm_timeout: seconds that the primary has to confirm what does not go through the pair; 5 when left out.
             more: asked of the primary.
 
         Returns:
@@ -90,33 +97,51 @@ class PairedChannel(base.StdChannel):
         Raises:
             PublishRefused: no broker has it.
             PublishUnknown: one may have it, or not.
-            QueueMissing: the primary has no such queue or exchange.
-            OSError: it does not go through the pair, and the primary is away.
+            QueueMissing: the primary has no such queue or exchange; Kombu declares them anew and publishes again.
+            Unreachable, StillUnreachable: it does not go through the pair, and the primary is unreachable.
         """
         try:
             found = routed(msg, exchange, routing_key, self._process.exchanges)
         except NotCarried as problem:
             _warn_once(exchange, routing_key, str(problem))
             found = None
-        if found is None:
-            return self._on_link().basic_publish(
-                msg,
-                exchange=exchange,
-                routing_key=routing_key,
-                mandatory=mandatory,
-                immediate=immediate,
-                timeout=timeout,
-                confirm_timeout=confirm_timeout,
-                **more,
-            )
-        self._make_up()
         try:
-            return self._process.send(*found, timeout)
-        except QueueMissing:
+            if found is None:
+                asked = {
+                    "exchange": exchange,
+                    "routing_key": routing_key,
+                    "mandatory": mandatory,
+                    "immediate": immediate,
+                }
+                sent = self._publish_on_link(msg, {**asked, "timeout": timeout, **more}, confirm_timeout or timeout)
+            else:
+                self._make_up()
+                sent = self._process.send(*found, timeout)
+        except QueueMissing as error:
             # Kombu remembers what it has declared, and the broker has lost it: it is to be declared once more.
             if self.connection is not None:
                 self.connection.client.declared_entities.clear()
+            if self._missing == (exchange, routing_key):
+                # That has not helped, and without a limit Kombu would go on without a pause.
+                self._missing = None
+                raise PublishRefused(str(error)) from error
+            self._missing = (exchange, routing_key)
             raise
+        self._missing = None
+        return sent
+
+    def _publish_on_link(self, msg: Any, arguments: dict[str, Any], confirm_timeout: float | None) -> object:
+        """Publish without the pair; what is to outlive its broker returns only once that has confirmed it."""
+        try:
+            if msg.properties.get("delivery_mode") != PERSISTENT:
+                return self._on_link(_EVENT_PATIENCE).basic_publish(msg, **arguments)
+            channel = self._confirming = self._open_on_link(self._confirming)
+            return channel.basic_publish_confirm(msg, confirm_timeout=confirm_timeout or _CONFIRM_TIMEOUT, **arguments)
+        except LINK_ERRORS:
+            self._lost(away=False)  # an answer that comes late must not be taken for that of the next publish
+            raise
+        except NotFound as error:
+            raise QueueMissing(f"the primary has no such exchange: {error}") from error
 
     def prepare_message(
         self,
@@ -255,7 +280,7 @@ class PairedChannel(base.StdChannel):
         try:
             return getattr(self._on_link(), method)(**arguments)
         except LINK_ERRORS as error:
-            again = not (fresh or isinstance(error, TimeoutError))
+            again = not (fresh or isinstance(error, TimeoutError | Unreachable))
             self._lost(away=not again)
             if not again:
                 raise
@@ -273,17 +298,23 @@ class PairedChannel(base.StdChannel):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self._on_link(), name)
 
-    def _on_link(self) -> Any:
+    def _on_link(self, patience: float | None = None) -> Any:
         """The channel on the connection to the primary, open."""
-        if self.connection is None:
-            raise RecoverableConnectionError("the channel is closed")
-        link = self.connection.link()
-        if self._real is None or self._real.connection is not link:
-            self._real = link.channel()
+        self._real = self._open_on_link(self._real, patience)
         return self._real
 
+    def _open_on_link(self, channel: Any, patience: float | None = None) -> Any:
+        """Give this channel of the connection to the primary, or a new one where it is not open any more.
+
+        Confirmed publishes have one of their own: an answer says only which channel it is for.
+        """
+        if self.connection is None:
+            raise RecoverableConnectionError("the channel is closed")
+        link = self.connection.link(patience)
+        return channel if channel is not None and channel.connection is link else link.channel()
+
     def _lost(self, *, away: bool) -> None:
-        self._real = None
+        self._real = self._confirming = None
         if self.connection is not None:
             self.connection.drop_link()
         if away:
@@ -296,15 +327,15 @@ class PairedChannel(base.StdChannel):
 
     def close(self, *arguments: Any, **kwargs: Any) -> None:
         """Close the channel; its messages that nobody has acknowledged go back to their queues."""
-        real, self._real = self._real, None
-        self.connection = None
-        if real is not None and real.connection is not None:
-            real.close(*arguments, **kwargs)
+        channels = (self._real, self._confirming)
+        self._real = self._confirming = self.connection = None
+        for channel in channels:
+            if channel is not None and channel.connection is not None:
+                channel.close(*arguments, **kwargs)
 
     def collect(self) -> None:
         """Forget it, without a word to the broker."""
-        self._real = None
-        self.connection = None
+        self._real = self._confirming = self.connection = None
 
 
 def _warn_once(exchange: str, routing_key: str, problem: str) -> None:

@@ -9,9 +9,11 @@ from typing import Any
 from kombu.transport import pyamqp
 
 from pairmq_kombu._channel import LINK_ERRORS, PairedChannel
+from pairmq_kombu._errors import StillUnreachable, Unreachable
 from pairmq_kombu._process import PairOfProcess
 
 _READ_TIMEOUT = 5.0
+_PATIENCE = 4.0  # seconds, where the connection has no time limit of its own
 
 
 class Link(pyamqp.Connection):
@@ -64,11 +66,16 @@ class PairedConnection:
         self._channels.append(channel)
         return channel
 
-    def link(self) -> Any:
+    def link(self, patience: float | None = None) -> Any:
         """Give py-amqp's connection to the primary.
 
+        Args:
+            patience: seconds of failed attempts of this process after which there is no retry; ``connect_timeout`` when
+                left out.
+
         Raises:
-            OSError: the primary is away.
+            Unreachable: the primary does not take a connection; Kombu may try again.
+            StillUnreachable: it has not for ``patience``. Until `DECLARE_INTERVAL` has passed there is no new attempt.
             amqp.exceptions.AMQPError: it does not let this user in.
         """
         if self._made_in != os.getpid():
@@ -76,13 +83,22 @@ class PairedConnection:
             self._link, self._made_in = None, os.getpid()
         if self._link is None or not self._link.connected:
             self.drop_link()
+            if patience is None:
+                patience = float(self.client.connect_timeout or _PATIENCE)
+            if self._process.is_away and self._process.is_tired(patience):
+                raise StillUnreachable(
+                    "the primary is unreachable, as an attempt a moment ago has shown: try again later"
+                )
             self._process.pace()
             hostname = self.client.hostname
             try:
                 self._link = LinkTransport(self.client).establish_connection()  # type: ignore[no-untyped-call]
-            except LINK_ERRORS:
+            except LINK_ERRORS as error:
                 self._process.failed()
-                raise
+                # Kombu's own limits are about connecting, which never fails here: without one of ours a command whose
+                # retries have no limit would never return.
+                kind = StillUnreachable if self._process.is_tired(patience) else Unreachable
+                raise kind(f"the primary is unreachable: {str(error) or type(error).__name__}") from error
             finally:
                 # Kombu writes an address there for "localhost", which would be the name of another pair.
                 self.client.hostname = hostname

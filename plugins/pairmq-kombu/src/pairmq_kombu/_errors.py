@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amqp.exceptions import RecoverableChannelError
+from amqp.exceptions import IrrecoverableConnectionError, RecoverableChannelError
 from kombu.exceptions import OperationalError
 
 from pairmq import EntityNotFound, PairMQError, SendUnknown
@@ -18,6 +18,14 @@ class PublishUnknown(OperationalError):
 
 class QueueMissing(RecoverableChannelError):  # type: ignore[misc]  # py-amqp has no types
     """The primary has no such queue or exchange; Kombu declares it anew and publishes again where it may retry."""
+
+
+class Unreachable(OperationalError, OSError):
+    """The primary does not take a connection; Kombu tries again where it may retry."""
+
+
+class StillUnreachable(OperationalError, IrrecoverableConnectionError):  # type: ignore[misc]  # py-amqp has no types
+    """The primary has not taken a connection for so long that Kombu is not to try again, even without a limit."""
 
 
 def kombu_error(error: PairMQError) -> Exception:

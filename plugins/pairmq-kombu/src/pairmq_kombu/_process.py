@@ -20,6 +20,7 @@ RETRY_INTERVAL: Final = 0.5
 DECLARE_INTERVAL: Final = 5.0
 """Seconds for which declarations are put off without an attempt, after one to reach the primary has failed."""
 
+_NEW_SERIES = 30.0  # seconds without an attempt, after which the next failure is the first one again
 _LEAST_TIMEOUT = 0.1  # seconds, for the first send of a pair whose opening has used up the time
 
 
@@ -40,6 +41,7 @@ class PairOfProcess:
         self._pair = settings.connect()
         self._senders = self._senders_of(self._pair)
         self._failed_at: float | None = None
+        self._failing_since: float | None = None
         self.exchanges: Recent[str, Exchange] = Recent(MOST_EXCHANGES)
         """What this process has declared."""
         self.postponed = Postponed()
@@ -103,11 +105,18 @@ class PairOfProcess:
 
     def reached(self) -> None:
         """A connection to the primary was made."""
-        self._failed_at = None
+        self._failed_at = self._failing_since = None
 
     def failed(self) -> None:
         """The primary did not take a connection, or lost one."""
-        self._failed_at = time.monotonic()
+        now = time.monotonic()
+        if self._failed_at is None or self._failing_since is None or now > self._failed_at + _NEW_SERIES:
+            self._failing_since = now
+        self._failed_at = now
+
+    def is_tired(self, patience: float) -> bool:
+        """Whether attempts to reach the primary have failed for ``patience`` seconds, so that no retry helps."""
+        return self._failing_since is not None and time.monotonic() >= self._failing_since + patience
 
     @property
     def is_away(self) -> bool:
@@ -118,7 +127,7 @@ class PairOfProcess:
         """Wait until the primary may be tried again.
 
         Kombu's own waits stand between attempts to connect. A connection to a pair is there at once, so that a command
-        to a primary that is away would be tried again without a pause, for ever where the policy has no limit.
+        to an unreachable primary would be tried again without a pause.
         """
         if self._failed_at is not None:
             time.sleep(max(0.0, self._failed_at + RETRY_INTERVAL - time.monotonic()))

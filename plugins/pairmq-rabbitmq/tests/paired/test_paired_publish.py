@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -19,6 +20,7 @@ from aio_pika.exceptions import (
     MethodNotImplemented,
     PublishError,
 )
+from aio_pika.patterns import RPC
 from aiormq.abc import DeliveredMessage
 from pamqp.commands import Basic
 
@@ -423,3 +425,35 @@ async def test_a_connect_that_is_cancelled_leaves_nothing_open(rabbit: RabbitSer
             await asyncio.sleep(0.01)
     finally:
         rabbit.resume()
+
+
+async def test_a_request_is_not_carried_out_after_its_caller_has_given_up(connect, rabbit: RabbitServer):
+    routes = []
+    connection = await connect(on_receipt=lambda receipt: routes.append(receipt.route))
+    calls: list[int] = []
+
+    async def double(*, number: int) -> int:
+        calls.append(number)
+        return 2 * number
+
+    channel = await connection.channel()
+    rpc = await RPC.create(channel)
+    await rpc.register("double", double, durable=True)
+    assert await rpc.call("double", {"number": 1}) == 2
+    exchange = channel.default_exchange
+    await exchange.publish(aio_pika.Message(b"", reply_to="answers"), "double", mandatory=False)
+    rabbit.go_down()
+    with contextlib.suppress(*CONNECTION_EXCEPTIONS, TimeoutError):
+        async with asyncio.timeout(2):
+            await rpc.call("double", {"number": 2})
+    rabbit.come_up()
+    assert routes == [Route.PRIMARY]  # that with a queue of its own for the answer
+
+
+def test_a_request_with_a_name_of_the_brokers_in_reply_to_is_aio_pikas():
+    assert not Publisher.carries("", "orders", "amq.rabbitmq.reply-to")
+    assert not Publisher.carries("shop", "orders", "amq.gen-JzTY20BRgKO-HjmUJj0wLg")
+    assert not Publisher.carries("", "orders", f"amq_{uuid.uuid4().hex}")
+    assert not Publisher.carries("", f"amq_{uuid.uuid4().hex}")
+    assert Publisher.carries("", "orders", "answers")
+    assert Publisher.carries("", "orders", None)

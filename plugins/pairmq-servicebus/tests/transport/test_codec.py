@@ -268,8 +268,24 @@ def test_everything_for_one_consumer_is_of_one_session_and_has_no_other_key() ->
 
 
 def test_a_property_named_like_ours_comes_back() -> None:
-    message = Message(message_id="m", application_properties={FIELDS: Decimal("1.50"), "DeadLetterReason": b"mine"})
-    assert there_and_back(encode(take_apart(message)), dead_letter=True).message == message
+    message = Message(message_id="m", application_properties={FIELDS: Decimal("1.50")})
+    assert there_and_back(encode(take_apart(message))).message == message
+
+
+REASONS = {"DeadLetterReason": "mine", "DeadLetterErrorDescription": "of an earlier time"}
+
+
+def test_the_reason_of_a_message_that_is_sent_again_is_carried_as_it_is() -> None:
+    assert take_apart(Message(application_properties=REASONS)).application == REASONS
+
+
+def test_the_reason_of_a_diverted_message_outlives_that_of_the_backlog() -> None:
+    message = Message(message_id="m", application_properties={"x-ms-path": "orders", **REASONS})
+    parts = take_apart(message)
+    parts.application["DeadLetterReason"] = "the service's"
+    back = there_and_back(encode(parts), dead_letter=True)
+    assert back.message == message
+    assert back.dead_letter_reason == "the service's"
 
 
 def test_looking_at_a_malformed_message_shows_its_body() -> None:

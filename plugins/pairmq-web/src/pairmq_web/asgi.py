@@ -24,18 +24,23 @@ async def open_pair(app: Any, make: Callable[[], Pair] = Pair.connect) -> AsyncI
         make: makes the pair; by default from the ``PAIRMQ_*`` variables.
 
     Yields:
-        The open pair, which `pair_of` finds; it is closed at the end.
+        The open pair, which `pair_of` finds, and `get_pair` also in applications that are mounted below this one; it is
+        closed at the end.
 
     Raises:
         ConfigurationError: the pair can't work.
         TransportError: the secondary refuses to let the backlog queues be made.
     """
     async with make() as pair:
-        setattr(app.state, _STATE, pair)
+        # A request to a mounted application names that one as its application, and the outermost router as its router.
+        holders = [app.state, app.router] if hasattr(app, "router") else [app.state]
+        for holder in holders:
+            setattr(holder, _STATE, pair)
         try:
             yield pair
         finally:
-            delattr(app.state, _STATE)
+            for holder in holders:
+                delattr(holder, _STATE)
 
 
 def pair_lifespan(make: Callable[[], Pair] = Pair.connect) -> Callable[[Any], AbstractAsyncContextManager[None]]:
@@ -62,10 +67,30 @@ def pair_of(app: Any) -> Pair:
     Raises:
         ConfigurationError: it holds none, or is not running.
     """
-    pair = getattr(app.state, _STATE, None)
-    if not isinstance(pair, Pair):
-        raise ConfigurationError("the application has no pair: give it lifespan=pair_lifespan(…), and start it")
-    return pair
+    return _first(app.state)
+
+
+def pair_of_scope(scope: Event) -> Pair:
+    """Give the pair of the application that serves a connection, or of the one that it is mounted in.
+
+    Args:
+        scope: of the connection, as Starlette completes it.
+
+    Raises:
+        ConfigurationError: none of them holds one, or is running.
+    """
+    return _first(scope["app"].state, scope.get("router"))
+
+
+def _first(*holders: Any) -> Pair:
+    for holder in holders:
+        pair = getattr(holder, _STATE, None)
+        if isinstance(pair, Pair):
+            return pair
+    raise ConfigurationError(
+        "the application has no pair: give lifespan=pair_lifespan(…) to it, or to the one that it is mounted in, and "
+        "start that"
+    )
 
 
 async def ask(pair: Callable[[], Pair], entities: tuple[str | Entity, ...], timeout: float) -> Answer:

@@ -8,21 +8,21 @@ from starlette.requests import HTTPConnection
 
 from pairmq import Entity, Pair
 from pairmq_web._answer import NO_CACHE
-from pairmq_web.asgi import ask, open_pair, pair_lifespan, pair_of
+from pairmq_web.asgi import ask, open_pair, pair_lifespan, pair_of, pair_of_scope
 
 __all__ = ["get_pair", "open_pair", "pair_lifespan", "pair_of", "readiness_router"]
 
 
 async def get_pair(connection: HTTPConnection) -> Pair:
-    """Give the application's pair; for ``Depends``, in requests and web sockets.
+    """Give the application's pair, or that of the one that it is mounted in; for ``Depends``, also in web sockets.
 
     Args:
         connection: FastAPI's.
 
     Raises:
-        ConfigurationError: the application holds none.
+        ConfigurationError: none of them holds one.
     """
-    return pair_of(connection.app)
+    return pair_of_scope(connection.scope)
 
 
 def readiness_router(*entities: str | Entity, path: str = "/ready", timeout: float = 5.0) -> APIRouter:
@@ -36,7 +36,7 @@ def readiness_router(*entities: str | Entity, path: str = "/ready", timeout: flo
     router = APIRouter()
 
     async def ready(connection: HTTPConnection) -> JSONResponse:
-        status, found = await ask(lambda: pair_of(connection.app), entities, timeout)
+        status, found = await ask(lambda: pair_of_scope(connection.scope), entities, timeout)
         return JSONResponse(found, status, NO_CACHE)
 
     # The annotations are texts here, which FastAPI could not resolve inside a function.

@@ -32,7 +32,7 @@ _ALLOWED: dict[tuple[EntityState, Cause], tuple[EntityState, ...]] = {
     **{(state, Cause.FIRST_SEND_FAILED): (_FAILED_OVER,) for state in _UP},
     **{(state, cause): (_FAILED_OVER,) for state in EntityState for cause in (Cause.FORCED, Cause.HELD)},
     **{(_FAILING, cause): _UP for cause in (Cause.SEND_SUCCEEDED, Cause.SEND_REFUSED, Cause.MARKED_HEALTHY)},
-    **{(_FAILED_OVER, cause): _UP for cause in (Cause.PING_RECOVERED, Cause.MARKED_HEALTHY)},
+    **{(_FAILED_OVER, cause): _UP for cause in (Cause.PING_RECOVERED, Cause.PING_REFUSED, Cause.MARKED_HEALTHY)},
     (_FAILING, Cause.INTERVAL_OVER): (_FAILED_OVER,),
     (_DRAINING, Cause.DRAINED): (_HEALTHY,),
     (_HEALTHY, Cause.ORDER_KEPT): (_DRAINING,),
@@ -153,7 +153,7 @@ def _states(facts: Facts, life: Life, entity: Entity, notes: list[Note]) -> Iter
             yield Violation(Verdict.STATE, note.at, f"{where}: {problem}")
         state = event.current
         if event.cause not in (Cause.DRAINED, Cause.ORDER_KEPT):
-            health_since, on_trial = note.tick, event.cause is Cause.PING_RECOVERED
+            health_since, on_trial = note.tick, event.cause in (Cause.PING_RECOVERED, Cause.PING_REFUSED)
 
 
 def _cause_is_there(facts: Facts, life: Life, entity: Entity, note: Note, since: int) -> bool:

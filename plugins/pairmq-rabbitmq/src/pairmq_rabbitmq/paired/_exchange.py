@@ -66,7 +66,7 @@ class PairedExchange(RobustExchange):
         """
         if self.internal:
             raise ValueError(f"Can not publish to internal exchange: '{self.name}'!")
-        if not self._publisher.carries(self.name, routing_key):
+        if not self._publisher.carries(self.name, routing_key, message.reply_to):
             return await super().publish(
                 message, routing_key, mandatory=mandatory, immediate=immediate, timeout=timeout
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias, cast
@@ -21,6 +22,8 @@ OnReceipt: TypeAlias = Callable[[Receipt], None]
 
 _MOST_SENDERS: Final = 1000
 _NO_ROUTE: Final = 312
+_MADE_UP: Final = re.compile("amq_[0-9a-f]{32}")
+"""The names that aio-pika's robust channel gives to queues that are declared without one."""
 
 
 class Confirmation(Basic.Ack):
@@ -52,18 +55,22 @@ class Publisher:
         self._senders: OrderedDict[Entity, PairSender] = OrderedDict()
 
     @staticmethod
-    def carries(exchange: str, routing_key: str) -> bool:
+    def carries(exchange: str, routing_key: str, reply_to: str | None = None) -> bool:
         """Whether the pair is for such messages; the others are aio-pika's.
 
-        The names that belong to the broker (``amq.…``, among them direct replies and queues with made-up names) live
-        and die with the primary's connections: a message to them must not wait in a backlog.
+        The names that belong to the broker (``amq.…``, among them direct replies and queues with made-up names), and
+        those that aio-pika makes up (``amq_…``), live and die with the primary's connections. Neither a message to them
+        nor a request whose answer is to go there may wait in a backlog, to be carried out when its caller has given up.
 
         Args:
             exchange: the name, empty for the default exchange.
             routing_key: as given to ``publish``.
+            reply_to: where the answer is to go; None if the message asks for none.
         """
         name = exchange or routing_key
-        return bool(name) and not is_system_name(name)
+        return bool(name) and not any(
+            is_system_name(each) or _MADE_UP.fullmatch(each) for each in (name, reply_to or "")
+        )
 
     async def publish(
         self,

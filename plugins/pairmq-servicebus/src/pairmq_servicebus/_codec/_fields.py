@@ -6,7 +6,8 @@
 | ``scheduled`` | the scheduled instant, where it has fractions of a millisecond |
 | ``priority`` | always when set: Service Bus does not keep AMQP's |
 | ``types`` | notes of application properties' types, see `pairmq_servicebus._codec._values` |
-| ``hidden`` | the user's own properties of a name that Service Bus or this plugin uses itself |
+| ``hidden`` | the user's own properties of a name that this plugin uses itself; in a backlog also those that Service |
+|            | Bus overwrites when it dead-letters |
 | ``session`` | the message's own session id, in a queue with one consumer at a time |
 | ``partition`` | its partition key there: Service Bus takes none but the session id beside one |
 

@@ -10,6 +10,9 @@ PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
 DEAD_LETTER_REASON: Final = "DeadLetterReason"
 DEAD_LETTER_DESCRIPTION: Final = "DeadLetterErrorDescription"
 
+DIVERTED: Final = "x-ms-path"
+"""An application property of every message in a backlog queue, and of no other (SPEC 5.6)."""
+
 PARTITION_KEY: Final = b"x-opt-partition-key"
 SCHEDULED_TIME: Final = b"x-opt-scheduled-enqueue-time"
 

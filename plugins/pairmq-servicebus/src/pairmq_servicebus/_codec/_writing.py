@@ -15,6 +15,7 @@ from pairmq_servicebus._codec._fields import FIELDS, dump
 from pairmq_servicebus._codec._protocol import (
     DEAD_LETTER_DESCRIPTION,
     DEAD_LETTER_REASON,
+    DIVERTED,
     LAST_INSTANT,
     MOST_MS,
     PARTITION_KEY,
@@ -23,7 +24,8 @@ from pairmq_servicebus._codec._protocol import (
 from pairmq_servicebus._private import TIMESTAMP, UNREADABLE, typed
 from pairmq_servicebus._single_consumer import SESSION
 
-_OWN = frozenset((FIELDS, UNREADABLE, DEAD_LETTER_REASON, DEAD_LETTER_DESCRIPTION))
+_OWN = frozenset((FIELDS, UNREADABLE))
+_OVERWRITTEN = frozenset((DEAD_LETTER_REASON, DEAD_LETTER_DESCRIPTION))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,10 @@ def _application(given: Mapping[str, PropertyValue], fields: dict[str, Any]) -> 
         if name in _OWN:
             hidden[name] = _values.to_json(value)
             continue
+        if name in _OVERWRITTEN and DIVERTED in given:
+            # The service overwrites it when it dead-letters, and what a backlog dead-letters may be requeued.
+            # Elsewhere it is carried as it is, with no note: tools that send dead letters again go by it.
+            hidden[name] = _values.to_json(value)
         application[name], note = _values.to_wire(value)
         if note is not None:
             types[name] = note

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, Final
 
 from django.conf import settings
 
-from pairmq import ConfigurationError
+from pairmq import ConfigurationError, PairOptions
 from pairmq.sync import Pair
 
 _KEYS: Final = ("CONFIG", "JOURNAL", "OPTIONS", "PRIMARY", "READY", "SECONDARY")
+_OPTIONS: Final = tuple(option.name for option in fields(PairOptions))
 
 _pair: Pair | None = None
 _lock = threading.Lock()
@@ -21,7 +23,9 @@ _lock = threading.Lock()
 def get_pair() -> Pair:
     """Give the process's pair, open; any number of threads may share it.
 
-    A process that is forked from one with an open pair opens one of its own. It is closed when the process ends.
+    It blocks, and so do the sends of its senders, for as long as a send may take: in an ``async def`` view call both
+    by ``asyncio.to_thread``. A process that is forked from one with an open pair opens one of its own. It is closed
+    when the process ends.
 
     Raises:
         ConfigurationError: a setting is wrong, or is missing.
@@ -54,7 +58,7 @@ def given_settings() -> Mapping[str, Any]:
         Its entries; none where the project has no such setting, as everything may stand in ``PAIRMQ_*`` variables.
 
     Raises:
-        ConfigurationError: it is no dict, or has an unknown key.
+        ConfigurationError: it is no dict, has an unknown key, or an option that does not exist or can't have its value.
     """
     given = getattr(settings, "PAIRMQ", {})
     if not isinstance(given, Mapping):
@@ -67,6 +71,15 @@ def given_settings() -> Mapping[str, Any]:
     options = given.get("OPTIONS", {})
     if not isinstance(options, Mapping):
         raise ConfigurationError("settings.PAIRMQ['OPTIONS'] must be a dict of options by name")
+    unknown = sorted(str(name) for name in options if name not in _OPTIONS)
+    if unknown:
+        raise ConfigurationError(
+            f"settings.PAIRMQ['OPTIONS'] has unknown {', '.join(unknown)}: known are {', '.join(_OPTIONS)}"
+        )
+    try:
+        PairOptions(**{name: value for name, value in options.items() if value is not None})
+    except ConfigurationError as error:
+        raise ConfigurationError(f"settings.PAIRMQ['OPTIONS']: {error}") from None
     return given
 
 
