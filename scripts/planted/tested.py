@@ -149,23 +149,44 @@ TESTED = (
     Mutant(
         "the reply to a cancelled call is given to the next one",
         _REDIS_LINK,
-        "            self._retire()\n            raise\n",
+        "            self.retire()\n            raise\n",
         "            if call in self._calls:\n                self._calls.remove(call)\n"
-        "            self._retire()\n            raise\n",
+        "            self.retire()\n            raise\n",
         tests=_REDIS_LINK_TESTS,
     ),
     Mutant(
         "a connection goes on being used after a call on it was cancelled",
         _REDIS_LINK,
-        "            self._retire()\n            raise\n",
+        "            self.retire()\n            raise\n",
         "            raise\n",
         tests=_REDIS_LINK_TESTS,
     ),
     Mutant(
         "a connection in doubt is dropped over calls that still wait for their replies",
         _REDIS_LINK,
-        "        if all(call.future.done() for call in self._calls):\n",
+        "        if not self._waiting:\n",
         "        if True:\n",
+        tests=_REDIS_LINK_TESTS,
+    ),
+    Mutant(
+        "each cancelled call looks at all calls on its connection",
+        _REDIS_LINK,
+        "        if not self._waiting:\n",
+        "        if all(call.future.done() for call in self._calls):\n",
+        tests=_REDIS_LINK_TESTS,
+    ),
+    Mutant(
+        "the connection to a server that is no master any more is kept",
+        _REDIS_LINK,
+        "        if isinstance(reply, Exception) and self.usable and leads_elsewhere(reply):\n",
+        "        if False:\n",
+        tests=_REDIS_LINK_TESTS,
+    ),
+    Mutant(
+        "each refused call makes a new connection",
+        _REDIS_LINK,
+        " - self._made_at >= _MOMENT:\n",
+        " - self._made_at >= 0:\n",
         tests=_REDIS_LINK_TESTS,
     ),
     Mutant(

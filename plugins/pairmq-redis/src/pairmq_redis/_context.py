@@ -28,11 +28,31 @@ class Context:
     def __init__(self, url: RedisUrl, make_wire: Callable[[], Wire]) -> None:
         self.url = url
         self.make_wire = make_wire
-        self.sending = Link(make_wire)
-        self.control = Link(make_wire)
+        self._links: set[Link] = set()
+        self.sending = self.link()
+        self.control = self.link()
         self.scopes: set[Scope] = set()
         self.receivers: set[Receiver] = set()
         self.closed = False
+
+    def link(self) -> Link:
+        """Make a connection that looks up the address again with all the others; to be ended with `end_link`."""
+        link = Link(self.make_wire, self.look_up_again)
+        self._links.add(link)
+        return link
+
+    async def end_link(self, link: Link) -> None:
+        """Drop a connection for good."""
+        self._links.discard(link)
+        await link.close()
+
+    def look_up_again(self) -> None:
+        """Let the next call on each connection resolve the address anew: one of them met a server that is no master.
+
+        All of them, because the others may only read there, and take what an old master shows for the present.
+        """
+        for link in self._links:
+            link.look_up_again()
 
     async def run(self, link: Link, scope: Scope, commands: Sequence[Command], doing: str) -> list[Reply]:
         """Call Redis and raise the first failure.
@@ -115,6 +135,7 @@ class Context:
             return failed
         if reply >= self.url.wait_replicas:
             return None
+        self.look_up_again()  # it may be the old master, cut off
         return TransportError(
             f"{doing}: {reply} of {self.url.wait_replicas} replicas confirmed in time",
             FailureKind.UNAVAILABLE,

@@ -89,7 +89,7 @@ class RedisReceiver(Receiver):
         self._settling = f"settle a delivery of {source}"
         self._name = f"r-{secrets.token_hex(8)}".encode()
         self._who = (self._source.mode, self._source.group, self._name)
-        self._link = Link(context.make_wire)
+        self._link = context.link()
         self._scope = Scope()
         self._given: dict[bytes, float] = {}  # id of each unsettled delivery: when its lock ends, on the wall clock
         self._sweep_at = b"0"
@@ -330,7 +330,7 @@ class RedisReceiver(Receiver):
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        await self._link.close()
+        await self._context.end_link(self._link)
         self._context.scopes.discard(self._scope)
         self._context.receivers.discard(self)
         if not self._used:
