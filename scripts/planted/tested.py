@@ -12,6 +12,8 @@ _IN_DOUBT_TESTS = ("tests/runner/test_syphon_in_doubt.py",)
 _PUMP_TESTS = ("tests/runner/test_pump.py",)
 _REDIS_LINK = "plugins/pairmq-redis/src/pairmq_redis/_link.py"
 _REDIS_LINK_TESTS = ("plugins/pairmq-redis/tests/test_redis_link.py",)
+_REDIS_MEMORY_TESTS = ("plugins/pairmq-redis/tests/test_redis_memory.py",)
+_SQLITE_MESSAGES_TESTS = ("plugins/_template/tests/test_sqlite_messages.py",)
 _RABBIT_POSITIONS = "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_positions.py"
 _RABBIT_POSITIONS_TESTS = ("plugins/pairmq-rabbitmq/tests/test_rabbitmq_positions.py",)
 
@@ -195,6 +197,35 @@ TESTED = (
         "        self._take = take\n        self._hand_on()\n",
         "        self._take = take\n",
         tests=("plugins/pairmq-redis/tests/test_redis_wire.py",),
+    ),
+    Mutant(
+        "what a receiver held that closed in an outage waits for the ends of its locks in Redis",
+        "plugins/pairmq-redis/src/pairmq_redis/_context.py",
+        "        if consumers:\n",
+        "        if False:\n",
+        tests=_REDIS_MEMORY_TESTS,
+    ),
+    Mutant(
+        "locks that could not be given back with one receive are forgotten",
+        "plugins/pairmq-redis/src/pairmq_redis/_receiver.py",
+        "        left = consumers\n        try:\n",
+        "        left: list[bytes] = []\n        try:\n",
+        tests=_REDIS_MEMORY_TESTS,
+    ),
+    # SQLite.
+    Mutant(
+        "what a receiver held that closed in an outage waits for the ends of its locks in SQLite",
+        "plugins/_template/src/pairmq_sqlite/_context.py",
+        "        if locks:\n",
+        "        if False:\n",
+        tests=_SQLITE_MESSAGES_TESTS,
+    ),
+    Mutant(
+        "what a receive has locked whose outcome is not known waits for the ends of its locks",
+        "plugins/_template/src/pairmq_sqlite/_receiver.py",
+        "                store.take_back(place, each)\n",
+        "                pass\n",
+        tests=_SQLITE_MESSAGES_TESTS,
     ),
     # Service Bus.
     Mutant(

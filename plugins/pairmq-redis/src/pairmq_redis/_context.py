@@ -8,10 +8,14 @@ from pairmq.model import FailureKind, FailureReason, TransportError
 from pairmq.transport import Receiver
 from pairmq_redis import _errors
 from pairmq_redis._errors import NotSent
+from pairmq_redis._keys import SourceKeys
 from pairmq_redis._link import Link, Scope
 from pairmq_redis._scripts import Script
 from pairmq_redis._url import RedisUrl
 from pairmq_redis._wire import Command, Reply, Wire
+
+_MOST_LEFT = 1000
+"""Closed receivers of a source: who opens and closes receivers all through an outage must not fill the memory."""
 
 
 class Context:
@@ -33,6 +37,7 @@ class Context:
         self.control = self.link()
         self.scopes: set[Scope] = set()
         self.receivers: set[Receiver] = set()
+        self._left_locks: dict[tuple[bytes, bytes], list[bytes]] = {}
         self.closed = False
 
     def link(self) -> Link:
@@ -53,6 +58,16 @@ class Context:
         """
         for link in self._links:
             link.look_up_again()
+
+    def leave_locks(self, source: SourceKeys, consumers: Sequence[bytes]) -> None:
+        """Note closed receivers that could not give back what they hold, for want of a connection."""
+        if consumers:
+            place = (source.stream, source.group)
+            self._left_locks[place] = [*self._left_locks.get(place, ()), *consumers][-_MOST_LEFT:]
+
+    def take_left_locks(self, source: SourceKeys) -> list[bytes]:
+        """The consumers whose locks were left behind at a source, for a receiver that gives them back now."""
+        return self._left_locks.pop((source.stream, source.group), [])
 
     async def run(self, link: Link, scope: Scope, commands: Sequence[Command], doing: str) -> list[Reply]:
         """Call Redis and raise the first failure.
