@@ -43,8 +43,8 @@ TESTED = (
     Mutant(
         "the timer is not set anew for a limit that is earlier than the others",
         _LIMITS,
-        "        if at < self._armed_for:\n",
-        "        if self._timer is None:\n",
+        "        if at < self._armed_for or ",
+        "        if self._timer is None or ",
         tests=_LIMITS_TESTS,
     ),
     Mutant(
@@ -147,6 +147,27 @@ TESTED = (
         "        if False:\n",
         tests=("tests/core/test_order.py",),
     ),
+    Mutant(
+        "all limits of one instant are reached in one turn of the loop",
+        _LIMITS,
+        " and cancelled < _AT_ONCE and ",
+        " and ",
+        tests=_LIMITS_TESTS,
+    ),
+    Mutant(
+        "what thousands of cancellations cost is not allowed for",
+        _LIMITS,
+        "        return running * self._cost if running > _AT_ONCE else 0.0\n",
+        "        return 0.0\n",
+        tests=_LIMITS_TESTS,
+    ),
+    Mutant(
+        "a time-out keeps the cancellation, and all frames that this went through",
+        _LIMITS,
+        "        raise failure\n",
+        "        failure.__context__ = asyncio.CancelledError()\n        raise failure\n",
+        tests=_LIMITS_TESTS,
+    ),
     # Redis.
     Mutant(
         "the reply to a cancelled call is given to the next one",
@@ -241,6 +262,13 @@ TESTED = (
         "        return None\n    error = ",
         "        return {_ACCEPTED: []}\n    error = ",
         tests=("plugins/pairmq-servicebus/tests/transport/test_direct.py",),
+    ),
+    Mutant(
+        "each caller of Service Bus that gives up looks at its whole batch",
+        "plugins/pairmq-servicebus/src/pairmq_servicebus/_outbox.py",
+        "        if given_up and not flush.awaited:\n",
+        "        if flush.batch and all(parcel.done.done() for parcel in flush.batch):\n",
+        tests=("plugins/pairmq-servicebus/tests/transport/test_outbox.py",),
     ),
     # RabbitMQ.
     Mutant(
