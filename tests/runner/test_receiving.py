@@ -183,11 +183,10 @@ async def test_receiving_costs_one_operation_a_poll(world):
 
 @in_virtual_time
 async def test_tasks_that_share_an_idle_receiver_all_wait_in_vain_for_as_long_as_they_asked_to(world):
-    async with world(attempt_timeout=1) as w:
-        async with w.pair.receiver("orders") as receiver:
-            began = asyncio.get_running_loop().time()
-            assert await asyncio.gather(*(receiver.receive(1, 3) for _ in range(10))) == [[]] * 10
-            assert 3 <= asyncio.get_running_loop().time() - began <= 3.1
+    async with world(attempt_timeout=1) as w, w.pair.receiver("orders") as receiver:
+        began = asyncio.get_running_loop().time()
+        assert await asyncio.gather(*(receiver.receive(1, 3) for _ in range(10))) == [[]] * 10
+        assert 3 <= asyncio.get_running_loop().time() - began <= 3.1
 
 
 @in_virtual_time
@@ -216,13 +215,12 @@ async def test_tasks_that_share_a_receiver_ask_the_broker_one_after_another(worl
 
 @in_virtual_time
 async def test_tasks_that_share_a_receiver_get_a_message_each(world):
-    async with world(attempt_timeout=1) as w:
-        async with w.pair.receiver("orders") as receiver:
-            waiting = [asyncio.create_task(receiver.receive(1, 600)) for _ in range(10)]
-            await asyncio.sleep(100)
-            await w.pair.sender("orders").send_batch([Message(b"%d" % number) for number in range(10)])
-            received = await asyncio.gather(*waiting)
-            assert sorted(delivery.body for [delivery] in received) == [b"%d" % number for number in range(10)]
+    async with world(attempt_timeout=1) as w, w.pair.receiver("orders") as receiver:
+        waiting = [asyncio.create_task(receiver.receive(1, 600)) for _ in range(10)]
+        await asyncio.sleep(100)
+        await w.pair.sender("orders").send_batch([Message(b"%d" % number) for number in range(10)])
+        received = await asyncio.gather(*waiting)
+        assert sorted(delivery.body for [delivery] in received) == [b"%d" % number for number in range(10)]
 
 
 @in_virtual_time
@@ -236,23 +234,21 @@ async def test_tasks_that_ask_a_shared_receiver_once_at_the_same_time_find_what_
 
 @in_virtual_time
 async def test_a_cancelled_receive_leaves_its_turn_to_the_others(world):
-    async with world(attempt_timeout=1) as w:
-        async with w.pair.receiver("orders") as receiver:
-            first, second = (asyncio.create_task(receiver.receive(1, 600)) for _ in range(2))
-            await asyncio.sleep(1)
-            first.cancel()
-            await w.pair.sender("orders").send(Message(b"1"))
-            [delivery] = await second
-            assert delivery.body == b"1"
+    async with world(attempt_timeout=1) as w, w.pair.receiver("orders") as receiver:
+        first, second = (asyncio.create_task(receiver.receive(1, 600)) for _ in range(2))
+        await asyncio.sleep(1)
+        first.cancel()
+        await w.pair.sender("orders").send(Message(b"1"))
+        [delivery] = await second
+        assert delivery.body == b"1"
 
 
 @in_virtual_time
 async def test_tasks_that_iterate_over_one_receiver_share_what_one_poll_brings(world):
-    async with world(attempt_timeout=1) as w:
-        async with w.pair.receiver("orders", prefetch=10) as receiver:
-            iterating = [asyncio.create_task(anext(receiver)) for _ in range(10)]
-            await asyncio.sleep(100)
-            await w.pair.sender("orders").send_batch([Message(b"%d" % number) for number in range(10)])
-            async with asyncio.timeout(1):
-                received = await asyncio.gather(*iterating)
-            assert len({delivery.body for delivery in received}) == 10
+    async with world(attempt_timeout=1) as w, w.pair.receiver("orders", prefetch=10) as receiver:
+        iterating = [asyncio.create_task(anext(receiver)) for _ in range(10)]
+        await asyncio.sleep(100)
+        await w.pair.sender("orders").send_batch([Message(b"%d" % number) for number in range(10)])
+        async with asyncio.timeout(1):
+            received = await asyncio.gather(*iterating)
+        assert len({delivery.body for delivery in received}) == 10

@@ -372,9 +372,7 @@ async def test_the_next_receiver_gets_what_one_held_that_closed_while_the_file_w
     await other.complete(held)
 
 
-async def test_what_a_receive_took_whose_commit_is_in_doubt_is_received_at_once(
-    transport, queue, message, monkeypatch
-):
+async def test_what_a_receive_took_whose_commit_is_in_doubt_is_received_at_once(transport, queue, message, monkeypatch):
     await transport.sender(queue).send(message("a"))
     receiver = transport.receiver(Source(queue))
     commit = Database.commit

@@ -375,8 +375,7 @@ async def test_the_locks_of_open_receivers_outlast_an_outage(
 ) -> None:
     """Of another process' receiver and of this one's: only what a closed one has left is given back."""
     async with broker.transport() as other:
-        for each in (transport, other):
-            await transport.sender(QUEUE).send(message("held"))
+        await transport.sender(QUEUE).send_batch([message("held"), message("held")])
         receivers = [each.receiver(Source(QUEUE)) for each in (transport, other)]
         held = [(await receiver.receive(1, WAIT))[0] for receiver in receivers]
         await held_and_left(broker, transport, message)
@@ -388,23 +387,26 @@ async def test_the_locks_of_open_receivers_outlast_an_outage(
 async def test_a_drain_goes_on_after_an_outage_of_the_secondary(broker: MemoryBroker, message: Make) -> None:
     """What the pump held it gets again, and does not wait for the ends of its own locks (SPEC 7.6)."""
     options = PairOptions(failover_interval=0, ping_primary_interval=0.1, enable_syphon=True, backlog_queue_count=1)
-    async with memory_broker() as primary, broker.transport() as admin:
-        async with Pair.connect(primary.url, broker.url, options=options) as pair:
-            await pair.primary.admin.create(QUEUE)
-            [backlog] = pair.backlog_queues
-            await admin.admin.delete(backlog)
-            await admin.admin.create(backlog, QueueProperties(lock_duration=HELD))
-            pair.hold(QUEUE.path)
-            await primary.refuse()
-            for number in range(5):
-                await pair.sender(QUEUE.path).send(Message(b"%d" % number))
-            async with asyncio.timeout(LIMIT):
-                while (await admin.admin.counts(Source(backlog))).locked < 5:
-                    await asyncio.sleep(0.01)
-                await broker.stop()
-                await asyncio.sleep(0.3)  # the pump has found out, and given up its receiver
-                await broker.restore()
-                await primary.restore()
-                pair.mark_healthy(QUEUE.path)
-                while (await admin.admin.counts(Source(backlog))).pending:
-                    await asyncio.sleep(0.01)
+    async with (
+        memory_broker() as primary,
+        broker.transport() as admin,
+        Pair.connect(primary.url, broker.url, options=options) as pair,
+    ):
+        await pair.primary.admin.create(QUEUE)
+        [backlog] = pair.backlog_queues
+        await admin.admin.delete(backlog)
+        await admin.admin.create(backlog, QueueProperties(lock_duration=HELD))
+        pair.hold(QUEUE.path)
+        await primary.refuse()
+        for number in range(5):
+            await pair.sender(QUEUE.path).send(Message(b"%d" % number))
+        async with asyncio.timeout(LIMIT):
+            while (await admin.admin.counts(Source(backlog))).locked < 5:
+                await asyncio.sleep(0.01)
+            await broker.stop()
+            await asyncio.sleep(0.3)  # the pump has found out, and given up its receiver
+            await broker.restore()
+            await primary.restore()
+            pair.mark_healthy(QUEUE.path)
+            while (await admin.admin.counts(Source(backlog))).pending:
+                await asyncio.sleep(0.01)

@@ -27,9 +27,9 @@ class TimeLimits:
     over. For the rest it behaves as `asyncio.timeout` does, but that it cancels more than once: a driver's
     `asyncio.wait_for` on Python 3.11 can swallow a cancellation, and the send would hang (SPEC 3.1).
 
-    Thousands of limits may be reached at one instant, when a broker stops responding. They are reached a few in each turn
-    of the loop, so that it is never blocked, and by what they cost some begin earlier (`lead`), so that the last ones are
-    in time.
+    Thousands of limits may be reached at one instant, when a broker stops responding. A few are in each turn of the
+    loop, so that it is not blocked, and the first ones earlier by what all of them cost (`lead`), so that the last ones
+    are in time.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class TimeLimits:
         self._number = 0
         self._ended = 0  # of those in the heap
         self._cost = 0.0  # s that each of many cancelled operations takes, as measured
-        self._turn_ended: tuple[float, int] | None = None  # of an unfinished row of turns: the last one, and its operations
+        self._last_turn: tuple[float, int] | None = None  # of an unfinished row of turns: its instant, and operations
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for = math.inf
         self._ends_at = math.inf
@@ -158,12 +158,12 @@ class TimeLimits:
             else:
                 self._ended -= 1
         self._arm()
-        self._turn_ended = (now, cancelled) if cancelled == _AT_ONCE and self._armed_for <= now else None
+        self._last_turn = (now, cancelled) if cancelled == _AT_ONCE and self._armed_for <= now else None
 
     def _measure(self, now: float) -> None:
         """See what the last turn has cost, where this one follows it."""
-        if self._turn_ended is not None:
-            began, cancelled = self._turn_ended
+        if self._last_turn is not None:
+            began, cancelled = self._last_turn
             cost = min((now - began) / cancelled, _COST)
             self._cost = cost if not self._cost else 0.9 * self._cost + 0.1 * cost
 
