@@ -16,6 +16,8 @@ _DEDUPLICATOR = "src/pairmq/pair/_deduplicator.py"
 _DEDUPLICATOR_TESTS = ("tests/pair/test_deduplicator_iterating.py",)
 _REDIS_LINK = "plugins/pairmq-redis/src/pairmq_redis/_link.py"
 _REDIS_LINK_TESTS = ("plugins/pairmq-redis/tests/test_redis_link.py",)
+_REDIS_MEMORY_TESTS = ("plugins/pairmq-redis/tests/test_redis_memory.py",)
+_SQLITE_MESSAGES_TESTS = ("plugins/_template/tests/test_sqlite_messages.py",)
 _RABBIT_POSITIONS = "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_positions.py"
 _RABBIT_POSITIONS_TESTS = ("plugins/pairmq-rabbitmq/tests/test_rabbitmq_positions.py",)
 
@@ -45,8 +47,8 @@ TESTED = (
     Mutant(
         "the timer is not set anew for a limit that is earlier than the others",
         _LIMITS,
-        "        if at < self._armed_for:\n",
-        "        if self._timer is None:\n",
+        "        if at < self._armed_for or ",
+        "        if self._timer is None or ",
         tests=_LIMITS_TESTS,
     ),
     Mutant(
@@ -149,27 +151,69 @@ TESTED = (
         "        if False:\n",
         tests=("tests/core/test_order.py",),
     ),
+    Mutant(
+        "all limits of one instant are reached in one turn of the loop",
+        _LIMITS,
+        " and cancelled < _AT_ONCE and ",
+        " and ",
+        tests=_LIMITS_TESTS,
+    ),
+    Mutant(
+        "what thousands of cancellations cost is not allowed for",
+        _LIMITS,
+        "        return running * self._cost if running > _AT_ONCE else 0.0\n",
+        "        return 0.0\n",
+        tests=_LIMITS_TESTS,
+    ),
+    Mutant(
+        "a time-out keeps the cancellation, and all frames that this went through",
+        _LIMITS,
+        "        raise failure\n",
+        "        failure.__context__ = asyncio.CancelledError()\n        raise failure\n",
+        tests=_LIMITS_TESTS,
+    ),
     # Redis.
     Mutant(
         "the reply to a cancelled call is given to the next one",
         _REDIS_LINK,
-        "            self._retire()\n            raise\n",
+        "            self.retire()\n            raise\n",
         "            if call in self._calls:\n                self._calls.remove(call)\n"
-        "            self._retire()\n            raise\n",
+        "            self.retire()\n            raise\n",
         tests=_REDIS_LINK_TESTS,
     ),
     Mutant(
         "a connection goes on being used after a call on it was cancelled",
         _REDIS_LINK,
-        "            self._retire()\n            raise\n",
+        "            self.retire()\n            raise\n",
         "            raise\n",
         tests=_REDIS_LINK_TESTS,
     ),
     Mutant(
         "a connection in doubt is dropped over calls that still wait for their replies",
         _REDIS_LINK,
-        "        if all(call.future.done() for call in self._calls):\n",
+        "        if not self._waiting:\n",
         "        if True:\n",
+        tests=_REDIS_LINK_TESTS,
+    ),
+    Mutant(
+        "each cancelled call looks at all calls on its connection",
+        _REDIS_LINK,
+        "        if not self._waiting:\n",
+        "        if all(call.future.done() for call in self._calls):\n",
+        tests=_REDIS_LINK_TESTS,
+    ),
+    Mutant(
+        "the connection to a server that is no master any more is kept",
+        _REDIS_LINK,
+        "        if isinstance(reply, Exception) and self.usable and leads_elsewhere(reply):\n",
+        "        if False:\n",
+        tests=_REDIS_LINK_TESTS,
+    ),
+    Mutant(
+        "each refused call makes a new connection",
+        _REDIS_LINK,
+        " - self._made_at >= _MOMENT:\n",
+        " - self._made_at >= 0:\n",
         tests=_REDIS_LINK_TESTS,
     ),
     Mutant(
@@ -178,6 +222,35 @@ TESTED = (
         "        self._take = take\n        self._hand_on()\n",
         "        self._take = take\n",
         tests=("plugins/pairmq-redis/tests/test_redis_wire.py",),
+    ),
+    Mutant(
+        "what a receiver held that closed in an outage waits for the ends of its locks in Redis",
+        "plugins/pairmq-redis/src/pairmq_redis/_context.py",
+        "        if consumers:\n",
+        "        if False:\n",
+        tests=_REDIS_MEMORY_TESTS,
+    ),
+    Mutant(
+        "locks that could not be given back with one receive are forgotten",
+        "plugins/pairmq-redis/src/pairmq_redis/_receiver.py",
+        "        left = consumers\n        try:\n",
+        "        left: list[bytes] = []\n        try:\n",
+        tests=_REDIS_MEMORY_TESTS,
+    ),
+    # SQLite.
+    Mutant(
+        "what a receiver held that closed in an outage waits for the ends of its locks in SQLite",
+        "plugins/_template/src/pairmq_sqlite/_context.py",
+        "        if locks:\n",
+        "        if False:\n",
+        tests=_SQLITE_MESSAGES_TESTS,
+    ),
+    Mutant(
+        "what a receive has locked whose outcome is not known waits for the ends of its locks",
+        "plugins/_template/src/pairmq_sqlite/_receiver.py",
+        "                store.take_back(place, each)\n",
+        "                pass\n",
+        tests=_SQLITE_MESSAGES_TESTS,
     ),
     # Service Bus.
     Mutant(
@@ -258,6 +331,12 @@ TESTED = (
         "        if not self._settled:  # a",
         "        if True:  # a",
         tests=_DEDUPLICATOR_TESTS,
+    Mutant(
+        "each caller of Service Bus that gives up looks at its whole batch",
+        "plugins/pairmq-servicebus/src/pairmq_servicebus/_outbox.py",
+        "        if given_up and not flush.awaited:\n",
+        "        if flush.batch and all(parcel.done.done() for parcel in flush.batch):\n",
+        tests=("plugins/pairmq-servicebus/tests/transport/test_outbox.py",),
     ),
     # RabbitMQ.
     Mutant(

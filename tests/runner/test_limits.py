@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pairmq import Message, SendError
 from pairmq.model import FailureKind, FailureReason, TransportError
 from pairmq.runner import TimeLimits
-from pairmq.testing import in_virtual_time, run_virtual
+from pairmq.testing import Fault, in_virtual_time, run_virtual
+from pairmq.testing._loop import JumpingSelector, VirtualTimeLoop
 from pairmq.transport import nothing_sent
 
 INSTANTS = st.integers(0, 40).map(lambda tenths: tenths / 10)
@@ -213,3 +216,93 @@ async def test_what_runs_alone_ends_when_a_close_says_so():
     with pytest.raises(TransportError):
         await limits.run(answer(60), 30.0)
     assert now() == pytest.approx(2.0)
+
+
+@in_virtual_time
+async def test_many_limits_of_one_instant_are_reached_over_many_turns_of_the_loop():
+    limits, log = TimeLimits(), []
+
+    async def one() -> None:
+        with pytest.raises(TransportError):
+            await limits.run(answer(50), 10.0)
+        log.append("end")
+        asyncio.get_running_loop().call_soon(log.append, "turn")
+
+    await asyncio.gather(*(one() for _ in range(1000)))
+    assert max(len(ends) for ends in "".join("e" if what == "end" else " " for what in log).split()) <= 100
+
+
+def test_many_operations_end_by_their_limits_when_their_ends_take_a_while():
+    """From the second time on, when it is known what each of them takes; and no sooner than at half of their time."""
+    selector, count, takes = JumpingSelector(), 5000, 0.0002
+    ends: list[list[float]] = [[], []]
+
+    async def hang() -> None:
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            selector.now += takes
+
+    async def one(limits: TimeLimits) -> None:
+        for row, limit in enumerate((10.0, 20.0)):
+            with pytest.raises(TransportError):
+                await limits.run(hang(), limit)
+            ends[row].append(now())
+
+    async def all_of_them() -> None:
+        limits = TimeLimits()
+        await asyncio.gather(*(one(limits) for _ in range(count)))
+
+    with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(selector)) as runner:
+        runner.run(all_of_them())
+    assert 10.9 < max(ends[0]) < 11.1
+    assert 20 - 2 * count * takes < min(ends[1])
+    assert max(ends[1]) < 20.05
+
+
+@in_virtual_time
+async def test_a_time_out_keeps_nothing_of_the_operation_alive():
+    with pytest.raises(TransportError) as failure:
+        await TimeLimits().run(answer(10), 1.0)
+    assert failure.value.__context__ is None
+    assert failure.value.__cause__ is None
+
+
+class ProcessorTimeLoop(asyncio.SelectorEventLoop):
+    """A loop whose clock shows the time that the processor worked, and jumps to the next timer when there is no work.
+
+    What other programs of a busy machine take counts for nothing.
+    """
+
+    def __init__(self) -> None:
+        self._jumping = JumpingSelector()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        return time.process_time() + self._jumping.now
+
+
+@pytest.mark.timeout(600)
+def test_thousands_of_sends_end_by_their_deadline_when_both_brokers_hang(world):
+    count, timeout, late = 3000, 3.0, []
+
+    async def send_all() -> None:
+        async with world(failover_interval=0.5, attempt_timeout=1, send_timeout=timeout) as w:
+            sender = w.pair.sender("orders")
+            await sender.send(Message(b"first"))
+            w.east.fail(Fault.HANG)
+            w.west.fail(Fault.HANG)
+
+            async def one() -> None:
+                began = now()
+                with pytest.raises(SendError):
+                    await sender.send(Message(b"1"))
+                late.append(now() - began - timeout)
+
+            await asyncio.gather(*(one() for _ in range(count)))
+            w.east.heal()
+            w.west.heal()
+
+    with asyncio.Runner(loop_factory=ProcessorTimeLoop) as runner:
+        runner.run(send_all())
+    assert max(late) < 0.25

@@ -179,3 +179,76 @@ async def test_receiving_costs_one_operation_a_poll(world):
         w.east.operations.clear()
         assert await w.pair.receiver("orders").receive(wait=30) == []
         assert w.east.operations == {"RECEIVE": 1}
+
+
+@in_virtual_time
+async def test_tasks_that_share_an_idle_receiver_all_wait_in_vain_for_as_long_as_they_asked_to(world):
+    async with world(attempt_timeout=1) as w, w.pair.receiver("orders") as receiver:
+        began = asyncio.get_running_loop().time()
+        assert await asyncio.gather(*(receiver.receive(1, 3) for _ in range(10))) == [[]] * 10
+        assert 3 <= asyncio.get_running_loop().time() - began <= 3.1
+
+
+@in_virtual_time
+async def test_tasks_that_share_a_receiver_ask_the_broker_one_after_another(world, monkeypatch):
+    """As `Receiver.receive` demands of its callers: one connection can't wait for two things at once."""
+    asking = most = 0
+
+    async with world(attempt_timeout=1) as w:
+        receiver = w.pair.receiver("orders")
+        ask = receiver._receiver.receive
+
+        async def counted(max_messages: int, wait: float):
+            nonlocal asking, most
+            asking += 1
+            most = max(most, asking)
+            try:
+                return await ask(max_messages, wait)
+            finally:
+                asking -= 1
+
+        monkeypatch.setattr(receiver._receiver, "receive", counted)
+        await asyncio.gather(*(receiver.receive(1, number / 2) for number in range(10)))
+        assert most == 1
+        await receiver.close()
+
+
+@in_virtual_time
+async def test_tasks_that_share_a_receiver_get_a_message_each(world):
+    async with world(attempt_timeout=1) as w, w.pair.receiver("orders") as receiver:
+        waiting = [asyncio.create_task(receiver.receive(1, 600)) for _ in range(10)]
+        await asyncio.sleep(100)
+        await w.pair.sender("orders").send_batch([Message(b"%d" % number) for number in range(10)])
+        received = await asyncio.gather(*waiting)
+        assert sorted(delivery.body for [delivery] in received) == [b"%d" % number for number in range(10)]
+
+
+@in_virtual_time
+async def test_tasks_that_ask_a_shared_receiver_once_at_the_same_time_find_what_is_there(world):
+    async with world(attempt_timeout=1) as w:
+        await w.pair.sender("orders").send_batch([Message(b"%d" % number) for number in range(10)])
+        async with w.pair.receiver("orders") as receiver:
+            received = await asyncio.gather(*(receiver.receive(1, 0) for _ in range(10)))
+            assert all(len(deliveries) == 1 for deliveries in received)
+
+
+@in_virtual_time
+async def test_a_cancelled_receive_leaves_its_turn_to_the_others(world):
+    async with world(attempt_timeout=1) as w, w.pair.receiver("orders") as receiver:
+        first, second = (asyncio.create_task(receiver.receive(1, 600)) for _ in range(2))
+        await asyncio.sleep(1)
+        first.cancel()
+        await w.pair.sender("orders").send(Message(b"1"))
+        [delivery] = await second
+        assert delivery.body == b"1"
+
+
+@in_virtual_time
+async def test_tasks_that_iterate_over_one_receiver_share_what_one_poll_brings(world):
+    async with world(attempt_timeout=1) as w, w.pair.receiver("orders", prefetch=10) as receiver:
+        iterating = [asyncio.create_task(anext(receiver)) for _ in range(10)]
+        await asyncio.sleep(100)
+        await w.pair.sender("orders").send_batch([Message(b"%d" % number) for number in range(10)])
+        async with asyncio.timeout(1):
+            received = await asyncio.gather(*iterating)
+        assert len({delivery.body for delivery in received}) == 10

@@ -11,6 +11,7 @@ import pytest
 from pairmq.model import Entity, EntityKind, FailureReason, Source, TransportError
 from pairmq.transport import QueueCounts, QueueProperties
 from pairmq_sqlite import _receiver, _store
+from pairmq_sqlite._database import Database
 from pairmq_sqlite.testing import FileLock
 
 PATIENCE = 100.0
@@ -348,3 +349,42 @@ async def test_a_lifetime_counts_from_the_sending(path, transport, queue, messag
     assert abs(found[1][1] - later) <= 1
     assert found[1][0] > 59 * minute
     assert await transport.admin.counts(Source(queue)) == QueueCounts(active=1, scheduled=1)
+
+
+async def test_the_next_receiver_gets_what_one_held_that_closed_while_the_file_was_gone(
+    path, connect, transport, queue, message
+):
+    """And nothing that an open receiver holds."""
+    await transport.admin.create(queue)
+    sender, other = transport.sender(queue), connect().receiver(Source(queue))
+    await sender.send(message("other"))
+    (held,) = await other.receive(1, 0)
+    await sender.send_batch([message("a"), message("b")])
+    receiver = transport.receiver(Source(queue))
+    assert len(await receiver.receive(2, 0)) == 2
+    path.parent.rename(path.parent.with_name("away"))
+    await receiver.close()
+    following = transport.receiver(Source(queue))
+    with pytest.raises(TransportError):
+        await following.receive(2, 0)
+    path.parent.with_name("away").rename(path.parent)
+    assert [delivery.message.body for delivery in await following.receive(9, 0)] == [b"a", b"b"]
+    await other.complete(held)
+
+
+async def test_what_a_receive_took_whose_commit_is_in_doubt_is_received_at_once(transport, queue, message, monkeypatch):
+    await transport.sender(queue).send(message("a"))
+    receiver = transport.receiver(Source(queue))
+    commit = Database.commit
+
+    def commit_and_fail(database: Database) -> None:
+        commit(database)
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(Database, "commit", commit_and_fail)
+    with pytest.raises(TransportError) as caught:
+        await receiver.receive(1, 0)
+    assert caught.value.maybe_applied
+    monkeypatch.undo()
+    (delivery,) = await receiver.receive(1, 0)
+    assert (delivery.message.body, delivery.delivery_count) == (b"a", 1)

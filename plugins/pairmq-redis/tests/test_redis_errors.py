@@ -7,7 +7,7 @@ from redis import exceptions as driver
 from redis.connection import DefaultParser
 
 from pairmq.model import FailureKind, FailureReason
-from pairmq_redis._errors import NotSent, Unanswered, failure, is_answer
+from pairmq_redis._errors import NotSent, Unanswered, failure, is_answer, leads_elsewhere
 
 U, R, B, T = FailureKind.UNAVAILABLE, FailureKind.REFUSED, FailureKind.BUSY, FailureKind.TRANSIENT
 
@@ -77,3 +77,28 @@ def test_silence_is_unavailable(error: Exception, reason: FailureReason) -> None
 def test_a_refused_user_is_named_nowhere() -> None:
     made = failure(DefaultParser.parse_error("NOPERM User alice has no permissions"), "send")
     assert "alice" not in f"{made!r} {made.__cause__!r}"
+
+
+@pytest.mark.parametrize(
+    ("reply", "elsewhere"),
+    [
+        ("READONLY You can't write against a read only replica.", True),
+        ("READONLY You can't write against a read only replica. script: a, on @user_script:9.", True),
+        ("MASTERDOWN Link with MASTER is down", True),
+        ("CLUSTERDOWN Hash slot not served", True),
+        ("LOADING Redis is loading the dataset in memory", True),
+        ("NOREPLICAS Not enough good replicas to write.", True),
+        ("UNBLOCKED force unblock from blocking operation, instance state changed", True),
+        ("MOVED 3999 127.0.0.1:6381", True),
+        ("ASK 3999 127.0.0.1:6381", True),
+        ("NOAUTH Authentication required.", True),
+        ("WRONGPASS invalid username-password pair or user is disabled.", True),
+        ("NOPERM User alice has no permissions to run the 'xadd' command", False),
+        ("OOM command not allowed when used memory > 'maxmemory'.", False),
+        ("MISCONF Redis is configured to save RDB snapshots", False),
+        ("BUSY Redis is busy running a script.", False),
+        ("NOENTITY no such queue or topic", False),
+    ],
+)
+def test_an_answer_ends_the_connection_when_it_is_about_the_server(reply: str, elsewhere: bool) -> None:
+    assert leads_elsewhere(DefaultParser.parse_error(reply)) is elsewhere

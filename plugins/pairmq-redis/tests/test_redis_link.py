@@ -7,11 +7,15 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import pytest
+from redis.exceptions import NoPermissionError, ReadOnlyError
 
 from pairmq.model import TransportError
+from pairmq.testing import in_virtual_time
 from pairmq_redis import _errors
+from pairmq_redis._context import Context
 from pairmq_redis._errors import NotSent, Unanswered
 from pairmq_redis._link import Link, Scope
+from pairmq_redis._url import parse_redis_url
 from pairmq_redis._wire import Command, Reply
 
 PING: list[Command] = [(b"PING",)]
@@ -25,6 +29,7 @@ class FakeWire:
     def __init__(self, *, opens: bool = True, answers: bool = True) -> None:
         self._opens = opens
         self._answers = answers
+        self._answer: Reply = b"PONG"
         self._replies: asyncio.Queue[Reply] = asyncio.Queue()
         self.written: list[Command] = []
         self.aborted = False
@@ -36,7 +41,10 @@ class FakeWire:
     def write(self, commands: Sequence[Command]) -> None:
         self.written += commands
         if self._answers:
-            self.answer(*(b"PONG" for _ in commands))
+            self.answer(*(self._answer for _ in commands))
+
+    def answers(self, reply: Reply) -> None:
+        self._answer = reply
 
     def answer(self, *replies: Reply) -> None:
         for reply in replies:
@@ -162,3 +170,115 @@ async def test_an_owner_that_closes_during_the_connect_is_certain_that_nothing_w
         await call
     assert not caught.value.maybe_applied
     await link.close()
+
+
+@in_virtual_time
+async def test_the_next_call_connects_anew_when_the_server_is_no_master_any_more() -> None:
+    demoted, master = FakeWire(), FakeWire()
+    link = link_of(demoted, master)
+    await link.call(PING, Scope())
+    demoted.answers(ReadOnlyError("You can't write against a read only replica."))
+    await asyncio.sleep(60)
+    [reply] = await link.call(PING, Scope())
+    assert isinstance(reply, ReadOnlyError)
+    assert await link.call(PING, Scope()) == [b"PONG"]
+    assert demoted.aborted
+    await link.close()
+
+
+@in_virtual_time
+async def test_calls_in_flight_get_their_replies_when_the_server_is_no_master_any_more() -> None:
+    demoted, master = FakeWire(answers=False), FakeWire()
+    link = link_of(demoted, master)
+    calls = await in_flight(link, demoted, b"a", b"b")
+    await asyncio.sleep(60)
+    demoted.answer(ReadOnlyError())
+    assert isinstance((await calls[0])[0], ReadOnlyError)
+    assert await link.call(PING, Scope()) == [b"PONG"]
+    demoted.answer(b"b")
+    assert await calls[1] == [b"b"]
+    await link.close()
+
+
+@in_virtual_time
+async def test_refused_calls_make_no_more_than_two_connections_a_second() -> None:
+    made = 0
+
+    def make() -> FakeWire:
+        nonlocal made
+        made += 1
+        wire = FakeWire()
+        wire.answers(ReadOnlyError())
+        return wire
+
+    link = Link(make)
+    for _ in range(1000):
+        await link.call(PING, Scope())
+        await asyncio.sleep(0.01)
+    assert 10 <= made <= 21
+    await link.close()
+
+
+@in_virtual_time
+async def test_a_connection_is_kept_when_the_server_refuses_a_call() -> None:
+    wire = FakeWire()
+    link = link_of(wire)
+    await link.call(PING, Scope())
+    wire.answers(NoPermissionError())
+    await asyncio.sleep(60)
+    await link.call(PING, Scope())
+    await link.call(PING, Scope())
+    assert len(wire.written) == 3
+    await link.close()
+
+
+@in_virtual_time
+async def test_all_connections_are_made_anew_when_one_meets_a_server_that_is_no_master() -> None:
+    """One that only reads would go on showing what an old master holds."""
+    wires: list[FakeWire] = []
+
+    def make() -> FakeWire:
+        wires.append(FakeWire())
+        return wires[-1]
+
+    context = Context(parse_redis_url("redis://127.0.0.1"), make)
+    for link in (context.sending, context.control):
+        await link.call(PING, Scope())
+    await asyncio.sleep(60)
+    wires[0].answers(ReadOnlyError())
+    for link in (context.sending, context.control):
+        await link.call(PING, Scope())
+    assert len(wires) == 3
+    await context.sending.call(PING, Scope())
+    assert len(wires) == 4
+    assert wires[0].aborted
+    assert wires[1].aborted
+    for link in (context.sending, context.control):
+        await context.end_link(link)
+
+
+async def test_a_cancelled_call_looks_at_no_other_call() -> None:
+    """Thousands may be cancelled at about one instant (SPEC 3.1); that would hold up the loop for seconds."""
+    looks = 0
+
+    class Counted(asyncio.Future[None]):
+        def done(self) -> bool:
+            nonlocal looks
+            looks += 1
+            return super().done()
+
+    loop, wire, count = asyncio.get_running_loop(), FakeWire(answers=False), 200
+    link = link_of(wire)
+    calls = [asyncio.create_task(link.call(PING, Scope())) for _ in range(count)]
+    create_future = loop.create_future
+    loop.create_future = lambda: Counted(loop=loop)  # type: ignore[method-assign, assignment, return-value]
+    try:
+        while len(wire.written) < count:
+            await asyncio.sleep(0)
+    finally:
+        loop.create_future = create_future  # type: ignore[method-assign]
+    for call in calls:
+        await cancelled(call)
+    await link.close()
+    assert wire.aborted
+    assert looks <= 4 * count

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cut_calls import turns_until_done
+from pairmq import Pair, PairOptions
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.plugins import BrokerControl, registry
 from pairmq.testing import run_virtual
@@ -21,6 +22,8 @@ from redis_queue import HELD, WAIT
 
 Make = Callable[..., Message]
 QUEUE = Entity("orders")
+LIMIT = 120
+"""Seconds in which what must happen has happened, and in which no lock ends (`HELD`)."""
 
 
 @pytest.fixture
@@ -337,3 +340,73 @@ def test_waiting_works_in_virtual_time() -> None:
     ended_at, found = run_virtual(main())
     assert (round(ended_at), found) == (1200, 1)
     asyncio.run(memory_control("memory://virtual").forget())
+
+
+async def held_and_left(broker: MemoryBroker, transport: Transport, message: Make) -> None:
+    """Two messages that a receiver holds which closes while the broker is unavailable."""
+    sender, receiver = transport.sender(QUEUE), transport.receiver(Source(QUEUE))
+    await sender.send_batch([message("a"), message("b")])
+    assert len(await receiver.receive(2, WAIT)) == 2
+    await broker.stop()
+    await receiver.close()
+    await broker.restore()
+
+
+async def test_the_next_receiver_gets_what_one_held_that_closed_in_an_outage(
+    broker: MemoryBroker, transport: Transport, message: Make
+) -> None:
+    await held_and_left(broker, transport, message)
+    assert await bodies(transport) == [b"a", b"b"]
+
+
+async def test_the_next_receiver_gets_it_when_its_first_receive_fails(
+    broker: MemoryBroker, transport: Transport, message: Make
+) -> None:
+    await held_and_left(broker, transport, message)
+    receiver = transport.receiver(Source(QUEUE))
+    await broker.stop()
+    await error_of(receiver.receive(2, 0))
+    await broker.restore()
+    assert [delivery.message.body for delivery in await receiver.receive(2, 0)] == [b"a", b"b"]
+
+
+async def test_the_locks_of_open_receivers_outlast_an_outage(
+    broker: MemoryBroker, transport: Transport, message: Make
+) -> None:
+    """Of another process' receiver and of this one's: only what a closed one has left is given back."""
+    async with broker.transport() as other:
+        await transport.sender(QUEUE).send_batch([message("held"), message("held")])
+        receivers = [each.receiver(Source(QUEUE)) for each in (transport, other)]
+        held = [(await receiver.receive(1, WAIT))[0] for receiver in receivers]
+        await held_and_left(broker, transport, message)
+        assert await bodies(transport) == [b"a", b"b"]
+        for receiver, delivery in zip(receivers, held, strict=True):
+            await receiver.complete(delivery)
+
+
+async def test_a_drain_goes_on_after_an_outage_of_the_secondary(broker: MemoryBroker, message: Make) -> None:
+    """What the pump held it gets again, and does not wait for the ends of its own locks (SPEC 7.6)."""
+    options = PairOptions(failover_interval=0, ping_primary_interval=0.1, enable_syphon=True, backlog_queue_count=1)
+    async with (
+        memory_broker() as primary,
+        broker.transport() as admin,
+        Pair.connect(primary.url, broker.url, options=options) as pair,
+    ):
+        await pair.primary.admin.create(QUEUE)
+        [backlog] = pair.backlog_queues
+        await admin.admin.delete(backlog)
+        await admin.admin.create(backlog, QueueProperties(lock_duration=HELD))
+        pair.hold(QUEUE.path)
+        await primary.refuse()
+        for number in range(5):
+            await pair.sender(QUEUE.path).send(Message(b"%d" % number))
+        async with asyncio.timeout(LIMIT):
+            while (await admin.admin.counts(Source(backlog))).locked < 5:
+                await asyncio.sleep(0.01)
+            await broker.stop()
+            await asyncio.sleep(0.3)  # the pump has found out, and given up its receiver
+            await broker.restore()
+            await primary.restore()
+            pair.mark_healthy(QUEUE.path)
+            while (await admin.admin.counts(Source(backlog))).pending:
+                await asyncio.sleep(0.01)

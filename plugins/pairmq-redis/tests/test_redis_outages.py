@@ -13,6 +13,7 @@ import pytest
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.plugins import registry
+from pairmq.testing import TcpProxy
 from pairmq.testing.servers import free_port
 from pairmq.transport import QueueProperties, Transport
 from pairmq_redis import _receiver
@@ -253,6 +254,34 @@ async def test_a_replica_without_its_master_refuses_writes(
         assert (error.kind, error.maybe_applied) == (FailureKind.UNAVAILABLE, False)
     server.command("REPLICAOF", "NO", "ONE")
     await sender.send(message())
+
+
+async def test_a_failover_behind_one_address_is_followed(server: RedisServer, message: Make) -> None:
+    """The old master lives on as a replica, and keeps its connections."""
+    server.command("CONFIG", "SET", "repl-diskless-sync-delay", "0")
+    with (
+        RedisServer(options=("--replicaof", "127.0.0.1", str(server.port))) as other,
+        TcpProxy("127.0.0.1", server.port) as address,
+    ):
+        async with registry.transport(f"redis://127.0.0.1:{address.port}/0?connect_timeout=30") as transport:
+            await transport.admin.create(QUEUE)
+            sender, receiver = transport.sender(QUEUE), transport.receiver(Source(QUEUE))
+            await sender.send(message("before"))
+            [delivery] = await receiver.receive(1, WAIT)
+            deadline = time.monotonic() + 60
+            while not other.command("EXISTS", "pairmq:{orders}:meta").endswith("1"):
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.05)
+            other.command("REPLICAOF", "NO", "ONE")
+            server.command("REPLICAOF", "127.0.0.1", str(other.port))
+            address.redirect("127.0.0.1", other.port)
+            await asyncio.sleep(1)  # a connection that was made a moment ago is kept
+            error = await error_of(sender.send(message("refused")))
+            assert (error.kind, error.maybe_applied) == (FailureKind.UNAVAILABLE, False)
+            await sender.send(message("after"))
+            await transport.admin.probe(QUEUE)
+            await receiver.complete(delivery)
+            assert [found.message.body for found in await receiver.receive(9, WAIT)] == [b"after"]
 
 
 async def test_too_few_replicas_leave_the_outcome_open(server: RedisServer, message: Make) -> None:

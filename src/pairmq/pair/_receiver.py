@@ -17,6 +17,7 @@ from pairmq.transport import Endpoint, Receiver, Transport
 T = TypeVar("T")
 
 _POLL = 60.0  # s: one long poll of an iteration; only its cost depends on it
+_ASKED = 1.0  # s after which a receive that still waits has found the source empty
 _BACKOFF = Backoff(first=0.1, factor=2.0, cap=5.0)
 
 
@@ -125,6 +126,8 @@ class PairReceiver:
         self._receiver = transport.receiver(source)
         self._id = clock.new_id()
         self._limits = TimeLimits()
+        self._turn = asyncio.Lock()
+        self._asked_at = 0.0
         self._ready: deque[PairDelivery] = deque()
         self._sinks: tuple[Callable[[Event], None], ...] = ()
 
@@ -167,14 +170,33 @@ class PairReceiver:
             PairClosed, PairFaulted: the pair has ended.
             ValueError: ``max_messages`` below 1 or ``wait`` below 0.
 
-        A cancelled call loses nothing: what it had fetched is delivered again.
+        Any number of tasks may receive at once: one of them asks the broker, and the others wait for their turn. A
+        cancelled call loses nothing: what it had fetched is delivered again.
         """
         if max_messages < 1 or wait < 0:
             raise ValueError(f"max_messages is {max_messages} and wait {wait}: at least 1, and at least 0 seconds")
         self._engine.check_open()
-        receiver = self._receiver
+        ends_at = self._clock.now() + wait
+        if self._turn.locked():
+            # While another call waits there is nothing to receive; that call may have begun just now, though.
+            try:
+                async with asyncio.timeout_at(max(ends_at, self._asked_at + _ASKED)):
+                    await self._turn.acquire()
+            except TimeoutError:
+                return []
+        else:
+            await self._turn.acquire()  # at once
+        try:
+            return await self._ask(max_messages, max(0.0, ends_at - self._clock.now()))
+        finally:
+            self._turn.release()
+
+    async def _ask(self, max_messages: int, wait: float) -> list[PairDelivery]:
+        """One long poll, in turn: a transport's receiver may not be asked twice at the same time."""
+        self._engine.check_open()
+        receiver, self._asked_at = self._receiver, self._clock.now()
         limit = wait + self._engine.options.attempt_timeout
-        deliveries = await self._limits.run(receiver.receive(max_messages, wait), self._clock.now() + limit)
+        deliveries = await self._limits.run(receiver.receive(max_messages, wait), self._asked_at + limit)
         now = self._clock.wall()
         return [PairDelivery(delivery, receiver, self, now) for delivery in deliveries]
 
@@ -211,7 +233,9 @@ class PairReceiver:
         retry = 0
         while not self._ready:
             try:
-                self._ready.extend(await self.receive(self._prefetch, _POLL))
+                async with self._turn:
+                    if not self._ready:  # another task's poll may have brought some for all
+                        self._ready.extend(await self._ask(self._prefetch, _POLL))
             except TransportError as error:
                 self._engine.check_open()
                 if error.kind is FailureKind.REFUSED or self._transport.ended:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 
+from pairmq.model import TransportError
+from pairmq.runner._limits import TimeLimits
+
 
 class Admission:
     """A first-come-first-served gate, counted in messages, that costs nothing while it is open.
 
     Args:
         limit: messages in flight at most.
+        limits: ends waits: thousands may end at one instant.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, limits: TimeLimits) -> None:
         self.limit = limit
+        self._limits = limits
         self._free = limit
         self._queue: OrderedDict[asyncio.Future[None], int] = OrderedDict()
 
@@ -35,31 +40,31 @@ class Admission:
         """Wait for a turn until ``deadline``, an instant of the loop's clock; tells whether it came."""
         if self.try_enter(messages):
             return True
-        loop = asyncio.get_running_loop()
-        turn = loop.create_future()
+        turn = asyncio.get_running_loop().create_future()
         self._queue[turn] = min(messages, self.limit)
         try:
-            await asyncio.wait((turn,), timeout=max(0.0, deadline - loop.time()))
+            await self._limits.run(_came(turn), deadline)
+        except TransportError:
+            pass  # too late, unless the turn came at this very instant
         except asyncio.CancelledError:
-            if turn.done():
+            if self._has_come(turn):
                 self.leave(messages)
-            else:
-                self._drop(turn)
             raise
-        if turn.done():
-            return True
-        self._drop(turn)
-        return False
+        return self._has_come(turn)
 
     def leave(self, messages: int) -> None:
         """Make room again."""
         self._free += min(messages, self.limit)
         self._let_in()
 
-    def _drop(self, turn: asyncio.Future[None]) -> None:
+    def _has_come(self, turn: asyncio.Future[None]) -> bool:
+        """Whether a turn came that is waited for no longer."""
+        if turn not in self._queue:
+            return True
         del self._queue[turn]
         # A large batch at the head may have held up smaller sends that fit.
         self._let_in()
+        return False
 
     def _let_in(self) -> None:
         while self._queue:
@@ -68,4 +73,9 @@ class Admission:
                 return
             del self._queue[turn]
             self._free -= messages
-            turn.set_result(None)
+            if not turn.done():  # else it is about to be given up, and learns that it came
+                turn.set_result(None)
+
+
+async def _came(turn: asyncio.Future[None]) -> None:
+    await turn

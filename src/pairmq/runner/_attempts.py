@@ -216,7 +216,9 @@ class Attempts:
                 return _TAKEN
             return await self._limits.run(sender.send_batch(messages), limit)
         except TransportError as error:
-            return [error] * len(messages)
+            # Its send keeps it: with its trace it would keep all frames that it went through, and thousands of those
+            # make the garbage collector stop the loop for long. What caused it has its own.
+            return [error.with_traceback(None)] * len(messages)
 
     def _envelope(self, state: SenderState, job: Job) -> Message:
         state.sequence += 1

@@ -15,6 +15,8 @@ T = TypeVar("T")
 
 _AGAIN = 2.5  # s after which an operation that still runs is cancelled once more; a call may need 2 to put things away
 _MANY = 64  # operations that have ended, from which on the list of limits is tidied
+_AT_ONCE = 50  # operations cancelled in one turn of the loop: each then runs on to its next attempt, or to its end
+_COST = 0.0005  # s at most that one of them counts for: a loop that stands still for a while tells nothing of it
 
 
 class TimeLimits:
@@ -24,15 +26,30 @@ class TimeLimits:
     healthy send feels. Here one timer serves all: it stands at the earliest limit, and what has ended in time is passed
     over. For the rest it behaves as `asyncio.timeout` does, but that it cancels more than once: a driver's
     `asyncio.wait_for` on Python 3.11 can swallow a cancellation, and the send would hang (SPEC 3.1).
+
+    Thousands of limits may be reached at one instant, when a broker stops responding. A few are in each turn of the
+    loop, so that it is not blocked, and the first ones earlier by what all of them cost (`lead`), so that the last ones
+    are in time.
     """
 
     def __init__(self) -> None:
         self._limits: list[tuple[float, int, _Limit]] = []  # a heap; the number makes equal instants first come, first
         self._number = 0
         self._ended = 0  # of those in the heap
+        self._cost = 0.0  # s that each of many cancelled operations takes, as measured
+        self._last_turn: tuple[float, int] | None = None  # of an unfinished row of turns: its instant, and operations
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for = math.inf
         self._ends_at = math.inf
+
+    @property
+    def lead(self) -> float:
+        """Seconds before their limits at which operations are cancelled; 0 unless thousands of them run.
+
+        What begins with less time than this ends late.
+        """
+        running = len(self._limits) - self._ended
+        return running * self._cost if running > _AT_ONCE else 0.0
 
     async def run(self, operation: Awaitable[T], limit_at: float) -> T:
         """Await one operation at a broker until it ends or its limit is reached.
@@ -60,19 +77,22 @@ class TimeLimits:
         except TransportError:
             raise
         except asyncio.CancelledError as error:
-            if timed_out:
-                raise TransportError(
-                    "no answer within the time limit",
-                    FailureKind.UNAVAILABLE,
-                    FailureReason.TIMEOUT,
-                    maybe_applied=not is_nothing_sent(error),
-                ) from None
-            if limit.task.cancelling():
-                raise
-            # Nobody cancelled us: a driver's own task or future was cancelled, as some do with a lost connection.
-            raise _unmapped(error) from error
+            if not timed_out:
+                if limit.task.cancelling():
+                    raise
+                # Nobody cancelled us: a driver's own task or future was cancelled, as some do with a lost connection.
+                raise _unmapped(error) from error
+            failure = TransportError(
+                "no answer within the time limit",
+                FailureKind.UNAVAILABLE,
+                FailureReason.TIMEOUT,
+                maybe_applied=not is_nothing_sent(error),
+            )
         except Exception as error:
             raise _unmapped(error) from error
+        # Not among the handlers: it is kept for as long as its send lasts, and would keep the cancellation with it, and
+        # all frames that this went through. With thousands of them the garbage collector stops the loop for seconds.
+        raise failure
 
     def end_by(self, instant: float) -> None:
         """Let no operation, running or new, last longer than ``instant``."""
@@ -82,12 +102,12 @@ class TimeLimits:
         self._arm()
 
     def _begin(self, at: float) -> _Limit:
-        limit = _Limit()
+        limit = _Limit(asyncio.get_running_loop().time())
         self._number += 1
         if self._ended > _MANY and 2 * self._ended > len(self._limits):
             self._keep([entry for entry in self._limits if entry[2].running])
         heapq.heappush(self._limits, (at, self._number, limit))
-        if at < self._armed_for:
+        if at < self._armed_for or (self._cost and not self._number % _MANY):  # as more of them run, `lead` grows
             self._arm()
         return limit
 
@@ -114,34 +134,51 @@ class TimeLimits:
             self._ended -= 1
         if self._timer is not None:
             self._timer.cancel()
-        self._armed_for = limits[0][0] if limits else math.inf
+        self._armed_for = self._reached_at(limits[0]) if limits else math.inf
         self._timer = asyncio.get_running_loop().call_at(self._armed_for, self._reach) if limits else None
+
+    def _reached_at(self, entry: tuple[float, int, _Limit]) -> float:
+        """When to cancel an operation: at its limit, or so much earlier that the others get their turn in time."""
+        at, _, limit = entry
+        return at - min(self.lead, max(0.0, (at - limit.began_at) / 2))
 
     def _reach(self) -> None:
         # A loop may call a timer up to one tick of its clock early.
         now = max(self._armed_for, asyncio.get_running_loop().time())
+        self._measure(now)
         limits = self._limits
-        while limits and limits[0][0] <= now:
+        cancelled = 0
+        while limits and cancelled < _AT_ONCE and self._reached_at(limits[0]) <= now:
             _, number, limit = heapq.heappop(limits)
             if limit.running:
+                cancelled += 1
                 limit.reached += 1
                 limit.task.cancel()
                 heapq.heappush(limits, (now + _AGAIN, number, limit))
             else:
                 self._ended -= 1
         self._arm()
+        self._last_turn = (now, cancelled) if cancelled == _AT_ONCE and self._armed_for <= now else None
+
+    def _measure(self, now: float) -> None:
+        """See what the last turn has cost, where this one follows it."""
+        if self._last_turn is not None:
+            began, cancelled = self._last_turn
+            cost = min((now - began) / cancelled, _COST)
+            self._cost = cost if not self._cost else 0.9 * self._cost + 0.1 * cost
 
 
 class _Limit:
     """The limit of one operation, in the task that awaits it; ``reached`` counts how often that was cancelled."""
 
-    __slots__ = ("cancelling", "reached", "running", "task")
+    __slots__ = ("began_at", "cancelling", "reached", "running", "task")
 
-    def __init__(self) -> None:
+    def __init__(self, began_at: float) -> None:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a time limit needs a task")
         self.task = task
+        self.began_at = began_at
         self.cancelling = task.cancelling()
         self.running = True
         self.reached = 0

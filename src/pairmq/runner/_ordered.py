@@ -7,7 +7,7 @@ first would overtake it. What `pairmq.core.order` decides about a key is asked a
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
@@ -45,7 +45,7 @@ class Key:
         self.facts = facts
         self.queue = queue
         self.lined_up = 0
-        self.turns: deque[asyncio.Future[None]] = deque()
+        self.turns: OrderedDict[asyncio.Future[None], None] = OrderedDict()  # thousands may be given up at one instant
         self.used_at = 0.0
 
 
@@ -85,8 +85,8 @@ class Place:
         self.key = key
         self.wait: Wait | None = None
         self.turn = asyncio.get_running_loop().create_future()
-        key.turns.append(self.turn)
-        if key.turns[0] is self.turn:
+        key.turns[self.turn] = None
+        if len(key.turns) == 1:
             self.turn.set_result(None)
 
     async def come(self, deadline: float) -> bool:
@@ -99,10 +99,11 @@ class Place:
         """Let the next one go on. Idempotent."""
         turns = self.key.turns
         if self.turn in turns:
-            turns.remove(self.turn)
+            del turns[self.turn]
             self.key.lined_up -= len(self.jobs)
-            if turns and not turns[0].done():
-                turns[0].set_result(None)
+            following = next(iter(turns), None)
+            if following is not None and not following.done():
+                following.set_result(None)
 
 
 class Orders:

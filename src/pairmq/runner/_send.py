@@ -64,7 +64,7 @@ class SendProcedure:
         self._options = options
         self._clock = clock
         self._limits = limits
-        self._admission = Admission(options.max_pending_sends)
+        self._admission = Admission(options.max_pending_sends, limits)
         self._endings = Endings(clock, emit)
         sizes = BacklogSizes(secondary, clock, emit)
         self._attempts = Attempts(backlog, options, clock, limits, self._endings, sizes, self._no_queue)
@@ -212,7 +212,7 @@ class SendProcedure:
             if self._ends_at is not None:
                 deadline = min(deadline, self._ends_at)
             now = self._clock.now()
-            if now >= deadline:
+            if now >= deadline - self._limits.lead:
                 self._give_up(state, pending, "the deadline passed", key=key)
                 return
             if place is None or self._orders is None:

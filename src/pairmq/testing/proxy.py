@@ -234,6 +234,19 @@ class TcpProxy:
         """
         self._call(self._become, _Fault())
 
+    def redirect(self, host: str, port: int) -> None:
+        """Connect new clients to another server, and keep the open connections, as a failover behind one address does.
+
+        Args:
+            host: the other server's host.
+            port: its TCP port.
+
+        Raises:
+            OSError: the host is unknown; nothing has changed.
+        """
+        self._route = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        self.target = (host, port)
+
     # ------------------------------------------------------------------ in the thread
 
     def _call(self, what: Callable[..., None], *arguments: object) -> None:

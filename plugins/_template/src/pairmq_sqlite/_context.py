@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
+from pairmq.model import Source
 from pairmq_sqlite import _errors
 from pairmq_sqlite._errors import Closed, Failed
 from pairmq_sqlite._store import Store
@@ -13,6 +14,9 @@ from pairmq_sqlite._url import SQLiteUrl
 from pairmq_sqlite._worker import Job, Worker
 
 T = TypeVar("T")
+
+_MOST_LEFT = 1000
+"""Names of left locks of a source: who opens and closes receivers all through an outage must not fill the memory."""
 
 
 class Scope:
@@ -96,7 +100,15 @@ class Context:
         self.arrivals = Arrivals()
         self.scopes: set[Scope] = set()
         self.receivers: set[_Closing] = set()
+        self.left_locks: dict[Source, list[str]] = {}
+        """Of closed receivers that could not give back what they hold, for their source's next receiver to do so."""
         self.closed = False
+
+    def leave_locks(self, source: Source, locks: list[str]) -> None:
+        """Keep the names of locks for the next receiver of a source, which gives them back; patterns for GLOB."""
+        if locks:
+            kept = [*self.left_locks.get(source, ()), *locks]
+            self.left_locks[source] = kept[-_MOST_LEFT:]
 
     def scope(self) -> Scope:
         """Make a scope that ends with the transport, if not before."""

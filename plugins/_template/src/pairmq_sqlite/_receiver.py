@@ -5,6 +5,9 @@ a delivery whose lock has ended can't touch what somebody else holds by now.
 
 Nothing tells one process that another has stored something. A waiting receiver looks again and again, soon at first,
 then less often, up to the ``poll_interval``. What the same transport has sent wakes it at once.
+
+Locks outlast an outage of the file. What a receive has locked whose outcome is not known, and what a receiver held that
+closed meanwhile, is given back with the next receive of this process (SPEC 7.6). What another receiver holds is in use.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from pairmq.transport import Receiver
 from pairmq_sqlite import _codec, _errors
 from pairmq_sqlite._context import Context
 from pairmq_sqlite._errors import Failed, LockEnded
-from pairmq_sqlite._rows import Row
+from pairmq_sqlite._rows import Place, Row
 from pairmq_sqlite._store import Store, now_us
 from pairmq_sqlite._times import instant
 
@@ -65,6 +68,8 @@ class SQLiteReceiver(Receiver):
         self._receiving, self._settling = f"receive from {source}", f"settle a delivery of {source}"
         self._name = secrets.token_hex(8)
         self._receives = 0
+        self._doubtful: list[str] = []
+        """Locks of receives that may have been done, and gave nothing to anybody."""
         self._scope = context.scope()
         self._closing: asyncio.Task[None] | None = None
         context.receivers.add(self)
@@ -129,25 +134,45 @@ class SQLiteReceiver(Receiver):
     async def _take(self, most: int) -> _Taken:
         self._receives += 1
         lock = f"{self._name}:{self._receives}"
+        left = self._context.left_locks.pop(self._source, [])
+        doubtful, self._doubtful = self._doubtful, []
+
+        def take(store: Store) -> _Taken:
+            place = store.place(self._source)
+            for each in doubtful:
+                store.take_back(place, each)
+            for each in left:
+                store.release(place, each)
+            return _take(store, place, lock, most)
+
         try:
-            return await self._scope.run(lambda store: _take(store, self._source, lock, most), self._receiving)
+            return await self._scope.run(take, self._receiving)
+        except TransportError as error:
+            self._doubtful += [*doubtful, lock] if error.maybe_applied else doubtful
+            self._context.leave_locks(self._source, left)
+            raise
         except asyncio.CancelledError:
+            self._doubtful += [*doubtful, lock]
+            self._context.leave_locks(self._source, left)
             # It may have been done. Jobs are done in turn, so that this one comes after it and undoes it.
             with contextlib.suppress(Failed):
                 self._context.worker.submit(lambda store: store.take_back(store.place(self._source), lock))
             raise
 
     async def _release(self) -> None:
-        """Give back what is not settled; if that can't be done now, the locks end by themselves."""
+        """Give back what is not settled; if that can't be done now, the next receiver does, or the locks end."""
         self._context.scopes.discard(self._scope)
         self._context.receivers.discard(self)
         if not self._receives:
             return
-        with contextlib.suppress(Failed, TimeoutError):
-            job = self._context.worker.submit(lambda store: store.release(store.place(self._source), f"{self._name}:*"))
+        locks = f"{self._name}:*"
+        try:
+            job = self._context.worker.submit(lambda store: store.release(store.place(self._source), locks))
             async with asyncio.timeout(_RELEASE_WITHIN):
                 await self._context.worker.outcome(job)
-            self._context.arrivals.tell(self._path)
+        except (Failed, TimeoutError):
+            self._context.leave_locks(self._source, [locks])
+        self._context.arrivals.tell(self._path)
 
     async def _settle(self, work: Callable[[Store], T]) -> T:
         return await self._scope.run(work, self._settling)
@@ -188,13 +213,12 @@ def delivery_of(row: Row, message: Message, token: object = None, *, locked_unti
     )
 
 
-def _take(store: Store, source: Source, lock: str, most: int) -> _Taken:
+def _take(store: Store, place: Place, lock: str, most: int) -> _Taken:
     """Lock and decode what is free; in the worker's thread, in one transaction.
 
     What can't be decoded is dead-lettered on the way, and what is behind it is looked at. In the dead letters there is
     no further place to put it: it is handed out as far as it can be read.
     """
-    place = store.place(source)
     until = instant(now_us() + place.settings.lock_duration)
     decode = _codec.decode_leniently if place.reads_dead else _codec.decode
     deliveries: list[Delivery] = []

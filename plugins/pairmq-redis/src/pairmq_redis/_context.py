@@ -8,10 +8,14 @@ from pairmq.model import FailureKind, FailureReason, TransportError
 from pairmq.transport import Receiver
 from pairmq_redis import _errors
 from pairmq_redis._errors import NotSent
+from pairmq_redis._keys import SourceKeys
 from pairmq_redis._link import Link, Scope
 from pairmq_redis._scripts import Script
 from pairmq_redis._url import RedisUrl
 from pairmq_redis._wire import Command, Reply, Wire
+
+_MOST_LEFT = 1000
+"""Closed receivers of a source: who opens and closes receivers all through an outage must not fill the memory."""
 
 
 class Context:
@@ -28,11 +32,42 @@ class Context:
     def __init__(self, url: RedisUrl, make_wire: Callable[[], Wire]) -> None:
         self.url = url
         self.make_wire = make_wire
-        self.sending = Link(make_wire)
-        self.control = Link(make_wire)
+        self._links: set[Link] = set()
+        self.sending = self.link()
+        self.control = self.link()
         self.scopes: set[Scope] = set()
         self.receivers: set[Receiver] = set()
+        self._left_locks: dict[tuple[bytes, bytes], list[bytes]] = {}
         self.closed = False
+
+    def link(self) -> Link:
+        """Make a connection that looks up the address again with all the others; to be ended with `end_link`."""
+        link = Link(self.make_wire, self.look_up_again)
+        self._links.add(link)
+        return link
+
+    async def end_link(self, link: Link) -> None:
+        """Drop a connection for good."""
+        self._links.discard(link)
+        await link.close()
+
+    def look_up_again(self) -> None:
+        """Let the next call on each connection resolve the address anew: one of them met a server that is no master.
+
+        All of them, because the others may only read there, and take what an old master shows for the present.
+        """
+        for link in self._links:
+            link.look_up_again()
+
+    def leave_locks(self, source: SourceKeys, consumers: Sequence[bytes]) -> None:
+        """Note closed receivers that could not give back what they hold, for want of a connection."""
+        if consumers:
+            place = (source.stream, source.group)
+            self._left_locks[place] = [*self._left_locks.get(place, ()), *consumers][-_MOST_LEFT:]
+
+    def take_left_locks(self, source: SourceKeys) -> list[bytes]:
+        """The consumers whose locks were left behind at a source, for a receiver that gives them back now."""
+        return self._left_locks.pop((source.stream, source.group), [])
 
     async def run(self, link: Link, scope: Scope, commands: Sequence[Command], doing: str) -> list[Reply]:
         """Call Redis and raise the first failure.
@@ -115,6 +150,7 @@ class Context:
             return failed
         if reply >= self.url.wait_replicas:
             return None
+        self.look_up_again()  # it may be the old master, cut off
         return TransportError(
             f"{doing}: {reply} of {self.url.wait_replicas} replicas confirmed in time",
             FailureKind.UNAVAILABLE,

@@ -9,6 +9,12 @@ The first row that fits decides. What is worth a second look:
   can't get in.
 - A server that answered with an error did not do what was asked. One that did not answer may have, if a
   byte had left.
+- Some answers are about the server and not about the call: it is no master (any more), or does not know this client.
+  The address may lead to another server by now (a failover behind a DNS name or a virtual IP), and a connection that is
+  kept would never find out (SPEC 14.2). These rows are marked ``elsewhere``. ``NOREPLICAS`` is among them: a master
+  that lost its replicas may be the old one, cut off. ``OOM``, ``MISCONF`` and ``NOPERM`` are not: a new connection to
+  the same server gets the same answer, and a server that was replaced in such a state ends its connections or
+  answers ``READONLY``.
 """
 
 from __future__ import annotations
@@ -45,6 +51,7 @@ class _Row:
     kind: FailureKind
     reason: FailureReason
     text: str | None = None  # what to say instead of the server's words
+    elsewhere: bool = False  # a new connection may lead to a server that can do it
 
 
 _NOT_ALLOWED = "the broker does not let this user in, or do this: check user, password and ACL"
@@ -54,7 +61,8 @@ _CLUSTER = "this is a node of a Redis Cluster: PairMQ needs a single master"
 # redis-py takes the code away from those replies that it knows, which are matched by class; which these are depends on
 # its version.
 _ANSWERS: tuple[_Row, ...] = (
-    _Row(driver.AuthenticationError, _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
+    # NOAUTH and WRONGPASS: a new connection logs in again.
+    _Row(driver.AuthenticationError, _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED, elsewhere=True),
     _Row(driver.AuthorizationError, _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
     _Row(driver.NoPermissionError, _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
     _Row("ERR AUTH", _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
@@ -63,37 +71,38 @@ _ANSWERS: tuple[_Row, ...] = (
     _Row("Protocol error: unauthenticated", _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
     _Row("ACL failure", _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
     _Row("The user executing the script", _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
-    _Row(driver.BusyLoadingError, _UNAVAILABLE, FailureReason.OTHER),
+    _Row(driver.BusyLoadingError, _UNAVAILABLE, FailureReason.OTHER, elsewhere=True),
     _Row("max number of clients", _UNAVAILABLE, FailureReason.CONNECTION),
-    _Row(driver.MasterDownError, _UNAVAILABLE, FailureReason.OTHER),
-    _Row("MASTERDOWN", _UNAVAILABLE, FailureReason.OTHER),
-    _Row(driver.ClusterDownError, _UNAVAILABLE, FailureReason.OTHER),
-    _Row("CLUSTERDOWN", _UNAVAILABLE, FailureReason.OTHER),
+    _Row(driver.MasterDownError, _UNAVAILABLE, FailureReason.OTHER, elsewhere=True),
+    _Row("MASTERDOWN", _UNAVAILABLE, FailureReason.OTHER, elsewhere=True),
+    _Row(driver.ClusterDownError, _UNAVAILABLE, FailureReason.OTHER, elsewhere=True),
+    _Row("CLUSTERDOWN", _UNAVAILABLE, FailureReason.OTHER, elsewhere=True),
     _Row(driver.TryAgainError, _TRANSIENT, FailureReason.OTHER),
     _Row("TRYAGAIN", _TRANSIENT, FailureReason.OTHER),
-    _Row(driver.ReadOnlyError, _UNAVAILABLE, FailureReason.OTHER),
-    _Row("READONLY", _UNAVAILABLE, FailureReason.OTHER),
+    _Row(driver.ReadOnlyError, _UNAVAILABLE, FailureReason.OTHER, elsewhere=True),
+    _Row("READONLY", _UNAVAILABLE, FailureReason.OTHER, elsewhere=True),
     _Row(driver.OutOfMemoryError, _UNAVAILABLE, FailureReason.QUOTA),
     _Row("OOM", _UNAVAILABLE, FailureReason.QUOTA),
     _Row("MISCONF", _UNAVAILABLE, FailureReason.OTHER),
-    _Row("NOREPLICAS", _UNAVAILABLE, FailureReason.OTHER),
+    _Row("NOREPLICAS", _UNAVAILABLE, FailureReason.OTHER, elsewhere=True),
     _Row("BUSY ", _BUSY, FailureReason.OTHER),
     _Row("UNKILLABLE", _BUSY, FailureReason.OTHER),
     _Row("NOENTITY", _REFUSED, FailureReason.NOT_FOUND, _NO_ENTITY),
     _Row("NOGROUP", _REFUSED, FailureReason.NOT_FOUND, _NO_ENTITY),
     _Row("no such key", _REFUSED, FailureReason.NOT_FOUND, _NO_ENTITY),
     _Row("UNBLOCKED the stream key no longer exists", _REFUSED, FailureReason.NOT_FOUND, _NO_ENTITY),
-    _Row("UNBLOCKED", _UNAVAILABLE, FailureReason.CONNECTION),  # it became a replica, or an operator did it
+    # It became a replica, or an operator did it.
+    _Row("UNBLOCKED", _UNAVAILABLE, FailureReason.CONNECTION, elsewhere=True),
     _Row("The XGROUP subcommand requires the key", _REFUSED, FailureReason.NOT_FOUND, _NO_ENTITY),
     _Row("OTHERKIND", _REFUSED, FailureReason.ALREADY_EXISTS),
     _Row("WRONGTYPE", _REFUSED, FailureReason.MALFORMED),
     _Row("Protocol error: invalid bulk length", _REFUSED, FailureReason.TOO_LARGE),
     _Row("Elements are too large", _REFUSED, FailureReason.TOO_LARGE),
     _Row("string exceeds maximum allowed size", _REFUSED, FailureReason.TOO_LARGE),
-    _Row(driver.MovedError, _REFUSED, FailureReason.NOT_SUPPORTED, _CLUSTER),
-    _Row("MOVED", _REFUSED, FailureReason.NOT_SUPPORTED, _CLUSTER),
-    _Row(driver.AskError, _REFUSED, FailureReason.NOT_SUPPORTED, _CLUSTER),
-    _Row("ASK ", _REFUSED, FailureReason.NOT_SUPPORTED, _CLUSTER),
+    _Row(driver.MovedError, _REFUSED, FailureReason.NOT_SUPPORTED, _CLUSTER, elsewhere=True),
+    _Row("MOVED", _REFUSED, FailureReason.NOT_SUPPORTED, _CLUSTER, elsewhere=True),
+    _Row(driver.AskError, _REFUSED, FailureReason.NOT_SUPPORTED, _CLUSTER, elsewhere=True),
+    _Row("ASK ", _REFUSED, FailureReason.NOT_SUPPORTED, _CLUSTER, elsewhere=True),
     _Row("unknown command", _REFUSED, FailureReason.NOT_SUPPORTED),
     _Row(driver.ResponseError, _REFUSED, FailureReason.OTHER),
 )
@@ -120,6 +129,11 @@ def is_answer(error: BaseException) -> bool:
 def is_unknown_script(reply: object) -> bool:
     """Tell whether the server does not know a script by this name, and therefore ran nothing."""
     return isinstance(reply, driver.NoScriptError)
+
+
+def leads_elsewhere(reply: Exception) -> bool:
+    """Tell whether an error reply is about the server, so that a new connection may lead to one that can do it."""
+    return is_answer(reply) and next(row for row in _ANSWERS if _fits(row, reply)).elsewhere
 
 
 def failure(error: BaseException, doing: str) -> TransportError:

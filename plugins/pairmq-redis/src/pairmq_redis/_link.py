@@ -10,6 +10,9 @@ What becomes of a connection:
   *retired*: it takes no more commands, the calls in flight on it may still get their replies, and with the
   last of them it is dropped. So a cancelled call harms no other, and no later call waits on a connection in
   doubt.
+- The server answers that it is not the one to ask (any more), such as READONLY: the connection is retired as well, so
+  that the next call resolves the address again. One that was made a moment ago is kept: it leads where the address
+  leads now, and a thousand refused calls must not make a thousand connections.
 """
 
 from __future__ import annotations
@@ -20,8 +23,10 @@ from collections.abc import Callable, Sequence
 
 from pairmq.model import TransportError
 from pairmq.transport import nothing_sent
-from pairmq_redis._errors import NotSent, Unanswered
+from pairmq_redis._errors import NotSent, Unanswered, leads_elsewhere
 from pairmq_redis._wire import Command, Reply, Wire
+
+_MOMENT = 0.5  # s for which a connection counts as just made
 
 
 class Scope:
@@ -77,11 +82,14 @@ class _Call:
 
 
 class _Session:
-    """One open connection with the calls in flight on it."""
+    """One open connection with the calls in flight on it; ``elsewhere`` is called when its server is the wrong one."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Wire, elsewhere: Callable[[], None]) -> None:
         self._wire = wire
+        self._elsewhere = elsewhere
+        self._made_at = asyncio.get_running_loop().time()
         self._calls: deque[_Call] = deque()
+        self._waiting = 0  # calls that wait for their replies: in `_calls` are also those that were cancelled
         self._retired = False
         self.usable = True
         self.reader = asyncio.get_running_loop().create_task(self._read())
@@ -94,15 +102,19 @@ class _Session:
             self.end(error)
             raise NotSent(error) from error
         self._calls.append(call)
+        self._waiting += 1
         scope.add(call.future)
         try:
             await call.future
             return call.replies
         except asyncio.CancelledError:
-            self._retire()
+            self.retire()
             raise
         finally:
             scope.discard(call.future)
+            self._waiting -= 1
+            if self._retired and not self._waiting:
+                self.end(ConnectionAbortedError("the connection was dropped"))
 
     def end(self, cause: BaseException) -> None:
         """Drop the connection; calls in flight get `Unanswered` in place of each missing reply."""
@@ -116,14 +128,17 @@ class _Session:
             if not call.future.done():
                 call.future.set_result(None)
 
-    def _retire(self) -> None:
+    def retire_if_old(self) -> None:
+        """Retire it, unless it was made a moment ago."""
+        if self.usable and asyncio.get_running_loop().time() - self._made_at >= _MOMENT:
+            self.retire()
+
+    def retire(self) -> None:
+        """Take no more calls, and drop the connection with the last of those that wait."""
         self.usable = False
         self._retired = True
-        self._end_if_unused()
-
-    def _end_if_unused(self) -> None:
-        if all(call.future.done() for call in self._calls):
-            self.end(ConnectionAbortedError("the connection was dropped after a cancelled call"))
+        if not self._waiting:
+            self.end(ConnectionAbortedError("the connection was dropped"))
 
     async def _read(self) -> None:
         try:
@@ -140,8 +155,8 @@ class _Session:
             self._calls.popleft()
             if not call.future.done():
                 call.future.set_result(None)
-            if self._retired:
-                self._end_if_unused()
+        if isinstance(reply, Exception) and self.usable and leads_elsewhere(reply):
+            self._elsewhere()
 
 
 class Link:
@@ -149,10 +164,12 @@ class Link:
 
     Args:
         make: makes a connection that is not open yet.
+        elsewhere: called when the server answers that another one is to be asked; `look_up_again` when left out.
     """
 
-    def __init__(self, make: Callable[[], Wire]) -> None:
+    def __init__(self, make: Callable[[], Wire], elsewhere: Callable[[], None] | None = None) -> None:
         self._make = make
+        self._elsewhere = elsewhere or self.look_up_again
         self._session: _Session | None = None
         self._attempt: asyncio.Task[None] | None = None
         self._waiters: dict[asyncio.Future[object], None] = {}  # of this attempt, in the order of their calls
@@ -206,11 +223,10 @@ class Link:
     def _usable(self) -> bool:
         return self._session is not None and self._session.usable
 
-    def drop(self, cause: BaseException) -> None:
-        """Drop the connection at once; the next call makes a new one."""
+    def look_up_again(self) -> None:
+        """Let the next call resolve the address and connect anew, unless this was done a moment ago."""
         if self._session is not None:
-            self._session.end(cause)
-            self._session = None
+            self._session.retire_if_old()
 
     async def close(self) -> None:
         """Drop the connection for good and wait until its tasks have ended, which takes no IO."""
@@ -264,7 +280,7 @@ class Link:
             wire.abort()
             self._settle(NotSent(ConnectionAbortedError("the connection was closed")))
             return
-        session = self._session = _Session(wire)
+        session = self._session = _Session(wire, self._elsewhere)
         self._sessions.add(session)
         session.reader.add_done_callback(lambda _: self._sessions.discard(session))
         self._settle(None)

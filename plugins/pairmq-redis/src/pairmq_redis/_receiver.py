@@ -13,7 +13,9 @@ alone, after growing pauses up to ``poll_interval``: a blocking read would not a
 
 A call that was cut off (cancelled, connection lost) may have fetched messages that nobody was given. Until
 their locks would have ended, the next calls hand the script the ids that *were* given, and it puts back the
-others.
+others. Locks don't end with a connection: a receiver that closes while the server is out of reach leaves them behind,
+and the transport's next receiver of the same source gives them back before it asks (SPEC 7.6). Only locks of this
+process' closed receivers: what another one holds is in use.
 """
 
 from __future__ import annotations
@@ -89,7 +91,7 @@ class RedisReceiver(Receiver):
         self._settling = f"settle a delivery of {source}"
         self._name = f"r-{secrets.token_hex(8)}".encode()
         self._who = (self._source.mode, self._source.group, self._name)
-        self._link = Link(context.make_wire)
+        self._link = context.link()
         self._scope = Scope()
         self._given: dict[bytes, float] = {}  # id of each unsettled delivery: when its lock ends, on the wall clock
         self._sweep_at = b"0"
@@ -139,6 +141,13 @@ class RedisReceiver(Receiver):
 
     async def _take(self, want: int) -> tuple[list[Delivery], float]:
         """Ask the script for messages; also tells the server's clock in ms."""
+        left = self._context.take_left_locks(self._source)
+        if left:
+            try:
+                await self._release(self._link, self._scope, left)
+            except NotSent as error:
+                failed = _errors.failure(error, self._doing)
+                raise failed from failed.__cause__
         loop = asyncio.get_running_loop()
         clean = loop.time() >= self._clean_at
         suspect = loop.time() < self._suspect_until
@@ -330,18 +339,29 @@ class RedisReceiver(Receiver):
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        await self._link.close()
+        await self._context.end_link(self._link)
         self._context.scopes.discard(self._scope)
         self._context.receivers.discard(self)
         if not self._used:
             return
-        keys, text = self._source.keys, _scripts.RELEASE.text
-        release = (b"EVAL", text, b"%d" % len(keys), *keys, *self._who)
-        try:
+        with contextlib.suppress(NotSent, TimeoutError, TransportError):
             async with asyncio.timeout(CLOSE_TIMEOUT):
-                await self._context.control.call([release], Scope())
-        except (NotSent, TimeoutError, TransportError):
-            return  # the locks end by themselves
+                await self._release(self._context.control, Scope(), [self._name])
+
+    async def _release(self, link: Link, scope: Scope, consumers: Sequence[bytes]) -> None:
+        """Give back what closed receivers hold; what can't be given back now is left to the next receiver."""
+        keys, text = self._source.keys, _scripts.RELEASE.text
+        release = (b"EVAL", text, b"%d" % len(keys), *keys, self._source.mode, self._source.group)
+        left = consumers
+        try:
+            replies = await link.call([(*release, consumer) for consumer in consumers], scope)
+            left = [consumer for consumer, reply in zip(consumers, replies, strict=True) if self._may_pass(reply)]
+        finally:
+            self._context.leave_locks(self._source, left)
+
+    def _may_pass(self, reply: Reply) -> bool:
+        """Whether an answer is a failure that may pass; a source that was deleted holds no locks."""
+        return isinstance(reply, BaseException) and _errors.failure(reply, "").kind is not FailureKind.REFUSED
 
 
 def delivery_of(

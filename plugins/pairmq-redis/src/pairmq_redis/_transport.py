@@ -85,8 +85,8 @@ class StreamsTransport(Transport):
         closing = [asyncio.ensure_future(receiver.close()) for receiver in list(self._context.receivers)]
         if closing:
             await asyncio.wait(closing, timeout=_CLOSE_TIMEOUT)
-        await self._context.sending.close()
-        await self._context.control.close()
+        await self._context.end_link(self._context.sending)
+        await self._context.end_link(self._context.control)
 
 
 class RedisTransport(StreamsTransport):

@@ -176,15 +176,18 @@ class Outbox:
     def _withdraw(self, parcels: Sequence[Parcel]) -> bool:
         """Take parcels back that nobody waits for; tells whether the client has had none of them."""
         untouched = all(parcel.state is _State.WAITING for parcel in parcels)
+        flush = self._flush
+        given_up = False
         for parcel in parcels:
-            if parcel.state is _State.WAITING:
-                parcel.state = _State.OVER  # it is passed over when its turn comes
+            if parcel.state is _State.IN_FLIGHT:
+                flush.awaited -= 1
+                given_up = True
+            parcel.state = _State.OVER  # one that waits is passed over when its turn comes
             parcel.done.cancel()  # of a list, the call had waited for one of them only
-        batch = self._flush.batch
-        if batch and all(parcel.done.done() for parcel in batch):
+        if given_up and not flush.awaited:
             # The last caller of this batch gave up; the client might wait for its answer for ever.
-            self._flush.batch = []
-            self._lane.cut(self._flush)
+            flush.batch = []
+            self._lane.cut(flush)
             self.wake()
         return untouched
 
@@ -196,10 +199,13 @@ class _Flush(Job[SendLink]):
         super().__init__(limit)
         self._box = box
         self.batch: list[Parcel] = []
+        self.awaited = 0
+        """Of the batch, by callers that have not given up: thousands may do so at about one instant."""
 
     async def run(self, link: SendLink) -> None:
         self._box.taken()
         batch = self.batch = self._next(link)
+        self.awaited = len(batch)
         if batch:
             for parcel in batch:
                 parcel.state = _State.IN_FLIGHT
@@ -233,7 +239,9 @@ class _Flush(Job[SendLink]):
         certain = failed.kind is FailureKind.REFUSED and not failed.maybe_applied
         if len(batch) > 1 and certain and failed.reason in _OF_A_MESSAGE:
             for parcel in reversed(batch):
-                if not parcel.done.done():
+                if parcel.done.done():
+                    parcel.state = _State.OVER
+                else:
                     parcel.state, parcel.alone = _State.WAITING, True
                     self._box.waiting.appendleft(parcel)
             return

@@ -227,6 +227,38 @@ async def test_a_transfer_is_cut_off_when_its_last_caller_gives_up_and_not_befor
     assert await other is None
 
 
+async def test_a_caller_that_gives_up_looks_at_no_other_one() -> None:
+    """Thousands may give up at about one instant."""
+    looks = 0
+
+    class Counted(asyncio.Future[TransportError | None]):
+        def done(self) -> bool:
+            nonlocal looks
+            looks += 1
+            return super().done()
+
+    bench, count = Bench(), 200
+    blocker = bench.send("0")
+    await settle()
+    parcels = [parcel(str(number), size=1) for number in range(1, count + 1)]
+    for each in parcels:
+        each.done = Counted()
+    callers = [asyncio.create_task(bench.box.send(each)) for each in parcels]
+    await settle()
+    [link] = bench.links
+    link.answers[0].set_result(None)
+    await settle()
+    assert await blocker is None
+    assert len(link.transfers[1]) == count
+    looks = 0
+    for caller in callers:
+        caller.cancel()
+        await asyncio.wait((caller,))
+    await settle()
+    assert not link.open
+    assert looks <= 4 * count
+
+
 async def test_a_cancelled_batch_that_was_half_sent_does_not_claim_to_have_sent_nothing() -> None:
     bench = Bench()
     batch = asyncio.create_task(bench.box.send_all([parcel("1", "a"), parcel("2", "b")]))

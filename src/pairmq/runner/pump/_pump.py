@@ -38,7 +38,7 @@ from pairmq.runner.pump._waits import end, first, pause
 from pairmq.runner.pump._window import Window
 from pairmq.transport import Sender, Transport
 
-_BACKOFF = Backoff(first=0.25, factor=2.0, cap=30.0)
+_BACKOFF = Backoff(first=0.25, factor=2.0, cap=10.0)  # as long as a drain may pause after the secondary is back
 _ROOM_BACKOFF = Backoff(first=0.1, factor=2.0, cap=2.0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from pairmq.model import FailureKind, FailureReason, Source, TransportError
+from pairmq.model import Delivery, FailureKind, FailureReason, Source, TransportError
 from pairmq.testing.conformance._broker import PATIENCE, Broker, bodies, message, receive_all, receive_one
 from pairmq.testing.conformance._capabilities import capability, must_fail
 from pairmq.testing.conformance._suite import Suite
@@ -211,6 +211,27 @@ class Faults(Suite):
             broker.connect().receiver(Source(queue)), wait=broker.harness.lock_duration + PATIENCE
         )
         assert again.message.body == b"held"
+
+    @capability("durable", disclaimed=_a_broker_that_forgets_takes_work_again)
+    async def test_a_receiver_closed_in_an_outage_leaves_no_lock_to_the_next_one(self, broker: Broker) -> None:
+        """A syphon begins anew after a lost connection: its drain must not wait for its own locks (SPEC 7.6)."""
+        queue = await broker.queue()
+        await broker.put(queue, *"abc")
+        receiver = broker.receiver(queue)
+        await receive_all(receiver, 3)
+        await broker.stop()
+        await receiver.close()
+        await broker.restore()
+        await _until_it_works(lambda: broker.admin.counts(Source(queue)))
+        again: list[Delivery] = []
+
+        async def receive() -> None:
+            again.extend(await receive_all(broker.receiver(queue), 3 - len(again)))
+
+        async with asyncio.timeout(PATIENCE):
+            while len(again) < 3:
+                await _until_it_works(receive)
+        assert sorted(bodies(again)) == list("abc")
 
 
 async def _until_it_works(call: Callable[[], Awaitable[object]]) -> None:
