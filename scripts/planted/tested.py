@@ -331,6 +331,7 @@ TESTED = (
         "        if not self._settled:  # a",
         "        if True:  # a",
         tests=_DEDUPLICATOR_TESTS,
+    ),
     Mutant(
         "each caller of Service Bus that gives up looks at its whole batch",
         "plugins/pairmq-servicebus/src/pairmq_servicebus/_outbox.py",

@@ -13,7 +13,10 @@ import pytest
 
 from doc_blocks import ROOT
 
-LISTS = {folder: ROOT / "docs" / folder / "index.md" for folder in ("tutorial", "how-to", "reference", "explanation", "contributing")}
+LISTS = {
+    folder: ROOT / "docs" / folder / "index.md"
+    for folder in ("tutorial", "how-to", "reference", "explanation", "contributing")
+}
 
 
 PACKAGES = [
