@@ -162,6 +162,7 @@ def killed(tmp_path_factory):
         yield brokers, folder
 
 
+@pytest.mark.real_server
 @pytest.mark.parametrize("step", STEPS)
 def test_killed_at_any_step_it_keeps_every_message_exactly_once(killed, step):
     brokers, folder = killed

@@ -196,6 +196,7 @@ def browser(tmp_path, page: str, width: int, *more: str) -> tuple[str, str]:
     return done.stdout, "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
 
 
+@pytest.mark.real_server
 @pytest.mark.timeout(3 * BROWSER_LIMIT)
 def test_a_browser_has_nothing_to_complain_about(hostile, tmp_path):
     shown, complaints = browser(tmp_path, hostile.page.read_text(), 1024)
@@ -203,6 +204,7 @@ def test_a_browser_has_nothing_to_complain_about(hostile, tmp_path):
     assert "is lost" in shown
 
 
+@pytest.mark.real_server
 @pytest.mark.timeout(3 * BROWSER_LIMIT)
 def test_nothing_sticks_out_of_the_page_on_narrow_and_on_wide_screens(hostile, tmp_path):
     # In frames, as a window may not be made as narrow as a telephone.
