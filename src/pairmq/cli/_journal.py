@@ -77,9 +77,8 @@ def stat(directory: Directory, json: Json = False) -> int:
     Exit status: 0, 1 when rows are missing or stand twice, events could not be written, or a segment can't be read.
     """
     found = _reading(lambda: journal_package().statistics(_existing(directory)))()
-    whole = (
-        not found.repeated and not found.unwritten and not any(span.missing or span.dropped for span in found.processes)
-    )
+    gaps = any(span.missing or span.dropped for span in found.processes)
+    whole = not (found.repeated or found.unwritten or gaps)
     if json:
         put_json({**asdict(found), "schema_version": SCHEMA_VERSION, "whole": whole}, indent=2)
         return 0 if whole else 1
