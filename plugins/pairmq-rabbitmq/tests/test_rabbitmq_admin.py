@@ -652,3 +652,20 @@ async def test_what_has_no_sessions_is_not_made_to_require_them(transport: Trans
     with pytest.raises(TransportError) as caught:
         await transport.accept_session(Source(QUEUE), "s", wait=0)
     assert caught.value.reason is FailureReason.NOT_SUPPORTED
+
+
+@pytest.mark.parametrize("way", ["transport", "managed"])
+async def test_confirm_risks_name_a_queue_that_is_not_durable_and_a_classic_one(
+    request, rabbit, managed_server, way
+) -> None:
+    admin = request.getfixturevalue(way).admin
+    server = managed_server if way == "managed" else rabbit
+    declare(server, "transient", durable=False)
+    declare(server, "classic")
+    declare(server, "quorum", arguments=QUORUM)
+    assert await admin.confirm_risks() == ()
+    assert await admin.confirm_risks(Entity("quorum")) == ()
+    (transient,) = await admin.confirm_risks(Entity("transient"))
+    assert "not durable" in transient.text
+    (classic,) = await admin.confirm_risks(Entity("classic"))
+    assert "classic queue" in classic.text
