@@ -654,12 +654,7 @@ async def test_what_has_no_sessions_is_not_made_to_require_them(transport: Trans
     assert caught.value.reason is FailureReason.NOT_SUPPORTED
 
 
-@pytest.mark.parametrize("way", ["transport", "managed"])
-async def test_confirm_risks_name_a_queue_that_is_not_durable_and_a_classic_one(
-    request, rabbit, managed_server, way
-) -> None:
-    admin = request.getfixturevalue(way).admin
-    server = managed_server if way == "managed" else rabbit
+async def judge_confirm_risks(admin: Admin, server: RabbitServer) -> None:
     declare(server, "transient", durable=False)
     declare(server, "classic")
     declare(server, "quorum", arguments=QUORUM)
@@ -669,3 +664,11 @@ async def test_confirm_risks_name_a_queue_that_is_not_durable_and_a_classic_one(
     assert "not durable" in transient.text
     (classic,) = await admin.confirm_risks(Entity("classic"))
     assert "classic queue" in classic.text
+
+
+async def test_confirm_risks_name_a_queue_that_is_not_durable_and_a_classic_one(transport, rabbit) -> None:
+    await judge_confirm_risks(transport.admin, rabbit)
+
+
+async def test_confirm_risks_are_named_alike_through_the_management_plugin(managed, managed_server) -> None:
+    await judge_confirm_risks(managed.admin, managed_server)
