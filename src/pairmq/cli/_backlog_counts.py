@@ -51,6 +51,11 @@ class Depths:
         return sum(depth.counts.pending for depth in self.queues if depth.counts is not None)
 
     @property
+    def locked(self) -> int:
+        """Of `seen`, those that somebody has received and not yet settled; 0 where the broker does not count them."""
+        return sum(depth.counts.locked for depth in self.queues if depth.counts is not None)
+
+    @property
     def dead_letter(self) -> int | None:
         """Messages set aside; None when a queue could not be asked."""
         if self.error is not None:
