@@ -8,6 +8,7 @@ import pytest
 
 from pairmq.testing.servers import free_port
 from pairmq_rabbitmq._transport import CAPABILITIES, RabbitTransport
+from pairmq_redis.testing import RedisServer
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -214,3 +215,27 @@ def test_the_doctor_is_content_without_pyspark(cli, brokers, monkeypatch) -> Non
         importlib.util, "find_spec", lambda name, *more: None if name == "pyspark" else found(name, *more)
     )
     assert "ok    pipeline: PySpark is not installed" in cli("doctor", *brokers).out
+
+
+@pytest.mark.parametrize(
+    ("mode", "login", "warned"),
+    [(0o644, ":geheim@", True), (0o604, ":geheim@", True), (0o640, ":geheim@", False), (0o644, "", False)],
+)
+def test_the_doctor_warns_of_passwords_in_a_file_that_everybody_can_read(cli, tmp_path, mode, login, warned) -> None:
+    file = tmp_path / "pair.toml"
+    port = free_port()
+    file.write_text(f'[pair]\nprimary = "redis://{login}127.0.0.1:{port}/0"\nsecondary = "memory://west"\n')
+    file.chmod(mode)
+    ended = cli("doctor", "--config", str(file), "--attempt-timeout", "1s")
+    assert ("warn  settings file: every user of this machine can read" in ended.out) is warned
+    assert "geheim" not in ended.out + ended.err
+
+
+@pytest.mark.real_server
+def test_the_doctor_warns_of_a_secondary_that_may_lose_what_it_confirmed(cli, primary) -> None:
+    options = ("--appendonly", "no", "--maxmemory-policy", "allkeys-lru")
+    with RedisServer(options=options) as server:
+        ended = cli("doctor", *primary, "--secondary", server.url)
+    assert ended.status == 0
+    assert "warn  secondary keeps: appendonly is no: a server that ends loses everything" in ended.out
+    assert "warn  secondary keeps: maxmemory-policy is allkeys-lru" in ended.out

@@ -8,9 +8,11 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import stat
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from pairmq.cli._common import PairArguments, at_broker, backlog_queues, transport_of, within
@@ -69,6 +71,8 @@ async def all_checks(pair: PairArguments) -> AsyncIterator[Finding]:
     yield await asyncio.to_thread(_pipeline)
     for name, meant in misspelt_variables(os.environ):
         yield Finding(Grade.WARN, "environment", f"nothing reads {name}", f"did you mean {meant}?")
+    for finding in _file(pair.config or os.environ.get("PAIRMQ_CONFIG")):
+        yield finding
     try:
         settings = pair.settings()
         transports = (transport_of(settings.primary), transport_of(settings.secondary))
@@ -127,6 +131,24 @@ def _pipeline() -> Finding:
         advice = "`pairmq pipeline` can't work until then; nothing else needs it"
         return Finding(Grade.WARN, "pipeline", str(error), advice)
     return Finding(Grade.OK, "pipeline", f"PySpark {importlib.metadata.version('pyspark')} on Java {java}")
+
+
+def _file(path: str | None) -> Iterator[Finding]:
+    """Whether others can read the passwords in the settings file; a file that can't be read is an error of its own."""
+    try:
+        if not path or not stat.S_IMODE(os.stat(path).st_mode) & stat.S_IROTH:
+            return
+        text = Path(path).read_text("utf-8")
+    except (OSError, ValueError):
+        return
+    if without_secrets(text) != text:
+        shown = without_secrets(path)
+        yield Finding(
+            Grade.WARN,
+            "settings file",
+            f"every user of this machine can read {shown}, and the passwords in it",
+            f"chmod o= {shown}, and let the service's group read it",
+        )
 
 
 def _settings(settings: Settings, primary: Transport, secondary: Transport) -> Iterator[Finding]:
