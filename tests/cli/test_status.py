@@ -1,12 +1,19 @@
 import importlib.util
+import io
 import json
 import re
 import signal
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
+from pairmq.cli._backlog_counts import Depth, Depths
+from pairmq.cli._status import _watched
+from pairmq.cli._status_look import BrokerLook, Look
+from pairmq.model import Entity
 from pairmq.testing.servers import free_port
+from pairmq.transport import QueueCounts
 from pairmq_rabbitmq._transport import CAPABILITIES, RabbitTransport
 from pairmq_redis.testing import RedisServer
 
@@ -239,3 +246,33 @@ def test_the_doctor_warns_of_a_secondary_that_may_lose_what_it_confirmed(cli, pr
     assert ended.status == 0
     assert "warn  secondary keeps: appendonly is no: a server that ends loses everything" in ended.out
     assert "warn  secondary keeps: maxmemory-policy is allkeys-lru" in ended.out
+
+
+def look_at(counts: dict[int, QueueCounts | None]) -> Look:
+    """A look at a pair of well brokers with 40 backlog queues."""
+    queues = (
+        Depth(Entity(f"east/x-servicebus-transfer/{index}"), counts.get(index, QueueCounts())) for index in range(40)
+    )
+    well = BrokerLook("redis://10.0.0.1:6379/0", 0.001, None)
+    return Look(well, well, (), Depths(tuple(queues)))
+
+
+def shown_on(height: int, seen: Look) -> list[str]:
+    console = Console(width=80, height=height, file=io.StringIO())
+    console.print(_watched(seen, height))
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+def test_a_watched_status_fits_the_screen_with_the_fullest_queues_and_a_clock() -> None:
+    seen = look_at({index: QueueCounts(active=100 + index) for index in range(30)} | {3: None})
+    lines = shown_on(24, seen)
+    assert len(lines) <= 24
+    assert re.fullmatch(r"at [0-9]{2}:[0-9]{2}:[0-9]{2}", lines[0].strip())
+    numbered = [match[1] for line in lines if (match := re.match(r" +([0-9]+) +(?:missing|[0-9]+) ", line))]
+    assert numbered[:3] == ["3", "29", "28"]
+    assert any("not shown: they hold less" in line for line in lines)
+
+
+def test_a_watched_status_shows_all_queues_where_there_is_room() -> None:
+    lines = shown_on(90, look_at({5: QueueCounts(active=1)}))
+    assert not any("hold less" in line for line in lines)
