@@ -276,3 +276,11 @@ def test_a_watched_status_fits_the_screen_with_the_fullest_queues_and_a_clock() 
 def test_a_watched_status_shows_all_queues_where_there_is_room() -> None:
     lines = shown_on(90, look_at({5: QueueCounts(active=1)}))
     assert not any("hold less" in line for line in lines)
+
+
+def test_missing_queues_are_explained(cli, brokers) -> None:
+    ended = cli("status", *brokers)
+    assert ended.status == 0
+    words = " ".join(ended.out.split())
+    assert "10 queues to be made: a program that opens the pair makes them; if programs of the pair run" in words
+    assert "the secondary was emptied or replaced" in cli("doctor", *brokers).out

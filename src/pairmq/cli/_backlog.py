@@ -10,7 +10,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from pairmq.cli._backlog_counts import Depths, count_queues
+from pairmq.cli._backlog_counts import MISSING, Depths, count_queues
 from pairmq.cli._backlog_requeue import requeue_queue
 from pairmq.cli._common import (
     BACKLOG,
@@ -237,6 +237,9 @@ def depths_table(depths: Depths, *, most: int | None = None) -> RenderableType:
     for _, row, style in rows:
         listing.add_row(*cells(row, style))
     parts: list[RenderableType] = [Text(f"backlog queues {printable(depths.name)}"), listing]
+    missing = sum(depth.missing for depth in depths.queues)
+    if missing:
+        parts.append(Text(f"{plural(missing, 'queue')} to be made: {MISSING}", FAIL))
     if less:
         parts.append(Text(f"{plural(less, 'queue')} not shown: they hold less"))
     if hidden:

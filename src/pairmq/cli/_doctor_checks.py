@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pairmq.cli._backlog_counts import MISSING
 from pairmq.cli._common import PairArguments, at_broker, backlog_queues, transport_of, within
 from pairmq.cli._errors import without_secrets
 from pairmq.cli._status_look import see_broker
@@ -277,6 +278,6 @@ async def _queues(
         yield Finding(Grade.WARN, subject, risk.text, risk.advice)
     if missing:
         text = f"{plural(len(missing), 'queue')} of {len(queues)} missing, the first is {missing[0]}"
-        yield Finding(Grade.WARN, "backlog queues", text, "they are made when a program opens the pair")
+        yield Finding(Grade.WARN, "backlog queues", text, MISSING)
     if sound:
         yield Finding(Grade.OK, "backlog queues", f"{sound} of {len(queues)} as they should be")

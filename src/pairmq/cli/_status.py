@@ -114,7 +114,7 @@ def _watched(seen: Look, height: int | None) -> RenderableType:
     if height is None:
         return Group(clock, _picture(seen))
     # Clock, both brokers, the queues' title, head, sum and the lines about what is not shown.
-    others = 14 + (len(seen.entities) + 3 if seen.entities else 0)
+    others = 16 + (len(seen.entities) + 3 if seen.entities else 0)
     return Group(clock, _picture(seen, queues=max(3, height - others)))
 
 
