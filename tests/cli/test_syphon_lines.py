@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import subprocess
+import sys
 import time
 
 import pytest
@@ -84,3 +88,27 @@ def test_an_old_count_is_shown_with_its_age(job):
     assert "left 100 (counted 25." in job._line()
     assert job._record()["left_age"] >= 25
     assert _syphon_job._OLD < 25
+
+
+DRAWN = """
+from rich.live import Live
+from pairmq.cli._output import stderr_console
+from pairmq.cli._signals import _end_at_once
+live = Live(console=stderr_console(), transient=True, auto_refresh=False)
+live.start()
+live.update("moved 5, left 100", refresh=True)
+_end_at_once(2)
+"""
+
+
+def test_the_prompt_after_a_second_ctrl_c_stands_on_a_line_of_its_own():
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+    with os.fdopen(theirs, "wb", 0) as terminal:
+        program = subprocess.Popen([sys.executable, "-c", DRAWN], stdout=terminal, stderr=terminal, env=environment)
+        assert program.wait(60) == 130
+    shown = os.read(ours, 65536)
+    os.close(ours)
+    line, _, rest = shown.rpartition(b"\n")
+    assert line.rstrip().endswith(b"moved 5, left 100")
+    assert rest == b"\x1b[?25h"
