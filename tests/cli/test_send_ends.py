@@ -74,13 +74,23 @@ class Run:
     """One run of the command's job, and what it leaves in its files."""
 
     def __init__(
-        self, it: SimulatedPair, folder: Path, lines: Any, *, json: bool = False, kept: bool = True, to: str = "orders"
+        self,
+        it: SimulatedPair,
+        folder: Path,
+        lines: Any,
+        *,
+        json: bool = False,
+        kept: bool = True,
+        to: str = "orders",
+        **options: Any,
     ) -> None:
         self.template = Reading(None, Message())
         self.failed, self.receipts = folder / "failed", folder / "receipts"
         files = (str(self.receipts), str(self.failed)) if kept else (None, None)
         self.outputs = Outputs(lines, json=json, receipts=files[0], failed=files[1], separator=b"\n")
-        self.job = SendJob(it.pair, Entity(to), lines, self.template, self.outputs, create=False, window=WINDOW)
+        self.job = SendJob(
+            it.pair, Entity(to), lines, self.template, self.outputs, create=False, window=WINDOW, **options
+        )
         self.stop = Stop()
 
     async def ends(self) -> int:
@@ -221,3 +231,66 @@ async def test_one_that_is_cancelled(tmp_path: Path, capsys) -> None:
     assert len(run.read) >= WINDOW
     run.check()
     run.check_told(capsys.readouterr().err)
+
+
+@in_virtual_time
+async def test_a_primary_that_does_not_answer_is_reported_after_a_second_and_why_it_diverted_at_the_end(
+    tmp_path: Path, capsys
+) -> None:
+    async with simulated_pair(failover_interval=0, attempt_timeout=10.0) as it:
+        it.primary.fail(Fault.HANG)
+        run = Run(it, tmp_path, Lines(5))
+        running = asyncio.create_task(run.ends())
+        await asyncio.sleep(2)
+        early = capsys.readouterr().err
+        assert await running == 0
+    assert early.startswith("no result for 1 s: 5 lines wait for a broker; an attempt may take 10 s")
+    late = capsys.readouterr().err
+    assert "orders: the primary fails: " in late
+    assert "no result for" not in late
+    assert "    as the primary failed: " in late
+
+
+@in_virtual_time
+async def test_a_healthy_run_says_nothing_of_waiting_nor_of_failures(tmp_path: Path, capsys) -> None:
+    async with simulated_pair() as it:
+        assert await Run(it, tmp_path, Lines(FAR_MORE)).ends() == 0
+    err = capsys.readouterr().err
+    assert "no result" not in err
+    assert "failed:" not in err
+
+
+@in_virtual_time
+async def test_a_signal_is_acknowledged_at_once(tmp_path: Path, capsys) -> None:
+    async with simulated_pair() as it:
+        it.primary.fail(Fault.HANG)
+        it.secondary.fail(Fault.HANG)
+        run = Run(it, tmp_path, Lines(5))
+        running = asyncio.create_task(run.ends())
+        await asyncio.sleep(2)
+        run.stop.request(signal.SIGINT)
+        assert "SIGINT: reading no further; 5 lines in flight have " in capsys.readouterr().err
+        await running
+
+
+@in_virtual_time
+async def test_a_limit_of_the_rate_spreads_the_messages_evenly(tmp_path: Path) -> None:
+    async with simulated_pair() as it:
+        began = asyncio.get_running_loop().time()
+        run = Run(it, tmp_path, Lines(50), max_rate=5.0)
+        running = asyncio.create_task(run.ends())
+        await asyncio.sleep(4.1)
+        assert 20 <= len(run.read) <= 21
+        assert await running == 0
+        assert 9.8 <= asyncio.get_running_loop().time() - began < 11
+        run.check()
+
+
+@in_virtual_time
+async def test_a_signal_ends_the_wait_of_a_low_rate(tmp_path: Path, capsys) -> None:
+    async with simulated_pair() as it:
+        run = Run(it, tmp_path, Lines(5), max_rate=0.001)
+        asyncio.get_running_loop().call_later(10, run.stop.request, signal.SIGINT)
+        assert await run.ends() == 130
+        run.check()
+        run.check_told(capsys.readouterr().err)

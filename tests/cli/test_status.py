@@ -1,13 +1,21 @@
 import importlib.util
+import io
 import json
 import re
 import signal
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
+from pairmq.cli._backlog_counts import Depth, Depths
+from pairmq.cli._status import _watched
+from pairmq.cli._status_look import BrokerLook, Look
+from pairmq.model import Entity
 from pairmq.testing.servers import free_port
+from pairmq.transport import QueueCounts
 from pairmq_rabbitmq._transport import CAPABILITIES, RabbitTransport
+from pairmq_redis.testing import RedisServer
 
 
 def test_it_only_looks_and_shows_missing_queues_as_missing(cli, brokers) -> None:
@@ -212,3 +220,65 @@ def test_the_doctor_is_content_without_pyspark(cli, brokers, monkeypatch) -> Non
         importlib.util, "find_spec", lambda name, *more: None if name == "pyspark" else found(name, *more)
     )
     assert "ok    pipeline: PySpark is not installed" in cli("doctor", *brokers).out
+
+
+@pytest.mark.parametrize(
+    ("mode", "login", "warned"),
+    [(0o644, ":geheim@", True), (0o604, ":geheim@", True), (0o640, ":geheim@", False), (0o644, "", False)],
+)
+def test_the_doctor_warns_of_passwords_in_a_file_that_everybody_can_read(cli, tmp_path, mode, login, warned) -> None:
+    file = tmp_path / "pair.toml"
+    port = free_port()
+    file.write_text(f'[pair]\nprimary = "redis://{login}127.0.0.1:{port}/0"\nsecondary = "memory://west"\n')
+    file.chmod(mode)
+    ended = cli("doctor", "--config", str(file), "--attempt-timeout", "1s")
+    assert ("warn  settings file: every user of this machine can read" in ended.out) is warned
+    assert "geheim" not in ended.out + ended.err
+
+
+@pytest.mark.real_server
+def test_the_doctor_warns_of_a_secondary_that_may_lose_what_it_confirmed(cli, primary) -> None:
+    options = ("--appendonly", "no", "--maxmemory-policy", "allkeys-lru")
+    with RedisServer(options=options) as server:
+        ended = cli("doctor", *primary, "--secondary", server.url)
+    assert ended.status == 0
+    assert "warn  secondary keeps: appendonly is no: a server that ends loses everything" in ended.out
+    assert "warn  secondary keeps: maxmemory-policy is allkeys-lru" in ended.out
+
+
+def look_at(counts: dict[int, QueueCounts | None]) -> Look:
+    """A look at a pair of well brokers with 40 backlog queues."""
+    queues = (
+        Depth(Entity(f"east/x-servicebus-transfer/{index}"), counts.get(index, QueueCounts())) for index in range(40)
+    )
+    well = BrokerLook("redis://10.0.0.1:6379/0", 0.001, None)
+    return Look(well, well, (), Depths(tuple(queues)))
+
+
+def shown_on(height: int, seen: Look) -> list[str]:
+    console = Console(width=80, height=height, file=io.StringIO())
+    console.print(_watched(seen, height))
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+def test_a_watched_status_fits_the_screen_with_the_fullest_queues_and_a_clock() -> None:
+    seen = look_at({index: QueueCounts(active=100 + index) for index in range(30)} | {3: None})
+    lines = shown_on(24, seen)
+    assert len(lines) <= 24
+    assert re.fullmatch(r"at [0-9]{2}:[0-9]{2}:[0-9]{2}", lines[0].strip())
+    numbered = [match[1] for line in lines if (match := re.match(r" +([0-9]+) +(?:missing|[0-9]+) ", line))]
+    assert numbered[:3] == ["3", "29", "28"]
+    assert any("not shown: they hold less" in line for line in lines)
+
+
+def test_a_watched_status_shows_all_queues_where_there_is_room() -> None:
+    lines = shown_on(90, look_at({5: QueueCounts(active=1)}))
+    assert not any("hold less" in line for line in lines)
+
+
+def test_missing_queues_are_explained(cli, brokers) -> None:
+    ended = cli("status", *brokers)
+    assert ended.status == 0
+    words = " ".join(ended.out.split())
+    assert "10 queues to be made: a program that opens the pair makes them; if programs of the pair run" in words
+    assert "the secondary was emptied or replaced" in cli("doctor", *brokers).out

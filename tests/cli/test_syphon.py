@@ -165,3 +165,19 @@ def test_an_idle_syphon_does_not_count_its_queues_again_and_again(
     assert ended.status == 0
     assert ended.err.count("moved 0, left 0") > 3
     assert len(counted) == 3  # at the start, once more, and after the end
+
+
+@pytest.mark.real_server
+def test_an_outage_of_the_secondary_is_a_line_when_it_begins_and_one_when_it_is_over(program, servers) -> None:
+    first, second = servers
+    service = program("syphon", "--attempt-timeout", "5s", "--primary", first.url, "--secondary", second.url)
+    service.wait_for(b"syphon: ")
+    second.kill()
+    service.wait_for(b"trying again")
+    second.start()
+    service.wait_for(b"the secondary answers again, after ", 90)
+    service.signal(signal.SIGTERM)
+    ended = service.end()
+    assert ended.status == 0
+    # Connections that end, and connections that are refused: reasons, not queues.
+    assert len([line for line in ended.err.splitlines() if "trying again" in line]) <= 4, ended.err

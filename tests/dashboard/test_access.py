@@ -333,3 +333,31 @@ def test_served_by_another_loop_than_its_pair_s_it_says_so():
     asyncio.run(open_and_close())
     with pytest.raises(RuntimeError, match="event loop of its pair"):
         asyncio.run(ask())
+
+
+@in_virtual_time
+@pytest.mark.parametrize("word", ["hold", "force_failover", "mark_healthy"])
+async def test_an_entity_that_nobody_knows_is_not_operated_on(word):
+    async with shown("orders") as page:
+        answer = await page.operate(word, "ordres")
+        assert answer.status_code == 404
+        assert "is the name misspelt?" in answer.json()["error"]
+        assert (await page.status())["entities"]["total"] == 0
+
+
+@in_virtual_time
+async def test_an_entity_that_the_primary_has_is_operated_on_before_its_first_send():
+    async with shown("orders") as page:
+        assert (await page.operate("hold", "orders")).status_code == 200
+        assert (await page.status())["entities"]["held"] == 1
+
+
+@in_virtual_time
+async def test_an_unknown_entity_is_operated_on_when_it_is_meant():
+    async with shown("orders") as page:
+        page.it.primary.fail(Fault.DOWN)
+        refused = await page.operate("hold", "late")
+        assert refused.status_code == 409
+        assert "unknown=true" in refused.json()["error"]
+        body = {"word": "hold", "entity": "late", "kind": "queue", "unknown": True}
+        assert (await page.client.post("/api/operate", json=body, headers=OPERATOR)).status_code == 200

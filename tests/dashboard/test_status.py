@@ -8,9 +8,12 @@ from datetime import datetime
 
 import pytest
 
-from pairmq import Entity, EntityState, Message
+from pairmq import Entity, EntityState, Message, SendError
 from pairmq.dashboard import Brokers, Dashboard, _app
+from pairmq.dashboard._drain import Sample
+from pairmq.dashboard._looks import Answer
 from pairmq.dashboard._view import Query, View
+from pairmq.model.events import Side
 from pairmq.testing import Fault, in_virtual_time
 from shown_dashboard import client_of, shown
 
@@ -269,3 +272,41 @@ async def test_what_takes_long_to_tell_is_told_again_instead_of_made_again(monke
         assert first["entities"] == second["entities"]
         await page.status(search="x")
         assert len(made) == 2
+
+
+@in_virtual_time
+async def test_the_backlog_takes_nothing_when_the_secondary_does_not_answer():
+    async with shown() as page:
+        assert (await page.status())["backlog"]["takes"] is True
+        page.it.secondary.fail(Fault.DOWN)
+        await asyncio.sleep(10)
+        await page.status()
+        await asyncio.sleep(1)
+        told = await page.status()
+    assert told["backlog"]["takes"] is False
+
+
+@in_virtual_time
+async def test_the_backlog_takes_nothing_when_no_queue_is_in_use():
+    async with shown(changes={"failover_interval": 0, "enable_syphon": False, "send_timeout": 5.0}) as page:
+        page.it.primary.fail(Fault.DOWN)
+        page.it.secondary.fail(Fault.DOWN, entities=[queue.path for queue in page.it.pair.backlog_queues])
+        with pytest.raises(SendError):
+            await page.it.pair.sender("orders").send(Message(b"1"))
+        told = await page.status()
+    assert told["backlog"]["in_use"] == 0
+    assert told["backlog"]["takes"] is False
+
+
+@in_virtual_time
+async def test_no_drain_is_estimated_while_the_primary_does_not_answer():
+    async with shown() as page:
+        await page.status()
+        drain, now = page.dashboard._looks.drain, time.time()
+        drain.samples.clear()
+        drain.counted(Sample(now - 5, 50, 0))
+        drain.counted(Sample(now, 10, 40))
+        assert page.dashboard.status()["drain"]["seconds_left"] is not None
+        page.dashboard._looks.brokers[Side.PRIMARY] = Answer(now, 5.0, "no answer within 5 s")
+        told = page.dashboard.status()["drain"]
+    assert (told["per_second"], told["seconds_left"]) == (0.0, None)

@@ -104,6 +104,14 @@ def test_a_missing_broker_says_where_to_name_it():
     [
         ("[pair]\ntypo = 1", "unknown typo"),
         ("pair = 3", r"\[pair\] must be a table"),
+        (
+            "[pairs]\nbacklog_queue_count = 3",
+            r"nothing reads \[pairs\]: the table of a pair's settings is named \[pair\]",
+        ),
+        ("[Pair]\nbacklog_queue_count = 3\n[pair]", r"nothing reads \[Pair\]: "),
+        ("[tool.pairmq]\nbacklog_queue_count = 3", r"nothing reads \[tool\]: "),
+        ("backlog_queue_count = 3", r"backlog_queue_count before any table: write \[pair\] in a line above"),
+        ("[pair]\nprimary = 'memory://a'\n[[pairs]]\nx=1", r"nothing reads \[pairs\]"),
         ("[pair", "is no TOML"),
         ("\ufffe", "is no TOML"),
     ],
@@ -113,6 +121,11 @@ def test_a_wrong_file_is_one_clear_error(tmp_path, content, error):
     path.write_text(content)
     with pytest.raises(ConfigurationError, match=error):
         load_settings(primary=EAST, secondary=WEST, config=path, environ={})
+
+
+def test_tables_of_other_programs_beside_that_of_the_pair_are_left_alone(file):
+    file.write_text(file.read_text() + "\n[logging]\nlevel = 'INFO'\n")
+    assert load_settings(config=file, environ={}).options.backlog_queue_count == 3
 
 
 def test_a_file_that_is_not_there_is_one_clear_error(tmp_path):

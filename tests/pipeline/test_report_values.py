@@ -271,3 +271,16 @@ def test_the_reference_names_what_the_document_holds(content):
 def test_every_verdict_has_its_words():
     assert set(VERDICTS) == {verdict.value for verdict in Verdict}
     assert set(FAULTS) == {verdict.value for verdict in RULED_FAULTS}
+
+
+def test_more_sends_than_messages_are_explained(tmp_path):
+    rows = [message(f"m{at}", at=at) for at in range(20)]
+
+    def said(folder: str, **sends: float) -> str:
+        tables = write_tables(
+            tmp_path / folder, reconciliation=rows, availability=[hour(**sends)], processes=[process(last=100)]
+        )
+        return str(report(tables).content["sentence"])
+
+    assert "They took 23 sends: each send of a message counts" in said("again", primary=20, refused=3)
+    assert "They took" not in said("once", primary=20)

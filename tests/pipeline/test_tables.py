@@ -224,3 +224,15 @@ def test_every_table_has_exactly_its_columns(made):
     for table in TABLES:
         found = [(field.name, field.dataType) for field in made[table.name].schema]
         assert found == [(field.name, field.dataType) for field in table.schema], table.name
+
+
+def test_the_peak_of_a_backlog_is_seen_where_it_comes_and_goes_within_a_second(spark):
+    told = Journal("quick").opened().changed(100, HEALTHY, FAILED_OVER, Cause.SEND_FAILED)
+    for number in range(4):
+        told.sent(101.1 + number / 100, f"m{number}", "backlog")
+    told.changed(101.5, FAILED_OVER, DRAINING, Cause.PING_RECOVERED)
+    for number in range(4):
+        told.moved(101.6 + number / 100, f"m{number}")
+    told.changed(101.9, DRAINING, HEALTHY, Cause.DRAINED).closed(102)
+    (row,) = tables_of(rows_of(spark, told), Settings(patience=PATIENCE))["episodes"].collect()
+    assert row.peak_backlog == 4

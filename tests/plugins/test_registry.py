@@ -491,6 +491,18 @@ def test_the_error_for_a_missing_transport_names_the_broken_plugins(install: Ins
         registry_of(install("raise OSError", "redis")).transport_record("redis://host")
 
 
+def test_the_error_for_a_broken_plugin_says_what_is_broken_and_not_to_install_it(install: Install):
+    with pytest.raises(ConfigurationError) as caught:
+        registry_of(install("raise OSError('no libfoo')", "redis")).transport_record("redis://host")
+    assert "pairmq-redis 1.0 is installed, and can't be used: OSError: no libfoo" in str(caught.value)
+    assert "pip install" not in str(caught.value)
+
+
+def test_the_error_for_a_plugin_that_is_not_installed_says_how_to_install_it(install: Install):
+    with pytest.raises(ConfigurationError, match="pip install 'pairmq-rabbitmq'"):
+        registry_of(install("raise OSError", "redis")).transport_record("amqp://host")
+
+
 @pytest.mark.parametrize(
     "url",
     ["", "://", "host", "redis:host", "redis:/host", "localhost:6379", "1redis://x", "re dis://x", "réd://x", "x\n://"],

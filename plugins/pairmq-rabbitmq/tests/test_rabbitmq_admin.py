@@ -652,3 +652,23 @@ async def test_what_has_no_sessions_is_not_made_to_require_them(transport: Trans
     with pytest.raises(TransportError) as caught:
         await transport.accept_session(Source(QUEUE), "s", wait=0)
     assert caught.value.reason is FailureReason.NOT_SUPPORTED
+
+
+async def judge_confirm_risks(admin: Admin, server: RabbitServer) -> None:
+    declare(server, "transient", durable=False)
+    declare(server, "classic")
+    declare(server, "quorum", arguments=QUORUM)
+    assert await admin.confirm_risks() == ()
+    assert await admin.confirm_risks(Entity("quorum")) == ()
+    (transient,) = await admin.confirm_risks(Entity("transient"))
+    assert "not durable" in transient.text
+    (classic,) = await admin.confirm_risks(Entity("classic"))
+    assert "classic queue" in classic.text
+
+
+async def test_confirm_risks_name_a_queue_that_is_not_durable_and_a_classic_one(transport, rabbit) -> None:
+    await judge_confirm_risks(transport.admin, rabbit)
+
+
+async def test_confirm_risks_are_named_alike_through_the_management_plugin(managed, managed_server) -> None:
+    await judge_confirm_risks(managed.admin, managed_server)

@@ -10,9 +10,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from pairmq.model import Entity, EntityKind, FailureReason, Message, Source, TransportError
+from pairmq.plugins import registry
 from pairmq.transport import QueueCounts, QueueProperties, Transport
 from pairmq_redis._keys import EntityKeys
 from pairmq_redis._link import Scope
+from pairmq_redis.testing import RedisServer
 from redis_queue import WAIT, end_locks, hasten
 
 Make = Callable[..., Message]
@@ -271,3 +273,30 @@ async def test_what_has_no_sessions_is_not_made_to_require_them(transport: Trans
     with pytest.raises(TransportError) as caught:
         await transport.accept_session(Source(Entity("sessions")), "s", wait=0)
     assert caught.value.reason is FailureReason.NOT_SUPPORTED
+
+
+@pytest.mark.real_server
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), []),
+        (("--appendonly", "no"), ["appendonly is no: a server that ends loses everything"]),
+        (("--appendonly", "no", "--save", "60 1000"), ["loses all since the last snapshot (save 60 1000)"]),
+        (
+            ("--appendfsync", "everysec"),
+            ["appendfsync is everysec: a machine that crashes or loses power loses the last"],
+        ),
+        (("--maxmemory-policy", "allkeys-lru"), ["as soon as maxmemory is set, the server deletes whole queues"]),
+        (("--maxmemory-policy", "volatile-ttl", "--maxmemory", "1gb"), ["deletes claims of deduplicators"]),
+        (("--rename-command", "CONFIG", ""), ["it is unknown what a confirm is worth"]),
+    ],
+)
+async def test_confirm_risks_name_each_setting_that_may_lose_what_was_confirmed(options, expected) -> None:
+    with RedisServer(appendfsync="always", options=options) as server:
+        async with registry.transport(server.url) as transport:
+            risks = await transport.admin.confirm_risks()
+            assert await transport.admin.confirm_risks(Entity("orders")) == ()
+    assert len(risks) == len(expected)
+    for risk, words in zip(risks, expected, strict=True):
+        assert words in risk.text
+        assert risk.advice

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib.metadata
 import logging
@@ -34,7 +35,7 @@ from pairmq.cli._common import examples
 from pairmq.cli._errors import BadUsage, CommandFailed, OutputClosed, file_problem, without_secrets
 from pairmq.cli._extensions import ExtensibleGroup
 from pairmq.cli._flags import show_no_values
-from pairmq.cli._output import complain, open_closed_streams, say, silence_stdout, stdout_written
+from pairmq.cli._output import complain, open_closed_streams, say, silence_stdout, stdout_written, warn
 from pairmq.model import ConfigurationError, PairMQError
 
 _BROKEN_PIPE = 141  # what a shell reports of a program that SIGPIPE ended
@@ -61,6 +62,21 @@ class _UsageFault(Protocol):
     def format_message(self) -> str: ...
 
 
+class _Warnings(logging.Handler):
+    """Shows, without -v, what PairMQ warns of that no event tells: commands report events themselves."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if hasattr(record, "pairmq_event"):
+            return
+        text = record.getMessage()
+        if record.exc_info and record.exc_info[1] is not None:
+            error = record.exc_info[1]
+            text += f": {type(error).__name__}: {error} (run 'pairmq -v …' for the traceback)"
+        # Nobody reads stderr any more; the thread that logs has no part in that.
+        with contextlib.suppress(OutputClosed):
+            warn(without_secrets(text))
+
+
 def _show_version(wanted: bool) -> None:
     if wanted:
         say(f"pairmq {importlib.metadata.version('pairmq')}")
@@ -83,12 +99,11 @@ def pairmq(
     ] = 0,
 ) -> None:
     """Messages that survive the loss of their broker: failover between a primary and a secondary of any product."""
-    handler = logging.StreamHandler()
+    handler: logging.Handler = logging.StreamHandler() if verbose else _Warnings(logging.WARNING)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger("pairmq")
     logger.handlers[:] = [handler]
-    # Without -v the commands tell themselves what matters.
-    logger.setLevel(logging.CRITICAL if not verbose else logging.INFO if verbose == 1 else logging.DEBUG)
+    logger.setLevel(logging.WARNING if not verbose else logging.INFO if verbose == 1 else logging.DEBUG)
 
 
 for _command in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from pairmq.cli._backlog_counts import Depths, count_queues
+from pairmq.cli._backlog_counts import MISSING, Depths, count_queues
 from pairmq.cli._backlog_requeue import requeue_queue
 from pairmq.cli._common import (
     BACKLOG,
@@ -203,30 +204,44 @@ def show_depths(depths: Depths) -> None:
         complain(depths.error)
 
 
-def depths_table(depths: Depths) -> RenderableType:
-    """The queues as a table, with their sum; of many, only those that hold something or are missing."""
+def depths_table(depths: Depths, *, most: int | None = None) -> RenderableType:
+    """The queues as a table, with their sum; of many, only those that hold something or are missing.
+
+    Args:
+        depths: of all queues.
+        most: rows that there is room for: those in trouble first, then the fullest; None for all, by their index.
+    """
     listing = table(("queue", "right"), *((name, "right") for name in ("active", "locked", "scheduled", "dead-letter")))
     sums = [0, 0, 0, 0]
     hidden = 0
-    rows: list[tuple[Sequence[object], str | None]] = []
+    rows: list[tuple[float, Sequence[object], str | None]] = []
     for index, depth in enumerate(depths.queues):
         counts = depth.counts
         if counts is None:
-            rows.append(((index, "missing" if depth.missing else "?", "", "", ""), FAIL))
+            rows.append((math.inf, (index, "missing" if depth.missing else "?", "", "", ""), FAIL))
             continue
         values = [counts.active, counts.locked, counts.scheduled, counts.dead_letter]
         sums = [sum(pair) for pair in zip(sums, values, strict=True)]
-        if len(depths.queues) > _ALL_SHOWN and not any(values):
+        if (len(depths.queues) > _ALL_SHOWN or (most is not None and most < len(depths.queues))) and not any(values):
             hidden += 1
             continue
-        rows.append(((index, *map(grouped, values)), None))
+        rows.append((sum(values), (index, *map(grouped, values)), None))
+    less = 0
+    if most is not None:
+        rows.sort(key=lambda row: -row[0])
+        less, rows = max(0, len(rows) - most), rows[:most]
     # The sum comes first: a terminal that is too low for all queues cuts the last ones off.
     listing.add_row(
         *cells(("all", *(map(grouped, sums) if depths.error is None else "????")), "bold"), end_section=True
     )
-    for row, style in rows:
+    for _, row, style in rows:
         listing.add_row(*cells(row, style))
     parts: list[RenderableType] = [Text(f"backlog queues {printable(depths.name)}"), listing]
+    missing = sum(depth.missing for depth in depths.queues)
+    if missing:
+        parts.append(Text(f"{plural(missing, 'queue')} to be made: {MISSING}", FAIL))
+    if less:
+        parts.append(Text(f"{plural(less, 'queue')} not shown: they hold less"))
     if hidden:
         parts.append(Text(f"{plural(hidden, 'queue')} not shown: empty"))
     return Group(*parts)

@@ -9,6 +9,12 @@ from pairmq.cli._common import at_broker
 from pairmq.model import Entity, FailureReason, TransportError
 from pairmq.transport import QueueCounts, Transport, counts_of
 
+MISSING = (
+    "a program that opens the pair makes them; if programs of the pair run already, the secondary was emptied or "
+    "replaced, and what these queues held is lost: see 'The secondary is lost' in the documentation"
+)
+"""What to do about backlog queues that do not exist."""
+
 
 @dataclass(frozen=True, slots=True)
 class Depth:
@@ -49,6 +55,11 @@ class Depths:
     def seen(self) -> int:
         """Messages still to be moved, in the queues that answered."""
         return sum(depth.counts.pending for depth in self.queues if depth.counts is not None)
+
+    @property
+    def locked(self) -> int:
+        """Of `seen`, those that somebody has received and not yet settled; 0 where the broker does not count them."""
+        return sum(depth.counts.locked for depth in self.queues if depth.counts is not None)
 
     @property
     def dead_letter(self) -> int | None:

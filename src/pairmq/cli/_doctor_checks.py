@@ -8,11 +8,14 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-from collections.abc import AsyncIterator, Iterator
+import stat
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+from pairmq.cli._backlog_counts import MISSING
 from pairmq.cli._common import PairArguments, at_broker, backlog_queues, transport_of, within
 from pairmq.cli._errors import without_secrets
 from pairmq.cli._status_look import see_broker
@@ -24,7 +27,7 @@ from pairmq.pipeline import PipelineUnavailable
 from pairmq.pipeline.session import check_java, check_packages
 from pairmq.plugins import registry
 from pairmq.runner import backlog_properties
-from pairmq.transport import Transport
+from pairmq.transport import ConfirmRisk, Transport
 
 _SLOW = 0.5  # s: a broker that answers slower than this makes every send slow
 _ROOM = 0.95  # share of the primary's largest message that the backlog should take
@@ -69,6 +72,8 @@ async def all_checks(pair: PairArguments) -> AsyncIterator[Finding]:
     yield await asyncio.to_thread(_pipeline)
     for name, meant in misspelt_variables(os.environ):
         yield Finding(Grade.WARN, "environment", f"nothing reads {name}", f"did you mean {meant}?")
+    for finding in _file(pair.config or os.environ.get("PAIRMQ_CONFIG")):
+        yield finding
     try:
         settings = pair.settings()
         transports = (transport_of(settings.primary), transport_of(settings.secondary))
@@ -87,6 +92,8 @@ async def all_checks(pair: PairArguments) -> AsyncIterator[Finding]:
             yield _broker(side, transport, seen.seconds, seen.error)
             if reachable[side]:
                 yield _capabilities(side, transport)
+                for risk in await _risks(transport, None, limit):
+                    yield Finding(Grade.WARN, f"{side} keeps", risk.text, risk.advice)
         if all(reachable.values()):
             yield _size(primary, secondary)
         if reachable["secondary"]:
@@ -125,6 +132,24 @@ def _pipeline() -> Finding:
         advice = "`pairmq pipeline` can't work until then; nothing else needs it"
         return Finding(Grade.WARN, "pipeline", str(error), advice)
     return Finding(Grade.OK, "pipeline", f"PySpark {importlib.metadata.version('pyspark')} on Java {java}")
+
+
+def _file(path: str | None) -> Iterator[Finding]:
+    """Whether others can read the passwords in the settings file; a file that can't be read is an error of its own."""
+    try:
+        if not path or not stat.S_IMODE(os.stat(path).st_mode) & stat.S_IROTH:
+            return
+        text = Path(path).read_text("utf-8")
+    except (OSError, ValueError):
+        return
+    if without_secrets(text) != text:
+        shown = without_secrets(path)
+        yield Finding(
+            Grade.WARN,
+            "settings file",
+            f"every user of this machine can read {shown}, and the passwords in it",
+            f"chmod o= {shown}, and let the service's group read it",
+        )
 
 
 def _settings(settings: Settings, primary: Transport, secondary: Transport) -> Iterator[Finding]:
@@ -209,12 +234,24 @@ def _size(primary: Transport, secondary: Transport) -> Finding:
     return Finding(Grade.OK, "message size", f"up to about {grouped(min(most, largest))} bytes fit both brokers")
 
 
+async def _risks(transport: Transport, queue: Entity | None, limit: float) -> Sequence[ConfirmRisk]:
+    """What the broker may lose although it confirmed it; one that can't be asked says so elsewhere."""
+    if not transport.capabilities.durable:
+        return ()  # said of the transport already
+    try:
+        return await within(limit, transport.admin.confirm_risks(queue))
+    except TransportError as error:
+        text = f"{at_broker(transport, error)}: it is unknown what its confirm is worth"
+        return (ConfirmRisk(text, "look at its settings yourself"),)
+
+
 async def _queues(
     primary: Transport, secondary: Transport, options: PairOptions, limit: float
 ) -> AsyncIterator[Finding]:
     """Whether the backlog queues are what SPEC 5.2 and 8.2 ask for."""
     queues, wanted = backlog_queues(primary, options), backlog_properties(options)
     missing, sound = [], 0
+    risky: dict[ConfirmRisk, list[Entity]] = {}
     for queue in queues:
         try:
             actual = await within(limit, secondary.admin.properties(queue))
@@ -224,6 +261,8 @@ async def _queues(
                 continue
             yield Finding(Grade.FAIL, f"backlog queue {queue}", at_broker(secondary, error), "look at the secondary")
             return
+        for risk in await _risks(secondary, queue, limit):
+            risky.setdefault(risk, []).append(queue)
         differences = wanted.differences(actual)
         if differences:
             yield Finding(
@@ -234,8 +273,11 @@ async def _queues(
             )
         else:
             sound += 1
+    for risk, those in risky.items():
+        subject = f"backlog queue {those[0]}" if len(those) == 1 else f"{len(those)} backlog queues"
+        yield Finding(Grade.WARN, subject, risk.text, risk.advice)
     if missing:
         text = f"{plural(len(missing), 'queue')} of {len(queues)} missing, the first is {missing[0]}"
-        yield Finding(Grade.WARN, "backlog queues", text, "they are made when a program opens the pair")
+        yield Finding(Grade.WARN, "backlog queues", text, MISSING)
     if sound:
         yield Finding(Grade.OK, "backlog queues", f"{sound} of {len(queues)} as they should be")

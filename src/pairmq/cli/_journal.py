@@ -74,10 +74,11 @@ def show(
 def stat(directory: Directory, json: Json = False) -> int:
     """Count segments and rows, and tell of each process whether anything of it is missing.
 
-    Exit status: 0, 1 when rows are missing or stand twice, or a segment can't be read.
+    Exit status: 0, 1 when rows are missing or stand twice, events could not be written, or a segment can't be read.
     """
     found = _reading(lambda: journal_package().statistics(_existing(directory)))()
-    whole = not found.repeated and not any(span.missing for span in found.processes)
+    gaps = any(span.missing or span.dropped for span in found.processes)
+    whole = not (found.repeated or found.unwritten or gaps)
     if json:
         put_json({**asdict(found), "schema_version": SCHEMA_VERSION, "whole": whole}, indent=2)
         return 0 if whole else 1
@@ -93,7 +94,7 @@ def stat(directory: Directory, json: Json = False) -> int:
         for span in found.processes:
             ended = "in good order" if span.ended else "killed, or it still runs"
             counts = (grouped(span.rows), grouped(span.missing), grouped(span.dropped))
-            processes.add_row(*cells((span.process, *counts, ended), WARN if span.missing else None))
+            processes.add_row(*cells((span.process, *counts, ended), WARN if span.missing or span.dropped else None))
         size = f"{found.bytes / 1e6:.1f} MB"
         head = f"{plural(found.rows, 'row')} in {plural(found.segments, 'segment')}, {size}"
         head += f", from {_instant(found.first_at)} to {_instant(found.last_at)}"
@@ -102,6 +103,9 @@ def stat(directory: Directory, json: Json = False) -> int:
         note(
             f"{plural(found.open_parts, 'part')} not yet a segment: of processes that run, or 'pairmq journal recover'"
         )
+    if found.unwritten:
+        text = f"processes could not write {plural(found.unwritten, 'event')}: 'pairmq journal recover' has the journal"
+        warn(f"{text} say when, for those that ended")
     if found.repeated:
         warn(f"{plural(found.repeated, 'row')} stand in two segments: a file was copied into the journal")
     return 0 if whole else 1
@@ -127,6 +131,8 @@ def recover(
         put_json({**record, "failed": {str(path): why for path, why in found.failed.items()}}, indent=2)
     else:
         say(f"recovered {plural(found.rows, 'row')} of {plural(found.parts, 'part')}")
+        if found.lost:
+            warn(f"{plural(found.lost, 'event')} could not be written by processes that ended: the journal says so now")
         if found.torn:
             note(f"  cut from their ends, torn when the process died: {plural(found.torn, 'byte')}")
         if found.kept:

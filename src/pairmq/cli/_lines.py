@@ -10,12 +10,30 @@ import stat
 import sys
 import threading
 from collections.abc import AsyncGenerator, Iterator
+from typing import Self
 
 from pairmq.cli._errors import BadUsage, CommandFailed, file_problem
 from pairmq.cli._output import is_closed
 
 MAX_LINE = 64 * 1024 * 1024
 """Longest line in bytes: more than any broker takes, so that a file without line ends can't fill the memory."""
+
+
+class LongLine(bytes):
+    """Stands, empty, for a line that was too long to be kept.
+
+    Args:
+        length: bytes of the line.
+    """
+
+    length: int
+
+    def __new__(cls, length: int) -> Self:
+        """Make one."""
+        made = super().__new__(cls)
+        made.length = length
+        return made
+
 
 _BLOCK = 256 * 1024
 _AHEAD = 4  # blocks read and not yet taken
@@ -59,10 +77,10 @@ class LineSource:
         self._blocks.put_nowait(None)
 
     async def blocks(self) -> AsyncGenerator[list[bytes], None]:
-        """Some lines at a time, as they come.
+        """Some lines at a time, as they come; a `LongLine` for one that is longer than `MAX_LINE`.
 
         Raises:
-            CommandFailed: reading failed, or a line is longer than `MAX_LINE`.
+            CommandFailed: reading failed.
         """
         loop = asyncio.get_running_loop()
         thread = threading.Thread(target=self._read, args=(loop,), name=f"reader of {self.name}", daemon=True)
@@ -93,27 +111,27 @@ class LineSource:
             except OSError as error:
                 failed = CommandFailed(f"can't read {file_problem(self.name, error)}")
                 loop.call_soon_threadsafe(self._blocks.put_nowait, failed)
-            except CommandFailed as error:
-                loop.call_soon_threadsafe(self._blocks.put_nowait, error)
 
     def _split(self) -> Iterator[list[bytes]]:
-        parts: list[bytes] = []  # of a line that has not ended yet
-        length = count = 0
+        parts: list[bytes] = []  # of a line that has not ended yet; none is kept of one that is too long
+        length = 0
         while block := os.read(self._descriptor, _BLOCK):
             lines = block.split(self._separator)
             rest = lines.pop()
             if lines:
-                lines[0] = b"".join((*parts, lines[0]))
+                lines[0] = self._joined([*parts, lines[0]], length + len(lines[0]))
                 parts, length = [], 0
-                count += len(lines)
                 yield lines
-            if rest:
-                parts.append(rest)
-                length += len(rest)
+            length += len(rest)
             if length > MAX_LINE:
-                raise CommandFailed(f"line {count + 1} of {self.name} is longer than {MAX_LINE >> 20} MiB")
-        if parts:
-            yield [b"".join(parts)]
+                parts = []
+            elif rest:
+                parts.append(rest)
+        if length:
+            yield [self._joined(parts, length)]
+
+    def _joined(self, parts: list[bytes], length: int) -> bytes:
+        return LongLine(length) if length > MAX_LINE else b"".join(parts)
 
 
 def file_identity(status: os.stat_result) -> tuple[int, int] | None:

@@ -115,6 +115,12 @@ def note(text: str, *, style: str | None = None) -> None:
     stderr_console().print(Text(text, style=style or ""), soft_wrap=True)
 
 
+def mention(text: str) -> None:
+    """Print a line on stderr from where nothing can be ended, as a signal's handler; nothing where nobody reads it."""
+    with contextlib.suppress(OutputClosed):
+        note(text)
+
+
 def warn(text: str) -> None:
     """Print a warning on stderr."""
     note(f"warning: {printable(text)}", style=WARN)

@@ -71,5 +71,9 @@ def _conclude(report: Report, out: str) -> None:
         say(f"{plural(report.lost, 'message')} lost; {where}", style=FAIL)
     elif report.faults:
         say(f"nothing lost, but see above; {where}", style=WARN)
+    elif report.verdict == "incomplete":
+        say(f"nothing is known to be lost, but the journal has holes: see above; {where}", style=WARN)
+    elif report.unfinished or set(report.processes) - {"closed"}:
+        say(f"nothing lost in what was read; {where}", style=OK)
     else:
         say(f"nothing lost; {where}", style=OK)

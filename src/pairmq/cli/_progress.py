@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
 from rich.live import Live
 from rich.text import Text
 
-from pairmq.cli._output import stderr_console
+from pairmq.cli._output import mention, stderr_console
 from pairmq.cli._values import grouped, rate
 
+SLOW = 1.0
+"""Seconds after which a command says what it waits for."""
+
 _EVERY = 0.1  # s between two drawings
+
+
+@asynccontextmanager
+async def told_when_slow(text: str) -> AsyncIterator[None]:
+    """Print what is waited for once it takes longer than people wait without a word."""
+    timer = asyncio.get_running_loop().call_later(SLOW, mention, f"{text} …")
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Speed:

@@ -15,7 +15,7 @@ from pairmq.cli._common import at_broker, failed_at, within
 from pairmq.cli._errors import BadUsage, CommandFailed, file_problem
 from pairmq.cli._journal_kept import journal_package
 from pairmq.cli._output import is_closed, note, warn
-from pairmq.cli._progress import Progress
+from pairmq.cli._progress import Progress, told_when_slow
 from pairmq.cli._records import delivery_record
 from pairmq.cli._signals import Stop
 from pairmq.cli._values import grouped, plural, rate, short_duration
@@ -181,7 +181,8 @@ class ReceiveJob:
     async def _check(self, stop: Stop) -> None:
         """Fail at once, and clearly, where waiting would not help or nothing is there yet."""
         try:
-            await stop.or_result(within(self._limit, self._transport.admin.check()))
+            async with told_when_slow(f"waiting for {self._transport.endpoint}"):
+                await stop.or_result(within(self._limit, self._transport.admin.check()))
             exists = await stop.or_result(within(self._limit, self._transport.admin.exists(self._source.entity)))
         except TransportError as error:
             raise failed_at(self._transport, error) from error

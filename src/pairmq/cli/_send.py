@@ -12,7 +12,7 @@ from pairmq.cli._errors import BadUsage
 from pairmq.cli._lines import LineSource
 from pairmq.cli._send_job import Outputs, SendJob, Template
 from pairmq.cli._signals import run_async
-from pairmq.cli._values import duration
+from pairmq.cli._values import duration, positive
 from pairmq.model import MAX_PRIORITY, EntityKind, Message
 from pairmq.pair import Pair
 
@@ -86,6 +86,10 @@ def send(
         float | None,
         typer.Option("--ttl", parser=duration, metavar="DURATION", help="Time-to-live of all messages."),
     ] = None,
+    max_rate: Annotated[
+        float | None,
+        typer.Option("--max-rate", parser=positive, metavar="R", help="Send at most R messages a second."),
+    ] = None,
     window: Annotated[
         int, typer.Option("--window", metavar="N", min=1, max=100_000, help="Messages in flight.")
     ] = 1000,
@@ -114,7 +118,17 @@ def send(
     )
     lines = LineSource(input, b"\0" if null else b"\n")
     with Outputs(lines, json=json, receipts=receipts, failed=failed, separator=b"\0" if null else b"\n") as outputs:
-        job = SendJob(opened, target, lines, template, outputs, create=create, window=window, first_line=first_line)
+        job = SendJob(
+            opened,
+            target,
+            lines,
+            template,
+            outputs,
+            create=create,
+            window=window,
+            first_line=first_line,
+            max_rate=max_rate,
+        )
         return run_async(job.run, graceful=True)
 
 

@@ -10,19 +10,21 @@ import stat
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from pairmq.cli._common import at_broker, within
 from pairmq.cli._errors import BadUsage, CommandFailed, OutputClosed, file_problem, printable
-from pairmq.cli._lines import LineSource, file_identity
-from pairmq.cli._output import complain, note, stdout_written, warn
-from pairmq.cli._progress import Progress
+from pairmq.cli._lines import MAX_LINE, LineSource, LongLine, file_identity
+from pairmq.cli._output import complain, mention, note, stdout_written, warn
+from pairmq.cli._progress import SLOW, Progress, told_when_slow
 from pairmq.cli._signals import Stop
 from pairmq.cli._values import grouped, plural, rate, short_duration
 from pairmq.model import (
     Entity,
+    EntityState,
     Message,
     PairClosed,
     PairFaulted,
@@ -33,6 +35,7 @@ from pairmq.model import (
     SendUnknown,
     TransportError,
 )
+from pairmq.model.events import AttemptFailed, Event, StateChanged
 from pairmq.pair import Pair, PairSender
 
 T = TypeVar("T")
@@ -171,7 +174,7 @@ class Outputs:
 
     def keep(self, number: int, line: bytes, result: Receipt | SendError) -> None:
         """Put one line's result into the files, and the line itself if it was not accepted."""
-        if self._failed is not None and isinstance(result, SendError):
+        if self._failed is not None and isinstance(result, SendError) and not isinstance(line, LongLine):
             self._failed.write(line + self._separator)
         if self._receipts is not None:
             self._receipts.write(_document(number, result).encode())
@@ -250,6 +253,7 @@ class SendJob:
         create: make the entity first.
         window: messages in flight.
         first_line: the number of the first line that is read.
+        max_rate: messages a second at most; None for no limit.
     """
 
     def __init__(
@@ -263,8 +267,11 @@ class SendJob:
         create: bool,
         window: int,
         first_line: int = 1,
+        max_rate: float | None = None,
     ) -> None:
         self._pair = pair
+        self._max_rate = max_rate
+        self._free_at = 0.0
         self._entity = entity
         self._lines = lines
         self._template = template
@@ -280,6 +287,10 @@ class SendJob:
         self._named = 0  # failing lines told, or only counted
         self._read_bytes = 0
         self._ended = False
+        self._too_long: list[int] = []
+        self._last_result = 0.0
+        self._why: str | None = None  # sends were diverted
+        self._unsubscribe: Callable[[], None] = lambda: None
         self._counts = dict.fromkeys(("primary", "backlog", "refused", "unknown", "duplicates"), 0)
 
     async def run(self, stop: Stop) -> int:
@@ -306,10 +317,18 @@ class SendJob:
         started = loop.time()
         stop.on_request(self._lines.stop)
         stop.on_request(self._room.set)
+        stop.on_request(
+            lambda: mention(f"{stop.name}: reading no further; {self._in_flight()}; once more ends at once")
+        )
+        self._pair.subscribe(self._on_event, per_message=False)
         status = 1
         told = complete = False
         try:
-            async with self._pair as pair:
+            async with AsyncExitStack() as stack:
+                async with told_when_slow(
+                    f"opening the pair of {self._pair.primary.endpoint} and {self._pair.secondary.endpoint}"
+                ):
+                    pair = await stack.enter_async_context(self._pair)
                 if self._create:
                     await self._make_entity(stop)
                 self._outputs.begin()
@@ -339,7 +358,8 @@ class SendJob:
     async def _make_entity(self, stop: Stop) -> None:
         try:
             limit = self._pair.options.attempt_timeout
-            await stop.or_result(within(limit, self._pair.primary.admin.create(self._entity)))
+            async with told_when_slow(f"making {self._entity} at {self._pair.primary.endpoint}"):
+                await stop.or_result(within(limit, self._pair.primary.admin.create(self._entity)))
         except TransportError as error:
             # The primary may be away: that is what the pair is for.
             warn(f"{self._entity} could not be made: {at_broker(self._pair.primary, error)}")
@@ -348,10 +368,12 @@ class SendJob:
         closing: list[asyncio.Task[None]] = []
         stop.on_request(lambda: closing.append(asyncio.create_task(self._close_when_stalled())))
         results: Any = sender.send_stream(self._messages(stop), window=self._window)
+        waiting = asyncio.create_task(self._tell_of_waiting(progress))
         try:
             # Closed here and now: what is counted when this is left must not be read any further.
             async with contextlib.aclosing(results):
                 async for result in results:
+                    self._refuse_long_lines()
                     number, line = self._waiting.popleft()
                     self._waiting_bytes -= len(line)
                     self._room.set()
@@ -364,6 +386,7 @@ class SendJob:
                         position=self._read_bytes - self._waiting_bytes,
                         text=self._progress_text(),
                     )
+                self._refuse_long_lines()
         except (PairClosed, PairFaulted) as error:
             # The stream raises them after the results of all that a broker may have been given.
             self._give_up(SendRefused, f"not sent: {error}")
@@ -371,6 +394,7 @@ class SendJob:
                 raise
         finally:
             self._ended = True
+            waiting.cancel()
             for task in closing:
                 await task
 
@@ -381,13 +405,73 @@ class SendJob:
                     while self._waiting_bytes > _BYTES_IN_FLIGHT and not stop.asked:
                         self._room.clear()
                         await self._room.wait()
-                    if stop.asked:
+                    if stop.asked or not await self._may_go(stop):
                         return
                     self._read += 1
-                    self._read_bytes += len(line) + 1
+                    self._read_bytes += (line.length if isinstance(line, LongLine) else len(line)) + 1
+                    if not self._waiting:
+                        self._last_result = asyncio.get_running_loop().time()
                     self._waiting.append((self._read, line))
                     self._waiting_bytes += len(line)
+                    if isinstance(line, LongLine):
+                        continue  # it gets its result in its turn
                     yield self._template.message(self._read, line)
+
+    async def _may_go(self, stop: Stop) -> bool:
+        """Wait for the next message's turn under the limit of the rate; False when a signal came first."""
+        if self._max_rate is None:
+            return True
+        now = asyncio.get_running_loop().time()
+        starts_at = max(now, self._free_at)
+        self._free_at = starts_at + 1 / self._max_rate
+        # Timers are not finer than a millisecond: at high rates some go at once, and then some wait.
+        return starts_at - now < 0.001 or not await stop.wait(starts_at - now)
+
+    def _refuse_long_lines(self) -> None:
+        """Give the lines that were too long to be read their results, as far as it is their turn."""
+        while self._waiting and isinstance(self._waiting[0][1], LongLine):
+            self._tell(*self._given_up_first(SendRefused, ""))
+
+    async def _tell_of_waiting(self, progress: Progress) -> None:
+        """Say what is waited for when no result comes: a broker that does not answer holds up all of them."""
+        told = 0.0
+        limits = self._pair.options
+        while True:
+            await asyncio.sleep(SLOW / 4)
+            progress.update(
+                self._done - self._before,
+                position=self._read_bytes - self._waiting_bytes,
+                text=", ".join(filter(None, (self._progress_text(), f"{grouped(len(self._waiting))} in flight"))),
+            )
+            now = asyncio.get_running_loop().time()
+            if self._waiting and now - self._last_result >= SLOW and told != self._last_result:
+                told = self._last_result
+                mention(
+                    f"no result for {SLOW:g} s: {plural(len(self._waiting), 'line')} wait for a broker; an attempt may "
+                    f"take {limits.attempt_timeout:g} s, a send {limits.send_timeout:g} s"
+                )
+
+    def _on_event(self, event: Event) -> None:
+        if not isinstance(event, StateChanged) or event.entity != self._entity:
+            return
+        if event.current is EntityState.FAILING or (event.current is EntityState.FAILED_OVER and self._why is None):
+            # Why is in the event of an attempt. These cost something for each message: only until one has come.
+            self._unsubscribe()
+            self._unsubscribe = self._pair.subscribe(self._on_attempt)
+        elif event.current in (EntityState.HEALTHY, EntityState.DRAINING) and event.previous is EntityState.FAILED_OVER:
+            mention(f"{self._entity}: the primary takes messages again")
+
+    def _on_attempt(self, event: Event) -> None:
+        if isinstance(event, AttemptFailed) and event.entity == self._entity and event.queue is None:
+            self._unsubscribe()
+            self._why = event.error
+            mention(f"{self._entity}: the primary fails: {printable(event.error)}")
+
+    def _in_flight(self) -> str:
+        if not self._waiting:
+            return "nothing is in flight"
+        grace = f"{_STALL + self._pair.options.close_grace:g} s"
+        return f"{plural(len(self._waiting), 'line')} in flight have {grace} from the last result on"
 
     async def _close_when_stalled(self) -> None:
         """After a signal: let results come while they come, then give what is in flight the pair's close grace."""
@@ -404,6 +488,7 @@ class SendJob:
 
     def _keep(self, number: int, line: bytes, result: Receipt | SendError) -> None:
         """Count a result and put it into the files, before anything is told: nobody may be listening any more."""
+        self._last_result = asyncio.get_running_loop().time()
         if isinstance(result, Receipt):
             self._counts["primary" if result.route is Route.PRIMARY else "backlog"] += 1
             self._counts["duplicates"] += result.maybe_duplicate
@@ -427,12 +512,20 @@ class SendJob:
         """Make what has no result a failure."""
         results: list[tuple[int, SendError]] = []
         while self._waiting:
-            number, line = self._waiting.popleft()
-            result = kind(why, entity=self._entity.path, message_id=self._template.id_of(number))
-            self._keep(number, line, result)
-            results.append((number, result))
+            results.append(self._given_up_first(kind, why))
         for number, result in results:
             self._tell(number, result)
+
+    def _given_up_first(self, kind: type[SendError], why: str) -> tuple[int, SendError]:
+        """Make the first line without a result a failure, and keep it."""
+        number, line = self._waiting.popleft()
+        self._waiting_bytes -= len(line)
+        if isinstance(line, LongLine):
+            self._too_long.append(number)
+            kind, why = SendRefused, f"it has {line.length} bytes: a line may have {MAX_LINE >> 20} MiB"
+        result = kind(why, entity=self._entity.path, message_id=self._template.id_of(number))
+        self._keep(number, line, result)
+        return number, result
 
     def _progress_text(self) -> str:
         counts = self._counts
@@ -449,14 +542,20 @@ class SendJob:
         note(f"  by the primary      {grouped(counts['primary']):>9}")
         hint = "   'pairmq syphon' brings them home" if counts["backlog"] else ""
         note(f"  by the backlog      {grouped(counts['backlog']):>9}{hint}")
+        if counts["backlog"] and self._why is not None:
+            note(f"    as the primary failed: {printable(self._why)}")
         note(f"  refused             {grouped(counts['refused']):>9}")
         note(f"  unknown             {grouped(counts['unknown']):>9}")
         if counts["duplicates"]:
             note(f"  maybe duplicated    {grouped(counts['duplicates']):>9}   compare message ids downstream")
         failures = counts["refused"] + counts["unknown"]
         kept = self._outputs.kept
-        if failures and kept is not None:
-            note(f"the {plural(failures, 'line')} not accepted: {printable(kept)}")
+        short = failures - len(self._too_long)
+        if short and kept is not None:
+            note(f"the {plural(short, 'line')} not accepted: {printable(kept)}")
+        if self._too_long:
+            named = ", ".join(map(str, self._too_long[:_NAMED]))
+            note(f"longer than {MAX_LINE >> 20} MiB, in no file, and not to be sent again as they are: line {named}")
         if failures and self._template.id_prefix is not None:
             note(self._hint_on_ids(kept))
         if stop.asked:

@@ -115,7 +115,9 @@ def run_async(main: Callable[[Stop], Coroutine[Any, Any, int]], *, graceful: boo
 
 
 def _end_at_once(number: int) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"{_SHOW_CURSOR}\n")
-        sys.stderr.flush()
+    # Past what draws the progress line, which stands in for stderr and would draw it once more below the line end.
+    stream = sys.__stderr__
+    with contextlib.suppress(OSError, ValueError):
+        if stream is not None and stream.isatty():
+            os.write(stream.fileno(), f"\n{_SHOW_CURSOR}".encode())
     os._exit(128 + number)

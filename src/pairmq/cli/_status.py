@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from typing import Annotated
 
 import typer
@@ -97,9 +98,9 @@ async def _watch(once: Callable[[], Awaitable[Look]], stop: Stop, interval: floa
             if json:
                 put_json({"at": round(time.time(), 3), **_as_json(seen)})
             elif live is not None:
-                live.update(_picture(seen), refresh=True)
+                live.update(_watched(seen, console.height), refresh=True)
             else:
-                console.print(_picture(seen))
+                console.print(_watched(seen, None))
             await stop.wait(interval)
     finally:
         if live is not None:
@@ -107,7 +108,17 @@ async def _watch(once: Callable[[], Awaitable[Look]], stop: Stop, interval: floa
     return stop.exit_status
 
 
-def _picture(seen: Look) -> RenderableType:
+def _watched(seen: Look, height: int | None) -> RenderableType:
+    """The picture with the time of the look; what a screen of some height has no room for is what matters least."""
+    clock = Text(f"at {datetime.now().astimezone():%H:%M:%S}", "bold")
+    if height is None:
+        return Group(clock, _picture(seen))
+    # Clock, both brokers, the queues' title, head, sum and the lines about what is not shown.
+    others = 16 + (len(seen.entities) + 3 if seen.entities else 0)
+    return Group(clock, _picture(seen, queues=max(3, height - others)))
+
+
+def _picture(seen: Look, *, queues: int | None = None) -> RenderableType:
     brokers = table("broker", "url", "answer")
     for name, broker in (("primary", seen.primary), ("secondary", seen.secondary)):
         answer = f"in {short_duration(broker.seconds)}" if broker.error is None else f"none: {broker.error}"
@@ -125,7 +136,7 @@ def _picture(seen: Look) -> RenderableType:
                 *cells((one.entity,)), *cells((verdict,), OK if one.error is None else FAIL), *cells(numbers)
             )
         parts += [entities, Text("")]
-    parts.append(depths_table(seen.backlog))
+    parts.append(depths_table(seen.backlog, most=queues))
     error = seen.backlog.error
     if error is not None and seen.secondary.error is None:
         parts.append(Text(printable(error), FAIL))

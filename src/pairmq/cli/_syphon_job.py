@@ -24,12 +24,75 @@ from pairmq.cli._values import grouped, plural, rate, short_duration
 from pairmq.model import TransportError
 from pairmq.model.events import DestinationChanged, Event, MessageDeadLettered, PairEnded, SyphonFailed, Warned
 from pairmq.pair import Pair
+from pairmq.runner import backlog_properties
 from pairmq.transport import Transport
 
 _LOOK = 0.5  # s between two looks at what was moved
 _NAMED = 10  # dead-lettered messages that are told one by one
+_SAME = 60.0  # s for which a reason that was told is not told again
+_REASONS = 20  # that are kept apart
+_SETTLED = 2.0  # s that a trial after a failure may take until it counts as good
+_OLD = 5.0  # s after which a count is shown with its age
 _RECOUNT = 2.0  # s that the last count may take
 _IDLE_SHOWN, _IDLE = 5.0, 30.0  # s between two counts while nothing moves: on a terminal, elsewhere
+
+
+class Failures:
+    """Failures of the secondary in few lines: each pump meets each of them, again and again.
+
+    One line when they begin, one for each new reason, and one when they are over. What begins again soon after, for
+    the same reason, is only counted.
+    """
+
+    def __init__(self) -> None:
+        self.since: float | None = None
+        """When they began, by the clock of `failed`; None while there are none."""
+        self.count = 0
+        self._last = 0.0
+        self._due: dict[str, float] = {}  # by queue: when its next trial should have shown whether it works
+        self._reasons: dict[str, float] = {}  # told, and when they came last
+        self._quiet = False
+
+    def failed(self, event: SyphonFailed, now: float) -> str | None:
+        """Take one.
+
+        Args:
+            event: what failed.
+            now: seconds that only grow.
+
+        Returns:
+            A line, if it is worth one.
+        """
+        self._reasons = {reason: at for reason, at in self._reasons.items() if now - at < _SAME}
+        reason = event.error.replace(event.queue, "")
+        new = reason not in self._reasons and len(self._reasons) < _REASONS
+        if reason in self._reasons or new:
+            self._reasons[reason] = now
+        if self.since is None:
+            self.since, self.count, self._quiet = now, 0, not new
+        self._quiet = self._quiet and not new
+        self.count += 1
+        self._last = now
+        self._due[event.queue] = now + event.retry_after + _SETTLED
+        return f"{event.queue}: {event.error}; trying again" if new else None
+
+    def ended(self, now: float, counted_at: float) -> str | None:
+        """Look whether they are over.
+
+        Args:
+            now: as for `failed`.
+            counted_at: when the last count began that all queues answered.
+
+        Returns:
+            A line, if they are and it is worth one.
+        """
+        if self.since is None or counted_at <= self._last or now < max(self._due.values()):
+            return None
+        lasted, self.since = self._last - self.since, None
+        self._due.clear()
+        if self._quiet:
+            return None
+        return f"the secondary answers again, after {plural(self.count, 'failure')} in {short_duration(lasted)}"
 
 
 class SyphonJob:
@@ -63,13 +126,16 @@ class SyphonJob:
         self._speed = Speed()
         self._per_second = 0.0
         self._depths: Depths | None = None
+        self._depths_at = 0.0
+        self._moved, self._moved_at = 0, math.inf  # when it was seen to grow last
         self._counted_at = -math.inf
         self._counted_progress = (-1, -1)
         self._was_moving = False
         self._dead_lettered = 0
         self._shut: dict[str, str] = {}  # destination -> why nothing goes there
         self._fault: str | None = None
-        self._failure: str | None = None
+        self._failures = Failures()
+        self._answered_at = -math.inf  # the last count began that all queues answered
         console = stderr_console()
         self._live = Live(console=console, transient=True, auto_refresh=False) if console.is_terminal else None
 
@@ -109,6 +175,7 @@ class SyphonJob:
         if not emptied:
             # What was in hand has been moved or given back by now.
             async with self._recount() as secondary:
+                self._depths_at = time.monotonic()
                 self._depths = await count_queues(secondary, queues, min(limit, _RECOUNT))
         return self._end(stop, emptied)
 
@@ -116,14 +183,25 @@ class SyphonJob:
         """Look at the backlog again and again; tells whether it was left because all queues are empty."""
         if self._live is not None:
             self._live.start()
+        self._moved_at = time.monotonic()
         next_line = time.monotonic() + self._interval
         while not stop.asked and self._fault is None:
             if self._count_due(time.monotonic()):
                 counting = count_queues(self._pair.secondary, self._pair.backlog_queues, limit)
-                self._depths = await stop.or_result(counting) or self._depths
+                began = time.monotonic()
+                depths = await stop.or_result(counting)
+                if depths is not None:
+                    self._depths, self._depths_at = depths, began
+                    if depths.error is None:
+                        self._answered_at = began
                 if self._until_empty and self._depths is not None and self._depths.known_empty and not stop.asked:
                     return True
             now = time.monotonic()
+            over = self._failures.ended(now, self._answered_at)
+            if over is not None:
+                note(f"{_clock()} {over}")
+            if self._pair.moved != self._moved:
+                self._moved, self._moved_at = self._pair.moved, now
             self._per_second = self._speed.update(now, self._pair.moved)
             if self._live is not None:
                 self._live.update(Text(self._line(), no_wrap=True, overflow="ellipsis"), refresh=True)
@@ -139,6 +217,7 @@ class SyphonJob:
         moving = progress != self._counted_progress
         idle = _IDLE if self._live is None else _IDLE_SHOWN
         due = self._until_empty or moving or self._was_moving or now - self._counted_at >= idle
+        due = due or (self._failures.since is not None and now - self._counted_at >= _RECOUNT)
         if due:
             self._counted_at, self._counted_progress, self._was_moving = now, progress, moving
         return due
@@ -151,15 +230,14 @@ class SyphonJob:
             name = str(event.entity)
             if event.open:
                 self._shut.pop(name, None)
-                note(f"{name}: open again")
+                note(f"{_clock()} {printable(name)}: open again")
             else:
                 self._shut[name] = event.error or ""
-                warn(f"{name} takes no messages, they wait: {event.error}")
+                warn(f"{_clock()} {name} takes no messages, they wait: {event.error}")
         elif isinstance(event, SyphonFailed):
-            # An outage of the secondary makes every pump fail again and again: one line for each new reason.
-            if event.error != self._failure:
-                self._failure = event.error
-                warn(f"{event.queue}: {event.error}; trying again")
+            told = self._failures.failed(event, time.monotonic())
+            if told is not None:
+                warn(f"{_clock()} {told}")
         elif isinstance(event, Warned):
             warn(event.text)
         elif isinstance(event, PairEnded) and event.fault is not None:
@@ -185,14 +263,28 @@ class SyphonJob:
         if depths is None or depths.pending is None:
             parts.append("left: not known" if depths is None else f"left: not known ({printable(depths.error or '')})")
         else:
-            parts.append(f"left {grouped(depths.pending)}")
+            age = time.monotonic() - self._depths_at
+            counted = f" (counted {short_duration(age)} ago)" if age > _OLD else ""
+            parts.append(f"left {grouped(depths.pending)}{counted}")
             if depths.pending and self._per_second:
                 parts += [rate(self._per_second), f"about {short_duration(depths.pending / self._per_second)} to go"]
+            elif depths.locked and self._waits():
+                lock = backlog_properties(self._pair.options).lock_duration or 0
+                held = f"{grouped(depths.locked)} locked elsewhere"
+                parts.append(f"{held}; a killed syphon's locks end within {lock:g} s")
+        if self._failures.since is not None:
+            lasted = short_duration(time.monotonic() - self._failures.since)
+            parts.append(f"the secondary fails for {lasted} ({plural(self._failures.count, 'failure')})")
         if self._dead_lettered:
             parts.append(f"dead-lettered {grouped(self._dead_lettered)}")
         if self._shut:
             parts.append(f"shut: {', '.join(sorted(map(printable, self._shut)))}")
         return ", ".join(parts)
+
+    def _waits(self) -> bool:
+        """Whether nothing moves although nothing of this syphon's own keeps it from moving: others hold it."""
+        limited = self._shut or self._pair.options.syphon_max_rate is not None
+        return not limited and time.monotonic() - self._moved_at >= _SETTLED
 
     def _record(self, **more: object) -> dict[str, object]:
         depths = self._depths
@@ -201,6 +293,9 @@ class SyphonJob:
             "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "moved": self._pair.moved,
             "left": left,
+            "left_age": None if depths is None else round(time.monotonic() - self._depths_at, 1),
+            "locked": None if depths is None else depths.locked,
+            "failures": self._failures.count if self._failures.since is not None else 0,
             "per_second": round(self._per_second, 2),
             "seconds_to_go": round(left / self._per_second, 1) if left and self._per_second else None,
             "dead_lettered": self._dead_lettered,
@@ -233,3 +328,7 @@ class SyphonJob:
         if stop.asked:
             return stop.exit_status
         return 1 if self._dead_lettered else 0
+
+
+def _clock() -> str:
+    return datetime.now().astimezone().strftime("%H:%M:%S")

@@ -23,7 +23,7 @@ from pairmq.dashboard._looks import Looks
 from pairmq.dashboard._texts import shown
 from pairmq.dashboard._view import MOST_ROWS, Query, View
 from pairmq.dashboard._watched import Brokers, Watched
-from pairmq.model import ConfigurationError, Entity, EntityKind, EntityState, PairMQError
+from pairmq.model import ConfigurationError, Entity, EntityKind, EntityState, FailureReason, PairMQError, TransportError
 from pairmq.model.events import Event
 from pairmq.pair import Pair
 
@@ -52,6 +52,7 @@ _LONGEST_BODY = 4096  # bytes of what an operator or a browser says
 _FIRST_LOOK = 1.5  # s that the first answer waits for the first looks
 _SHORT = 0.005  # s: an answer that takes no longer to make is made whenever it is asked for
 _SHARE = 20  # after a longer one, this many times as long passes until the next
+_LONGEST_QUESTION = 5.0  # s that an operator waits for the primary to say whether it has an entity
 _WORDS: dict[str, Callable[..., None]] = {
     "hold": Pair.hold,
     "force_failover": Pair.force_failover,
@@ -230,6 +231,9 @@ class Dashboard:
         act = _WORDS.get(word) if isinstance(word, str) else None
         if act is None or not isinstance(path, str) or kind not in tuple(EntityKind):
             return _refusal(400, f"word must be one of {', '.join(_WORDS)}, entity a path, kind queue or topic")
+        unknown = None if told.get("unknown") is True else await self._doubt(pair, path, EntityKind(kind))
+        if unknown is not None:
+            return unknown
         try:
             act(pair, path, kind=kind)
             state = pair.state(path, kind=kind)
@@ -241,6 +245,29 @@ class Dashboard:
         _log.info("dashboard: %s of %s %s, asked for from %s", word, kind, shown(path), asked_by)
         self._kept.clear()
         return JSONResponse({"entity": path, "kind": kind, "state": state.value}, headers=_HEADERS)
+
+    async def _doubt(self, pair: Pair, path: str, kind: EntityKind) -> Response | None:
+        """Refuse a name that is probably misspelt: it would be a row of an entity that nobody sends to."""
+        try:
+            entity = Entity(path, kind)
+            if entity in pair.states() or entity in self._looks.entities:
+                return None
+        except (ValueError, PairMQError):
+            return None  # what acts on it says what is wrong
+        text = f"this process has not used {kind.value} {path}"
+        try:
+            async with asyncio.timeout(min(_LONGEST_QUESTION, pair.options.attempt_timeout)):
+                if await pair.primary.admin.exists(entity):
+                    return None
+        except (TransportError, TimeoutError) as error:
+            if isinstance(error, TransportError) and error.reason is FailureReason.CLOSED:
+                return None
+            return _refusal(
+                409, f"{text}, and the primary can't be asked for it: to mean it all the same, add unknown=true"
+            )
+        return _refusal(
+            404, f"{text}, and the primary has none: is the name misspelt? If you mean it, add unknown=true"
+        )
 
 
 def _page_files() -> dict[str, tuple[bytes, str]]:

@@ -9,6 +9,9 @@ from typing import NamedTuple
 _WINDOW = 20.0
 """Seconds over which the speed is taken."""
 
+_STALE = 10.0
+"""Seconds after which a count says nothing of the speed any more."""
+
 MOST_SAMPLES = 600
 """Counts that are kept for the plot of the depth."""
 
@@ -60,11 +63,18 @@ class Drain:
         self.samples.append(sample)
         self._peak = max(self._peak, sample.pending) if sample.pending else 0
 
-    def progress(self) -> Progress:
-        """Tell how far it is, by the last counts."""
+    def progress(self, now: float, *, stopped: bool = False) -> Progress:
+        """Report how far it is, by the last counts.
+
+        Args:
+            now: wall-clock seconds since 1970 UTC; old counts tell of no speed.
+            stopped: nothing can move, as a broker does not answer.
+        """
         if not self.samples:
             return Progress(0, 0.0, None)
         last = self.samples[-1]
+        if stopped or now - last.at > _STALE:
+            return Progress(self._peak, 0.0, None)
         first = next(each for each in self.samples if last.at - each.at <= _WINDOW)
         seconds = last.at - first.at
         left = last.moved - first.moved if self._own else first.pending - last.pending

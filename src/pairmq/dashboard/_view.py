@@ -108,6 +108,7 @@ class View:
         depths = looks.depths or ()
         error = next((depth.error for depth in depths if depth.error is not None), None)
         known = looks.depths is not None and error is None
+        in_use = None if self._watched.pair is None else self._watched.options.backlog_queue_count - len(out)
         first = heapq.nsmallest(
             _QUEUES, enumerate(depths), key=lambda each: (each[1].queue.path not in out, -each[1].pending, each[0])
         )
@@ -118,10 +119,18 @@ class View:
             "oldest": min(looks.oldest.values(), default=None),
             "error": error,
             "queues": len(depths) or self._watched.options.backlog_queue_count,
-            "in_use": None if self._watched.pair is None else self._watched.options.backlog_queue_count - len(out),
+            "in_use": in_use,
+            "takes": self._takes(in_use),
             "rows": [self._queue(depth) for _, depth in sorted(first, key=lambda each: each[0])],
             "depth": [[round(at, 1), pending] for at, pending, _ in looks.drain.samples],
         }
+
+    def _takes(self, in_use: int | None) -> bool | None:
+        """Whether diverted sends are taken now: a queue in use is worth nothing where its broker does not answer."""
+        answer = self._looks.brokers.get(Side.SECONDARY)
+        if in_use == 0 or (answer is not None and answer.error is not None):
+            return False
+        return None if answer is None else True
 
     def _queue(self, depth: Depth) -> dict[str, Any]:
         counts, gone = depth.counts, self._history.out.get(depth.queue.path)
@@ -138,7 +147,9 @@ class View:
         }
 
     def _drain(self) -> dict[str, Any]:
-        progress = self._looks.drain.progress()
+        answers = self._looks.brokers.values()
+        stopped = any(answer.error is not None for answer in answers)
+        progress = self._looks.drain.progress(time.time(), stopped=stopped)
         return {
             "moved": self._watched.moved(),
             "dead_lettered": self._history.dead_lettered,

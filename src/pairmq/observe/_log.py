@@ -65,7 +65,8 @@ class LogObserver:
         if _is_recovery(event):
             level = logging.INFO
         if self._logger.isEnabledFor(level):
-            self._logger.log(level, "%s", describe(event))
+            # The field lets a handler tell events from what PairMQ logs otherwise.
+            self._logger.log(level, "%s", describe(event), extra={"pairmq_event": type(event).__name__})
 
     async def close(self) -> None:
         """Nothing is held back."""

@@ -345,7 +345,10 @@ class Pair:
         self._opened.operator(self._entity(path, kind), "force_failover")
 
     def hold(self, path: str, *, kind: str = "queue") -> None:
-        """Divert until `mark_healthy` or `force_failover`, without pings (SPEC 4.7)."""
+        """Divert until `mark_healthy` or `force_failover`, without pings (SPEC 4.7).
+
+        It is about sends: a syphon goes on moving to the entity what waits in the backlog. To keep that too, stop it.
+        """
         self._opened.operator(self._entity(path, kind), "hold")
 
     @property

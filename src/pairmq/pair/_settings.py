@@ -247,6 +247,7 @@ def _read(path: str | os.PathLike[str] | None) -> dict[str, Any]:
         raise ConfigurationError(f"settings file {_shown(path)}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and a path that can't be
         raise ConfigurationError(f"settings file {_shown(path)} is no TOML: {error}") from None
+    _check_tables(document, path)
     table = document.get("pair", {})
     if not isinstance(table, dict):
         raise ConfigurationError(f"settings file {_shown(path)}: [pair] must be a table")
@@ -258,6 +259,29 @@ def _read(path: str | os.PathLike[str] | None) -> dict[str, Any]:
             f"known are {', '.join(known)}"
         )
     return table
+
+
+def _check_tables(document: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+    """Refuse a file that nothing would be read of, or whose [pair] is misspelt: the environment would decide alone.
+
+    Other tables beside [pair] may be another program's.
+    """
+    known = (*_TEXTS, *_LISTS, *OPTION_NAMES)
+    loose = sorted(name for name in document if name in known)
+    if loose:
+        raise ConfigurationError(
+            f"settings file {_shown(path)}: {', '.join(loose)} before any table: write [pair] in a line above"
+        )
+    alike = [name for name in sorted(document.keys() - {"pair"}) if _is_alike(name)]
+    if alike or (document and "pair" not in document):
+        tables = ", ".join(f"[{_shown(name)}]" for name in (alike or sorted(document)))
+        raise ConfigurationError(
+            f"settings file {_shown(path)}: nothing reads {tables}: the table of a pair's settings is named [pair]"
+        )
+
+
+def _is_alike(table: str) -> bool:
+    return bool(difflib.get_close_matches("pair", [table.lower()], 1, _ALIKE))
 
 
 def _checked_names(name: str, value: Any) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ _NUMBER = re.compile(rb"[0-9]{1,9}")
 _SUFFIX = ".parquet"
 _NAME = re.compile(r"segment-(.+)-[0-9]{6,12}\.parquet")
 _OPEN = "_open"
-_PART = re.compile(r"(.+)-[0-9]{6,12}\.part")
+_PART = re.compile(r"(.+)-[0-9]{6,12}\.(?:part|lost-[0-9-]+(?:closed-[0-9]+)?)")
 
 
 @dataclass(frozen=True, slots=True)

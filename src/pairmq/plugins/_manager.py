@@ -146,12 +146,17 @@ class Registry:
     def _missing(self, scheme: str) -> str:
         known = sorted({s for record in self.transports() for s in record.schemes})
         text = f"no transport for {scheme}://"
-        if scheme in _KNOWN:
-            text += f": install it with: pip install '{_KNOWN[scheme]}'"
+        wanted = _KNOWN.get(scheme, "")
+        broken = {plugin.name: plugin for plugin in self.plugins if plugin.error}
+        culprit = next((p for p in broken.values() if wanted and _is_of(p, wanted)), None)
+        if culprit is not None:
+            # Installed once more it would be as broken: its error says what is wrong.
+            text += f": {culprit.distribution} is installed, and can't be used: {culprit.error}"
+        elif wanted:
+            text += f": install it with: pip install '{wanted}'"
         elif scheme in _MEANT:
             text += f": write {_MEANT[scheme]}://"
         text += f"; installed: {', '.join(f'{s}://' for s in known) or 'none'}"
-        broken = [plugin.name for plugin in self.plugins if plugin.error]
         if broken:
             text += f"; broken: {', '.join(broken)} (see: pairmq plugins)"
         return text
@@ -171,6 +176,12 @@ def _installed_entry_points() -> Iterable[tuple[EntryPoint, str | None]]:
             if entry_point.group == hookspecs.PROJECT and (entry_point.name, entry_point.value) not in seen:
                 seen.add((entry_point.name, entry_point.value))
                 yield entry_point, _label(distribution)
+
+
+def _is_of(plugin: PluginInfo, requirement: str) -> bool:
+    """Whether a plugin was brought by what ``pip install`` calls so."""
+    name = (plugin.distribution or "").partition(" ")[0]
+    return re.sub(r"[-_.]+", "-", name).lower() == requirement.partition("[")[0]
 
 
 def _label(distribution: Distribution) -> str:

@@ -229,7 +229,7 @@ class Pair:
         self._asked(lambda pair: pair.force_failover(path, kind=kind))
 
     def hold(self, path: str, *, kind: str = "queue") -> None:
-        """Divert until `mark_healthy` or `force_failover`, without pings (SPEC 4.7)."""
+        """Divert until `mark_healthy` or `force_failover`, without pings; a syphon goes on delivering (SPEC 4.7)."""
         self._asked(lambda pair: pair.hold(path, kind=kind))
 
     @contextmanager

@@ -11,13 +11,14 @@ from pairmq.transport._transport import (
     is_nothing_sent,
     nothing_sent,
 )
-from pairmq.transport._values import Capabilities, Endpoint, QueueCounts, QueuePositions, QueueProperties
+from pairmq.transport._values import Capabilities, ConfirmRisk, Endpoint, QueueCounts, QueuePositions, QueueProperties
 
 __all__ = [
     "Admin",
     "Capabilities",
     "Claim",
     "ClaimStore",
+    "ConfirmRisk",
     "Endpoint",
     "QueueCounts",
     "QueuePositions",

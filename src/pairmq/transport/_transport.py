@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Self
 
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, Source, TransportError
-from pairmq.transport._values import Capabilities, Endpoint, QueueCounts, QueuePositions, QueueProperties
+from pairmq.transport._values import Capabilities, ConfirmRisk, Endpoint, QueueCounts, QueuePositions, QueueProperties
 
 _NOTHING_SENT = "pairmq_nothing_sent"
 
@@ -358,6 +358,22 @@ class Admin(ABC):
         Raises:
             TransportError: it does not.
         """
+
+    async def confirm_risks(self, queue: Entity | None = None) -> Sequence[ConfirmRisk]:
+        """Find settings by which the broker may lose what it has confirmed; `pairmq doctor` warns of each.
+
+        It only reads. What can't be read is a risk too, as nobody knows then. Without an implementation there is none.
+
+        Args:
+            queue: one that exists, for the risks of this queue; None for those of the broker as a whole.
+
+        Returns:
+            The risks; none where a confirm is worth what the transport's documents say at best.
+
+        Raises:
+            TransportError: the broker could not be asked.
+        """
+        return ()
 
     @abstractmethod
     def is_system_entity(self, entity: Entity) -> bool:

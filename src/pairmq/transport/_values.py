@@ -48,6 +48,19 @@ class Capabilities:
 
 
 @dataclass(frozen=True, slots=True)
+class ConfirmRisk:
+    """A setting of a broker by which it may lose what it has confirmed.
+
+    Args:
+        text: what is set, and what may be lost by it.
+        advice: what to set instead.
+    """
+
+    text: str
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """One broker, as a URL names it.
 

@@ -11,7 +11,7 @@ import pytest
 
 from journal_events import EPOCH, rows, texts, until, warned
 from pairmq.model import ConfigurationError
-from pairmq.observe.journal import Journal, JournalOptions, segments, statistics
+from pairmq.observe.journal import Journal, JournalOptions, _lives, recover, segments, statistics
 from pairmq.observe.journal import _part as part_module
 
 
@@ -270,3 +270,90 @@ def test_a_segment_that_can_t_be_written_is_made_later(journal, tmp_path, monkey
     one.on_event(warned("second"))
     assert one.close(30)
     assert texts(tmp_path) == ["first", "second"]
+
+
+def lost_with_a_full_disk(make_journal, disk: Disk) -> Journal:
+    """A journal whose disk takes one event, then is full until it has closed."""
+    one = make_journal()
+    one.on_event(warned("before"))
+    assert one.flush(30)
+    disk.problem = OSError(errno.ENOSPC, "full")
+    fill(one, 5)
+    until(lambda: one._failing)
+    assert one.close(30)
+    disk.problem = None
+    return one
+
+
+def test_a_journal_knows_what_a_full_disk_cost_it_when_it_is_recovered(journal, disk, tmp_path, caplog):
+    lost_with_a_full_disk(journal, disk)
+    assert statistics(tmp_path).unwritten == 5
+    found = recover(tmp_path)
+    assert (found.lost, found.failed) == (5, {})
+    (row,) = rows(tmp_path, "EventsDropped")
+    assert row["count"] == 5
+    assert row["since"] <= row["at"]
+    (span,) = statistics(tmp_path).processes
+    assert (span.missing, span.dropped, span.ended) == (5, 5, True)
+    assert statistics(tmp_path).unwritten == 0
+    assert list((tmp_path / "_open").iterdir()) == []
+    assert texts(tmp_path) == ["before"]
+    assert any("5 events unwritten" in record.getMessage() for record in caplog.records)
+
+
+def test_a_loss_that_is_recovered_twice_is_counted_once(journal, disk, tmp_path):
+    lost_with_a_full_disk(journal, disk)
+    (mark,) = (tmp_path / "_open").glob("*.lost-*")
+    recover(tmp_path)
+    mark.touch()
+    recover(tmp_path)
+    assert len(rows(tmp_path, "EventsDropped")) == 1
+
+
+def test_the_mark_of_a_living_journal_is_left_alone(journal, disk, tmp_path):
+    one = journal()
+    disk.problem = OSError(errno.ENOSPC, "full")
+    fill(one, 1)
+    until(lambda: statistics(tmp_path).unwritten)
+    assert recover(tmp_path).lost == 0
+    disk.problem = None
+    until(lambda: one.flush(1))
+    assert statistics(tmp_path).unwritten == 0
+    assert one.close(30)
+    assert recover(tmp_path).lost == 0
+    assert texts(tmp_path) == ["0"]
+
+
+def test_a_journal_that_never_wrote_a_row_leaves_word_of_them(journal, disk, tmp_path):
+    disk.problem = OSError(errno.ENOSPC, "full")
+    one = journal()
+    fill(one, 3)
+    until(lambda: one._failing)
+    assert one.close(30)
+    disk.problem = None
+    assert recover(tmp_path).lost == one.dropped
+    (span,) = statistics(tmp_path).processes
+    assert span.dropped == one.dropped
+
+
+def test_the_mark_counts_what_was_dropped_while_the_buffer_was_full(journal, disk, tmp_path):
+    one = journal(max_buffered=10, on_full="drop")
+    disk.problem = OSError(errno.ENOSPC, "full")
+    fill(one, 1)
+    until(lambda: one._failing)
+    fill(one, 30)
+    assert one.close(30)
+    disk.problem = None
+    assert one.dropped >= 31
+    assert recover(tmp_path).lost == one.dropped
+
+
+def test_a_journal_that_is_not_written_in_time_at_the_end_of_the_program_says_so(journal, disk, caplog):
+    one = journal()
+    disk.works.clear()
+    fill(one, 1)
+    until(lambda: disk.calls)
+    _lives.close_all(0.01)
+    disk.works.set()
+    assert any("was not written in" in record.getMessage() for record in caplog.records)
+    assert one.close(30)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from aiormq.channel import Channel
 
 from pairmq.model import Delivery, Entity, EntityKind, FailureReason, Source, TransportError
-from pairmq.transport import Admin, QueueCounts, QueuePositions, QueueProperties
+from pairmq.transport import Admin, ConfirmRisk, QueueCounts, QueuePositions, QueueProperties
 from pairmq_rabbitmq import _errors, _names
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._emptiness import count_certainly
@@ -18,7 +18,14 @@ from pairmq_rabbitmq._management import Management, not_configured
 from pairmq_rabbitmq._peek import peek, peek_in_turn
 from pairmq_rabbitmq._positions import Positions
 from pairmq_rabbitmq._probe import Probe
-from pairmq_rabbitmq._properties import arguments_of, dead_letter_arguments, is_single, properties_of, queue_type_for
+from pairmq_rabbitmq._properties import (
+    QUEUE_TYPE,
+    arguments_of,
+    dead_letter_arguments,
+    is_single,
+    properties_of,
+    queue_type_for,
+)
 from pairmq_rabbitmq._receiving import held_by_this_process, is_for_one_consumer
 from pairmq_rabbitmq._scope import Scope
 from pairmq_rabbitmq._url import QueueType
@@ -215,6 +222,29 @@ class RabbitAdmin(Admin):
     async def probe(self, entity: Entity) -> None:
         """Look for the entity, and publish to a queue that nobody reads; `Probe` says what that proves."""
         await self._probe.probe(entity)
+
+    async def confirm_risks(self, queue: Entity | None = None) -> Sequence[ConfirmRisk]:
+        """Look at the type of a queue, and whether it is durable; the broker as a whole has no setting that matters."""
+        if queue is None or queue.kind is EntityKind.TOPIC:
+            return ()
+        doing = f"read the settings of {queue}"
+        await self._context.count(queue.path, doing)
+        if self._management is not None:
+            told = await self._management.queue(queue.path, doing)
+            arguments, durable = told["arguments"], told["durable"]
+        else:
+            guess = arguments_of(
+                _LIKELY, await self._queue_type("quorum", doing), _names.dead_letter_of(queue.path), doing
+            )
+            found = await interrogate(self._context, queue.path, guess, doing, until=frozenset((QUEUE_TYPE,)))
+            arguments, durable = found.arguments, found.durable
+        advice = "delete it when it is empty, and let PairMQ make it again, as a quorum queue"
+        if not durable:
+            return (ConfirmRisk("it is not durable: a server that restarts deletes it with all that is in it", advice),)
+        if arguments.get(QUEUE_TYPE, "classic") == "classic":
+            text = "it is a classic queue: what is in it is on one server alone, and lost with its disk"
+            return (ConfirmRisk(text, advice),)
+        return ()
 
     def is_system_entity(self, entity: Entity) -> bool:
         """Names that begin with ``amq.`` or ``pairmq.``, and those with a segment that begins with ``$``."""

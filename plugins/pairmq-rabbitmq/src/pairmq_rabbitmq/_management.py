@@ -49,7 +49,7 @@ class Management:
         self._tls: ssl.SSLContext | None = None
 
     async def queue(self, name: str, doing: str) -> dict[str, Any]:
-        """Read one queue: its ``arguments`` with what policies add, and ``auto_delete``.
+        """Read one queue: its ``arguments`` with what policies add, ``auto_delete`` and ``durable``.
 
         The plugin hears of a queue's policy every few seconds.
 
@@ -57,13 +57,17 @@ class Management:
             TransportError: reason *not-found* when it does not exist; others when the plugin can't be asked.
         """
         path = f"/api/queues/{self._vhost}/{quote(name, safe='')}"
-        columns = "arguments,auto_delete,effective_policy_definition"
+        columns = "arguments,auto_delete,durable,effective_policy_definition"
         found = await asyncio.to_thread(self._get, f"{path}?columns={columns}", doing)
         if not isinstance(found, dict):
             raise self._unexpected(doing)
         arguments = _table(found.get("arguments"))
         policy = _table(found.get("effective_policy_definition"))
-        return {"arguments": effective(arguments, policy), "auto_delete": found.get("auto_delete") is True}
+        return {
+            "arguments": effective(arguments, policy),
+            "auto_delete": found.get("auto_delete") is True,
+            "durable": found.get("durable") is not False,
+        }
 
     async def queues(self, prefix: str, doing: str) -> list[str]:
         """List the names of all queues that begin so.

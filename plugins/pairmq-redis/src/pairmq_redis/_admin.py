@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
 from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Source, TransportError
-from pairmq.transport import Admin, QueueCounts, QueuePositions, QueueProperties
+from pairmq.transport import Admin, ConfirmRisk, QueueCounts, QueuePositions, QueueProperties
 from pairmq_redis import _codec, _errors, _scripts
 from pairmq_redis._context import Context
 from pairmq_redis._keys import META_PATTERN, QUEUE_GROUP, EntityKeys, SourceKeys, path_of
@@ -170,6 +171,24 @@ class RedisAdmin(Admin):
         """Redis has no entities of its own, and this transport makes none: nothing is reserved."""
         return False
 
+    async def confirm_risks(self, queue: Entity | None = None) -> Sequence[ConfirmRisk]:
+        """Look at persistence, eviction and replication of the server; a queue adds nothing to these."""
+        if queue is not None:
+            return ()
+        doing = "read the server's settings"
+        try:
+            replies = [await self._run(doing, (b"CONFIG", b"GET", name)) for name in (b"appendfsync", b"save")]
+            told = _sections(await self._run(doing, (b"INFO", b"everything")))
+        except TransportError as error:
+            if error.kind is not FailureKind.REFUSED:
+                raise
+            text = (
+                f"this user may not read the server's settings, so that it is unknown what a confirm is worth: {error}"
+            )
+            return (ConfirmRisk(text, "allow it CONFIG GET and INFO, or look at appendonly and maxmemory-policy"),)
+        appendfsync, save = (reply[1].decode() if isinstance(reply, list) and reply[1:] else "" for reply in replies)
+        return tuple(_risks(told, appendfsync, save, self._context.url.wait_replicas))
+
     async def _run(self, doing: str, command: Command) -> Reply:
         return (await self._context.run(self._context.control, self._scope, [command], doing))[0]
 
@@ -204,6 +223,34 @@ def _check(asked: QueueProperties, doing: str) -> None:
     count = asked.max_delivery_count
     if count is not None and (count < 1 or count % 1):
         raise _malformed(f"{doing}: max_delivery_count is {count!r}: a whole number from 1 on, or None")
+
+
+def _sections(info: Reply) -> dict[str, str]:
+    """The fields of an answer to INFO."""
+    lines = info.decode("utf-8", "replace").splitlines() if isinstance(info, bytes) else ()
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+def _risks(told: dict[str, str], appendfsync: str, save: str, wait_replicas: int) -> Iterator[ConfirmRisk]:
+    """What of a server's settings may lose what it has confirmed."""
+    if told.get("aof_enabled") == "0":
+        kept = f"all since the last snapshot (save {save})" if save else "everything, as it makes no snapshots either"
+        text = f"appendonly is no: a server that ends loses {kept}"
+        yield ConfirmRisk(text, "CONFIG SET appendonly yes, and in its configuration file")
+    elif appendfsync and appendfsync != "always":
+        much = "the last second" if appendfsync == "everysec" else "the last half minute or so"
+        text = f"appendfsync is {appendfsync}: a machine that crashes or loses power loses {much}"
+        yield ConfirmRisk(text, "CONFIG SET appendfsync always, which makes each send wait for the disk, or accept it")
+    policy = told.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        # Queues never expire, so that the volatile policies take only the claims of deduplicators.
+        victims = "claims of deduplicators" if policy.startswith("volatile-") else "whole queues"
+        when = "when it is full" if told.get("maxmemory", "0") != "0" else "as soon as maxmemory is set"
+        text = f"maxmemory-policy is {policy}: {when}, the server deletes {victims}"
+        yield ConfirmRisk(text, "CONFIG SET maxmemory-policy noeviction: a full server then refuses sends")
+    if told.get("role") == "master" and told.get("connected_slaves", "0") != "0" and not wait_replicas:
+        text = "it has replicas, and confirms before they have a message: a failover may lose the last ones"
+        yield ConfirmRisk(text, "add ?wait_replicas=1 to its URL")
 
 
 def _position(id_: bytes) -> int:

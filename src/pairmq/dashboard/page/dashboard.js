@@ -6,7 +6,7 @@ const LONGEST = 8000; // ms that an answer may take
 const PAGE = 200; // entities that are shown at first
 const HEADERS = { "x-pairmq-dashboard": "1", "content-type": "application/json" };
 const WORDS = {
-  hold: ["Hold", "Its sends go to the backlog, and no ping ends that, until somebody marks it healthy or fails it over without a hold."],
+  hold: ["Hold", "Its sends go to the backlog, and no ping ends that, until somebody marks it healthy or fails it over without a hold. A syphon goes on moving what waits there to it: to keep that too, stop the syphon."],
   force_failover: ["Fail over", "Its sends go to the backlog until pings find the primary working, or somebody marks it healthy."],
   mark_healthy: ["Mark healthy", "Its sends go to the primary at once, and a hold ends."],
 };
@@ -111,7 +111,9 @@ function verdict(told) {
     [tone, sign, said] = told.ended.fault ? ["bad", "✗", `The pair has faulted: ${told.ended.fault}`] : ["warn", "!", "The pair is closed."];
   } else if (over) {
     [tone, sign] = ["bad", "✗"];
-    said = over === 1 ? "1 entity is failed over: its sends go to the backlog." : `${grouped(over)} entities are failed over: their sends go to the backlog.`;
+    const [those, whose] = over === 1 ? ["1 entity is failed over", "its"] : [`${grouped(over)} entities are failed over`, "their"];
+    if (told.backlog.takes !== false) said = `${those}: ${whose} sends go to the backlog.`;
+    else said = `${those}, and ${down.includes("secondary") ? "the secondary does not answer" : "no backlog queue is in use"}: ${whose} sends fail.`;
     if (held) more.push(`${held} held by an operator`);
   } else if (down.length) {
     [tone, sign, said] = ["bad", "✗", `The ${down.join(" and the ")} ${down.length > 1 ? "do" : "does"} not answer.`];
@@ -167,7 +169,11 @@ function tiles(told) {
   else moving.note = told.syphon ? `${grouped(drain.moved)} moved home so far` : "no syphon in this process";
   if (found.pending && drain.peak) moving.part = 1 - found.pending / drain.peak;
   const out = found.in_use === null ? 0 : found.queues - found.in_use;
-  const use = { name: "Queues in use", value: found.in_use === null ? grouped(found.queues) : `${found.in_use} of ${found.queues}`, note: found.in_use === null ? "as asked for" : out ? `${out} out after a failure` : "all work", tone: out ? (out === found.queues ? "bad" : "warn") : "plain" };
+  const use = { name: "Queues in use", value: found.in_use === null ? grouped(found.queues) : `${found.in_use} of ${found.queues}`, note: "", tone: out ? (out === found.queues ? "bad" : "warn") : "plain" };
+  if (found.in_use === null) use.note = "as asked for";
+  else if (out) use.note = `${out} out after a failure`;
+  else if (found.takes === false) [use.note, use.tone] = ["none can be reached: the secondary does not answer", "bad"];
+  else use.note = found.takes ? "all work" : "not asked yet";
   const dead = { name: "Dead-lettered", value: found.dead_letter === null ? "?" : grouped(found.dead_letter), note: found.dead_letter ? "pairmq backlog peek --dead-letter shows them" : "", tone: found.dead_letter ? "warn" : "plain" };
   const all = [broker("primary"), broker("secondary"), waiting, moving, use, dead];
   keyed($("tiles"), all, (tile) => tile.name, newTile, (element, tile) => {
@@ -249,18 +255,18 @@ function reasons(element, row, now) {
 
 function backlog(told) {
   const { rows, queues, counted_at: at, depth } = told.backlog;
-  say($("backlog-note"), at === null ? "" : `counted at ${clock(at)}, while this page is looked at`);
+  say($("backlog-note"), at === null ? "" : `counted at ${clock(at)}`);
   keyed($("queues").tBodies[0], rows, (row) => row.name, () => {
-    const cells = [1, 2, 3, 4].map(() => make("td", { className: "n" }));
-    return make("tr", {}, make("th", { scope: "row" }), ...cells, make("td"));
+    const cells = [1, 2, 3, 4].map(() => make("td", { className: "n", role: "cell" }));
+    return make("tr", { role: "row" }, make("th", { scope: "row", role: "rowheader" }), ...cells, make("td", { role: "cell" }));
   }, (element, row) => {
     const cells = element.children;
     const count = (number) => (number === null ? "" : grouped(number));
     say(cells[0], row.name);
     say(cells[1], row.scheduled ? `${count(row.active)} + ${count(row.scheduled)} scheduled` : count(row.active));
-    say(cells[2], count(row.locked));
+    say(cells[2], count(row.dead_letter));
     say(cells[3], row.oldest === null ? "" : span(told.at - row.oldest));
-    say(cells[4], count(row.dead_letter));
+    say(cells[4], count(row.locked));
     cells[5].className = row.out || row.error ? "out" : "";
     say(cells[5], row.out ? `✗ out for ${span(told.at - row.out.since)}: ${row.out.error}` : row.error ? `✗ ${row.error}` : row.missing ? "missing" : told.sends ? "✓ in use" : "✓ there");
   });
@@ -268,7 +274,7 @@ function backlog(told) {
   $("depth").hidden = depth.length < 2;
   if (depth.length >= 2) {
     const most = area(document.querySelector(".area"), depth, told.at);
-    const words = `since ${clock(depth[0][0])}, ${most ? `at most ${grouped(most)}` : "nothing waited"}`;
+    const words = `since ${clock(depth[0][0])}, ${most ? `at most ${grouped(most)}` : "nothing waited"}; counted only while this page is looked at`;
     say($("depth-note"), words);
     document.querySelector(".depth").setAttribute("aria-label", `Messages in the backlog, ${words}`);
   }

@@ -87,19 +87,25 @@ export function timeline(svg, row, from, now) {
 
 const percent = (part) => `${(100 * part).toFixed(3)}%`;
 
-/** The depth of the backlog over time. */
+const GAP = 15; // s without a count: what happened then is not known
+
+/** The depth of the backlog over time; where it was not counted there is a gap. */
 export function area(path, samples, now) {
   const most = Math.max(...samples.map(([, pending]) => pending));
   const from = samples[0][0];
   const length = Math.max(1, now - from);
   const x = (at) => (((at - from) / length) * 1000).toFixed(1);
   const y = (pending) => (100 - (96 * pending) / Math.max(most, 1)).toFixed(1);
-  let way = "M0 100";
+  let way = "";
   samples.forEach(([at, pending], index) => {
-    if (index) way += `L${x(at)} ${y(samples[index - 1][1])}`;
-    way += `L${x(at)} ${y(pending)}`;
+    const [before, previous] = samples[index - 1] ?? [-Infinity, 0];
+    // What was counted last stands for the moment after it, so that a count between two gaps is seen.
+    if (at - before <= GAP) way += `L${x(at)} ${y(previous)}L${x(at)} ${y(pending)}`;
+    else way += `${index ? `L${x(before + 1)} ${y(previous)}L${x(before + 1)} 100Z` : ""}M${x(at)} 100L${x(at)} ${y(pending)}`;
   });
-  path.setAttribute("d", `${way}L1000 ${y(samples[samples.length - 1][1])}L1000 100Z`);
+  const [at, pending] = samples[samples.length - 1];
+  const until = now - at <= GAP ? now : at + 1;
+  path.setAttribute("d", `${way}L${x(until)} ${y(pending)}L${x(until)} 100Z`);
   return most;
 }
 

@@ -6,6 +6,7 @@ waits for room, and when it fails, or hangs, events are dropped and counted, as 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -76,8 +77,8 @@ class Journal:
         self._frame: Frame | None = None
         self._retry = 0
         self._taken = self._written = 0
-        self._dropped = self._untold = 0
-        self._dropped_since = 0.0
+        self._dropped = self._untold = self._telling = 0
+        self._dropped_since = self._failed_at = 0.0
 
     @property
     def directory(self) -> Path:
@@ -151,7 +152,8 @@ class Journal:
             self._most = -1  # whatever comes now takes the slow path, which refuses it
             self._changed.notify_all()
             if self._thread is None:
-                self._abandon(0)
+                self._abandon(None)
+                self._writer.leave_mark()
                 self._closed = True
             # Not by joining the thread: a signal's handler may have interrupted us with this lock in our hand, which
             # the thread needs; waiting lets go of it however often it was taken.
@@ -252,6 +254,7 @@ class Journal:
     def _write_rows(self, rows: list[Values]) -> None:
         with self._changed:
             untold, self._untold = self._untold, 0
+        self._telling = untold
         if untold:
             self._writer.skip(untold)
             rows.insert(0, (EventsDropped, time.time(), "", untold, self._dropped_since))
@@ -276,29 +279,48 @@ class Journal:
             # Whatever it is: without its thread the journal would make everybody wait who reports an event.
             self._retry += 1
             if not self._failing:
+                self._failed_at = time.time() - self._options.flush_interval
                 unknown = None if isinstance(error, OSError) else error
                 _log.error("journal: %s can't be written: %s; trying again", self._directory, error, exc_info=unknown)
+                self._mark_loss(frame, self._rows_of(frame) + self._telling, dropped=None)
             with self._changed:
                 self._failing = True
                 if self._closing:
-                    self._abandon(frame.rows)
+                    self._abandon(frame)
                     self._frame = None
                 self._changed.notify_all()
         else:
+            self._telling = 0
             if self._failing:
+                self._writer.unmark_loss()
                 _log.warning("journal: %s is written again; events dropped: %d", self._directory, self._dropped)
             self._retry = 0
             self._frame = None
             self._failing = False
             self._settle()
 
-    def _abandon(self, rows: int) -> None:
-        """The journal closes, and can't write: these rows and what waits are lost, and counted."""
-        lost = rows + len(self._buffer)
+    def _rows_of(self, frame: Frame | None) -> int:
+        """Events in a frame: the row that tells of dropped ones is none of them."""
+        return 0 if frame is None else frame.rows - bool(self._telling)
+
+    def _abandon(self, frame: Frame | None) -> None:
+        """The journal closes, and can't write: this frame and what waits are lost, and counted."""
+        lost = self._rows_of(frame) + len(self._buffer)
         if lost:
             self._drop(lost, time.time())
             self._buffer.clear()
-            _log.error("journal: closed with %d events unwritten, as %s fails", lost, self._directory)
+        unwritten = self._untold + self._telling
+        if unwritten:
+            self._mark_loss(frame, unwritten, dropped=self._dropped)
+            _log.error("journal: closed with %d events unwritten, as %s fails", unwritten, self._directory)
+
+    def _mark_loss(self, frame: Frame | None, count: int, *, dropped: int | None) -> None:
+        """Let readers of the journal know of a loss, although the disk takes no rows."""
+        now = time.time()
+        first = None if frame is None else frame.first_seq - self._telling
+        # Where not even an empty file can be made, the log alone says it.
+        with contextlib.suppress(OSError):
+            self._writer.mark_loss(first, count, self._failed_at or now, now, dropped)
 
     def _settle(self) -> None:
         with self._changed:
@@ -308,8 +330,11 @@ class Journal:
     def _end(self) -> None:
         if not self._failing:
             self._write_rows([(JournalClosed, time.time(), "", self._dropped)])
+            if self._dropped:
+                _log.warning("journal: %s lacks %d events, which could not be written", self._directory, self._dropped)
         self._writer.finish()
         self._compactor.wait()
+        self._writer.leave_mark()
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -4,6 +4,7 @@
 
     DIR/date=2026-11-21/segment-<process>-000003.parquet    whole and final, for readers
     DIR/_open/<process>-000004.part                         what is being written
+    DIR/_open/<process>-000005.lost-…                       empty: its name counts what could not be written
 
 Spark, and most that read folders of Parquet, take ``date=…`` for a column and leave out what begins with ``_``.
 """
@@ -24,6 +25,9 @@ OPEN = "_open"
 """The folder of what is being written."""
 
 _PART = re.compile(r"([A-Za-z0-9][A-Za-z0-9.-]{0,199})-([0-9]{6,12})\.part")
+_LOST = re.compile(
+    r"([A-Za-z0-9][A-Za-z0-9.-]{0,199})-([0-9]{6,12})\.lost-([0-9]{1,18})-([0-9]{1,18})-([0-9]{1,15})-([0-9]{1,15})(?:-closed-([0-9]{1,18}))?"
+)
 _ASIDE = re.compile(r"(.+)\.[0-9]{4}-[0-9]{2}-[0-9]{2}\.tmp")
 _LAST_DAY = 2_932_896  # 9999-12-31, in days since 1970: what a date can be
 
@@ -43,6 +47,29 @@ class ProcessRun:
     pid: int
 
 
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What a process could not write, as the name of an empty file says it: a full disk still takes a name.
+
+    Args:
+        process: the run of the process.
+        number: taken from those of its parts.
+        first_seq: the number that the first of the rows would have had.
+        count: how many, at least.
+        since: milliseconds since 1970 of the first.
+        until: and of the last.
+        dropped: events that the process could not keep in all, where it closed its journal, so that the count is whole.
+    """
+
+    process: str
+    number: int
+    first_seq: int
+    count: int
+    since: int
+    until: int
+    dropped: int | None
+
+
 def this_run(now: float) -> ProcessRun:
     """Name this process anew.
 
@@ -50,9 +77,12 @@ def this_run(now: float) -> ProcessRun:
         now: wall-clock seconds since 1970 UTC.
     """
     host = socket.gethostname()
-    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", host).strip("-.")[:64] or "host"
     started = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
-    return ProcessRun(f"{plain}-{os.getpid()}-{started}-{secrets.token_hex(4)}", host, os.getpid())
+    return ProcessRun(f"{_plain(host)}-{os.getpid()}-{started}-{secrets.token_hex(4)}", host, os.getpid())
+
+
+def _plain(host: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", host).strip("-.")[:64] or "host"
 
 
 def directory_of(path: str | os.PathLike[str]) -> Path:
@@ -77,6 +107,26 @@ def parse_part(path: Path) -> tuple[str, int] | None:
     return None if match is None else (match[1], int(match[2]))
 
 
+def loss_path(directory: Path, loss: Loss) -> Path:
+    """The file of a loss."""
+    name = f"{loss.process}-{loss.number:06d}.lost-{loss.first_seq}-{loss.count}-{loss.since}-{loss.until}"
+    return directory / OPEN / f"{name}{'' if loss.dropped is None else f'-closed-{loss.dropped}'}"
+
+
+def parse_loss(path: Path) -> Loss | None:
+    """The loss that a file's name tells of; None for any other file."""
+    match = _LOST.fullmatch(path.name)
+    if match is None:
+        return None
+    number, first_seq, count, since, until = map(int, match.groups()[1:6])
+    return Loss(match[1], number, first_seq, count, since, until, None if match[7] is None else int(match[7]))
+
+
+def is_of_host(process: str, host: str) -> bool:
+    """Whether a run's name is one of a machine."""
+    return process.startswith(f"{_plain(host)}-")
+
+
 def aside_path(part: Path, date: str) -> Path:
     """Where a part's segment of one day is written before it is put in place."""
     return part.with_suffix(f".{date}.tmp")
@@ -84,6 +134,8 @@ def aside_path(part: Path, date: str) -> Path:
 
 def part_of_aside(path: Path) -> Path | None:
     """The part of a segment that is written aside; None for any other file."""
+    if path.suffix == ".tmp" and parse_loss(path.with_suffix("")) is not None:
+        return path.with_suffix("")
     match = _ASIDE.fullmatch(path.name)
     part = None if match is None else path.with_name(f"{match[1]}.part")
     return part if part is not None and parse_part(part) is not None else None

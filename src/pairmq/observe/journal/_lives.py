@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import signal
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
 from pairmq.observe.journal._part import forget_inherited
+
+_log = logging.getLogger("pairmq")
 
 _EXIT = 10.0  # s that the end of the process waits for its journals, all together
 
 
 class Living(Protocol):
     """A journal, as far as its life and that of the process go together."""
+
+    @property
+    def directory(self) -> Path:
+        """Where it writes."""
 
     def begin_anew(self) -> None:
         """Be the journal of a forked child."""
@@ -47,7 +55,8 @@ def close_all(timeout: float = _EXIT) -> None:
     """Close every journal of the process, within ``timeout`` seconds for all together."""
     ends_at = time.monotonic() + timeout
     for journal in list(_journals):
-        journal.close(max(0.0, ends_at - time.monotonic()))
+        if not journal.close(max(0.0, ends_at - time.monotonic())):
+            _log.error("journal: %s was not written in %g s: what waits for it is lost", journal.directory, timeout)
 
 
 def flush_on_sigterm(timeout: float = _EXIT) -> None:

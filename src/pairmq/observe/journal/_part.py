@@ -149,6 +149,27 @@ class Part:
         part.close()
         return None
 
+    @classmethod
+    def mark(cls, path: Path) -> Part:
+        """Make an empty file that is held like a part: it needs no room on the disk.
+
+        Raises:
+            OSError: not even that can be made.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = cls(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
+        try:
+            fcntl.flock(part._descriptor, fcntl.LOCK_EX)
+        except BaseException:
+            part.remove()
+            raise
+        return part
+
+    def rename(self, path: Path) -> None:
+        """Give the file another name. Raises `OSError`."""
+        self.path.rename(path)
+        self.path = path
+
     def append(self, frame: Frame, *, sync: bool) -> None:
         """Hand a frame to the operating system.
 

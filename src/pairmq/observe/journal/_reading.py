@@ -55,6 +55,7 @@ class Statistics:
         last_at: the latest.
         open_parts: parts that are no segments yet.
         repeated: rows that two segments have.
+        unwritten: events that processes could not write, and no row counts yet: `recover` adds these rows.
     """
 
     segments: int = 0
@@ -66,6 +67,7 @@ class Statistics:
     last_at: float | None = None
     open_parts: int = 0
     repeated: int = 0
+    unwritten: int = 0
 
 
 def segments(directory: str | os.PathLike[str]) -> list[Path]:
@@ -140,8 +142,9 @@ def statistics(directory: str | os.PathLike[str]) -> Statistics:
         found.processes.append(
             Span(process, len(seqs), ends["min"], ends["max"], missing, dropped[process], process in ended)
         )
-    parts = (folder / _layout.OPEN).glob("*.part") if (folder / _layout.OPEN).is_dir() else ()
+    parts = list((folder / _layout.OPEN).iterdir()) if (folder / _layout.OPEN).is_dir() else ()
     found.open_parts = sum(_layout.parse_part(path) is not None for path in parts)
+    found.unwritten = sum(loss.count for path in parts if (loss := _layout.parse_loss(path)) is not None)
     return found
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pairmq.observe.journal import _layout
 from pairmq.observe.journal._options import Compression
 from pairmq.observe.journal._part import DamagedPart, Part
-from pairmq.observe.journal._segments import make_segments
+from pairmq.observe.journal._segments import make_loss_segment, make_segments
 
 _log = logging.getLogger("pairmq")
 
@@ -27,6 +27,7 @@ class Recovered:
         parts: that were made into segments.
         rows: in them.
         segments: that came of them.
+        lost: events that processes could not write; the journal has a row `EventsDropped` now that says so.
         torn: bytes that were cut from the ends of parts, of batches that were being written when the process died.
         kept: parts that somebody still writes, or that another machine left.
         failed: the parts that could not be opened or read, or whose segments could not be written, and why.
@@ -35,6 +36,7 @@ class Recovered:
     parts: int = 0
     rows: int = 0
     segments: list[Path] = field(default_factory=list)
+    lost: int = 0
     torn: int = 0
     kept: int = 0
     failed: dict[Path, str] = field(default_factory=dict)
@@ -65,13 +67,20 @@ def recover(
     here = socket.gethostname()
     found = sorted((folder / _layout.OPEN).iterdir()) if (folder / _layout.OPEN).is_dir() else []
     for path in found:
-        if _layout.parse_part(path) is None:
+        loss = _layout.parse_loss(path)
+        if loss is None and _layout.parse_part(path) is None:
             continue
         part = None
         try:
             part = Part.adopt(path)
             if part is None:
                 done.kept += path.exists()
+            elif loss is not None:
+                if not all_hosts and not _layout.is_of_host(loss.process, here):
+                    done.kept += 1
+                else:
+                    done.segments.append(make_loss_segment(folder, part, loss, compression))
+                    done.lost += loss.count
             elif _is_empty(part):
                 part.remove()  # killed while it was made
             elif not all_hosts and part.head().host != here:

@@ -12,8 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pairmq.model.records import COLUMNS
+from pairmq._version import version
+from pairmq.model.events import EventsDropped, JournalClosed
+from pairmq.model.records import COLUMNS, SCHEMA_VERSION, Values
 from pairmq.observe.journal import _layout, _schema
+from pairmq.observe.journal._columns import batch_of
 from pairmq.observe.journal._options import Compression
 from pairmq.observe.journal._part import Contents, Head, Part
 
@@ -50,6 +53,34 @@ def make_segments(directory: Path, part: Part, compression: Compression) -> tupl
         made.append(target)
     part.remove()
     return made, table.num_rows, contents
+
+
+def make_loss_segment(directory: Path, mark: Part, loss: _layout.Loss, compression: Compression) -> Path:
+    """Make the segment that says what a process could not write, then delete its mark.
+
+    Args:
+        directory: the journal's.
+        mark: locked by the caller.
+        loss: what its name says.
+        compression: of the segment.
+
+    Returns:
+        The segment. Made again it has the same name and the same rows.
+
+    Raises:
+        OSError, pyarrow.ArrowException: it can't be written; the mark is as it was.
+    """
+    rows: list[Values] = [(EventsDropped, loss.until / 1000, "", loss.count, loss.since / 1000)]
+    if loss.dropped is not None:
+        rows.append((JournalClosed, loss.until / 1000, "", loss.dropped))
+    table = widened([batch_of(rows, loss.first_seq + loss.count)], loss.process)
+    head = Head(loss.process, "", loss.number, SCHEMA_VERSION, version(), 1.0)
+    date = _layout.date_of(loss.until // 86_400_000)
+    target = _layout.segment_path(directory, date, loss.process, loss.number)
+    if not _stands(target, table.num_rows):
+        _write(target, mark.path.with_name(f"{mark.path.name}.tmp"), table, head, compression)
+    mark.remove()
+    return target
 
 
 def widened(batches: Sequence[pa.RecordBatch], process: str) -> pa.Table:

@@ -9,7 +9,7 @@ from pathlib import Path
 from pairmq._version import version
 from pairmq.model.records import SCHEMA_VERSION, Values
 from pairmq.observe.journal._columns import batch_of
-from pairmq.observe.journal._layout import ProcessRun
+from pairmq.observe.journal._layout import Loss, ProcessRun, loss_path
 from pairmq.observe.journal._options import JournalOptions
 from pairmq.observe.journal._part import Frame, Head, Part, frame_of
 from pairmq.observe.journal._sampling import Sampler
@@ -44,6 +44,8 @@ class Writer:
         self._number = 0
         self._seq = 0
         self._due_at: float | None = None
+        self._mark: Part | None = None
+        self._loss: Loss | None = None
 
     @property
     def due_in(self) -> float | None:
@@ -96,6 +98,44 @@ class Writer:
         part, self._part, self._due_at = self._part, None, None
         if part is not None:
             self._finished(part)
+
+    def mark_loss(self, first_seq: int | None, count: int, since: float, until: float, dropped: int | None) -> None:
+        """Leave word beside the parts of rows that could not be written; a later word replaces it.
+
+        Args:
+            first_seq: the number of the first; None for the next one.
+            count: how many.
+            since: wall-clock seconds of the first.
+            until: and of the last.
+            dropped: in all, where nothing more will be written; else None.
+
+        Raises:
+            OSError: not even an empty file can be made.
+        """
+        if self._loss is None:
+            number, self._number = self._number, self._number + 1
+        else:
+            number = self._loss.number
+        first = self._seq if first_seq is None else first_seq
+        began, ended = (max(0, int(at * 1000)) for at in (since, until))
+        self._loss = loss = Loss(self._run.name, number, first, count, began, ended, dropped)
+        path = loss_path(self._directory, loss)
+        if self._mark is None:
+            self._mark = Part.mark(path)
+        else:
+            self._mark.rename(path)
+
+    def unmark_loss(self) -> None:
+        """Take the word back: the rows were written after all, or a row of the journal counts them."""
+        mark, self._mark, self._loss = self._mark, None, None
+        if mark is not None:
+            mark.remove()
+
+    def leave_mark(self) -> None:
+        """Leave the word on a loss to recovery."""
+        mark, self._mark = self._mark, None
+        if mark is not None:
+            mark.close()
 
     def _head(self) -> Head:
         return Head(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pairmq.model.events import MessageDeadLettered, MessageMoved
 
 _SEGMENT = re.compile(r"segment-(.+)-[0-9]{6,12}\.parquet")
-_PART = re.compile(r"(.+)-[0-9]{6,12}\.part")
+_PART = re.compile(r"(.+)-[0-9]{6,12}\.(?:part|lost-[0-9-]+(?:closed-[0-9]+)?)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,8 @@ class Drain:
             journal=plan.settings.journal,
             patience=patience,
             ends_at=plan.ends_at,
-            log_level=logging.getLogger("pairmq").getEffectiveLevel(),
+            # Without -v the tasks say nothing of single events: the command counts what became of all.
+            log_level=level if (level := _log.getEffectiveLevel()) <= logging.INFO else logging.CRITICAL,
             observers=plan.settings.observers,
         )
 

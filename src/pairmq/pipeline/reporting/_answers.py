@@ -14,6 +14,7 @@ from pairmq.pipeline.reporting._words import duration, grouped, named, percent, 
 
 Verdict: TypeAlias = Literal["lost", "faults", "incomplete", "good"]
 
+_UNREAD = frozenset(("unfinished-parts", "killed", "running"))
 _HOLES = frozenset(("bad-segments", "missing-rows", "dropped-events", "misdated-rows"))
 
 
@@ -58,7 +59,7 @@ def answers(told: Told) -> Answers:
     found = caveats(told)
     verdict = _verdict(told, found)
     tiles = (_available(told), _out(told), _diverted(told), _latency(told), _cost(told), _blind(found))
-    return Answers(verdict, _headline(told, verdict), _sentence(told), tiles, found)
+    return Answers(verdict, _headline(told, verdict, found), _sentence(told), tiles, found)
 
 
 def accepted(told: Told) -> float:
@@ -101,7 +102,7 @@ def _verdict(told: Told, found: Sequence[Caveat]) -> Verdict:
     return "incomplete" if any(each.kind in _HOLES for each in found) else "good"
 
 
-def _headline(told: Told, verdict: Verdict) -> str:
+def _headline(told: Told, verdict: Verdict, found: Sequence[Caveat]) -> str:
     verdicts = told.messages.verdicts
     lost = verdicts.get("lost", 0)
     if verdict == "lost":
@@ -113,6 +114,8 @@ def _headline(told: Told, verdict: Verdict) -> str:
         return "The journal tells of no messages."
     if verdict == "incomplete":
         return "Nothing is known to be lost, but the journal has holes."
+    if any(each.kind in _UNREAD for each in found):
+        return "Nothing accepted was lost, in what the journal tells so far."
     return "Nothing accepted was lost."
 
 
@@ -135,6 +138,9 @@ def _sentence(told: Told) -> str:
         )
         parts = [f"{grouped(tones[tone])} {word}" for tone, word in words if tones[tone]]
         text = f"Of {plural(count, 'message')}, {_listed(parts)}."
+    sends = round(told.availability.total.attempted)
+    if sends > count and not told.programs.sampled:
+        text += f" They took {grouped(sends)} sends: each send of a message counts, also after one that was refused."
     backlog = round(told.availability.total.backlog)
     if backlog:
         text += f" {grouped(backlog)} of them went to the backlog while the primary was out."
@@ -175,7 +181,9 @@ def _diverted(told: Told) -> Tile:
     waiting = told.messages.verdicts.get("diverted", 0)
     home = "all are home again" if not waiting else f"{grouped(waiting)} not home yet"
     peak = int(told.messages.overview.depth.max()) if told.messages.overview is not None else 0
-    return Tile("Diverted", grouped(many), f"{home}; at most {grouped(peak)} at once" if peak else home)
+    return Tile(
+        "Diverted", grouped(many), f"{home}; at most {grouped(peak)} at once, of all entities" if peak else home
+    )
 
 
 def _latency(told: Told) -> Tile:

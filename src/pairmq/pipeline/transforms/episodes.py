@@ -54,7 +54,7 @@ EPISODES = Table(
         Field(
             "peak_backlog",
             "count",
-            "most messages of the entity in the backlog at the end of any second of it, of all processes together",
+            "most messages of the entity in the backlog at once within it, of all processes together",
         ),
     ),
 )
@@ -158,15 +158,20 @@ def _seconds(name: str) -> Column:
 def _with_peaks(found: DataFrame, notes: DataFrame) -> DataFrame:
     """Add the greatest backlog of each outage.
 
-    The depth is summed up by seconds, so that it is small, and met with the outages hour by hour, so that a long
-    journal with many outages does not meet each second with each of them.
+    The depth is summed up by seconds, so that it is small, each with the highest that it was within it, and met with
+    the outages hour by hour, so that a long journal with many outages does not meet each second with each of them.
     """
     gone = of_kind(MessageMoved) & F.col("completed") | of_kind(MessageDeadLettered)
     change = F.when(ended_as(SendOutcome.BACKLOG), 1).otherwise(-1)
+    flows = notes.filter(ended_as(SendOutcome.BACKLOG) | gone).select(
+        "pair", "entity", F.floor("at").alias("second"), "at", change.alias("change")
+    )
+    within = Window.partitionBy("pair", "entity", "second").orderBy("at", "change")
+    within = within.rowsBetween(Window.unboundedPreceding, 0)
     seconds = (
-        notes.filter(ended_as(SendOutcome.BACKLOG) | gone)
-        .groupBy("pair", "entity", F.floor("at").alias("second"))
-        .agg(F.sum(change).alias("change"))
+        flows.withColumn("rise", F.sum("change").over(within))
+        .groupBy("pair", "entity", "second")
+        .agg(F.sum("change").alias("change"), F.max("rise").alias("rise"))
     )
     so_far = Window.partitionBy("pair", "entity").orderBy("second").rowsBetween(Window.unboundedPreceding, 0)
     depths = seconds.select(
@@ -174,7 +179,7 @@ def _with_peaks(found: DataFrame, notes: DataFrame) -> DataFrame:
         "entity",
         F.floor(F.col("second") / HOUR).alias("hour"),
         "second",
-        F.sum("change").over(so_far).alias("depth"),
+        (F.sum("change").over(so_far) - F.col("change") + F.col("rise")).alias("depth"),
     )
     hours = F.sequence(F.floor(F.col("started_at") / HOUR), F.floor(F.col("until") / HOUR))
     spans = found.select(*_KEY, "number", "started_at", "until", F.explode(hours).alias("hour"))
