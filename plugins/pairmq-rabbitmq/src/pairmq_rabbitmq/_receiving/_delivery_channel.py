@@ -61,6 +61,9 @@ class DeliveryChannel(LockingChannel):
         self._ahead = 0  # window that was asked for
         self._standing: tuple[str, int] | None = None  # the consumer that stays, and its window
         session.wire.lane.open(raw.number, self)
+        # It stays there: the driver calls it in a loop over this set, and its reader would end with a set that changes
+        # meanwhile. The broker's Channel.Close would then get no answer, and the next channel with this number would
+        # end the connection: "second 'channel.open' seen".
         raw.on_consumer_cancel_callbacks.add(self._on_consumer_cancel)
         super().__init__(session, raw, queue, share, lock)
 
@@ -121,7 +124,6 @@ class DeliveryChannel(LockingChannel):
         """Use it no more: what is not settled will be delivered again."""
         super().lose(cause)
         self.session.wire.lane.close(self._raw.number, self)
-        self._raw.on_consumer_cancel_callbacks.discard(self._on_consumer_cancel)
         self._wake()
 
     async def close(self, timeout: float) -> bool:
