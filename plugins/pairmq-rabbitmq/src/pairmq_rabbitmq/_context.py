@@ -114,7 +114,7 @@ class Context:
         except asyncio.CancelledError:
             silent = session.wire.frames == frames and loop.time() - asked_at >= _SILENCE
             if silent or session.forsaken >= _MOST_FORSAKEN:
-                link.retire(session, TimeoutError("the broker did not answer in time"), at_once=False)
+                link.retire(session, silent=silent)
             raise
         except Exception as error:
             failed = _errors.failure(error, doing)

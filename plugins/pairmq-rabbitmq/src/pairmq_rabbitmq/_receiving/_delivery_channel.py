@@ -19,8 +19,10 @@ from typing import Any, Final
 
 from aiormq.channel import Channel
 
+from pairmq_rabbitmq._channel import close_channel
 from pairmq_rabbitmq._receiving._held import Share
 from pairmq_rabbitmq._receiving._locking import LockingChannel
+from pairmq_rabbitmq._receiving._opening import give_back
 from pairmq_rabbitmq._receiving._settling import Locked
 from pairmq_rabbitmq._session import Session
 
@@ -127,7 +129,7 @@ class DeliveryChannel(LockingChannel):
         self._wake()
 
     async def close(self, timeout: float) -> bool:
-        """Give everything back, and the channel to the broker.
+        """Give everything back, and the channel to the broker; what that has not taken in time, it takes later.
 
         Args:
             timeout: seconds.
@@ -144,7 +146,7 @@ class DeliveryChannel(LockingChannel):
                 self._give_rest_back()
                 await self._settling.idle()
                 if self.usable:
-                    await self._call(self._raw.close())
+                    await self._call(close_channel(self._raw))
         except TimeoutError:
             silent = self.silent
         except Exception:
@@ -152,6 +154,7 @@ class DeliveryChannel(LockingChannel):
             silent = False
         finally:
             self.lose(ConnectionAbortedError("the receiver was closed"))
+            give_back(self.session, self._raw)
         return not silent
 
     async def _fetch(self, count: int, deadline: float) -> None:

@@ -115,7 +115,9 @@ class RabbitReceiver(Receiver):
                 await self._until(opening.task)
             except asyncio.CancelledError:
                 if opening.silent:
-                    self._context.consuming.retire(session, _not_answered(), at_once=True)
+                    self._opening = None
+                    opening.forsake()
+                    self._context.consuming.retire(session, silent=True)
                 raise
             self._check_open(self._doing)
             self._opening = None
@@ -301,7 +303,7 @@ class RabbitReceiver(Receiver):
             self._opening.forsake()
         channel = self._channel
         if channel is not None and not await channel.close(_CLOSE):
-            self._context.consuming.retire(channel.session, _not_answered(), at_once=True)
+            self._context.consuming.retire(channel.session, silent=True)
         if self._dead_letters is not None:
             self._dead_letters.release()
         self._waits.cancel()
@@ -316,17 +318,16 @@ class RabbitReceiver(Receiver):
             raise _errors.closed(doing)
 
     def _doubt(self, channel: DeliveryChannel) -> None:
-        """Somebody stopped waiting: see what that says about the channel and the connection.
+        """A call was given up: see what that says about the channel and the connection.
 
-        What is locked there will be delivered again, and could not be settled there anyway.
+        Other receivers go on with the connection, and other calls with what is locked here: a broker that is far off,
+        or stalls for a moment, looks like one that is gone. One that is gone misses the driver's heartbeats. A single
+        queue can be gone as well, and its channel is given up when it owes an answer for as long.
         """
         if not channel.usable:
             return
-        if channel.silent:
-            self._context.consuming.retire(channel.session, _not_answered(), at_once=True)
-        elif channel.stuck:
+        silent = channel.silent
+        if silent:
+            self._context.consuming.retire(channel.session, silent=True)
+        if channel.stuck(self._context.url.heartbeat) or (channel.empty and (silent or channel.stuck())):
             channel.discard()
-
-
-def _not_answered() -> TimeoutError:
-    return TimeoutError("the broker did not answer in time")

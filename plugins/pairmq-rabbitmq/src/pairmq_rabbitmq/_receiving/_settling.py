@@ -140,13 +140,11 @@ class Calls:
         finally:
             del self._waiting[key]
 
-    @property
-    def stuck(self) -> bool:
-        """Whether an answer has been waited for much longer than answers take."""
-        now = asyncio.get_running_loop().time()
-        return any(asked_at <= now - _STUCK for asked_at, _ in self._waiting.values())
+    def stuck(self, seconds: float | None = None) -> bool:
+        """Whether an answer has been waited for that long, much longer than answers take when left out."""
+        since = asyncio.get_running_loop().time() - (_STUCK if seconds is None else seconds)
+        return any(asked_at <= since for asked_at, _ in self._waiting.values())
 
-    @property
     def silent(self) -> bool:
         """Whether nothing at all has come from the broker since something was asked, some time ago."""
         now, frames = asyncio.get_running_loop().time(), self._session.wire.frames
@@ -202,6 +200,11 @@ class Settling:
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._work())
         return job
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is unsettled, or being settled."""
+        return not self.unsettled and self._task is None
 
     async def idle(self) -> None:
         """Wait until nothing is being settled."""
