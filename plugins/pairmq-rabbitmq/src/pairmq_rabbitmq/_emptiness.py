@@ -46,7 +46,7 @@ async def count_certainly(context: Context, queue: str, doing: str) -> int:
         if waiting:
             break
         try:
-            waiting = await context.ask(doing, lambda channel: fetch_one(channel, queue))
+            waiting = await context.ask(doing, lambda channel: fetch_one(channel, queue), about=queue)
         except TransportError as error:
             if error.reason not in (FailureReason.DISABLED, FailureReason.UNAUTHORIZED):
                 raise

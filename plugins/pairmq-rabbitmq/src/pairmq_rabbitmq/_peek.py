@@ -46,7 +46,7 @@ async def peek(context: Context, queue: str, most: int, doing: str) -> list[Deli
     expected = min(waiting, most, _MOST)
     if not expected:
         return []
-    fetched = await context.ask(doing, lambda channel: _fetch(channel, queue, expected))
+    fetched = await context.ask(doing, lambda channel: _fetch(channel, queue, expected), about=queue)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _GIVING_BACK
     # A quorum queue takes its time to have them back; somebody else may be quicker to get them.
