@@ -8,6 +8,7 @@ import math
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pika
@@ -21,6 +22,7 @@ from pairmq.testing.conformance._broker import counted
 from pairmq.transport import Admin, QueueCounts, QueueProperties, Transport
 from pairmq_rabbitmq import _interrogation
 from pairmq_rabbitmq._interrogation import interrogate
+from pairmq_rabbitmq._management import effective, policy_for
 from pairmq_rabbitmq._properties import arguments_of, properties_of, queue_type_for
 from pairmq_rabbitmq._transport import RabbitTransport
 from pairmq_rabbitmq.testing import RabbitServer
@@ -264,11 +266,11 @@ def test_newer_servers_bound_deliveries_that_nobody_bounded() -> None:
         ({"x-message-ttl": 1500}, QueueProperties(default_time_to_live=1.5, dead_letter_on_expiration=False)),
         (
             {"x-max-length-bytes": 3 * 2**20, "x-overflow": "drop-head", "x-max-length": 4},
-            QueueProperties(max_size_megabytes=3, dead_letter_on_expiration=False),
+            QueueProperties(max_size_megabytes=3, dead_letter_on_expiration=False, drops_when_full=True),
         ),
         (
             {"x-max-length-bytes": 1000, "x-expires": 90_000, "x-dead-letter-exchange": "it's 'd"},
-            QueueProperties(max_size_megabytes=1, auto_delete_after=90.0),
+            QueueProperties(max_size_megabytes=1, auto_delete_after=90.0, drops_when_full=True),
         ),
         (
             {"x-queue-mode": "lazy", "x-max-priority": 3, "x-single-active-consumer": True, **CLASSIC},
@@ -287,7 +289,7 @@ def test_newer_servers_bound_deliveries_that_nobody_bounded() -> None:
         ),
         (
             {**QUORUM, "x-max-length": 5, "x-single-active-consumer": True, "x-max-in-memory-length": 0},
-            QueueProperties(dead_letter_on_expiration=False, single_consumer=True),
+            QueueProperties(dead_letter_on_expiration=False, single_consumer=True, drops_when_full=True),
         ),
         (
             {"x-queue-type": "stream", "x-max-age": "1D", "x-max-length-bytes": 2**30},
@@ -571,11 +573,70 @@ async def test_settings_with_policies(managed: Transport, managed_server: Rabbit
     assert (await managed.admin.properties(QUEUE)).default_time_to_live == 5.0
     definition = {"message-ttl": 2000, "max-length-bytes": 2**30, "expires": 90_000, "dead-letter-exchange": "x"}
     managed_server.set_policy("p", "^orders$", definition)
-    expected = QueueProperties(max_size_megabytes=1, default_time_to_live=2.0, auto_delete_after=90.0)
-    async with asyncio.timeout(60):
-        while await managed.admin.properties(QUEUE) != expected:  # the plugin hears of policies every 5 s
+    expected = QueueProperties(
+        max_size_megabytes=1, default_time_to_live=2.0, auto_delete_after=90.0, drops_when_full=True
+    )
+    assert await managed.admin.properties(QUEUE) == expected
+    managed_server.add_user("viewer", "secret", tags=("management",))  # may not look at policies
+    where = managed_server.management_url.replace("//", "//viewer:secret@")
+    async with registry.transport(f"{managed_server.url}?management={where}") as viewer, asyncio.timeout(60):
+        while await viewer.admin.properties(QUEUE) != expected:  # the plugin hears of policies every 5 s
             await asyncio.sleep(0.2)
     assert await reason_of(managed.admin.properties(Entity("none"))) is FailureReason.NOT_FOUND
+
+
+@pytest.mark.parametrize("operator", [False, True])
+async def test_a_policy_that_makes_backlog_queues_drop_is_told(
+    managed: Transport, managed_server: RabbitServer, operator: bool
+) -> None:
+    """Also of a queue that was made this moment."""
+    if operator:
+        definition = '[{<<"overflow">>, <<"drop-head">>}]'
+        managed_server.erl(
+            f'ok = rabbit_policy:set_op(<<"/">>, <<"p">>, <<".">>, {definition}, 0, <<"queues">>, <<"test">>)'
+        )
+    else:
+        managed_server.set_policy("other", "^x", {"overflow": "reject-publish"})
+        managed_server.set_policy("p", ".", {"overflow": "drop-head", "max-length": 5})
+    await managed.admin.create(QUEUE, BACKLOG)
+    found = BACKLOG.differences(await managed.admin.properties(QUEUE))
+    assert found == ("drops_when_full is True, asked for False",)
+
+
+@pytest.mark.parametrize(
+    ("policies", "told"),
+    [
+        ([], {}),
+        ([{"pattern": "^o", "apply-to": "queues", "definition": {"a": 1}}], {"a": 1}),
+        ([{"pattern": "r", "apply-to": "all", "definition": {"a": 1}}], {"a": 1}),
+        ([{"pattern": "^r", "apply-to": "all", "definition": {"a": 1}}], {}),
+        ([{"pattern": ".", "apply-to": "exchanges", "definition": {"a": 1}}], {}),
+        ([{"pattern": ".", "apply-to": "classic_queues", "definition": {"a": 1}}], {}),
+        ([{"pattern": ".", "apply-to": "quorum_queues", "definition": {"a": 1}}], {"a": 1}),
+        (
+            [
+                {"pattern": ".", "apply-to": "all", "priority": 1, "definition": {"a": 1}},
+                {"pattern": ".", "apply-to": "all", "priority": 5, "definition": {"b": 1}},
+                {"pattern": ".", "apply-to": "all", "priority": 3, "definition": {"c": 1}},
+            ],
+            {"b": 1},
+        ),
+        ([None, {"pattern": ".", "apply-to": "all"}], {}),
+    ],
+)
+def test_the_policy_of_a_queue_is_found(policies: list[Any], told: dict[str, Any]) -> None:
+    assert policy_for("orders", "quorum", policies) == told
+
+
+def test_policies_count_as_the_broker_counts_them() -> None:
+    own = {"x-queue-type": "quorum", "x-overflow": "reject-publish", "x-max-length": 9, "x-dead-letter-exchange": "d"}
+    policy = {"overflow": "drop-head", "max-length": 5, "dead-letter-exchange": "other", "message-ttl": 1}
+    assert effective(own, policy) == {**own, "x-overflow": "drop-head", "x-max-length": 5, "x-message-ttl": 1}
+    classic = {**own, "x-queue-type": "classic"}
+    assert effective(classic, policy) == {**classic, "x-max-length": 5, "x-message-ttl": 1}
+    operator = {"max-length": 7, "overflow": "reject-publish"}
+    assert effective(own, policy, operator)["x-overflow"] == "reject-publish"
+    assert effective(own, policy, operator)["x-max-length"] == 5
 
 
 async def test_management_that_refuses_or_is_away(managed_server: RabbitServer) -> None:

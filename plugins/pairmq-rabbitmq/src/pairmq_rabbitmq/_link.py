@@ -95,8 +95,11 @@ class Link:
         known = session in self._retired
         self._retired[session] = session.wire.frames if silent else None
         if not known:
-            session.on_end(lambda _: self._retired.pop(session, None))
+            session.on_end(lambda _: self._forget(session))
             asyncio.get_running_loop().call_later(_AFTERLIFE, self._end_if_unused, session)
+
+    def _forget(self, session: Session) -> None:
+        self._retired.pop(session, None)
 
     def _end_if_unused(self, session: Session) -> None:
         if session not in self._retired:
