@@ -13,6 +13,7 @@ from typing import Any
 
 import pika
 import pytest
+from aiormq.exceptions import ConnectionInternalError
 from pika.adapters.blocking_connection import BlockingChannel
 
 from ordered_queue import receive
@@ -213,7 +214,7 @@ async def test_many_at_once(transport: Transport) -> None:
     assert [BACKLOG.differences(one) for one in told] == [()] * 10
 
 
-@pytest.mark.parametrize("path", ["übung/ö", "a b/c(d)'e'", "$weird/%2F", 'q"uote', "x" * 200])
+@pytest.mark.parametrize("path", ["übung/ö", "a b/c(d)'e'", "$weird/%2F", 'q"uote', "x" * 200, "ü" * 50, "日本" * 36])
 async def test_any_name_that_rabbitmq_takes(transport: Transport, rabbit: RabbitServer, path: str) -> None:
     entity, topic = Entity(path), Entity(path, EntityKind.TOPIC)
     assert await transport.admin.create(entity, BACKLOG)
@@ -224,12 +225,63 @@ async def test_any_name_that_rabbitmq_takes(transport: Transport, rabbit: Rabbit
     await transport.admin.probe(entity)
     assert len(await transport.admin.peek(Source(entity), 5)) == 1
     assert await transport.admin.purge(Source(entity)) == 1
+    await send(transport, entity)
+    receiver = transport.receiver(Source(entity))
+    [delivery] = await receive(receiver, 1)
+    await receiver.complete(delivery)
     assert await transport.admin.delete(entity)
     assert await transport.admin.create(topic)
     assert await transport.admin.create_subscription(topic, "süb")
     await send(transport, topic)
     await told(transport.admin, Source(topic, "süb"), QueueCounts(active=1))
     assert await transport.admin.delete(topic)
+
+
+async def test_a_long_name_that_is_not_ascii_is_asked_about_over_connections_of_its_own(
+    transport: Transport, rabbit: RabbitServer
+) -> None:
+    """RabbitMQ 4 closes a connection on which it should refuse something with such a name in its words."""
+    entity = Entity("ü" * 60)
+    assert isinstance(transport, RabbitTransport)
+    context = transport._context
+    await transport.admin.create(entity, BACKLOG)
+    await send(transport, entity)
+    held = transport.receiver(Source(QUEUE))
+    await transport.admin.create(QUEUE)
+    await send(transport, QUEUE)
+    [kept] = await receive(held, 1)
+    consuming, control = context.consuming.current, context.control.current
+    receiver = transport.receiver(Source(entity))
+    [delivery] = await receive(receiver, 1)
+    apart = context.consuming_of(entity.path)
+    assert apart is not context.consuming
+    assert context.consuming_of("x" * 200) is context.consuming
+    assert apart.current is not None
+    apart.current.end(ConnectionResetError("541"))  # as the broker does when the queue is gone
+    with pytest.raises(TransportError):
+        await receiver.complete(delivery)
+    await held.complete(kept)
+    assert (context.consuming.current, context.control.current) == (consuming, control)
+
+
+async def test_an_answer_that_the_broker_can_not_write_tells_nothing(
+    transport: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entity = Entity("ü" * 60)
+    await transport.admin.create(entity, BACKLOG)
+    assert isinstance(transport, RabbitTransport)
+
+    async def declare(*_: object, **__: object) -> object:
+        raise ConnectionInternalError("INTERNAL_ERROR")
+
+    ask = transport._context.ask
+
+    async def cut_off(doing: str, question: Any, *args: Any, **options: Any) -> Any:
+        return await ask(doing, declare if question.__name__ == "declare" else question, *args, **options)
+
+    monkeypatch.setattr(transport._context, "ask", cut_off)
+    told = await transport.admin.properties(entity)
+    assert (told.max_size_megabytes, told.single_consumer) == (None, False)
 
 
 async def test_a_name_that_is_too_long_is_refused(transport: Transport) -> None:
@@ -591,7 +643,7 @@ async def test_a_policy_that_makes_backlog_queues_drop_is_told(
 ) -> None:
     """Also of a queue that was made this moment."""
     if operator:
-        definition = '[{<<"overflow">>, <<"drop-head">>}]'
+        definition = '[{<<"message-ttl">>, 1000}]'
         managed_server.erl(
             f'ok = rabbit_policy:set_op(<<"/">>, <<"p">>, <<".">>, {definition}, 0, <<"queues">>, <<"test">>)'
         )
@@ -600,7 +652,9 @@ async def test_a_policy_that_makes_backlog_queues_drop_is_told(
         managed_server.set_policy("p", ".", {"overflow": "drop-head", "max-length": 5})
     await managed.admin.create(QUEUE, BACKLOG)
     found = BACKLOG.differences(await managed.admin.properties(QUEUE))
-    assert found == ("drops_when_full is True, asked for False",)
+    assert found == (
+        ("default_time_to_live is 1.0, asked for None" if operator else "drops_when_full is True, asked for False"),
+    )
 
 
 @pytest.mark.parametrize(
