@@ -13,6 +13,11 @@ _PUMP_TESTS = ("tests/runner/test_pump.py",)
 _REDIS_LINK = "plugins/pairmq-redis/src/pairmq_redis/_link.py"
 _REDIS_LINK_TESTS = ("plugins/pairmq-redis/tests/test_redis_link.py",)
 _RABBIT_POSITIONS = "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_positions.py"
+_RABBIT_RECEIVING = "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_receiving/"
+_RABBIT_RECEIVING_TESTS = ("plugins/pairmq-rabbitmq/tests/test_rabbitmq_receiving.py",)
+_RABBIT_SETTLING_TESTS = ("plugins/pairmq-rabbitmq/tests/test_rabbitmq_settling.py",)
+_RABBIT_MANAGEMENT = "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_management.py"
+_RABBIT_ADMIN_TESTS = ("plugins/pairmq-rabbitmq/tests/test_rabbitmq_admin.py",)
 _RABBIT_POSITIONS_TESTS = ("plugins/pairmq-rabbitmq/tests/test_rabbitmq_positions.py",)
 
 TESTED = (
@@ -204,5 +209,56 @@ TESTED = (
         "        newest = self._published + 1\n",
         "        newest = max(1, self._published)\n",
         tests=_RABBIT_POSITIONS_TESTS,
+    ),
+    # RabbitMQ: what a call does to the others of its connection, and what the server makes of it.
+    Mutant(
+        "RabbitMQ: a call that is given up in a stall ends the connection that others use",
+        _RABBIT_RECEIVING + "_receiver.py",
+        "        silent = channel.silent\n        if silent:\n            self._link.retire(channel.session, silent=True)\n",
+        "        silent = channel.silent\n        if silent:\n            channel.session.end(TimeoutError())\n",
+        tests=_RABBIT_RECEIVING_TESTS,
+    ),
+    Mutant(
+        "RabbitMQ: a call that is given up in a stall gives up what other calls hold on its channel",
+        _RABBIT_RECEIVING + "_receiver.py",
+        "(channel.empty and (silent or channel.stuck()))",
+        "(silent or channel.stuck())",
+        tests=_RABBIT_RECEIVING_TESTS,
+    ),
+    Mutant(
+        "RabbitMQ: a retired connection ends while others use it",
+        "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_link.py",
+        "        if session.users:\n",
+        "        if False:\n",
+        tests=_RABBIT_RECEIVING_TESTS,
+    ),
+    Mutant(
+        "RabbitMQ: a cancelled consumer changes the set that the driver calls it from",
+        _RABBIT_RECEIVING + "_delivery_channel.py",
+        "        self.session.wire.lane.close(self._raw.number, self)\n        self._wake()\n",
+        "        self.session.wire.lane.close(self._raw.number, self)\n"
+        "        self._raw.on_consumer_cancel_callbacks.discard(self._on_consumer_cancel)\n        self._wake()\n",
+        tests=_RABBIT_RECEIVING_TESTS,
+    ),
+    Mutant(
+        "RabbitMQ: messages are given back by nack, which 4.3 does not count",
+        _RABBIT_RECEIVING + "_settling.py",
+        "return [Basic.Reject(delivery_tag=tag, requeue=True) for tag in tags]",
+        "return [Basic.Nack(delivery_tag=tags[-1], multiple=len(tags) > 1, requeue=True)]",
+        tests=_RABBIT_SETTLING_TESTS,
+    ),
+    Mutant(
+        "RabbitMQ: a policy that makes a quorum queue drop its oldest messages is not told",
+        _RABBIT_MANAGEMENT,
+        'first = (OVERFLOW, EXPIRES) if arguments.get(QUEUE_TYPE) == "quorum" else ()',
+        "first = ()",
+        tests=_RABBIT_ADMIN_TESTS,
+    ),
+    Mutant(
+        "a policy on a backlog queue that was made this moment is not told",
+        "src/pairmq/runner/_backlog.py",
+        "        try:\n            actual = await self._limited(admin.properties(queue))\n",
+        "        try:\n            actual = None if created else await self._limited(admin.properties(queue))\n",
+        tests=("tests/runner/test_backlog.py",),
     ),
 )
