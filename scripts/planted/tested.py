@@ -214,8 +214,8 @@ TESTED = (
     Mutant(
         "RabbitMQ: a call that is given up in a stall ends the connection that others use",
         _RABBIT_RECEIVING + "_receiver.py",
-        "        silent = channel.silent\n        if silent:\n            self._link.retire(channel.session, silent=True)\n",
-        "        silent = channel.silent\n        if silent:\n            channel.session.end(TimeoutError())\n",
+        "            self._link.retire(channel.session, silent=True)\n        if channel.stuck(",
+        "            channel.session.end(TimeoutError())\n        if channel.stuck(",
         tests=_RABBIT_RECEIVING_TESTS,
     ),
     Mutant(
