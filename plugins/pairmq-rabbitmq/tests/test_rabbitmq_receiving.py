@@ -21,7 +21,7 @@ from cut_calls import given_up
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.testing import TcpProxy
 from pairmq.testing.conformance.suites._timing import LockClock
-from pairmq_rabbitmq import _link
+from pairmq_rabbitmq import _channel, _link
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._receiving import RabbitReceiver, _locking, _settling, held_by_this_process
 from pairmq_rabbitmq._url import parse_rabbitmq_url
@@ -1233,6 +1233,27 @@ async def test_a_channel_that_waits_too_long_for_its_queue_is_replaced(
     assert bodies(await receiver.receive(1, WAIT)) == ["a"]
     await receiver.close()
     await eventually(lambda: channels(server) == 0)  # the broker let go of the first one as well
+
+
+async def test_a_channel_whose_queue_owes_an_answer_is_closed_all_the_same_and_once(
+    server: RabbitServer, contexts: MakeContext, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver would give up after a heartbeat, and the broker keep what is locked there."""
+    if kind == "classic":
+        pytest.skip("only a quorum queue can be there without a leader")
+    monkeypatch.setattr(_channel, "_TURN", 0.05)
+    context = contexts(heartbeat=4)
+    session = await context.consuming.session()
+    channel = await session.open_channel(confirms=False)
+    server.erl("ok = sys:suspend(whereis('%2F_orders'))")
+    asking = asyncio.create_task(session.run(channel.queue_declare(QUEUE, passive=True)))
+    closings = [asyncio.create_task(session.run(_channel.close_channel(channel))) for _ in range(2)]
+    await asyncio.wait(closings, timeout=6)
+    server.erl("ok = sys:resume(whereis('%2F_orders'))")
+    await asyncio.wait_for(asyncio.gather(asking, *closings, return_exceptions=True), WAIT)
+    assert channels(server) == 0
+    assert (await context.consuming.session()) is session
+    assert await RabbitReceiver(context, SOURCE).receive(1, 0) == []
 
 
 # --------------------------------------------------------------------------- close
