@@ -14,7 +14,7 @@ _REDIS_LINK = "plugins/pairmq-redis/src/pairmq_redis/_link.py"
 _REDIS_LINK_TESTS = ("plugins/pairmq-redis/tests/test_redis_link.py",)
 _RABBIT_POSITIONS = "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_positions.py"
 _RABBIT_RECEIVING = "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_receiving/"
-_RABBIT_RECEIVING_TESTS = "plugins/pairmq-rabbitmq/tests/test_rabbitmq_receiving.py"
+_RABBIT_RECEIVING_A = "plugins/pairmq-rabbitmq/tests/test_rabbitmq_receiving.py::test_a_"
 _RABBIT_SETTLING_TESTS = ("plugins/pairmq-rabbitmq/tests/test_rabbitmq_settling.py",)
 _RABBIT_MANAGEMENT = "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_management.py"
 _RABBIT_ADMIN_TESTS = "plugins/pairmq-rabbitmq/tests/test_rabbitmq_admin.py"
@@ -216,21 +216,21 @@ TESTED = (
         _RABBIT_RECEIVING + "_receiver.py",
         "            self._link.retire(channel.session, silent=True)\n        if channel.stuck(",
         "            channel.session.end(TimeoutError())\n        if channel.stuck(",
-        tests=(_RABBIT_RECEIVING_TESTS + "::test_a_call_that_is_given_up_in_a_stall_takes_no_lock_of_other_calls",),
+        tests=(_RABBIT_RECEIVING_A + "call_that_is_given_up_in_a_stall_takes_no_lock_of_other_calls",),
     ),
     Mutant(
         "RabbitMQ: a call that is given up in a stall gives up what other calls hold on its channel",
         _RABBIT_RECEIVING + "_receiver.py",
         "(channel.empty and (silent or channel.stuck()))",
         "(silent or channel.stuck())",
-        tests=(_RABBIT_RECEIVING_TESTS + "::test_a_call_that_is_given_up_in_a_stall_takes_no_lock_of_other_calls",),
+        tests=(_RABBIT_RECEIVING_A + "call_that_is_given_up_in_a_stall_takes_no_lock_of_other_calls",),
     ),
     Mutant(
         "RabbitMQ: a retired connection ends while others use it",
         "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_link.py",
         "        if session.users:\n",
         "        if False:\n",
-        tests=(_RABBIT_RECEIVING_TESTS + "::test_a_connection_that_nobody_uses_after_a_stall_ends",),
+        tests=(_RABBIT_RECEIVING_A + "connection_that_nobody_uses_after_a_stall_ends",),
     ),
     Mutant(
         "RabbitMQ: a cancelled consumer changes the set that the driver calls it from",
@@ -239,7 +239,7 @@ TESTED = (
         "        self.session.wire.lane.close(self._raw.number, self)\n"
         "        self._raw.on_consumer_cancel_callbacks.discard(self._on_consumer_cancel)\n        self._wake()\n",
         tests=(
-            _RABBIT_RECEIVING_TESTS + "::test_a_queue_that_is_deleted_while_it_is_asked_about_takes_no_lock_of_others",
+            _RABBIT_RECEIVING_A + "queue_that_is_deleted_while_it_is_asked_about_takes_no_lock_of_others",
         ),
     ),
     Mutant(
@@ -248,7 +248,7 @@ TESTED = (
         "        except TimeoutError:\n            pass\n",
         "        except TimeoutError:\n            return\n",
         tests=(
-            _RABBIT_RECEIVING_TESTS + "::test_a_channel_whose_queue_owes_an_answer_is_closed_all_the_same_and_once",
+            _RABBIT_RECEIVING_A + "channel_whose_queue_owes_an_answer_is_closed_all_the_same_and_once",
         ),
     ),
     Mutant(
@@ -257,7 +257,7 @@ TESTED = (
         '        if not getattr(channel, "close_sent", False):\n',
         "        if True:\n",
         tests=(
-            _RABBIT_RECEIVING_TESTS + "::test_a_channel_whose_queue_owes_an_answer_is_closed_all_the_same_and_once",
+            _RABBIT_RECEIVING_A + "channel_whose_queue_owes_an_answer_is_closed_all_the_same_and_once",
         ),
     ),
     Mutant(

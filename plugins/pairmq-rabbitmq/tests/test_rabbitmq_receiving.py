@@ -1100,6 +1100,7 @@ async def test_a_connection_that_nobody_uses_after_a_stall_ends(
     assert session is not None
     # As after twenty questions that were given up.
     context.consuming.retire(session, silent=False)
+    await asyncio.sleep(0.2)
     assert await receiver.receive(1, 0) == []  # it goes on, and has a channel there
     assert session.usable
     await receiver.close()
@@ -1241,17 +1242,21 @@ async def test_a_channel_whose_queue_owes_an_answer_is_closed_all_the_same_and_o
     """The driver would give up after a heartbeat, and the broker keep what is locked there."""
     if kind == "classic":
         pytest.skip("only a quorum queue can be there without a leader")
+
+    async def noted(_: object) -> None:
+        """Nothing comes."""
+
     monkeypatch.setattr(_channel, "_TURN", 0.05)
     context = contexts(heartbeat=4)
     session = await context.consuming.session()
     channel = await session.open_channel(confirms=False)
     server.erl("ok = sys:suspend(whereis('%2F_orders'))")
-    asking = asyncio.create_task(session.run(channel.queue_declare(QUEUE, passive=True)))
+    asking = asyncio.create_task(session.run(channel.basic_consume(QUEUE, noted)))
     closings = [asyncio.create_task(session.run(_channel.close_channel(channel))) for _ in range(2)]
     await asyncio.wait(closings, timeout=6)
     server.erl("ok = sys:resume(whereis('%2F_orders'))")
     await asyncio.wait_for(asyncio.gather(asking, *closings, return_exceptions=True), WAIT)
-    assert channels(server) == 0
+    await eventually(lambda: channels(server) == 0, 10)
     assert (await context.consuming.session()) is session
     assert await RabbitReceiver(context, SOURCE).receive(1, 0) == []
 
