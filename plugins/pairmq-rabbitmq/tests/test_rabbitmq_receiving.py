@@ -1252,6 +1252,7 @@ async def test_a_channel_whose_queue_owes_an_answer_is_closed_all_the_same_and_o
     channel = await session.open_channel(confirms=False)
     server.erl("ok = sys:suspend(whereis('%2F_orders'))")
     asking = asyncio.create_task(session.run(channel.basic_consume(QUEUE, noted)))
+    await asyncio.sleep(0.2)  # until it is asked
     closings = [asyncio.create_task(session.run(_channel.close_channel(channel))) for _ in range(2)]
     await asyncio.wait(closings, timeout=6)
     server.erl("ok = sys:resume(whereis('%2F_orders'))")
@@ -1259,6 +1260,24 @@ async def test_a_channel_whose_queue_owes_an_answer_is_closed_all_the_same_and_o
     await eventually(lambda: channels(server) == 0, 10)
     assert (await context.consuming.session()) is session
     assert await RabbitReceiver(context, SOURCE).receive(1, 0) == []
+
+
+async def test_a_channel_is_closed_once_however_often_that_is_asked_in_a_stall(
+    server: RabbitServer, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker closes a connection on which it is to close a channel that is not there."""
+    monkeypatch.setattr(_channel, "_TURN", 0.05)
+    session = await context.consuming.session()
+    channel = await session.open_channel(confirms=False)
+    await hang(server)
+    try:
+        closings = [asyncio.create_task(session.run(_channel.close_channel(channel))) for _ in range(2)]
+        await asyncio.wait(closings, timeout=0.5)
+    finally:
+        server.resume()
+    await asyncio.wait_for(asyncio.gather(*closings), WAIT)
+    assert await RabbitReceiver(context, SOURCE).receive(1, 0) == []
+    assert context.consuming.current is session
 
 
 # --------------------------------------------------------------------------- close

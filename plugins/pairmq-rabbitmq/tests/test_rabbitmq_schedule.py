@@ -271,10 +271,10 @@ async def test_many_at_once_share_the_work(transport: Transport, monkeypatch: py
     schedule, asked = transport._schedule, 0
     ask = schedule._ask
 
-    async def counted(doing: str, question: Callable[..., Awaitable[object]]) -> None:
+    async def counted(doing: str, question: Callable[..., Awaitable[object]], about: str = "") -> None:
         nonlocal asked
         asked += 1
-        await ask(doing, question)  # type: ignore[arg-type]
+        await ask(doing, question, about)  # type: ignore[arg-type]
 
     monkeypatch.setattr(schedule, "_ask", counted)
     methods = await asyncio.gather(*(schedule.route(QUEUE, 1.0, "schedule") for _ in range(50)))
