@@ -19,6 +19,10 @@ _REDIS_LINK_TESTS = ("plugins/pairmq-redis/tests/test_redis_link.py",)
 _REDIS_MEMORY_TESTS = ("plugins/pairmq-redis/tests/test_redis_memory.py",)
 _SQLITE_MESSAGES_TESTS = ("plugins/_template/tests/test_sqlite_messages.py",)
 _RABBIT_POSITIONS = "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_positions.py"
+_RABBIT_RECEIVING = "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_receiving/"
+_RABBIT_RECEIVING_A = "plugins/pairmq-rabbitmq/tests/test_rabbitmq_receiving.py::test_a_"
+_RABBIT_SETTLING_TESTS = ("plugins/pairmq-rabbitmq/tests/test_rabbitmq_settling.py",)
+_RABBIT_MANAGEMENT = "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_management.py"
 _RABBIT_POSITIONS_TESTS = ("plugins/pairmq-rabbitmq/tests/test_rabbitmq_positions.py",)
 
 TESTED = (
@@ -353,5 +357,70 @@ TESTED = (
         "        newest = self._published + 1\n",
         "        newest = max(1, self._published)\n",
         tests=_RABBIT_POSITIONS_TESTS,
+    ),
+    # RabbitMQ: what a call does to the others of its connection, and what the server makes of it.
+    Mutant(
+        "RabbitMQ: a call that is given up in a stall ends the connection that others use",
+        _RABBIT_RECEIVING + "_receiver.py",
+        "            self._link.retire(channel.session, silent=True)\n        if channel.stuck(",
+        "            channel.session.end(TimeoutError())\n        if channel.stuck(",
+        tests=(_RABBIT_RECEIVING_A + "call_that_is_given_up_in_a_stall_takes_no_lock_of_other_calls",),
+    ),
+    Mutant(
+        "RabbitMQ: a call that is given up in a stall gives up what other calls hold on its channel",
+        _RABBIT_RECEIVING + "_receiver.py",
+        "(channel.empty and (silent or channel.stuck()))",
+        "(silent or channel.stuck())",
+        tests=(_RABBIT_RECEIVING_A + "call_that_is_given_up_in_a_stall_takes_no_lock_of_other_calls",),
+    ),
+    Mutant(
+        "RabbitMQ: a retired connection ends while others use it",
+        "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_link.py",
+        "        if session.users:\n",
+        "        if False:\n",
+        tests=(_RABBIT_RECEIVING_A + "connection_that_nobody_uses_after_a_stall_ends",),
+    ),
+    Mutant(
+        "RabbitMQ: a cancelled consumer changes the set that the driver calls it from",
+        _RABBIT_RECEIVING + "_delivery_channel.py",
+        "        self.session.wire.lane.close(self._raw.number, self)\n        self._wake()\n",
+        "        self.session.wire.lane.close(self._raw.number, self)\n"
+        "        self._raw.on_consumer_cancel_callbacks.discard(self._on_consumer_cancel)\n        self._wake()\n",
+        tests=(_RABBIT_RECEIVING_A + "queue_that_is_deleted_while_it_is_asked_about_takes_no_lock_of_others",),
+    ),
+    Mutant(
+        "RabbitMQ: a channel whose queue owes an answer is never closed",
+        "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_channel.py",
+        "        except TimeoutError:\n            pass\n",
+        "        except TimeoutError:\n            return\n",
+        tests=(_RABBIT_RECEIVING_A + "channel_whose_queue_owes_an_answer_is_closed_all_the_same_and_once",),
+    ),
+    Mutant(
+        "RabbitMQ: a channel is closed twice, for which the server closes the connection",
+        "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_channel.py",
+        '        if not getattr(channel, "close_sent", False):\n',
+        "        if True:\n",
+        tests=(_RABBIT_RECEIVING_A + "channel_is_closed_once_however_often_that_is_asked_in_a_stall",),
+    ),
+    Mutant(
+        "RabbitMQ: messages are given back by nack, which 4.3 does not count",
+        _RABBIT_RECEIVING + "_settling.py",
+        "return [Basic.Reject(delivery_tag=tag, requeue=True) for tag in tags]",
+        "return [Basic.Nack(delivery_tag=tags[-1], multiple=len(tags) > 1, requeue=True)]",
+        tests=_RABBIT_SETTLING_TESTS,
+    ),
+    Mutant(
+        "RabbitMQ: a policy that makes a quorum queue drop its oldest messages is not told",
+        _RABBIT_MANAGEMENT,
+        'first = (OVERFLOW, EXPIRES) if arguments.get(QUEUE_TYPE) == "quorum" else ()',
+        "first = ()",
+        tests=("plugins/pairmq-rabbitmq/tests/test_rabbitmq_admin.py::test_policies_count_as_the_broker_counts_them",),
+    ),
+    Mutant(
+        "a policy on a backlog queue that was made this moment is not told",
+        "src/pairmq/runner/_backlog.py",
+        "        try:\n            actual = await self._limited(admin.properties(queue))\n",
+        "        try:\n            actual = None if created else await self._limited(admin.properties(queue))\n",
+        tests=("tests/runner/test_backlog.py",),
     ),
 )

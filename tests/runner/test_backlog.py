@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -23,6 +24,7 @@ from pairmq.model.events import BacklogQueueChecked, RotationChanged, Warned
 from pairmq.runner import Clock
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
 from pairmq.testing import _simulated as simulated
+from pairmq.testing._simulated._admin import SimulatedAdmin
 from pairmq.transport import QueueProperties
 
 
@@ -84,6 +86,33 @@ async def test_existing_queues_are_left_as_they_are_with_a_warning(world):
         w.pair.force_failover("orders")
         await asyncio.gather(*(w.pair.sender("orders").send(Message(b"x")) for _ in range(50)))
         assert west.messages("east/x-servicebus-transfer/7") == []
+
+
+@in_virtual_time
+async def test_what_a_policy_makes_of_a_new_queue_is_warned_of(world, monkeypatch):
+    told = SimulatedAdmin.properties
+
+    async def by_policy(self: SimulatedAdmin, entity: Entity) -> QueueProperties:
+        return replace(await told(self, entity), drops_when_full=True)
+
+    monkeypatch.setattr(SimulatedAdmin, "properties", by_policy)
+    async with world() as w:
+        found = [event.differences for event in w.of(BacklogQueueChecked) if event.created]
+        assert found == [("drops_when_full is True, asked for False",)] * 3
+        texts = [event.text for event in w.of(Warned)]
+        assert len(texts) == 3
+        assert all("new backlog queue east/x-servicebus-transfer/" in text for text in texts)
+
+
+@in_virtual_time
+async def test_a_new_queue_whose_settings_can_not_be_read_is_used(world, monkeypatch):
+    async def refuse(self: SimulatedAdmin, entity: Entity) -> QueueProperties:
+        raise TransportError("not for you", FailureKind.REFUSED, FailureReason.UNAUTHORIZED)
+
+    monkeypatch.setattr(SimulatedAdmin, "properties", refuse)
+    async with world() as w:
+        assert [event.created for event in w.of(BacklogQueueChecked)] == [True] * 3
+        assert w.of(RotationChanged) == []
 
 
 @in_virtual_time

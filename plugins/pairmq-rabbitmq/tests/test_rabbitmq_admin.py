@@ -8,10 +8,12 @@ import math
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pika
 import pytest
+from aiormq.exceptions import ConnectionInternalError
 from pika.adapters.blocking_connection import BlockingChannel
 
 from ordered_queue import receive
@@ -21,6 +23,7 @@ from pairmq.testing.conformance._broker import counted
 from pairmq.transport import Admin, QueueCounts, QueueProperties, Transport
 from pairmq_rabbitmq import _interrogation
 from pairmq_rabbitmq._interrogation import interrogate
+from pairmq_rabbitmq._management import effective, policy_for
 from pairmq_rabbitmq._properties import arguments_of, properties_of, queue_type_for
 from pairmq_rabbitmq._transport import RabbitTransport
 from pairmq_rabbitmq.testing import RabbitServer
@@ -211,7 +214,7 @@ async def test_many_at_once(transport: Transport) -> None:
     assert [BACKLOG.differences(one) for one in told] == [()] * 10
 
 
-@pytest.mark.parametrize("path", ["übung/ö", "a b/c(d)'e'", "$weird/%2F", 'q"uote', "x" * 200])
+@pytest.mark.parametrize("path", ["übung/ö", "a b/c(d)'e'", "$weird/%2F", 'q"uote', "x" * 200, "ü" * 50, "日本" * 36])
 async def test_any_name_that_rabbitmq_takes(transport: Transport, rabbit: RabbitServer, path: str) -> None:
     entity, topic = Entity(path), Entity(path, EntityKind.TOPIC)
     assert await transport.admin.create(entity, BACKLOG)
@@ -222,12 +225,63 @@ async def test_any_name_that_rabbitmq_takes(transport: Transport, rabbit: Rabbit
     await transport.admin.probe(entity)
     assert len(await transport.admin.peek(Source(entity), 5)) == 1
     assert await transport.admin.purge(Source(entity)) == 1
+    await send(transport, entity)
+    receiver = transport.receiver(Source(entity))
+    [delivery] = await receive(receiver, 1)
+    await receiver.complete(delivery)
     assert await transport.admin.delete(entity)
     assert await transport.admin.create(topic)
     assert await transport.admin.create_subscription(topic, "süb")
     await send(transport, topic)
     await told(transport.admin, Source(topic, "süb"), QueueCounts(active=1))
     assert await transport.admin.delete(topic)
+
+
+async def test_a_long_name_that_is_not_ascii_is_asked_about_over_connections_of_its_own(
+    transport: Transport, rabbit: RabbitServer
+) -> None:
+    """RabbitMQ 4 closes a connection on which it should refuse something with such a name in its words."""
+    entity = Entity("ü" * 60)
+    assert isinstance(transport, RabbitTransport)
+    context = transport._context
+    await transport.admin.create(entity, BACKLOG)
+    await send(transport, entity)
+    held = transport.receiver(Source(QUEUE))
+    await transport.admin.create(QUEUE)
+    await send(transport, QUEUE)
+    [kept] = await receive(held, 1)
+    consuming, control = context.consuming.current, context.control.current
+    receiver = transport.receiver(Source(entity))
+    [delivery] = await receive(receiver, 1)
+    apart = context.consuming_of(entity.path)
+    assert apart is not context.consuming
+    assert context.consuming_of("x" * 200) is context.consuming
+    assert apart.current is not None
+    apart.current.end(ConnectionResetError("541"))  # as the broker does when the queue is gone
+    with pytest.raises(TransportError):
+        await receiver.complete(delivery)
+    await held.complete(kept)
+    assert (context.consuming.current, context.control.current) == (consuming, control)
+
+
+async def test_an_answer_that_the_broker_can_not_write_tells_nothing(
+    transport: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entity = Entity("ü" * 60)
+    await transport.admin.create(entity, BACKLOG)
+    assert isinstance(transport, RabbitTransport)
+
+    async def declare(*_: object, **__: object) -> object:
+        raise ConnectionInternalError("INTERNAL_ERROR")
+
+    ask = transport._context.ask
+
+    async def cut_off(doing: str, question: Any, *args: Any, **options: Any) -> Any:
+        return await ask(doing, declare if question.__name__ == "declare" else question, *args, **options)
+
+    monkeypatch.setattr(transport._context, "ask", cut_off)
+    told = await transport.admin.properties(entity)
+    assert (told.max_size_megabytes, told.single_consumer) == (None, False)
 
 
 async def test_a_name_that_is_too_long_is_refused(transport: Transport) -> None:
@@ -264,11 +318,11 @@ def test_newer_servers_bound_deliveries_that_nobody_bounded() -> None:
         ({"x-message-ttl": 1500}, QueueProperties(default_time_to_live=1.5, dead_letter_on_expiration=False)),
         (
             {"x-max-length-bytes": 3 * 2**20, "x-overflow": "drop-head", "x-max-length": 4},
-            QueueProperties(max_size_megabytes=3, dead_letter_on_expiration=False),
+            QueueProperties(max_size_megabytes=3, dead_letter_on_expiration=False, drops_when_full=True),
         ),
         (
             {"x-max-length-bytes": 1000, "x-expires": 90_000, "x-dead-letter-exchange": "it's 'd"},
-            QueueProperties(max_size_megabytes=1, auto_delete_after=90.0),
+            QueueProperties(max_size_megabytes=1, auto_delete_after=90.0, drops_when_full=True),
         ),
         (
             {"x-queue-mode": "lazy", "x-max-priority": 3, "x-single-active-consumer": True, **CLASSIC},
@@ -287,7 +341,7 @@ def test_newer_servers_bound_deliveries_that_nobody_bounded() -> None:
         ),
         (
             {**QUORUM, "x-max-length": 5, "x-single-active-consumer": True, "x-max-in-memory-length": 0},
-            QueueProperties(dead_letter_on_expiration=False, single_consumer=True),
+            QueueProperties(dead_letter_on_expiration=False, single_consumer=True, drops_when_full=True),
         ),
         (
             {"x-queue-type": "stream", "x-max-age": "1D", "x-max-length-bytes": 2**30},
@@ -300,6 +354,10 @@ async def test_a_foreign_queue_is_told_without_management(
 ) -> None:
     declare(rabbit, arguments=arguments)
     before = all_queues(rabbit)
+    assert isinstance(transport, RabbitTransport)
+    quorum = arguments.get("x-queue-type") == "quorum"
+    if quorum and "x-delivery-limit" not in arguments and await transport._context.server_version("ask") >= (4,):
+        expected = replace(expected, max_delivery_count=21)  # the broker's own limit
     assert await transport.admin.properties(QUEUE) == expected
     assert await classic.admin.properties(QUEUE) == expected
     assert all_queues(rabbit) == before
@@ -314,7 +372,8 @@ async def test_flags_are_found_out(
     guess = arguments_of(BACKLOG, "quorum", "d", "ask")
     found = await interrogate(transport._context, "orders", guess, "ask")
     assert (found.durable, found.auto_delete, found.complete) == (durable, auto_delete, True)
-    assert found.arguments == {"x-message-ttl": 9000}
+    # From 4 on RabbitMQ names the type also of a queue that was made without.
+    assert {**found.arguments, "x-queue-type": "classic"} == {"x-message-ttl": 9000, "x-queue-type": "classic"}
     told = await transport.admin.properties(QUEUE)
     assert told.auto_delete_after == (0.0 if auto_delete else None)
 
@@ -566,11 +625,72 @@ async def test_settings_with_policies(managed: Transport, managed_server: Rabbit
     assert (await managed.admin.properties(QUEUE)).default_time_to_live == 5.0
     definition = {"message-ttl": 2000, "max-length-bytes": 2**30, "expires": 90_000, "dead-letter-exchange": "x"}
     managed_server.set_policy("p", "^orders$", definition)
-    expected = QueueProperties(max_size_megabytes=1, default_time_to_live=2.0, auto_delete_after=90.0)
-    async with asyncio.timeout(60):
-        while await managed.admin.properties(QUEUE) != expected:  # the plugin hears of policies every 5 s
+    expected = QueueProperties(
+        max_size_megabytes=1, default_time_to_live=2.0, auto_delete_after=90.0, drops_when_full=True
+    )
+    assert await managed.admin.properties(QUEUE) == expected
+    managed_server.add_user("viewer", "secret", tags=("management",))  # may not look at policies
+    where = managed_server.management_url.replace("//", "//viewer:secret@")
+    async with registry.transport(f"{managed_server.url}?management={where}") as viewer, asyncio.timeout(60):
+        while await viewer.admin.properties(QUEUE) != expected:  # the plugin hears of policies every 5 s
             await asyncio.sleep(0.2)
     assert await reason_of(managed.admin.properties(Entity("none"))) is FailureReason.NOT_FOUND
+
+
+@pytest.mark.parametrize("operator", [False, True])
+async def test_a_policy_that_makes_backlog_queues_drop_is_told(
+    managed: Transport, managed_server: RabbitServer, operator: bool
+) -> None:
+    """Also of a queue that was made this moment."""
+    if operator:
+        definition = '[{<<"message-ttl">>, 1000}]'
+        managed_server.erl(
+            f'ok = rabbit_policy:set_op(<<"/">>, <<"p">>, <<".">>, {definition}, 0, <<"queues">>, <<"test">>)'
+        )
+    else:
+        managed_server.set_policy("other", "^x", {"overflow": "reject-publish"})
+        managed_server.set_policy("p", ".", {"overflow": "drop-head", "max-length": 5})
+    await managed.admin.create(QUEUE, BACKLOG)
+    found = BACKLOG.differences(await managed.admin.properties(QUEUE))
+    assert found == (
+        ("default_time_to_live is 1.0, asked for None" if operator else "drops_when_full is True, asked for False"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("policies", "told"),
+    [
+        ([], {}),
+        ([{"pattern": "^o", "apply-to": "queues", "definition": {"a": 1}}], {"a": 1}),
+        ([{"pattern": "r", "apply-to": "all", "definition": {"a": 1}}], {"a": 1}),
+        ([{"pattern": "^r", "apply-to": "all", "definition": {"a": 1}}], {}),
+        ([{"pattern": ".", "apply-to": "exchanges", "definition": {"a": 1}}], {}),
+        ([{"pattern": ".", "apply-to": "classic_queues", "definition": {"a": 1}}], {}),
+        ([{"pattern": ".", "apply-to": "quorum_queues", "definition": {"a": 1}}], {"a": 1}),
+        (
+            [
+                {"pattern": ".", "apply-to": "all", "priority": 1, "definition": {"a": 1}},
+                {"pattern": ".", "apply-to": "all", "priority": 5, "definition": {"b": 1}},
+                {"pattern": ".", "apply-to": "all", "priority": 3, "definition": {"c": 1}},
+            ],
+            {"b": 1},
+        ),
+        ([None, {"pattern": ".", "apply-to": "all"}], {}),
+    ],
+)
+def test_the_policy_of_a_queue_is_found(policies: list[Any], told: dict[str, Any]) -> None:
+    assert policy_for("orders", "quorum", policies) == told
+
+
+def test_policies_count_as_the_broker_counts_them() -> None:
+    own = {"x-queue-type": "quorum", "x-overflow": "reject-publish", "x-max-length": 9, "x-dead-letter-exchange": "d"}
+    policy = {"overflow": "drop-head", "max-length": 5, "dead-letter-exchange": "other", "message-ttl": 1}
+    assert effective(own, policy) == {**own, "x-overflow": "drop-head", "x-max-length": 5, "x-message-ttl": 1}
+    classic = {**own, "x-queue-type": "classic"}
+    assert effective(classic, policy) == {**classic, "x-max-length": 5, "x-message-ttl": 1}
+    operator = {"max-length": 7, "overflow": "reject-publish"}
+    assert effective(own, policy, operator)["x-overflow"] == "reject-publish"
+    assert effective(own, policy, operator)["x-max-length"] == 5
 
 
 async def test_management_that_refuses_or_is_away(managed_server: RabbitServer) -> None:

@@ -192,6 +192,21 @@ def test_a_plain_message_has_no_header_of_ours() -> None:
     assert mine.headers == {"a": 1}
 
 
+@pytest.mark.parametrize("priority", [None, 0, 9, 255])
+def test_a_priority_that_is_put_aside_comes_back(priority: int | None) -> None:
+    """Where queues have lanes for priorities, a delay queue's messages would overtake each other."""
+    message = Message(b"x", message_id="1", priority=priority, application_properties={"x-opt-priority": 3})
+    properties = over_the_wire(_codec.encode(message, login="guest", priority_aside=True))
+    assert properties.priority is None
+    assert_same(_codec.decode(properties, b"x"), message)
+
+
+@pytest.mark.parametrize("priority", [-1, 256, "9", True])
+def test_a_priority_aside_that_is_not_ours_is_an_application_property(priority: object) -> None:
+    message = _codec.decode(Basic.Properties(headers={"x-opt-priority": priority}), b"")
+    assert (message.priority, message.application_properties) == (None, {"x-opt-priority": priority})
+
+
 def test_headers_are_named_after_amqp_1() -> None:
     message = Message(
         session_id="s",

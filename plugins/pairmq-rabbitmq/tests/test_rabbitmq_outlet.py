@@ -41,7 +41,7 @@ class Broker:
             self.current = await self.attempts[-1]
         return self.current
 
-    def retire(self, session: Session, cause: BaseException, *, at_once: bool) -> None:
+    def retire(self, session: Session, *, silent: bool) -> None:
         if self.current is session:
             self.current = None
 
@@ -53,13 +53,11 @@ class Broker:
             self.openings.append(asyncio.get_running_loop().create_future())
             await self.openings[-1]
             closing = asyncio.get_running_loop().create_future()
-            return SimpleNamespace(number=len(self.openings), closing=closing, is_closed=False, close=close)
+            return SimpleNamespace(number=len(self.openings), closing=closing, is_closed=False)
 
-        async def close() -> None:
+        async def run(operation: Any) -> None:
+            operation.close()  # nothing but a goodbye to a channel is run here
             self.closed.append(session)
-
-        async def run(operation: Any) -> object:
-            return await operation
 
         session = cast(
             "Session",
@@ -67,6 +65,7 @@ class Broker:
                 wire=wire,
                 usable=True,
                 forsaken=0,
+                users=0,
                 take_publisher=lambda: None,
                 reserve_publisher=lambda: None,
                 open_channel=open_channel,

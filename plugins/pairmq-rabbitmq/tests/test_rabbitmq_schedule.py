@@ -73,6 +73,26 @@ async def all_of_ten(transport: Transport, entity: Entity) -> float:
     return lateness(messages, came)[-1]
 
 
+@pytest.mark.parametrize("lanes", [False, True])
+async def test_a_priority_waits_aside_where_queues_have_lanes(
+    quorum: Transport, monkeypatch: pytest.MonkeyPatch, lanes: bool
+) -> None:
+    assert isinstance(quorum, RabbitTransport)
+    version = await quorum._context.server_version("ask") if lanes else (0,)
+    monkeypatch.setattr(_schedule, "_LANES_SINCE", version)
+    monkeypatch.setattr(_schedule, "_LANES_UNTIL", (*version, 1))
+    scheduled, past = in_(0.2, priority=7), in_(-9, priority=7)
+    await quorum.sender(QUEUE).send(scheduled)
+    await quorum.sender(QUEUE).send_batch([past])
+    receiver = quorum.receiver(Source(QUEUE))
+    raw: dict[str, int | None] = {}
+    while len(raw) < 2:
+        for delivery in await receiver.receive(2, WAIT):
+            assert delivery.message.priority == 7
+            raw[delivery.message.message_id or ""] = delivery.lock_token.locked.properties.priority  # type: ignore[attr-defined]
+    assert raw == {scheduled.message_id: None if lanes else 7, past.message_id: 7}
+
+
 def lateness(messages: list[Message], came: Times) -> list[float]:
     """Seconds, the smallest first."""
     late = []
@@ -249,10 +269,10 @@ async def test_many_at_once_share_the_work(transport: Transport, monkeypatch: py
     schedule, asked = transport._schedule, 0
     ask = schedule._ask
 
-    async def counted(doing: str, question: Callable[..., Awaitable[object]]) -> None:
+    async def counted(doing: str, question: Callable[..., Awaitable[object]], about: str = "") -> None:
         nonlocal asked
         asked += 1
-        await ask(doing, question)  # type: ignore[arg-type]
+        await ask(doing, question, about)  # type: ignore[arg-type]
 
     monkeypatch.setattr(schedule, "_ask", counted)
     methods = await asyncio.gather(*(schedule.route(QUEUE, 1.0, "schedule") for _ in range(50)))

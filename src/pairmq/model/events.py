@@ -199,7 +199,8 @@ class BacklogQueueChecked(Event):
     Args:
         queue: its name.
         created: it did not exist before.
-        differences: settings of an existing queue that differ from the ones asked for, one sentence each.
+        differences: settings that differ from the ones asked for, one sentence each: an existing queue's, or what an
+            operator's policy makes of a new one.
     """
 
     queue: str

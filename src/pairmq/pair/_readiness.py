@@ -10,6 +10,8 @@ from typing import Any
 from pairmq.model import Entity, EntityState, FailureKind, FailureReason, Route, TransportError
 from pairmq.runner import Engine, TimeLimits
 
+_TICK = 0.001  # s
+
 
 @dataclass(frozen=True, slots=True)
 class EntityReadiness:
@@ -115,7 +117,8 @@ async def _failure(operation: Awaitable[None], timeout: float) -> TransportError
     try:
         await TimeLimits().run(operation, limit)
     except TransportError as error:
-        if error.reason is FailureReason.TIMEOUT and asyncio.get_running_loop().time() >= limit:
+        # A loop may call a timer up to one tick of its clock early.
+        if error.reason is FailureReason.TIMEOUT and asyncio.get_running_loop().time() >= limit - _TICK:
             return TransportError(f"no answer within {timeout:g} s", FailureKind.UNAVAILABLE, FailureReason.TIMEOUT)
         return error
     return None

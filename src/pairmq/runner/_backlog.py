@@ -201,13 +201,18 @@ class BacklogQueues:
             await self._limited(self.sender(index).make_ready())
 
     async def _ensure(self, index: int) -> None:
-        """Make the queue, or say where an existing one differs from what is asked for (SPEC 5.3)."""
+        """Make the queue, and say where it differs from what is asked for (SPEC 5.3), a new one by a policy."""
         queue = self.entities[index]
         admin = self._transport.admin
         created = await self._limited(admin.create(queue, self._properties))
         differences: tuple[str, ...] = ()
-        if not created:
+        actual = None
+        try:
             actual = await self._limited(admin.properties(queue))
+        except TransportError:
+            if not created:
+                raise
+        if actual is not None:
             if self._properties.single_consumer and not actual.single_consumer:
                 raise TransportError(
                     f"existing backlog queue {queue.path} can be read by several consumers at once, and "
@@ -219,7 +224,8 @@ class BacklogQueues:
         self._checked.add(index)
         self._emit(BacklogQueueChecked, queue=queue.path, created=created, differences=differences)
         if differences:
-            text = f"existing backlog queue {queue.path}: {'; '.join(differences)}; it is left as it is"
+            age = "new" if created else "existing"
+            text = f"{age} backlog queue {queue.path}: {'; '.join(differences)}; it is left as it is"
             self._emit(Warned, subject=queue.path, text=text)
 
     async def _bring_back(self) -> None:

@@ -96,6 +96,8 @@ class QueueProperties:
         requires_session: every message must have a session id, and is read through `Transport.accept_session`.
         single_consumer: one receiver at a time gets messages, in their order: while it holds one under a lock nobody
             else is given any, and what it gives back, or loses its lock of, is delivered again before anything newer.
+        drops_when_full: a queue without room drops messages that it has accepted, instead of refusing new ones. Never
+            asked for; told where the broker can be set up so.
     """
 
     max_size_megabytes: int | None = None
@@ -107,6 +109,7 @@ class QueueProperties:
     batched_operations: bool = True
     requires_session: bool = False
     single_consumer: bool = False
+    drops_when_full: bool = False
 
     def differences(self, actual: QueueProperties) -> tuple[str, ...]:
         """Name each setting of an existing queue that differs from this one, as a sentence (SPEC 5.3).

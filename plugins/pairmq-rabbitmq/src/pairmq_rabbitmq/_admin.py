@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from aiormq.channel import Channel
+from aiormq.exceptions import ConnectionInternalError
 
 from pairmq.model import Delivery, Entity, EntityKind, FailureReason, Source, TransportError
 from pairmq.transport import Admin, ConfirmRisk, QueueCounts, QueuePositions, QueueProperties
@@ -95,7 +96,7 @@ class RabbitAdmin(Admin):
         await self._context.find_exchange(topic.path, doing)
         made = await self._create_queue(queue, None, doing)
         # Also when the queue was there: it may be left over from a topic of this name that was deleted.
-        await self._context.ask(doing, lambda channel: channel.queue_bind(queue, topic.path, "#"))
+        await self._context.ask(doing, lambda channel: channel.queue_bind(queue, topic.path, "#"), about=queue)
         return made
 
     async def properties(self, entity: Entity) -> QueueProperties:
@@ -171,7 +172,7 @@ class RabbitAdmin(Admin):
         if not await self.exists(entity):
             return False
         if entity.kind is EntityKind.TOPIC:
-            await self._context.ask(doing, lambda channel: channel.exchange_delete(entity.path))
+            await self._context.ask(doing, lambda channel: channel.exchange_delete(entity.path), about=entity.path)
             if self._management is not None:
                 subscriptions = _names.queue_of(Source(entity, "x"))[:-1]
                 await self._delete_queues(await self._management.queues(subscriptions, doing), doing)
@@ -215,7 +216,7 @@ class RabbitAdmin(Admin):
         queue = _names.queue_of(source)
         if not await self._count(queue, source, doing):
             return 0
-        purged = await self._context.ask(doing, lambda channel: channel.queue_purge(queue))
+        purged = await self._context.ask(doing, lambda channel: channel.queue_purge(queue), about=queue)
         self._positions.forget(queue)
         return purged.message_count or 0
 
@@ -291,13 +292,17 @@ class RabbitAdmin(Admin):
             return False
         return await self._unless_another_is_there(
             self._context.ask(
-                doing, lambda channel: channel.exchange_declare(name, exchange_type="topic", durable=True)
+                doing, lambda channel: channel.exchange_declare(name, exchange_type="topic", durable=True), about=name
             )
         )
 
     async def _create_queue(self, name: str, properties: QueueProperties | None, doing: str) -> bool:
-        if await self._queue_exists(name, doing):
-            return False
+        try:
+            if await self._queue_exists(name, doing):
+                return False
+        except TransportError as error:
+            if not _is_cut_off(error):  # else the attempt will show it
+                raise
         queue_type = await self._queue_type("classic" if properties is None else "quorum", doing)
         dead_letter = _names.dead_letter_of(name)
         arguments = arguments_of(properties or QueueProperties(), queue_type, dead_letter, doing)
@@ -307,7 +312,11 @@ class RabbitAdmin(Admin):
 
     async def _declare(self, queue: str, arguments: dict[str, Any], doing: str) -> bool:
         return await self._unless_another_is_there(
-            self._context.ask(doing, lambda channel: channel.queue_declare(queue, durable=True, arguments=arguments))
+            self._context.ask(
+                doing,
+                lambda channel: channel.queue_declare(queue, durable=True, arguments=arguments),
+                about=queue,
+            )
         )
 
     @staticmethod
@@ -316,7 +325,7 @@ class RabbitAdmin(Admin):
         try:
             await declaring
         except TransportError as error:
-            if error.reason is FailureReason.ALREADY_EXISTS:
+            if error.reason is FailureReason.ALREADY_EXISTS or _is_cut_off(error):
                 return False
             raise
         return True
@@ -327,10 +336,15 @@ class RabbitAdmin(Admin):
     async def _delete_queues(self, queues: Iterable[str], doing: str) -> None:
         for queue in queues:
             try:
-                await self._context.ask(doing, partial(_delete_queue, queue))
+                await self._context.ask(doing, partial(_delete_queue, queue), about=queue)
             except TransportError as error:
                 if error.reason is not FailureReason.NOT_FOUND:
                     raise
+
+
+def _is_cut_off(error: TransportError) -> bool:
+    """Whether the broker refused something, and could not say why: see `Context.consuming_of`."""
+    return isinstance(error.__cause__, ConnectionInternalError)
 
 
 async def _delete_queue(queue: str, channel: Channel) -> None:

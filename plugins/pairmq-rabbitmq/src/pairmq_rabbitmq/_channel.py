@@ -7,12 +7,19 @@ judging to the broker. Each does what the driver's own does.
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import contextlib
+from typing import Any, Final
 from uuid import uuid4
 
+from aiormq.abc import ChannelFrame
 from aiormq.channel import Channel
+from aiormq.exceptions import ChannelInvalidStateError
 from aiormq.tools import awaitable
 from pamqp import commands
+
+_TURN: Final = 1.0  # s for the answer to a question in flight, ahead of a Channel.Close
+_SUCCESS: Final = 200
 
 
 class Publish(commands.Basic.Publish):
@@ -71,6 +78,7 @@ class _AnyName(Channel):
     # What is overridden waits for the answer: nowait is not offered.
 
     _get_from = ""
+    close_sent = False
 
     async def queue_declare(self, queue: str = "", *, timeout: float | None = None, **options: Any) -> Any:
         return await self.rpc(_QueueDeclare(queue=queue, **options), timeout=timeout)
@@ -135,3 +143,33 @@ def take_any_name(channel: Channel) -> Channel:
     if type(channel) is Channel:
         channel.__class__ = _AnyName
     return channel
+
+
+async def close_channel(channel: Channel) -> None:
+    """Have the broker close a channel, and what is locked on it given back; without effect when it is closed.
+
+    The driver's own way to do it gives up after a heartbeat: either without a word to the broker, which so keeps the
+    messages locked, or by asking a second time, for which the broker closes the connection.
+
+    The question in flight comes first: where its answer is the broker's Channel.Close, ours must not cross it, or
+    nobody can say whose the number is. Only a broker that owes the answer for long, as for a queue without a leader, is
+    not waited for.
+
+    Returns when the broker has answered; a cancelled call leaves it to the broker, if it had come to ask.
+    """
+    async with contextlib.AsyncExitStack() as turn:
+        try:
+            async with asyncio.timeout(_TURN):
+                await turn.enter_async_context(channel.lock)
+        except ChannelInvalidStateError:
+            return
+        except TimeoutError:
+            pass
+        if channel.connection.channels.get(channel.number) is not channel:
+            return  # the broker closed it, and the number may be another one's by now
+        if not getattr(channel, "close_sent", False):
+            channel.close_sent = True  # type: ignore[attr-defined]
+            goodbye = commands.Channel.Close(reply_code=_SUCCESS, reply_text="", class_id=0, method_id=0)
+            await channel.write_queue.put(ChannelFrame.marshall(channel.number, [goodbye]))
+        with contextlib.suppress(Exception):  # which is how the driver tells it
+            await channel.closing

@@ -6,7 +6,8 @@ Three connections, each made when first needed:
 - *consuming*: deliveries are locked as long as it lives, so that nothing else may put it in doubt;
 - *control*: declarations and questions, which get answers during an alarm.
 
-Where order is kept there is a fourth, for markers: see `MarkerLine`.
+Where order is kept there is a fourth, for markers: see `MarkerLine`. And two for what has long names: see
+`Context.consuming_of`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from aiormq.channel import Channel
+from aiormq.exceptions import ConnectionInternalError
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, TransportError
 from pairmq_rabbitmq import _errors
@@ -33,6 +35,7 @@ T = TypeVar("T")
 
 _SILENCE = 0.1  # s without a frame from the broker after which giving up a question says something about the connection
 _MOST_FORSAKEN = 20  # questions without an answer, with a channel each, until a connection is changed to be rid of them
+_SAFE_NAME = 60  # bytes, with those of the virtual host's: the broker's longest sentences have 190 beside them
 _MOST_OUTLETS = 1500  # with a channel each; RabbitMQ's default limit is 2047 a connection
 
 
@@ -54,6 +57,7 @@ class Context:
         self.consuming = Link(url, tls, "pairmq consuming")
         self.control = Link(url, tls, "pairmq control")
         self._ordering = Link(url, tls, "pairmq ordering")
+        self._apart = (Link(url, tls, "pairmq consuming, long names"), Link(url, tls, "pairmq control, long names"))
         self.markers = MarkerLine(self._ordering)
         self.one_consumer: dict[str, bool] = {}
         """Queues of which it is known whether they are for one consumer at a time: see `is_for_one_consumer`."""
@@ -81,8 +85,21 @@ class Context:
         self._outlets.move_to_end(entity)
         return outlet
 
+    def consuming_of(self, queue: str) -> Link:
+        """The link to read a queue over.
+
+        RabbitMQ 4 cuts its reply texts at 255 characters where AMQP allows 255 bytes. A text with a name in it that is
+        long and not ASCII it can't send: it closes the connection instead (541), with all that others have on it.
+        """
+        return self._apart[0] if self._is_risky(queue) else self.consuming
+
     async def ask(
-        self, doing: str, question: Callable[[Channel], Coroutine[Any, Any, T]], link: Link | None = None
+        self,
+        doing: str,
+        question: Callable[[Channel], Coroutine[Any, Any, T]],
+        link: Link | None = None,
+        *,
+        about: str = "",
     ) -> T:
         """Ask the broker something, on a channel that nobody else uses meanwhile.
 
@@ -90,6 +107,7 @@ class Context:
             doing: in words, for errors.
             question: calls the driver's channel.
             link: whose connection to ask over; the control link's when left out.
+            about: the name of a queue or exchange that a refusal would hold: see `consuming_of`.
 
         Returns:
             The answer.
@@ -102,7 +120,7 @@ class Context:
         if self.closed:
             raise _errors.closed(doing)
         try:
-            link = link or self.control
+            link = self._apart[1] if self._is_risky(about) else link or self.control
             session = await link.session()
         except Unsent as error:
             failed = _errors.failure(error, doing)
@@ -114,8 +132,13 @@ class Context:
         except asyncio.CancelledError:
             silent = session.wire.frames == frames and loop.time() - asked_at >= _SILENCE
             if silent or session.forsaken >= _MOST_FORSAKEN:
-                link.retire(session, TimeoutError("the broker did not answer in time"), at_once=False)
+                link.retire(session, silent=silent)
             raise
+        except ConnectionInternalError as error:
+            if not self._is_risky(about):
+                raise _errors.failure(error, doing) from error
+            text = f"{doing}: RabbitMQ refuses, and can't say why: the name is not ASCII and too long for its answers"
+            raise TransportError(text, FailureKind.UNAVAILABLE, FailureReason.OTHER) from error
         except Exception as error:
             failed = _errors.failure(error, doing)
             raise failed from failed.__cause__
@@ -138,7 +161,7 @@ class Context:
         Raises:
             TransportError: it does not, or the broker could not be asked.
         """
-        await self.ask(doing, lambda channel: channel.exchange_declare(name, passive=True))
+        await self.ask(doing, lambda channel: channel.exchange_declare(name, passive=True), about=name)
 
     async def count(self, queue: str, doing: str) -> tuple[int, int]:
         """How many messages of a queue wait, and how many consumers it has.
@@ -146,7 +169,7 @@ class Context:
         Raises:
             TransportError: it does not exist, or the broker could not be asked.
         """
-        found = await self.ask(doing, lambda channel: channel.queue_declare(queue, passive=True))
+        found = await self.ask(doing, lambda channel: channel.queue_declare(queue, passive=True), about=queue)
         return found.message_count or 0, found.consumer_count or 0
 
     async def why_returned(self, entity: Entity, doing: str) -> TransportError:
@@ -166,8 +189,11 @@ class Context:
         """Close all connections within ``timeout`` seconds."""
         self.closed = True
         self._idle.clear()
-        links = (self.publishing, self.consuming, self.control, self._ordering)
+        links = (self.publishing, self.consuming, self.control, self._ordering, *self._apart)
         await asyncio.gather(*(link.close(timeout) for link in links))
+
+    def _is_risky(self, name: str) -> bool:
+        return not name.isascii() and len(name.encode()) + len(self.url.vhost.encode()) > _SAFE_NAME
 
     async def _answer(self, session: Session, question: Callable[[Channel], Coroutine[Any, Any, T]]) -> T:
         channel = await self._channel(session)

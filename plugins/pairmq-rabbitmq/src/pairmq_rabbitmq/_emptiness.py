@@ -6,6 +6,7 @@ from aiormq.channel import Channel
 from pamqp.commands import Basic
 
 from pairmq.model import FailureReason, TransportError
+from pairmq_rabbitmq._channel import close_channel
 from pairmq_rabbitmq._context import Context
 
 # The answer to the first says that the queue has a leader which has read all that it holds. It then finds out which
@@ -45,7 +46,7 @@ async def count_certainly(context: Context, queue: str, doing: str) -> int:
         if waiting:
             break
         try:
-            waiting = await context.ask(doing, lambda channel: fetch_one(channel, queue))
+            waiting = await context.ask(doing, lambda channel: fetch_one(channel, queue), about=queue)
         except TransportError as error:
             if error.reason not in (FailureReason.DISABLED, FailureReason.UNAUTHORIZED):
                 raise
@@ -72,5 +73,5 @@ async def fetch_one(channel: Channel, queue: str) -> int:
     if not isinstance(fetched, Basic.GetOk):
         return 0
     # A nack would put it at the end of a quorum queue without delivery limit.
-    await channel.close()
+    await close_channel(channel)
     return 1 + (fetched.message_count or 0)

@@ -2,6 +2,10 @@
 
 No connection is made that nobody asked for, and none is waited for on its way back: whether and when to try again is
 decided above (SPEC 3.6).
+
+A call that was given up says little about its connection: distance and a short stall look like a dead one. So the next
+calls get another connection, and those that go on with this one keep it, until nobody uses it or the driver misses its
+heartbeats (SPEC 14.3).
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._session import Session
 from pairmq_rabbitmq._url import RabbitUrl
 
-_AFTERLIFE = 15.0  # s
+_AFTERLIFE = 15.0  # s between two looks at whether a retired connection is still used
 
 
 class Link:
@@ -33,13 +37,18 @@ class Link:
         self._session: Session | None = None
         self._attempt: asyncio.Task[Session] | None = None
         self._waiters = 0
-        self._retired: set[Session] = set()
+        self._retired: dict[Session, int | None] = {}
+        """With how many frames had come when it fell silent; None for one that is not used again."""
         self._closed = False
 
     @property
     def current(self) -> Session | None:
         """The open connection; None when the next call would connect."""
-        return self._session if self._session is not None and self._session.usable else None
+        if self._session is None or not self._session.usable:
+            self._session = next((one for one, then in self._retired.items() if _lives(one, then)), None)
+            if self._session is not None:
+                del self._retired[self._session]
+        return self._session
 
     async def session(self) -> Session:
         """Give the open connection; make one when there is none. Those who wait share one attempt.
@@ -72,22 +81,33 @@ class Link:
             raise Unsent(error)
         return attempt.result()
 
-    def retire(self, session: Session, cause: BaseException, *, at_once: bool) -> None:
-        """Use a connection no more for new calls.
+    def retire(self, session: Session, *, silent: bool) -> None:
+        """Use a connection no more for new calls; it ends when nobody uses it any more.
 
         Args:
             session: given by this link.
-            cause: what those hear who still wait for something on it.
-            at_once: drop it now; otherwise it lives on for a while, as what is in flight on it may still be answered.
+            silent: nothing comes from the broker; as soon as something does, new calls may use it again.
         """
         if self._session is session:
             self._session = None
-        if at_once:
-            session.end(cause)
-        elif session.usable and session not in self._retired:
-            self._retired.add(session)
-            session.on_end(lambda _: self._retired.discard(session))
-            asyncio.get_running_loop().call_later(_AFTERLIFE, session.end, cause)
+        if not session.usable:
+            return
+        known = session in self._retired
+        self._retired[session] = session.wire.frames if silent else None
+        if not known:
+            session.on_end(lambda _: self._forget(session))
+            asyncio.get_running_loop().call_later(_AFTERLIFE, self._end_if_unused, session)
+
+    def _forget(self, session: Session) -> None:
+        self._retired.pop(session, None)
+
+    def _end_if_unused(self, session: Session) -> None:
+        if session not in self._retired:
+            return
+        if session.users:
+            asyncio.get_running_loop().call_later(_AFTERLIFE, self._end_if_unused, session)
+        else:
+            session.end(TimeoutError("the broker did not answer in time"))
 
     async def close(self, timeout: float) -> None:
         """Close every connection within ``timeout`` seconds."""
@@ -117,3 +137,8 @@ class Link:
             return
         if attempt.exception() is None and (self._closed or self._session is not attempt.result()):
             attempt.result().end(ConnectionAbortedError("given up"))
+
+
+def _lives(session: Session, then: int | None) -> bool:
+    """Whether a connection that fell silent was heard of again."""
+    return session.usable and then is not None and session.wire.frames != then

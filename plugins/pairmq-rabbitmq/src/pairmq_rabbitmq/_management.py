@@ -10,15 +10,16 @@ import asyncio
 import base64
 import http.client
 import json
+import re
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from pairmq.model import FailureKind, FailureReason, TransportError
 from pairmq_rabbitmq import _errors
-from pairmq_rabbitmq._properties import NUMBERS
+from pairmq_rabbitmq._properties import EXPIRES, NUMBERS, OVERFLOW, QUEUE_TYPE
 from pairmq_rabbitmq._url import ManagementUrl, RabbitUrl, TlsOptions, tls_context
 
 _MOST_BYTES = 32 * 1024 * 1024  # of one answer
@@ -51,7 +52,8 @@ class Management:
     async def queue(self, name: str, doing: str) -> dict[str, Any]:
         """Read one queue: its ``arguments`` with what policies add, ``auto_delete`` and ``durable``.
 
-        The plugin hears of a queue's policy every few seconds.
+        The plugin hears of a queue's policy every few seconds. A user who may look at policies (of the tag
+        ``policymaker``) learns of them at once.
 
         Raises:
             TransportError: reason *not-found* when it does not exist; others when the plugin can't be asked.
@@ -62,12 +64,31 @@ class Management:
         if not isinstance(found, dict):
             raise self._unexpected(doing)
         arguments = _table(found.get("arguments"))
-        policy = _table(found.get("effective_policy_definition"))
+        policies = await asyncio.to_thread(self._policies, name, arguments.get(QUEUE_TYPE, "classic"), doing)
+        if policies is None:
+            policies = [_table(found.get("effective_policy_definition"))]
         return {
-            "arguments": effective(arguments, policy),
+            "arguments": effective(arguments, *policies),
             "auto_delete": found.get("auto_delete") is True,
             "durable": found.get("durable") is not False,
         }
+
+    def _policies(self, queue: str, queue_type: str, doing: str) -> list[dict[str, Any]] | None:
+        """Find the policy and the operator policy of a queue; None where this user may not look at them."""
+        definitions: list[dict[str, Any]] = []
+        try:
+            for kind in ("policies", "operator-policies"):
+                found = self._get(f"/api/{kind}/{self._vhost}", doing)
+                if not isinstance(found, list):
+                    raise self._unexpected(doing)
+                definitions.append(policy_for(queue, queue_type, found))
+        except TransportError as error:
+            if error.kind is not FailureKind.REFUSED:
+                raise
+            return None
+        except re.error:
+            return None  # an expression that Erlang knows and Python does not
+        return definitions
 
     async def queues(self, prefix: str, doing: str) -> list[str]:
         """List the names of all queues that begin so.
@@ -158,24 +179,55 @@ class Management:
         return TransportError(f"{doing}: management at {self._where.url}: {text}", FailureKind.UNAVAILABLE, reason)
 
 
-def effective(arguments: Mapping[str, Any], policy: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge a queue's arguments with the policy that applies to it, as RabbitMQ does.
+def policy_for(queue: str, queue_type: str, policies: Sequence[Any]) -> dict[str, Any]:
+    """Choose the one policy that applies to a queue; gives its definition, empty for no policy.
+
+    Args:
+        queue: its name.
+        queue_type: such as quorum.
+        policies: as the plugin lists them.
+
+    Raises:
+        re.error: a pattern can't be read.
+    """
+    targets = ("all", "queues", "streams" if queue_type == "stream" else f"{queue_type}_queues")
+    fitting = [
+        policy
+        for policy in policies
+        if isinstance(policy, dict)
+        and policy.get("apply-to") in targets
+        and re.search(str(policy.get("pattern", "")), queue)
+    ]
+    chosen = max(fitting, key=lambda policy: int(policy.get("priority") or 0), default={})
+    return _table(chosen.get("definition"))
+
+
+def effective(arguments: Mapping[str, Any], *policies: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge a queue's arguments with the policies that apply to it, as RabbitMQ does.
 
     Args:
         arguments: the queue's own.
-        policy: by the policies' names for them, which have no ``x-``.
+        policies: the policy, and the operator policy, by the policies' names for arguments, which have no ``x-``.
 
     Returns:
-        What counts: of two numbers the smaller, else the queue's own.
+        What counts: of two bounds the smaller; else what the operator says before the policy, and the queue's own
+        before both, but for what a quorum queue does when it is full or idle, where policies come first.
     """
-    merged = dict(arguments)
-    for name, value in policy.items():
-        key = f"x-{name}"
-        own = merged.get(key)
-        if own is None:
-            merged[key] = value
-        elif key in NUMBERS and type(own) is int and type(value) is int:
-            merged[key] = min(own, value)
+    policy: dict[str, Any] = {}
+    for each in policies:
+        policy = _merged(policy, {f"x-{name}": value for name, value in each.items()}, lambda name: name not in NUMBERS)
+    first = (OVERFLOW, EXPIRES) if arguments.get(QUEUE_TYPE) == "quorum" else ()
+    return _merged(arguments, policy, first.__contains__)
+
+
+def _merged(own: Mapping[str, Any], other: Mapping[str, Any], other_counts: Callable[[str], bool]) -> dict[str, Any]:
+    merged = dict(own)
+    for name, value in other.items():
+        here = merged.get(name)
+        if here is None or other_counts(name):
+            merged[name] = value
+        elif name in NUMBERS and type(here) is int and type(value) is int:
+            merged[name] = min(here, value)
     return merged
 
 

@@ -1,8 +1,8 @@
 """Where markers are published and answered: a connection of its own, made when order is first asked about.
 
 A broker with an alarm stops reading a connection that publishes; neither the deliveries that are locked on another one
-nor the answers to questions may depend on that. Nothing here is worth saving: when an operation was cut off, the
-connection is dropped, and whoever asked publishes another marker.
+nor the answers to questions may depend on that. Nothing here is worth saving: when an operation was cut off, later
+markers get another connection, and whoever asked publishes another one.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class MarkerLine:
         Raises:
             Exception: the driver's: the queue may hold the marker unless the broker said no.
 
-        A cancelled call drops the connection.
+        A cancelled call leaves the connection to those who wait on it.
         """
         self._told[marker_id] = answered
         while len(self._told) > _MOST_OPEN:
@@ -106,7 +106,10 @@ class MarkerLine:
         try:
             return await operation
         except asyncio.CancelledError:
-            self._link.retire(session, TimeoutError("the broker did not answer in time"), at_once=True)
+            # Others may still wait for their markers to be confirmed there.
+            if self._session is session:
+                self._session = self._raw = None
+            self._link.retire(session, silent=False)
             raise
 
     async def _came(self, message: DeliveredMessage) -> None:

@@ -6,7 +6,7 @@ in flight, so that a channel that is closed under it was closed because of it.
 
 A publish whose caller stopped waiting leaves its channel in doubt. The channel is retired: it takes no more publishes,
 and the others in flight on it may still be answered. When nothing came from the broker since the publish was written,
-the connection is in doubt as well, and retired in the same way.
+the connection is in doubt as well, and new publishes get another one until it is heard of again; see `Link`.
 """
 
 from __future__ import annotations
@@ -161,8 +161,9 @@ class Outlet:
         return written
 
     async def _answers(self, written: _Written, scope: Scope) -> list[Answer]:
-        batch = written.batch
+        batch, session = written.batch, written.channel.session
         scope.add(batch)
+        session.users += 1
         try:
             await batch.wait()
         except asyncio.CancelledError:
@@ -170,6 +171,7 @@ class Outlet:
             raise
         finally:
             scope.discard(batch)
+            session.users -= 1
         if batch.cut_off:
             self._doubt(written)
         if not written.channel.proven and not isinstance(batch.answers[0], Lost | TransportError):
@@ -225,7 +227,7 @@ class Outlet:
         except asyncio.CancelledError:
             if opening.silent:
                 self._opening = None
-                self._link.retire(opening.session, TimeoutError("the broker did not answer in time"), at_once=False)
+                self._link.retire(opening.session, silent=True)
             raise
         return opening.task.result()
 
@@ -258,7 +260,7 @@ class Outlet:
             return
         silent = session.wire.frames == written.frames and waited >= _SILENCE
         if silent or session.forsaken >= _MOST_FORSAKEN:
-            self._link.retire(session, TimeoutError("the broker did not answer in time"), at_once=False)
+            self._link.retire(session, silent=silent)
 
     def _unused(self, channel: PublishChannel) -> None:
         task = asyncio.get_running_loop().create_task(self._give_back(channel))

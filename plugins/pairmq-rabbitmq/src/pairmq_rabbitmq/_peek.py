@@ -11,6 +11,7 @@ from pamqp.commands import Basic
 
 from pairmq.model import Delivery, FailureReason
 from pairmq_rabbitmq import _codec, _errors
+from pairmq_rabbitmq._channel import close_channel
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._markers import WINDOW
 from pairmq_rabbitmq._receiving import visit
@@ -45,7 +46,7 @@ async def peek(context: Context, queue: str, most: int, doing: str) -> list[Deli
     expected = min(waiting, most, _MOST)
     if not expected:
         return []
-    fetched = await context.ask(doing, lambda channel: _fetch(channel, queue, expected))
+    fetched = await context.ask(doing, lambda channel: _fetch(channel, queue, expected), about=queue)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _GIVING_BACK
     # A quorum queue takes its time to have them back; somebody else may be quicker to get them.
@@ -91,7 +92,7 @@ async def _fetch(channel: Channel, queue: str, expected: int) -> list[DeliveredM
         pass  # others were quicker
     finally:
         # Gives them back to where they were. A nack would put them at the end of a quorum queue without delivery limit.
-        await channel.close()
+        await close_channel(channel)
     return sorted(fetched, key=_tag)
 
 

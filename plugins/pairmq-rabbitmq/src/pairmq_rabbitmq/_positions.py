@@ -25,7 +25,7 @@ from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._receiving import is_for_one_consumer, visit
 
 _MOMENT: Final = 0.1  # s that a look waits for its marker's answer
-_VISIT: Final = 0.5  # s
+_VISIT: Final = 2.0  # s: some round trips, also to a broker far off
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0  # s between two markers while none is answered
 _DOUBLING: Final = 8  # unanswered markers that double the pause
 

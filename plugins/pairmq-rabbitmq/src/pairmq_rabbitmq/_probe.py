@@ -90,7 +90,7 @@ class Probe:
         is given back to its place.
         """
         try:
-            await self._context.ask(doing, lambda channel: fetch_one(channel, queue))
+            await self._context.ask(doing, lambda channel: fetch_one(channel, queue), about=queue)
         except TransportError as error:
             if error.kind is not FailureKind.REFUSED:  # not for this user, or an exclusive consumer has it
                 raise

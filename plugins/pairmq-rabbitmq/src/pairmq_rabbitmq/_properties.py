@@ -23,13 +23,14 @@ DEAD_LETTER_STRATEGY: Final = "x-dead-letter-strategy"
 OVERFLOW: Final = "x-overflow"
 DELIVERY_LIMIT: Final = "x-delivery-limit"
 MAX_BYTES: Final = "x-max-length-bytes"
+MAX_LENGTH: Final = "x-max-length"
 MESSAGE_TTL: Final = "x-message-ttl"
 EXPIRES: Final = "x-expires"
 SINGLE_CONSUMER: Final = "x-single-active-consumer"
 
 DEAD_LETTERING: Final = (DEAD_LETTER_EXCHANGE, DEAD_LETTER_KEY, DEAD_LETTER_STRATEGY)
 
-NUMBERS: Final = frozenset((DELIVERY_LIMIT, MAX_BYTES, MESSAGE_TTL, EXPIRES))
+NUMBERS: Final = frozenset((DELIVERY_LIMIT, MAX_BYTES, MAX_LENGTH, MESSAGE_TTL, EXPIRES))
 """Arguments that bound something; where a policy sets one, too, the smaller counts."""
 
 _QUORUM_SINCE = (3, 10)
@@ -143,7 +144,18 @@ def properties_of(
         dead_letter_on_expiration=arguments.get(DEAD_LETTER_EXCHANGE) is not None,
         batched_operations=True,
         single_consumer=is_single(arguments),
+        drops_when_full=_drops(arguments),
     )
+
+
+def _drops(arguments: Mapping[str, Any]) -> bool:
+    """Whether a queue of these arguments drops its oldest messages when it is full, as RabbitMQ's queues do by default.
+
+    A stream is a log, from which nothing is taken: there it is no loss.
+    """
+    bounded = arguments.get(MAX_BYTES) is not None or arguments.get(MAX_LENGTH) is not None
+    rejects = arguments.get(OVERFLOW) in ("reject-publish", "reject-publish-dlx")
+    return bounded and not rejects and arguments.get(QUEUE_TYPE) != "stream"
 
 
 def is_single(arguments: Mapping[str, Any]) -> bool:

@@ -24,7 +24,7 @@ from pamqp import commands
 
 from pairmq.model import TransportError
 from pairmq_rabbitmq import _header
-from pairmq_rabbitmq._channel import Publish
+from pairmq_rabbitmq._channel import Publish, close_channel
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._session import Session
 
@@ -363,4 +363,4 @@ class PublishChannel:
         """Give the channel back to the broker."""
         if self._cause is None and self.session.usable:
             self._cause = ConnectionAbortedError("the channel was closed")
-            await self.session.run(self._raw.close())
+            await self.session.run(close_channel(self._raw))

@@ -6,7 +6,9 @@ for the target. The exchange of a level sends a message with a 1 at its place to
 dead-lettered to the exchange of the level below when the time is up; one with a 0 it hands down at once. The last
 exchange, ``pairmq.delay.deliver``, has a binding for each target.
 
-Within a level's queue all messages wait equally long, so that none holds up another. Delays are rounded up to the unit
+Within a level's queue all messages wait equally long, so that none holds up another. Quorum queues of RabbitMQ 4.0 to
+4.2 have two lanes, for priorities from 5 on and below, and look for expired messages only at the head of both: there
+the priority is put aside in a header. Delays are rounded up to the unit
 of 64 ms: no message comes early, and one comes up to some 0.1 s late.
 
 What a crash leaves: quorum queues (RabbitMQ 3.10 or newer, unless the URL says ``queue_type=classic``) give a message
@@ -62,6 +64,7 @@ _KEPT = 14 * 24 * 60 * 60 * 1000  # ms
 # What was made is taken for granted for a while, since each question costs a round trip; then it is looked at again, as
 # somebody may have deleted it. A target may be deleted and made anew, without its binding, at any moment.
 _LEVELS_TRUSTED = 60.0
+_LANES_SINCE, _LANES_UNTIL = (4, 0), (4, 3)
 _TARGET_TRUSTED = 0.1
 _MOST_KNOWN = 10_000
 
@@ -104,6 +107,8 @@ class Schedule:
     """
 
     def __init__(self, context: Context) -> None:
+        self.priority_aside = False
+        """Whether messages have to wait without their priority, as far as `route` has seen."""
         self._context = context
         self._turn = asyncio.Lock()
         self._session: Session | None = None
@@ -152,6 +157,7 @@ class Schedule:
             self._session = self._context.control.current
             self._known.clear()
             self._names = DelayNames(queue_type_for(self._context.url.queue_type, version, "quorum"))
+            self.priority_aside = self._names.queue_type == "quorum" and _LANES_SINCE <= version < _LANES_UNTIL
         await self._once("end", _LEVELS_TRUSTED, partial(self._make_end, doing))
         # From the bottom up: what a level's queue lets go always finds the way on.
         for level in range(bits[-1] + 1):
@@ -197,9 +203,9 @@ class Schedule:
     async def _bind_target(self, entity: Entity, target: str, doing: str) -> None:
         names, key = self._names, f"#.{target}"
         if entity.kind is EntityKind.QUEUE:
-            await self._ask(doing, lambda channel: channel.queue_bind(entity.path, names.deliver, key))
+            await self._ask(doing, lambda channel: channel.queue_bind(entity.path, names.deliver, key), entity.path)
             return
-        await self._ask(doing, lambda channel: channel.exchange_bind(entity.path, names.deliver, key))
+        await self._ask(doing, lambda channel: channel.exchange_bind(entity.path, names.deliver, key), entity.path)
         # A topic without a subscription is no way for a message either: it goes to a queue that holds nothing, too.
         discard = {"x-queue-type": "classic", "x-max-length": 0, "x-overflow": "drop-head"}
         await self._once("discard", _LEVELS_TRUSTED, partial(self._declare_queue, names.discard, discard, doing))
@@ -216,9 +222,9 @@ class Schedule:
             lambda channel: channel.exchange_declare(name, exchange_type=kind, durable=True, arguments=arguments),
         )
 
-    async def _ask(self, doing: str, question: _Question) -> None:
+    async def _ask(self, doing: str, question: _Question, about: str = "") -> None:
         try:
-            await self._context.ask(doing, question)
+            await self._context.ask(doing, question, about=about)
         except TransportError as error:
             if error.kind is FailureKind.REFUSED:
                 # Also when there is one that is not ours: it would not keep to the time.

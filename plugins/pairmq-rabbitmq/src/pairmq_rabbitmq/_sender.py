@@ -56,7 +56,7 @@ class RabbitSender(Sender):
 
     async def send(self, message: Message) -> None:
         self._check_open()
-        parcel = self._parcel(message, await self._where(message) if self._is_special(message) else self._method)
+        parcel = self._parcel(message, *(await self._where(message) if self._is_special(message) else (self._method,)))
         [answer] = await self._context.outlet(self._entity).publish([parcel], self._scope)
         if answer is not None:
             [failed] = await self._explain([answer])
@@ -72,8 +72,8 @@ class RabbitSender(Sender):
         parcels: list[Parcel] = []
         for message in messages:
             try:
-                method = await self._where(message) if self._is_special(message) else self._method
-                parcel = self._parcel(message, method)
+                where = await self._where(message) if self._is_special(message) else (self._method,)
+                parcel = self._parcel(message, *where)
             except TransportError as error:
                 packed.append(error)
             else:
@@ -102,15 +102,15 @@ class RabbitSender(Sender):
         if self._context.closed:
             raise _errors.closed(self._doing)
 
-    def _parcel(self, message: Message, method: bytes) -> Parcel:
-        """Pack a message.
+    def _parcel(self, message: Message, method: bytes, priority_aside: bool = False) -> Parcel:
+        """Pack a message; method and place of the priority as `_where` tells them.
 
         Raises:
             TransportError: RabbitMQ can't take it.
         """
         parcel = _plain.pack(method, message)
         if parcel is None:
-            properties = _codec.encode(message, login=self._context.url.username)
+            properties = _codec.encode(message, login=self._context.url.username, priority_aside=priority_aside)
             parcel = Parcel.of(method, properties, message.body)
         session = self._context.publishing.current
         most = (_FRAME_MAX if session is None else session.frame_max) - _FRAME_OVERHEAD
@@ -129,8 +129,8 @@ class RabbitSender(Sender):
         """Whether a message has a way of its own."""
         return message.scheduled_enqueue_at is not None or (self._topic and bool(message.subject))
 
-    async def _where(self, message: Message) -> bytes:
-        """The method that publishes it: to the entity, or to where it waits for its time.
+    async def _where(self, message: Message) -> tuple[bytes, bool]:
+        """The method that publishes it, to the entity or to where it waits for its time, and whether without priority.
 
         Raises:
             TransportError: it can't be scheduled now, or RabbitMQ can't have such a routing key.
@@ -141,16 +141,17 @@ class RabbitSender(Sender):
             delay = (message.scheduled_enqueue_at - datetime.now(UTC)).total_seconds()
             if delay > 0:
                 try:
-                    return await self._scope.race(self._schedule.route(self._entity, delay, self._doing))
+                    method = await self._scope.race(self._schedule.route(self._entity, delay, self._doing))
+                    return method, self._schedule.priority_aside
                 except asyncio.CancelledError as cancellation:
                     nothing_sent(cancellation)
                     raise
         if not self._topic or not message.subject:
-            return self._method
+            return self._method, False
         if len(message.subject.encode()) > _MAX_ROUTING_KEY:
             text = f"a topic's messages have their subject as routing key: at most {_MAX_ROUTING_KEY} bytes"
             raise _errors.refused(self._doing, text, FailureReason.MALFORMED)
-        return publish_method(self._entity.path, message.subject)
+        return publish_method(self._entity.path, message.subject), False
 
     async def _explain(self, answers: Sequence[Answer]) -> list[TransportError | None]:
         """Say what each answer means; the broker is asked once for all that it returned, or rejected."""

@@ -41,6 +41,7 @@ class Session:
         self.wire = Wire(self._lost)
         self.cause: BaseException | None = None
         self.forsaken = 0  # calls that nobody waits for any more, and that have not ended
+        self.users = 0  # who would lose something with it: calls that are waited for, and channels that lock messages
         self._connection: aio_pika.Connection | None = None
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._listeners: list[Callable[[BaseException], None]] = []
@@ -186,6 +187,7 @@ class Session:
 
     async def _detached(self, operation: Coroutine[Any, Any, T]) -> T:
         task = self._background(operation)
+        self.users += 1
         try:
             await asyncio.wait((task, self._ended), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
@@ -193,6 +195,8 @@ class Session:
                 self.forsaken += 1
                 task.add_done_callback(self._no_longer_forsaken)
             raise
+        finally:
+            self.users -= 1
         if not task.done():
             task.cancel()
             raise self.cause or ConnectionAbortedError("the connection was closed")

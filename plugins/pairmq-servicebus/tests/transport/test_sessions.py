@@ -69,6 +69,21 @@ async def test_a_named_session_is_read_alone_and_in_order(
     await receiver.close()
 
 
+async def test_a_settlement_that_is_given_up_leaves_the_session_to_the_others(
+    server: ServiceBusServer, transport: ServiceBusTransport, queue: Entity, message: Make
+) -> None:
+    await transport.sender(queue).send_batch([message(text, session_id="s") for text in "abc"])
+    receiver = await accepted(transport, queue, "s")
+    first, *rest = await take(receiver, 3)
+    server.fault({"at": "settle", "action": "delay", "seconds": 0.5, "times": 1})
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await receiver.complete(first)
+    assert set(await receiver.complete_batch(rest)) == {None}
+    assert await receiver.receive(5, 0) == []
+    await receiver.close()
+
+
 async def test_the_next_free_session_is_taken_and_none_when_there_is_none(
     transport: ServiceBusTransport, queue: Entity, message: Make
 ) -> None:

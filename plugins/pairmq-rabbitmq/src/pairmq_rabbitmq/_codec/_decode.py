@@ -16,6 +16,7 @@ from pairmq_rabbitmq._codec._layout import (
     CLUSTER_ID,
     HEADERS,
     MAPPING,
+    PRIORITY,
     SCHEDULED,
     SHELTER,
     SHELTERED,
@@ -198,6 +199,12 @@ def _read_mapped(
             own[TTL] = mapped[TTL]
         else:
             values["time_to_live"] = seconds
+    if PRIORITY in mapped:
+        priority = mapped[PRIORITY]
+        if properties.priority is None and type(priority) is int and 0 <= priority <= 255:
+            values["priority"] = priority
+        else:
+            own[PRIORITY] = priority
     if SCHEDULED in mapped:
         at = mapped[SCHEDULED]
         if isinstance(at, str):

@@ -15,6 +15,7 @@ from pairmq_rabbitmq._codec._layout import (
     HEADERS,
     MAX_SHORT_LETTERS,
     PLAIN,
+    PRIORITY,
     SCHEDULED,
     SHELTER,
     SHELTERED,
@@ -32,12 +33,13 @@ from pairmq_rabbitmq._codec._times import is_timestamp, lifetime
 from pairmq_rabbitmq._codec._values import NATIVE, pairs_to_wire, table_to_wire, to_wire
 
 
-def encode(message: Message, *, login: str) -> Basic.Properties:
+def encode(message: Message, *, login: str, priority_aside: bool = False) -> Basic.Properties:
     """Write a message's properties; its body is the body.
 
     Args:
         message: any message.
         login: the user of the connection that it goes over; RabbitMQ refuses a ``user_id`` of another one.
+        priority_aside: the queue that it goes to must take it for one without priority.
 
     Returns:
         The properties, to be sent as they are: a field-by-field copy may lose digits and names.
@@ -57,7 +59,10 @@ def encode(message: Message, *, login: str) -> Basic.Properties:
         text = getattr(message, field)
         if text is not None:
             headers[header] = text
-    properties.priority = message.priority
+    if not priority_aside:
+        properties.priority = message.priority
+    elif message.priority is not None:
+        headers[PRIORITY] = message.priority
     if message.time_to_live is not None:
         scheduled = message.scheduled_enqueue_at is not None
         properties.expiration, exactly = lifetime(message.time_to_live, scheduled=scheduled)

@@ -21,6 +21,7 @@ SHELTER: Final = "application-properties"
 TYPES: Final = "application-property-types"
 TTL: Final = "ttl"
 SCHEDULED: Final = "x-opt-scheduled-enqueue-time"
+PRIORITY: Final = "x-opt-priority"
 REASON: Final = "x-dead-letter-reason"
 DESCRIPTION: Final = "x-dead-letter-description"
 
@@ -56,7 +57,15 @@ BROKER_COUNTS: Final = frozenset((DELIVERY_COUNT, "x-acquired-count"))
 BROKER_MADE: Final = frozenset(("x-death", REASON, DESCRIPTION, UNREADABLE)) | BROKER_COUNTS
 BROKER_PREFIXES: Final = ("x-first-death-", "x-last-death-")
 MAPPING: Final = frozenset(
-    (SHELTER, TYPES, TTL, SCHEDULED, *(header for _, _, header in TEXTS), *(header for _, header, _ in HEADERS))
+    (
+        SHELTER,
+        TYPES,
+        TTL,
+        SCHEDULED,
+        PRIORITY,
+        *(header for _, _, header in TEXTS),
+        *(header for _, header, _ in HEADERS),
+    )
 )
 """Headers that mean something to PairMQ."""
 

@@ -107,7 +107,9 @@ class DeadLetters:
         arguments = dead_letter_arguments(queue_type_for(self._context.url.queue_type, version, "classic"))
         try:
             await self._context.ask(
-                self._doing, lambda channel: channel.queue_declare(self._name, durable=True, arguments=arguments)
+                self._doing,
+                lambda channel: channel.queue_declare(self._name, durable=True, arguments=arguments),
+                about=self._name,
             )
         except TransportError as error:
             if error.reason is not FailureReason.ALREADY_EXISTS:  # made by someone else meanwhile, and otherwise

@@ -19,8 +19,10 @@ from typing import Any, Final
 
 from aiormq.channel import Channel
 
+from pairmq_rabbitmq._channel import close_channel
 from pairmq_rabbitmq._receiving._held import Share
 from pairmq_rabbitmq._receiving._locking import LockingChannel
+from pairmq_rabbitmq._receiving._opening import give_back
 from pairmq_rabbitmq._receiving._settling import Locked
 from pairmq_rabbitmq._session import Session
 
@@ -61,6 +63,9 @@ class DeliveryChannel(LockingChannel):
         self._ahead = 0  # window that was asked for
         self._standing: tuple[str, int] | None = None  # the consumer that stays, and its window
         session.wire.lane.open(raw.number, self)
+        # It stays there: the driver calls it in a loop over this set, and its reader would end with a set that changes
+        # meanwhile. The broker's Channel.Close would then get no answer, and the next channel with this number would
+        # end the connection: "second 'channel.open' seen".
         raw.on_consumer_cancel_callbacks.add(self._on_consumer_cancel)
         super().__init__(session, raw, queue, share, lock)
 
@@ -121,11 +126,10 @@ class DeliveryChannel(LockingChannel):
         """Use it no more: what is not settled will be delivered again."""
         super().lose(cause)
         self.session.wire.lane.close(self._raw.number, self)
-        self._raw.on_consumer_cancel_callbacks.discard(self._on_consumer_cancel)
         self._wake()
 
     async def close(self, timeout: float) -> bool:
-        """Give everything back, and the channel to the broker.
+        """Give everything back, and the channel to the broker; what that has not taken in time, it takes later.
 
         Args:
             timeout: seconds.
@@ -142,7 +146,7 @@ class DeliveryChannel(LockingChannel):
                 self._give_rest_back()
                 await self._settling.idle()
                 if self.usable:
-                    await self._call(self._raw.close())
+                    await self._call(close_channel(self._raw))
         except TimeoutError:
             silent = self.silent
         except Exception:
@@ -150,6 +154,7 @@ class DeliveryChannel(LockingChannel):
             silent = False
         finally:
             self.lose(ConnectionAbortedError("the receiver was closed"))
+            give_back(self.session, self._raw)
         return not silent
 
     async def _fetch(self, count: int, deadline: float) -> None:

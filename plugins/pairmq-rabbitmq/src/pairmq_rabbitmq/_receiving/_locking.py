@@ -53,6 +53,7 @@ class LockingChannel:
         self._timer: asyncio.TimerHandle | None = None
         self._looks_at = math.inf  # when it fires
         raw.closing.add_done_callback(self._on_closing)
+        session.users += 1
         session.on_end(self.lose)
 
     @property
@@ -61,14 +62,18 @@ class LockingChannel:
         return self.cause is None and self.session.usable
 
     @property
-    def silent(self) -> bool:
-        """Whether nothing has come from the broker since something was asked, some time ago."""
-        return self._call.silent
+    def empty(self) -> bool:
+        """Whether nobody would lose anything with it: nothing is locked on it, or being settled."""
+        return self._settling.empty
 
     @property
-    def stuck(self) -> bool:
+    def silent(self) -> bool:
+        """Whether nothing has come from the broker since something was asked, some time ago."""
+        return self._call.silent()
+
+    def stuck(self, seconds: float | None = None) -> bool:
         """Whether the broker has owed an answer for long: a queue without a leader makes its channels wait."""
-        return self._call.stuck
+        return self._call.stuck(seconds)
 
     def give(self, messages: Sequence[Locked]) -> None:
         """Give the first messages of `waiting` to a caller; their locks begin."""
@@ -156,6 +161,7 @@ class LockingChannel:
             return
         self.cause = cause if isinstance(cause, Exception) else ConnectionResetError("the connection was lost")
         self.session.remove_on_end(self.lose)
+        self.session.users -= 1
         if self._timer is not None:
             self._timer.cancel()
             self._timer, self._looks_at = None, math.inf

@@ -98,7 +98,7 @@ async def visit(
     A cancelled call gives back what had come.
     """
     try:
-        session = await context.consuming.session()
+        session = await context.consuming_of(queue).session()
         opening = Opening(session)
         try:
             await asyncio.wait((opening.task,))

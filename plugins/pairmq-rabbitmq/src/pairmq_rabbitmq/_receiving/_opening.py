@@ -7,6 +7,7 @@ import contextlib
 
 from aiormq.channel import Channel
 
+from pairmq_rabbitmq._channel import close_channel
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._receiving._settling import Calls
 from pairmq_rabbitmq._session import Session
@@ -30,7 +31,7 @@ class Opening:
     @property
     def silent(self) -> bool:
         """Whether nothing has come from the broker since it was asked, some time ago."""
-        return self._calls.silent
+        return self._calls.silent()
 
     def forsake(self) -> None:
         """Nobody will use it: give it back when it is there."""
@@ -54,7 +55,7 @@ def give_back(session: Session, raw: Channel) -> None:
 
     async def close() -> None:
         with contextlib.suppress(Exception):  # gone already
-            await session.run(raw.close())
+            await session.run(close_channel(raw))
 
     if session.usable and not raw.is_closed:
         task = asyncio.get_running_loop().create_task(close())

@@ -23,6 +23,7 @@ from typing import Any
 
 from aiormq.channel import Channel
 
+from pairmq_rabbitmq._channel import close_channel
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._markers import WINDOW, Marker, marker_of
 from pairmq_rabbitmq._receiving._delivery_channel import MAX_WINDOW, DeliveryChannel
@@ -32,7 +33,7 @@ from pairmq_rabbitmq._receiving._settling import Job, Locked, State
 from pairmq_rabbitmq._session import Session
 
 _REST = 1.0  # s without a call that an empty-handed reader keeps its queue
-_ANSWER = 1.0  # s for an answer; whoever asked asks again
+_ANSWER = 10.0  # s for an answer, with a connection to be made first; whoever asked asks again
 _GIVE_BACK = 2.0  # s
 
 
@@ -178,7 +179,7 @@ class OrderedChannel(DeliveryChannel):
             async with asyncio.timeout(_GIVE_BACK):
                 await self._settling.idle()
                 self.lose(GivenBack("it was given back"))
-                await self._call(self._raw.close())
+                await self._call(close_channel(self._raw))
         self.discard()
 
     def _end_locks(self) -> None:

@@ -53,6 +53,7 @@ class RabbitReceiver(Receiver):
     def __init__(self, context: Context, source: Source) -> None:
         self._queue = _names.queue_of(source)
         self._context = context
+        self._link = context.consuming_of(self._queue)
         self._dead = source.dead_letter
         self._doing = f"receive from {source}"
         self._settling = f"settle a delivery of {source}"
@@ -104,9 +105,9 @@ class RabbitReceiver(Receiver):
         try:
             # A dead-letter queue is made for any number of consumers.
             ordered = not self._dead and await self._scope.race(
-                is_for_one_consumer(self._context, self._queue, self._doing, self._context.consuming)
+                is_for_one_consumer(self._context, self._queue, self._doing, self._link)
             )
-            session = await self._scope.race(self._context.consuming.session())
+            session = await self._scope.race(self._link.session())
             if self._opening is None or self._opening.session is not session:
                 # A caller that is cancelled leaves it to the next one.
                 self._opening = Opening(session)
@@ -115,7 +116,9 @@ class RabbitReceiver(Receiver):
                 await self._until(opening.task)
             except asyncio.CancelledError:
                 if opening.silent:
-                    self._context.consuming.retire(session, _not_answered(), at_once=True)
+                    self._opening = None
+                    opening.forsake()
+                    self._link.retire(session, silent=True)
                 raise
             self._check_open(self._doing)
             self._opening = None
@@ -301,7 +304,7 @@ class RabbitReceiver(Receiver):
             self._opening.forsake()
         channel = self._channel
         if channel is not None and not await channel.close(_CLOSE):
-            self._context.consuming.retire(channel.session, _not_answered(), at_once=True)
+            self._link.retire(channel.session, silent=True)
         if self._dead_letters is not None:
             self._dead_letters.release()
         self._waits.cancel()
@@ -316,17 +319,16 @@ class RabbitReceiver(Receiver):
             raise _errors.closed(doing)
 
     def _doubt(self, channel: DeliveryChannel) -> None:
-        """Somebody stopped waiting: see what that says about the channel and the connection.
+        """A call was given up: see what that says about the channel and the connection.
 
-        What is locked there will be delivered again, and could not be settled there anyway.
+        Other receivers go on with the connection, and other calls with what is locked here: a broker that is far off,
+        or stalls for a moment, looks like one that is gone. One that is gone misses the driver's heartbeats. A single
+        queue can be gone as well, and its channel is given up when it owes an answer for as long.
         """
         if not channel.usable:
             return
-        if channel.silent:
-            self._context.consuming.retire(channel.session, _not_answered(), at_once=True)
-        elif channel.stuck:
+        silent = channel.silent
+        if silent:
+            self._link.retire(channel.session, silent=True)
+        if channel.stuck(self._context.url.heartbeat) or (channel.empty and (silent or channel.stuck())):
             channel.discard()
-
-
-def _not_answered() -> TimeoutError:
-    return TimeoutError("the broker did not answer in time")

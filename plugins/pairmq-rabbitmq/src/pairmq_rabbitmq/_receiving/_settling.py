@@ -140,13 +140,11 @@ class Calls:
         finally:
             del self._waiting[key]
 
-    @property
-    def stuck(self) -> bool:
-        """Whether an answer has been waited for much longer than answers take."""
-        now = asyncio.get_running_loop().time()
-        return any(asked_at <= now - _STUCK for asked_at, _ in self._waiting.values())
+    def stuck(self, seconds: float | None = None) -> bool:
+        """Whether an answer has been waited for that long, much longer than answers take when left out."""
+        since = asyncio.get_running_loop().time() - (_STUCK if seconds is None else seconds)
+        return any(asked_at <= since for asked_at, _ in self._waiting.values())
 
-    @property
     def silent(self) -> bool:
         """Whether nothing at all has come from the broker since something was asked, some time ago."""
         now, frames = asyncio.get_running_loop().time(), self._session.wire.frames
@@ -203,6 +201,11 @@ class Settling:
             self._task = asyncio.get_running_loop().create_task(self._work())
         return job
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is unsettled, or being settled."""
+        return not self.unsettled and self._task is None
+
     async def idle(self) -> None:
         """Wait until nothing is being settled."""
         while self._task is not None:
@@ -258,30 +261,33 @@ class Settling:
             await asyncio.sleep(_LOG_WRITE)
             await self.ask()
 
-    def _frames(self, jobs: list[Job]) -> list[Basic.Ack | Basic.Nack]:
-        """Say what becomes of messages, in as few frames as possible: one settles all up to it, if all are to be."""
+    def _frames(self, jobs: list[Job]) -> list[Basic.Ack | Basic.Reject]:
+        """Say what becomes of messages, in few frames: one completes all up to it, if all are to be."""
         requeue = {locked.tag: job.requeue for job in jobs for locked in job.messages}
-        frames: list[Basic.Ack | Basic.Nack] = []
+        frames: list[Basic.Ack | Basic.Reject] = []
         run: list[int] = []
         for tag in self.unsettled:
             if tag not in requeue:
                 break
             if run and requeue[tag] != requeue[run[-1]]:
-                frames.append(_frame(run[-1], requeue[run[-1]], multiple=len(run) > 1))
+                frames += _settle_run(run, requeue[run[-1]])
                 run = []
             run.append(tag)
         if run:
-            frames.append(_frame(run[-1], requeue[run[-1]], multiple=len(run) > 1))
-            last = run[-1]
-            frames += [_frame(tag, requeue[tag], multiple=False) for tag in sorted(requeue) if tag > last]
-        else:
-            frames += [_frame(tag, requeue[tag], multiple=False) for tag in sorted(requeue)]
+            frames += _settle_run(run, requeue[run[-1]])
+        last = run[-1] if run else 0
+        for tag in sorted(requeue):
+            if tag > last:
+                frames += _settle_run([tag], requeue[tag])
         for tag in requeue:
             del self.unsettled[tag]
         return frames
 
 
-def _frame(tag: int, requeue: bool, *, multiple: bool) -> Basic.Ack | Basic.Nack:
+def _settle_run(tags: Sequence[int], requeue: bool) -> list[Basic.Ack | Basic.Reject]:
+    """Settle all messages of some tags, before which nothing is unsettled or which are only one."""
     if requeue:
-        return Basic.Nack(delivery_tag=tag, multiple=multiple, requeue=True)
-    return Basic.Ack(delivery_tag=tag, multiple=multiple)
+        # A nack could say it in one frame, but from RabbitMQ 4.3 on it counts as no delivery: a message that is given
+        # back each time would go round forever.
+        return [Basic.Reject(delivery_tag=tag, requeue=True) for tag in tags]
+    return [Basic.Ack(delivery_tag=tags[-1], multiple=len(tags) > 1)]

@@ -33,6 +33,14 @@ ok = rabbit:await_startup(),
 (fun Wait() -> case whereis(rabbit_boot) of undefined -> ok; _ -> timer:sleep(5), Wait() end end)()
 """
 
+# Which queues there are is in Mnesia, and from 4.3 on in Khepri.
+_SETTLE = """
+[ok = dets:sync(T) || T <- dets:all()],
+case mnesia:system_info(is_running) of
+ yes -> mnesia:sync_log();
+ _ -> khepri:fence(rabbit_khepri:get_store_id()) end
+"""
+
 
 class RabbitServer(Faults, Operator, ServerProcess):
     """A rabbitmq-server process that keeps its data over `kill` and `restart`; the user is guest, password guest.
@@ -161,7 +169,7 @@ class RabbitServer(Faults, Operator, ServerProcess):
         Raises:
             ServerError: it does not answer.
         """
-        self.erl("[ok = dets:sync(T) || T <- dets:all()], mnesia:sync_log()", timeout=timeout)
+        self.erl(_SETTLE, timeout=timeout)
 
     def stop(self, timeout: float = 20.0) -> None:
         """Ask it to end with SIGTERM, which takes it a second, and kill it when it does not.

@@ -28,10 +28,19 @@ class Lane(Generic[L]):
         opener: opens the link, within its own time limit.
         doing: in words, for errors.
         idle_limit: seconds that nobody asked for anything, after which the link is closed; None to keep it.
+        spares: whether a link takes more with it than its calls, so that one that is given up goes on to its end there.
     """
 
-    def __init__(self, opener: Callable[[], Awaitable[L]], doing: str, *, idle_limit: float | None = None) -> None:
+    def __init__(
+        self,
+        opener: Callable[[], Awaitable[L]],
+        doing: str,
+        *,
+        idle_limit: float | None = None,
+        spares: Callable[[L], bool] = lambda _: False,
+    ) -> None:
         self._opener = opener
+        self._spares = spares
         self._doing = doing
         self._idle_limit = idle_limit
         self._jobs: deque[Job[L]] = deque()
@@ -76,7 +85,8 @@ class Lane(Generic[L]):
         """Do something on the link, in its turn.
 
         Args:
-            work: what; it is cut off, and the link dropped, when the caller is cancelled while it is under way.
+            work: what; it is cut off, and the link dropped, when the caller is cancelled while it is under way, unless
+                the link is to be spared: then its own limit ends it.
             limit: seconds it may take once it began.
             doing: in words, for errors.
 
@@ -91,7 +101,8 @@ class Lane(Generic[L]):
         try:
             outcome = await job.done
         except asyncio.CancelledError:
-            self.withdraw(job)
+            if job is not self._current or self._link is None or not self._spares(self._link):
+                self.withdraw(job)
             raise
         if isinstance(outcome, TransportError):
             raise outcome

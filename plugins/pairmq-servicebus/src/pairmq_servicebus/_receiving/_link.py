@@ -34,6 +34,8 @@ class ReceiveLink:
         self._namespace = namespace
         self._handler = _private.handler_of(client)
         self.client = client
+        if client.session is not None:
+            self.locks_end_with_it = True
         _private.mend_arrivals(client)
         _private.mend_peeks(client)
         self.round_trip = round_trip
@@ -44,6 +46,8 @@ class ReceiveLink:
     """Seconds that a receive may wait without `keep`."""
     closing_gives_back = False
     """What is not settled goes back by itself when it is closed."""
+    locks_end_with_it = False
+    """What was handed out over it can't be settled over another one."""
     takes_note = False
     """What is handed out goes through `admit` first."""
 

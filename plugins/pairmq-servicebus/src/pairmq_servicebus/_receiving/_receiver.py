@@ -47,7 +47,9 @@ class BusReceiver(Receiver):
         self._doing = doing
         self._limit = namespace.url.operation_timeout
         self._shelf = Shelf(source.dead_letter)
-        self._lane: Lane[ReceiveLink] = Lane(opener or (lambda: open_link(namespace, source, doing)), doing)
+        self._lane: Lane[ReceiveLink] = Lane(
+            opener or (lambda: open_link(namespace, source, doing)), doing, spares=lambda link: link.locks_end_with_it
+        )
         self._takes_turns = opener is None
         self._trial = _FIRST_TRIAL
         self._over = asyncio.Event()
