@@ -10,7 +10,7 @@ from pairmq import Entity, Message
 from pairmq.model.events import Warned
 from pairmq.plugins import registry
 from pairmq.runner import Clock, Emitter
-from pairmq.runner._sizes import BacklogSizes, _at_most
+from pairmq.runner._sizes import MessageLimits, _at_most
 from pairmq.testing import SimulatedBroker
 from pairmq.transport import Capabilities
 
@@ -28,7 +28,7 @@ def looked():
     warnings: list[Warned] = []
     emit = Emitter("east>west", Clock())
     emit.add(warnings.append)
-    sizes = BacklogSizes(west, Clock(), emit)
+    sizes = MessageLimits(SimulatedBroker("east").transport(), west, Clock(), emit)
 
     def look(message: Message) -> tuple[int, int]:
         sizes.look(ORDERS, message)
