@@ -5,8 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from aiormq.exceptions import ChannelPreconditionFailed
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, TransportError
+from pairmq_rabbitmq._publish import Lost
 from pairmq_rabbitmq._sender import MAX_MESSAGE_BYTES
 from pairmq_rabbitmq._transport import RabbitTransport
 
@@ -44,3 +46,15 @@ def test_a_limit_that_the_server_has_told_counts():
     transport._context.max_body_bytes = 1000
     with pytest.raises(TransportError, match="at most 1000"):
         transport.check_message(QUEUE, Message(bytes(1001)))
+
+
+async def test_a_refusal_tells_the_limit_of_the_server():
+    transport = RabbitTransport("amqp://127.0.0.1:1/")
+    sender = transport.sender(QUEUE)
+    told = "PRECONDITION_FAILED - message size 20971520 is larger than configured max size 16777216"
+    failed = sender._lost(Lost(ChannelPreconditionFailed(told), alone=True))
+    assert failed.reason is FailureReason.TOO_LARGE
+    transport.check_message(QUEUE, Message(bytes(16_777_216)))
+    with pytest.raises(TransportError, match="at most 16777216"):
+        transport.check_message(QUEUE, Message(bytes(16_777_217)))
+    await transport.close()
