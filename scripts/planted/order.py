@@ -22,8 +22,8 @@ ORDER = (
     Mutant(
         "a session's message takes any backlog queue",
         "src/pairmq/runner/_attempts.py",
-        "                index = key.queue\n",
-        "                index = backlog.rotation.choose(None, self._clock.chance())\n",
+        "        index, trial = backlog.choose(state.queue, None if key is None else key.queue)",
+        "        index, trial = backlog.choose(None, None)",
         ordering="session",
     ),
     Mutant(

@@ -86,8 +86,8 @@ TESTED = (
     Mutant(
         "a closing send waits for one more attempt",
         "src/pairmq/runner/_send.py",
-        "                deadline = min(deadline, self._ends_at)  # the pair began",
-        "                pass  # the pair began",
+        "            deadline = min(deadline, self._ends_at)  # the pair began",
+        "            pass  # the pair began",
         tests=("tests/runner/test_close.py",),
     ),
     # The syphon.

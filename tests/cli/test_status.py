@@ -118,6 +118,21 @@ def test_the_doctor_is_content_with_a_sound_pair(cli, brokers) -> None:
     assert "FAIL" not in ended.out
 
 
+def test_the_doctor_says_what_the_pair_can_not_carry(cli, brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    findings = json.loads(cli("doctor", "--json", *brokers).out)["findings"]
+    [carried] = [each for each in findings if each["subject"] == "pair carries"]
+    assert (carried["grade"], carried["text"]) == ("ok", "messages with a time-to-live and with a schedule")
+    less = property(lambda self: replace(self._capabilities, time_to_live=False, scheduling=False))
+    monkeypatch.setattr("pairmq_redis._transport.StreamsTransport.capabilities", less)
+    findings = json.loads(cli("doctor", "--json", *brokers).out)["findings"]
+    [carried] = [each for each in findings if each["subject"] == "pair carries"]
+    assert (carried["grade"], carried["text"]) == (
+        "warn",
+        "no messages with a time-to-live or a schedule: the primary does not keep it",
+    )
+    assert carried["advice"] == "they are refused in every state: send them without it"
+
+
 def test_the_doctor_makes_nothing_and_names_what_is_missing(cli, brokers) -> None:
     findings = json.loads(cli("doctor", "--json", *brokers).out)["findings"]
     assert any(finding["grade"] == "warn" and "10 queues of 10 missing" in finding["text"] for finding in findings)

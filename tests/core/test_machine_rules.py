@@ -28,6 +28,7 @@ from pairmq.core import (
     PingFailed,
     PingRefused,
     PingSucceeded,
+    PingWanted,
     PrimaryAbandoned,
     PrimaryAccepted,
     PrimaryFailed,
@@ -58,6 +59,7 @@ class Book:
         self.ping_under_way: int | None = None
         self.timer: float | None = None  # of the ping: its limit, or the instant of the next one
         self.needed, self.good, self.refused = 1, 0, 0
+        self.asked, self.asked_again_from = 0, now
         self.came_back: float | None = None
         self.in_state_since = now
         self.counts = dict.fromkeys(("sent", "diverted", "failed", "late"), 0)
@@ -112,7 +114,8 @@ class Book:
             wait = {2: 1, 4: 2, 8: 4}[self.needed] * self.options.ping_primary_interval
         else:
             self.needed, wait = 1, 0.0
-        self.good = self.refused = 0
+        self.good = self.refused = self.asked = 0
+        self.asked_again_from = now
         self.timer = now + wait
         return self.become("lost", cause, now)
 
@@ -178,6 +181,17 @@ class Book:
         self.timer = now + self.options.ping_timeout
         return [SendPing(self.epoch, self.pings_sent)]
 
+    def ping_wanted(self, now: float, chance: float) -> list[Any]:
+        """A send waits in vain for the backlog: a ping at once, but not while one is under way, nor all the time."""
+        if self.primary != "lost" or self.ping_under_way is not None or now < self.asked_again_from:
+            return []
+        self.asked_again_from = now + min(2.0, 0.05 * 2**self.asked) * (1 - chance / 2)
+        self.asked += 1
+        self.pings_sent += 1
+        self.ping_under_way = self.pings_sent
+        self.timer = now + self.options.ping_timeout
+        return [SendPing(self.epoch, self.pings_sent)]
+
     def ping_answered(self, number: int, good: bool, now: float, jitter: float) -> list[Any]:
         if number != self.ping_under_way:
             self.counts["late"] += 1
@@ -218,6 +232,7 @@ class Book:
         if self.primary == "lost":
             return []
         self.needed, self.good, self.refused = 1, 0, 0
+        self.asked, self.asked_again_from = 0, now + self.options.ping_primary_interval
         self.timer = now + self.options.ping_primary_interval
         return self.become("lost", Cause.FORCED, now)
 
@@ -353,6 +368,11 @@ class AgainstTheBook(RuleBasedStateMachine):
         if self.book.primary == "lost":
             waits = (self.machine.next_deadline() or 0) - self.now
             assert 0.9 - 1e-9 <= waits / self.options.ping_primary_interval <= 1.1 + 1e-9
+
+    @rule(chance=st.sampled_from([0.0, 0.5, 0.999]))
+    def a_send_that_no_queue_takes_wants_a_ping(self, chance: float) -> None:
+        self.feed(PingWanted(chance), self.book.ping_wanted(self.now, chance))
+        self.check_the_plan(0.0)
 
     @precondition(lambda self: self.book.pings_sent)
     @rule(pick=picks, jitter=jitters)

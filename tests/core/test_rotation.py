@@ -95,6 +95,74 @@ def test_a_sender_whose_queue_came_back_keeps_it_again(rotation: Rotation):
     assert rotation.choose(1, 0.0) == 1
 
 
+# Trials by sends (SPEC 5.5).
+
+
+def all_out(rotation: Rotation) -> None:
+    for index in range(3):
+        rotation.take_out(index, now=0)
+
+
+def test_a_trial_waits_a_moment_after_the_failure(rotation: Rotation):
+    all_out(rotation)
+    assert [rotation.trial(0.049), rotation.trial(0.05)] == [None, 0]
+
+
+def test_one_send_at_a_time_tries_a_queue(rotation: Rotation):
+    all_out(rotation)
+    for index in range(3):
+        assert rotation.trial(1) == index
+        rotation.begin_trial(index)
+    assert rotation.trial(1) is None
+
+
+def test_a_trial_is_of_the_queue_that_has_waited_longest(rotation: Rotation):
+    for index in (2, 1, 0):
+        rotation.take_out(index, now=float(3 - index))
+    assert rotation.trial(9) == 2
+
+
+def test_trials_wait_longer_each_time_and_at_most_two_seconds(rotation: Rotation):
+    all_out(rotation)
+    now, waits = 10.0, []
+    for _ in range(8):
+        assert rotation.trial(now, 1) == 1
+        rotation.begin_trial(1)
+        rotation.end_trial(1, now, 0.0, failed=True)
+        wait = next(step for step in range(1, 1000) if rotation.trial(now + step / 100, 1) is not None) / 100
+        waits.append(wait)
+        now += wait
+    assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0]
+
+
+def test_a_trial_without_an_answer_leaves_the_queue_to_the_next_send(rotation: Rotation):
+    all_out(rotation)
+    rotation.begin_trial(1)
+    rotation.end_trial(1, 0.05, 0.0, failed=False)
+    assert rotation.trial(0.05, 1) == 1
+
+
+def test_a_trial_of_a_queue_that_came_back_meanwhile_changes_nothing(rotation: Rotation):
+    all_out(rotation)
+    rotation.begin_trial(1)
+    rotation.put_back(1)
+    rotation.end_trial(1, 1, 0.0, failed=True)
+    assert (rotation.in_use, rotation.out) == ((1,), (0, 2))
+
+
+def test_a_queue_in_use_needs_no_trial(rotation: Rotation):
+    rotation.take_out(0, now=0)
+    assert [rotation.takes(), rotation.takes(0), rotation.takes(1), rotation.trial(9, 1)] == [True, False, True, None]
+
+
+def test_a_retry_can_be_due_at_once(rotation: Rotation):
+    rotation.take_out(0, now=5, soon=True)
+    rotation.take_out(1, now=5)
+    assert rotation.due(5) == (0,)
+    rotation.hasten(6)
+    assert rotation.due(6) == (0, 1)
+
+
 @given(st.integers(1, 1000), st.floats(0, 1, exclude_max=True))
 def test_any_chance_names_a_queue(count: int, chance: float):
     assert Rotation(count, 30).choose(None, chance) in range(count)

@@ -13,7 +13,7 @@ import pytest
 from pairmq.testing.design import HAZARDS
 
 ROOT = Path(__file__).resolve().parents[2]
-KEEPS_ITS_QUEUE = "        if kept is not None and kept not in self._retry_at:"
+KEEPS_ITS_QUEUE = "        if kept is not None and kept not in self._out:"
 
 
 @pytest.fixture(scope="module")

@@ -14,13 +14,15 @@ from pairmq import (
     Message,
     Pair,
     PairOptions,
+    Receipt,
     Route,
+    SendRefused,
     SendUnknown,
     TransportError,
 )
 from pairmq.core import restore
 from pairmq.model import Entity, FailureKind, FailureReason
-from pairmq.model.events import BacklogQueueChecked, RotationChanged, Warned
+from pairmq.model.events import BacklogQueueChecked, PingCompleted, RotationChanged, Warned
 from pairmq.runner import Clock
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
 from pairmq.testing import _simulated as simulated
@@ -184,8 +186,8 @@ async def test_a_large_batch_takes_a_queue_that_hangs_from_the_others(world, mon
 
 
 @in_virtual_time
-async def test_with_no_queue_left_a_send_is_refused_with_both_causes(world):
-    async with world(failover_interval=0) as w:
+async def test_with_no_queue_left_a_send_that_does_not_wait_is_refused_with_both_causes(world):
+    async with world(failover_interval=0, while_failing="raise") as w:
         w.east.fail(Fault.DOWN)
         w.west.fail(Fault.TRANSIENT)
         with pytest.raises(BacklogUnavailable, match="no backlog queue takes messages") as caught:
@@ -195,6 +197,281 @@ async def test_with_no_queue_left_a_send_is_refused_with_both_causes(world):
         with pytest.raises(BacklogUnavailable) as caught:
             await w.pair.sender("orders").send(Message(b"x"))
         assert {str(cause) for cause in caught.value.causes} == {"connection refused", "try again"}
+
+
+# Neither broker takes messages, and a send waits (SPEC 5.5).
+
+
+async def after(seconds, *actions):
+    await asyncio.sleep(seconds)
+    for action in actions:
+        action()
+
+
+def loop_time():
+    return asyncio.get_running_loop().time()
+
+
+@in_virtual_time
+@pytest.mark.parametrize("form", ["send", "batch", "stream"])
+@pytest.mark.parametrize("ordering", ["none", "session"])
+async def test_a_blip_of_both_brokers_costs_a_second_and_no_send(world, form, ordering):
+    async with world(failover_interval=0, backlog_retry_interval=30, ping_primary_interval=60, ordering=ordering) as w:
+        w.east.fail(Fault.DOWN)
+        w.west.fail(Fault.DOWN)
+        healing = asyncio.create_task(after(0.5, w.east.heal, w.west.heal))
+        sender = w.pair.sender("orders")
+        if form == "send":
+            receipts = [await sender.send(Message(b"x"))]
+        elif form == "batch":
+            receipts = await sender.send_batch([Message(b"x")] * 20)
+        else:
+            receipts = [receipt async for receipt in sender.send_stream([Message(b"x")] * 20)]
+        assert {type(receipt) for receipt in receipts} == {Receipt}
+        assert loop_time() < 2
+        await healing
+
+
+@in_virtual_time
+@pytest.mark.parametrize("ordering", ["none", "session"])
+async def test_with_no_queue_left_a_send_waits_until_its_deadline_and_is_refused_with_both_causes(world, ordering):
+    async with world(failover_interval=0, ordering=ordering) as w:
+        w.east.fail(Fault.DOWN)
+        w.west.fail(Fault.TRANSIENT)
+        began = loop_time()
+        with pytest.raises(BacklogUnavailable) as caught:
+            await w.pair.sender("orders").send(Message(b"x"), timeout=7)
+        assert loop_time() - began == pytest.approx(7, abs=0.05)
+        assert {str(cause) for cause in caught.value.causes} == {"connection refused", "try again"}
+
+
+@in_virtual_time
+@pytest.mark.parametrize("broker", ["primary", "secondary"])
+async def test_a_send_that_waits_for_both_brokers_takes_the_one_that_is_back(world, broker):
+    """With pings a minute apart, and retries of queues half a minute."""
+    async with world(failover_interval=0, backlog_retry_interval=30, ping_primary_interval=60) as w:
+        w.east.fail(Fault.DOWN)
+        w.west.fail(Fault.DOWN)
+        healing = asyncio.create_task(after(0.5, (w.east if broker == "primary" else w.west).heal))
+        receipt = await w.pair.sender("orders").send(Message(b"x"))
+        assert receipt.route is (Route.PRIMARY if broker == "primary" else Route.BACKLOG)
+        assert receipt.elapsed < 2
+        await healing
+
+
+@in_virtual_time
+async def test_a_held_entity_is_not_pinged_for_a_send_that_waits(world):
+    async with world(send_timeout=5) as w:
+        w.pair.hold("orders")
+        w.west.fail(Fault.DOWN)
+        with pytest.raises(BacklogUnavailable):
+            await w.pair.sender("orders").send(Message(b"x"))
+        assert w.of(PingCompleted) == []
+        w.west.heal()
+        assert (await w.pair.sender("orders").send(Message(b"y"))).route is Route.BACKLOG
+
+
+@in_virtual_time
+async def test_a_forced_failover_lasts_its_interval_for_sends_that_wait(world):
+    async with world(ping_primary_interval=5) as w:
+        w.pair.force_failover("orders")
+        w.west.fail(Fault.DOWN)
+        receipt = await w.pair.sender("orders").send(Message(b"x"))
+        assert (receipt.route, 5 < receipt.elapsed < 6) == (Route.PRIMARY, True)
+
+
+@in_virtual_time
+async def test_many_waiting_sends_are_no_stampede_and_all_go_on_at_the_first_success(world):
+    async with world(failover_interval=0, backlog_retry_interval=30, ping_primary_interval=60, seed=7) as w:
+        w.east.fail(Fault.DOWN)
+        w.west.fail(Fault.DOWN)
+        senders = [w.pair.sender("orders") for _ in range(500)]
+        w.west.operations.clear()
+        w.east.operations.clear()
+        sends = [asyncio.create_task(sender.send(Message(b"x"))) for sender in senders]
+        await asyncio.sleep(1)  # all of them have found out
+        w.west.operations.clear()
+        w.east.operations.clear()
+        await asyncio.sleep(9)
+        assert 9 < w.west.operations["SEND"] <= 30  # three queues, each every 1 to 2 s
+        assert 3 < w.east.operations["PROBE"] <= 10
+        w.west.heal()
+        await asyncio.wait(sends, return_when=asyncio.FIRST_COMPLETED)
+        first = loop_time()
+        await asyncio.gather(*sends)
+        assert loop_time() - first < 0.05
+
+
+@in_virtual_time
+async def test_sessions_of_one_queue_are_no_stampede(world):
+    async with world(failover_interval=0, ordering="session", backlog_queue_count=1) as w:
+        w.pair.hold("orders")
+        w.west.fail(Fault.DOWN)
+        sender = w.pair.sender("orders")
+        sends = [asyncio.create_task(sender.send(Message(b"x", session_id=str(number)))) for number in range(200)]
+        await asyncio.sleep(1)
+        w.west.operations.clear()
+        await asyncio.sleep(9)
+        assert 3 < w.west.operations["SEND"] <= 10
+        w.west.heal()
+        receipts = await asyncio.gather(*sends)
+        assert {receipt.route for receipt in receipts} == {Route.BACKLOG}
+
+
+@in_virtual_time
+async def test_a_cancelled_trial_leaves_its_queue_to_the_next_send(world):
+    async with world(backlog_queue_count=1, attempt_timeout=10.0) as w:
+        w.pair.hold("orders")
+        w.west.fail(Fault.DOWN, times=1)
+        with pytest.raises(BacklogUnavailable):
+            await w.pair.sender("orders").send(Message(b"x"), timeout=0.01)
+        w.west.fail(Fault.HANG, Operation.SEND)
+        await asyncio.sleep(1)
+        trial = asyncio.create_task(w.pair.sender("orders").send(Message(b"x")))
+        await asyncio.sleep(0.1)
+        other = asyncio.create_task(w.pair.sender("orders").send(Message(b"y")))
+        await asyncio.sleep(0.1)
+        trial.cancel()
+        w.west.heal()
+        receipt = await other
+        assert (receipt.route, receipt.elapsed < 3) == (Route.BACKLOG, True)
+
+
+@in_virtual_time
+async def test_closing_ends_sends_that_wait_for_both_brokers(world):
+    async with world(failover_interval=0, close_grace=1) as w:
+        w.east.fail(Fault.DOWN)
+        w.west.fail(Fault.DOWN)
+        send = asyncio.create_task(w.pair.sender("orders").send(Message(b"x")))
+        await asyncio.sleep(3)
+        began = loop_time()
+        closing = asyncio.create_task(w.pair.close())
+        with pytest.raises(SendRefused, match="the pair closed"):
+            await send
+        assert loop_time() - began <= 1.01
+        await closing
+
+
+@in_virtual_time
+async def test_sends_that_wait_for_both_brokers_count_as_pending(world):
+    async with world(failover_interval=0, max_pending_sends=2) as w:
+        w.east.fail(Fault.DOWN)
+        w.west.fail(Fault.DOWN)
+        waiting = [asyncio.create_task(w.pair.sender("orders").send(Message(b"x"), timeout=9)) for _ in range(2)]
+        await asyncio.sleep(1)
+        with pytest.raises(SendRefused, match="max_pending_sends"):
+            await w.pair.sender("orders").send(Message(b"y"), timeout=2)
+        w.east.heal()
+        assert {receipt.route for receipt in await asyncio.gather(*waiting)} == {Route.PRIMARY}
+
+
+@in_virtual_time
+async def test_sends_that_do_not_wait_are_refused_for_a_second_after_a_blip(world):
+    async with world(
+        failover_interval=0, while_failing="raise", backlog_retry_interval=30, ping_primary_interval=60
+    ) as w:
+        w.east.fail(Fault.DOWN)
+        w.west.fail(Fault.DOWN)
+        healing = asyncio.create_task(after(0.5, w.east.heal, w.west.heal))
+        sender, refused = w.pair.sender("orders"), 0
+        while True:
+            began = loop_time()
+            try:
+                await sender.send(Message(b"x"))
+                break
+            except BacklogUnavailable:
+                refused += 1
+                assert loop_time() - began < 0.05
+            await asyncio.sleep(0.05)
+        assert refused > 5
+        assert loop_time() < 2
+        await healing
+
+
+@in_virtual_time
+async def test_the_other_queues_come_back_soon_after_the_first(world):
+    async with world(failover_interval=0, backlog_retry_interval=600) as w:
+        w.pair.hold("orders")
+        w.west.fail(Fault.DOWN)
+        healing = asyncio.create_task(after(0.5, w.west.heal))
+        await w.pair.sender("orders").send(Message(b"x"))
+        await asyncio.sleep(1)
+        assert [(event.in_use, event.left) for event in w.of(RotationChanged)][3:] == [(True, 1), (True, 2), (True, 3)]
+        await healing
+
+
+# A backlog queue that is missing (SPEC 5.5).
+
+
+def lose_queues(w):
+    for queue in w.pair.backlog_queues:
+        del w.west.queues[queue]
+    w.west.operations.clear()
+
+
+@in_virtual_time
+@pytest.mark.parametrize("ordering", ["none", "session"])
+async def test_a_missing_queue_is_created_again_inside_the_send_that_finds_out(world, ordering):
+    async with world(ordering=ordering) as w:
+        before = [w.west.queues[queue].properties for queue in w.pair.backlog_queues]
+        w.pair.hold("orders")
+        lose_queues(w)
+        receipt = await w.pair.sender("orders").send(Message(b"x"))
+        assert (receipt.route, receipt.attempts, receipt.elapsed < 0.1) == (Route.BACKLOG, 2, True)
+        assert w.west.queues[Entity(receipt.backlog_queue)].properties == before[0]
+        assert w.of(RotationChanged) == []
+        [warning] = [event.text for event in w.of(Warned)]
+        assert warning.startswith(f"backlog queue {receipt.backlog_queue} was missing and was created again")
+
+
+@in_virtual_time
+async def test_a_missing_queue_is_created_once_for_many_sends_and_for_each_message_of_a_batch(world):
+    async with world(backlog_queue_count=1) as w:
+        w.pair.hold("orders")
+        lose_queues(w)
+        sender = w.pair.sender("orders")
+        results = await asyncio.gather(*(sender.send_batch([Message(b"x")] * 10) for _ in range(50)))
+        assert {receipt.route for receipts in results for receipt in receipts} == {Route.BACKLOG}
+        assert len(w.backlog()) == 500
+        assert [event.created for event in w.of(BacklogQueueChecked)] == [True, True]
+        assert w.of(RotationChanged) == []
+
+
+@in_virtual_time
+async def test_a_queue_that_vanishes_again_leaves_the_rotation(world, monkeypatch):
+    async with world(backlog_queue_count=2) as w:
+        w.pair.hold("orders")
+        bad = "east/x-servicebus-transfer/0"
+        w.west.fail(Fault.REFUSE, Operation.SEND, entities=[bad])  # not found, whatever is created
+        for _ in range(10):
+            assert (await w.pair.sender("orders").send(Message(b"x"))).backlog_queue != bad
+        assert w.west.operations["ADMIN"] < 20
+
+
+@in_virtual_time
+async def test_a_missing_queue_that_can_not_be_created_is_left_for_another_one(world):
+    async with world() as w:
+        w.pair.hold("orders")
+        bad = "east/x-servicebus-transfer/0"
+        del w.west.queues[Entity(bad)]
+        w.west.fail(Fault.DOWN, Operation.ADMIN, entities=[bad])
+        receipts = await asyncio.gather(*(w.pair.sender("orders").send(Message(b"x")) for _ in range(20)))
+        assert bad not in {receipt.backlog_queue for receipt in receipts}
+        w.west.heal()
+        await asyncio.sleep(35)
+        assert Entity(bad) in w.west.queues
+        assert [event.in_use for event in w.of(RotationChanged)] == [False, True]
+
+
+@in_virtual_time
+async def test_a_queue_that_a_syphon_finds_missing_is_created_at_once(world):
+    async with world(enable_syphon=True, backlog_retry_interval=600, syphon_receive_wait=5.0) as w:
+        await asyncio.sleep(10)
+        lose_queues(w)
+        w.west.notify()
+        await asyncio.sleep(20)
+        assert set(w.pair.backlog_queues) <= set(w.west.queues)
+        assert [event.in_use for event in w.of(RotationChanged)][-3:] == [True, True, True]
 
 
 @in_virtual_time

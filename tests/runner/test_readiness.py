@@ -63,8 +63,19 @@ async def test_it_is_not_ready_when_neither_side_takes_messages_and_says_why(wor
 
 
 @in_virtual_time
-async def test_it_is_not_ready_when_every_backlog_queue_is_out_of_use(world):
+async def test_it_is_ready_when_a_queue_that_is_out_of_use_takes_messages_as_a_send_would_try_it(world):
     async with world(backlog_retry_interval=3600) as w:
+        w.east.fail(Fault.DOWN)
+        w.west.fail(Fault.DOWN)
+        await w.pair.sender("orders").send_batch([Message(b"1")])
+        assert not (await w.pair.check("orders")).ready
+        w.west.heal()
+        assert (await w.pair.check("orders")).ready
+
+
+@in_virtual_time
+async def test_it_is_not_ready_when_every_backlog_queue_is_out_of_use_and_sends_do_not_wait(world):
+    async with world(backlog_retry_interval=3600, failover_interval=0, while_failing="raise") as w:
         w.east.fail(Fault.DOWN)
         w.west.fail(Fault.DOWN)
         await w.pair.sender("orders").send_batch([Message(b"1")])

@@ -1,17 +1,21 @@
-"""The look at a message's size that every healthy send pays for (SPEC 3.8)."""
+"""What a message may be for both brokers, and the look at its size that every healthy send pays for (SPEC 3.8)."""
 
 from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pairmq import Entity, Message
+from pairmq import BacklogUnavailable, Entity, Message, MessageTooLarge, Route, SendRefused, SendUnknown
 from pairmq.model.events import Warned
 from pairmq.plugins import registry
 from pairmq.runner import Clock, Emitter
-from pairmq.runner._sizes import BacklogSizes, _at_most
-from pairmq.testing import SimulatedBroker
+from pairmq.runner._sizes import MessageLimits, _at_most
+from pairmq.testing import Fault, SimulatedBroker, in_virtual_time
 from pairmq.transport import Capabilities
 
 ORDERS = Entity("orders")
@@ -28,7 +32,7 @@ def looked():
     warnings: list[Warned] = []
     emit = Emitter("east>west", Clock())
     emit.add(warnings.append)
-    sizes = BacklogSizes(west, Clock(), emit)
+    sizes = MessageLimits(SimulatedBroker("east").transport(), west, Clock(), emit)
 
     def look(message: Message) -> tuple[int, int]:
         sizes.look(ORDERS, message)
@@ -70,3 +74,104 @@ def test_no_codec_needs_more_than_the_quick_look_takes_for_granted(url, properti
     bare = Message(b"x", message_id="m")
     transport = registry.transport(url)
     assert transport.measure(message) - transport.measure(bare) <= _at_most(message)
+
+
+# What the primary can never hold is refused in every state (SPEC 3.8).
+
+_ALL = Capabilities(
+    max_message_bytes=1000, scheduling=True, time_to_live=True, lock_renewal=True, dead_letter=True, probes=True
+)
+_LATER = datetime(2100, 1, 1, tzinfo=UTC)
+
+unfit = pytest.mark.parametrize(
+    ("capabilities", "message", "kind"),
+    [
+        (_ALL, Message(bytes(1001)), MessageTooLarge),
+        (replace(_ALL, time_to_live=False), Message(b"x", time_to_live=9), SendRefused),
+        (replace(_ALL, scheduling=False), Message(b"x", scheduled_enqueue_at=_LATER), SendRefused),
+    ],
+    ids=["too large", "time-to-live", "schedule"],
+)
+
+
+@pytest.fixture
+def narrow(world):
+    """Opens a pair whose primary has such capabilities."""
+
+    def make(capabilities: Capabilities, **options):
+        return world(east=SimulatedBroker("east", capabilities=capabilities), **options)
+
+    return make
+
+
+@unfit
+@pytest.mark.parametrize("ordering", ["none", "session"])
+@pytest.mark.parametrize("state", ["healthy", "held", "forced", "primary down", "both down", "both hang"])
+@in_virtual_time
+async def test_what_the_primary_can_never_hold_is_refused_in_every_state(
+    narrow, capabilities, message, kind, state, ordering
+):
+    async with narrow(capabilities, failover_interval=0.5, ordering=ordering) as w:
+        sender = w.pair.sender("orders")
+        if state == "held":
+            w.pair.hold("orders")
+        elif state == "forced":
+            w.pair.force_failover("orders")
+        elif state != "healthy":
+            fault = Fault.HANG if state == "both hang" else Fault.DOWN
+            w.east.fail(fault)
+            if state != "primary down":
+                w.west.fail(fault)
+        began = asyncio.get_running_loop().time()
+        # A broker that took the attempt and said nothing leaves a doubt.
+        with pytest.raises(
+            SendUnknown if state == "both hang" else kind, match=r"the primary can't hold it|keeps no|takes"
+        ):
+            await sender.send(message)
+        assert {type(error) for error in await sender.send_batch([message, message])} == {kind}
+        assert asyncio.get_running_loop().time() - began < 4  # not only at its deadline
+        assert w.backlog() == []
+
+
+@in_virtual_time
+async def test_the_others_of_a_batch_go_to_the_backlog_beside_one_that_the_primary_can_never_hold(narrow):
+    async with narrow(_ALL) as w:
+        w.pair.hold("orders")
+        large = Message(bytes(1001), message_id="large")
+        before, refused, after = await w.pair.sender("orders").send_batch([Message(b"1"), large, Message(b"2")])
+        assert (before.route, after.route) == (Route.BACKLOG, Route.BACKLOG)
+        assert isinstance(refused, MessageTooLarge)
+        assert "the primary can't hold it" in str(refused)
+
+
+@in_virtual_time
+async def test_a_session_that_keeps_diverting_takes_nothing_that_the_primary_can_never_hold(narrow):
+    async with narrow(_ALL, ordering="session") as w:
+        sender = w.pair.sender("orders")
+        w.pair.hold("orders")
+        await sender.send(Message(b"x", session_id="s"))
+        w.pair.mark_healthy("orders")
+        with pytest.raises(MessageTooLarge):
+            await sender.send(Message(bytes(1001), session_id="s"))
+        assert len(w.backlog()) == 1
+
+
+@in_virtual_time
+async def test_a_message_too_large_for_the_backlog_does_not_wait_for_a_queue(world):
+    west = SimulatedBroker("west", capabilities=replace(_ALL, ordered_consumer=True))
+    async with world(west=west) as w:
+        w.pair.hold("orders")
+        w.west.fail(Fault.DOWN)
+        with pytest.raises(BacklogUnavailable):
+            await w.pair.sender("orders").send(Message(b"x"), timeout=1)
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(MessageTooLarge, match="the backlog can't hold it"):
+            await w.pair.sender("orders").send(Message(bytes(990)))
+        assert asyncio.get_running_loop().time() - began < 1
+
+
+@in_virtual_time
+async def test_a_message_that_a_broker_holds_exactly_is_not_refused(narrow):
+    async with narrow(_ALL) as w:
+        w.pair.hold("orders")
+        assert (await w.pair.sender("orders").send(Message(bytes(1000)))).route is Route.BACKLOG

@@ -454,6 +454,8 @@ def test_a_foreign_message_keeps_every_header_when_it_is_sent_on(properties: Bas
         if _layout.place(name) == _layout.PLAIN:
             if name != "amqp.cluster_id" or not properties.cluster_id:
                 assert exactly(message.application_properties[name]) == exactly(normal(value))
+        elif name == _layout.PRIORITY and name not in message.application_properties:
+            assert message.priority == value
         elif name in ("CC", "BCC") or (name in OUR_NAMES and type(value) is not str):
             assert exactly(message.application_properties[name]) == exactly(normal(value))
     again = over_the_wire(_codec.encode(message, login=login))

@@ -210,6 +210,8 @@ async def test_a_delay_beyond_the_longest_is_refused(transport: Transport) -> No
     assert error is not None
     assert (error.kind, error.reason) == (FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
     assert "49.7 days" in str(error)
+    with pytest.raises(TransportError, match=r"49\.7 days"):
+        transport.check_message(QUEUE, in_(MAX_DELAY + 1))
 
 
 async def test_only_what_is_needed_is_made(quorum: Transport, rabbit: RabbitServer) -> None:

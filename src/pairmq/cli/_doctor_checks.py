@@ -34,6 +34,9 @@ _ROOM = 0.95  # share of the primary's largest message that the backlog should t
 _WANTED = ("probes", "dead_letter", "lock_renewal", "time_to_live", "scheduling", "durable")
 
 
+_DISCLAIMED = {"time_to_live": "a time-to-live", "scheduling": "a schedule"}
+
+
 class Grade(enum.StrEnum):
     """How bad it is."""
 
@@ -94,6 +97,7 @@ async def all_checks(pair: PairArguments) -> AsyncIterator[Finding]:
                 yield _capabilities(side, transport)
                 for risk in await _risks(transport, None, limit):
                     yield Finding(Grade.WARN, f"{side} keeps", risk.text, risk.advice)
+        yield _carried(primary)
         if all(reachable.values()):
             yield _size(primary, secondary)
         if reachable["secondary"]:
@@ -216,6 +220,15 @@ def _capabilities(side: str, transport: Transport) -> Finding:
         consequence = "what it accepts is lost with its process" if "durable" in missing else "see the transport's docs"
         return Finding(Grade.WARN, subject, f"not: {', '.join(missing)}", consequence)
     return Finding(Grade.OK, subject, "all that a pair uses")
+
+
+def _carried(primary: Transport) -> Finding:
+    """Which messages the pair never carries, as the primary could not hold them (SPEC 3.8)."""
+    refused = [text for name, text in _DISCLAIMED.items() if not getattr(primary.capabilities, name)]
+    if refused:
+        text = f"no messages with {' or '.join(refused)}: the primary does not keep it"
+        return Finding(Grade.WARN, "pair carries", text, "they are refused in every state: send them without it")
+    return Finding(Grade.OK, "pair carries", "messages with a time-to-live and with a schedule")
 
 
 def _size(primary: Transport, secondary: Transport) -> Finding:

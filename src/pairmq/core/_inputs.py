@@ -50,6 +50,15 @@ class TimerFired(NamedTuple):
     jitter: float = 0.0
 
 
+class PingWanted(NamedTuple):
+    """A send waits because no backlog queue takes it: the next ping should not (SPEC 5.5).
+
+    ``chance``: a random number in [0, 1) that spreads such pings.
+    """
+
+    chance: float = 0.0
+
+
 class PingSucceeded(NamedTuple):
     """A ping proved that the entity takes messages. ``number``: the ping's; ``jitter``: as in `TimerFired`."""
 
@@ -97,6 +106,7 @@ Input: TypeAlias = (
     | PrimaryAbandoned
     | DivertEnded
     | TimerFired
+    | PingWanted
     | PingSucceeded
     | PingFailed
     | PingRefused

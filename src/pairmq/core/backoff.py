@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +36,6 @@ class Backoff:
 
 TRANSIENT_RETRIES = 3
 """Retries of a transient failure, after which it counts as unavailable (SPEC 3.6)."""
+
+TRIALS: Final = Backoff(first=0.05, factor=2.0, cap=2.0)
+"""The waits between trials of a broker that sends need at once: short after a blip, and no burden in an outage."""

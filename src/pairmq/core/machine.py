@@ -10,6 +10,7 @@ from pairmq.core._effects import Changed, Effect, LateResult, SendPing, StopPing
 from pairmq.core._inputs import Input
 from pairmq.core._states import Backlog, Health, visible
 from pairmq.core._transitions import BACKLOG, HEALTH, BacklogSymbol, Do, Row, Symbol, starts_epoch
+from pairmq.core.backoff import TRIALS
 from pairmq.core.options import PairOptions
 from pairmq.model import EntityState, FailureKind
 from pairmq.model.events import Cause
@@ -48,6 +49,7 @@ class EntityMachine:
     """
 
     __slots__ = (
+        "_asked_pings",
         "_backlog",
         "_diverted",
         "_diverting",
@@ -62,6 +64,7 @@ class EntityMachine:
         "_options",
         "_ping",
         "_ping_ends_at",
+        "_ping_wanted_from",
         "_pings",
         "_pings_needed",
         "_recovered_at",
@@ -95,6 +98,8 @@ class EntityMachine:
         self._pings_needed = 1
         self._good_pings = 0
         self._refused_pings = 0
+        self._asked_pings = 0
+        self._ping_wanted_from = now
         self._recovered_at: float | None = None
         self._entered_at = now
         self._sent = self._diverted = self._failed = self._late = 0
@@ -247,6 +252,13 @@ class EntityMachine:
             symbol = Symbol.PING_DUE
         return self._apply(self._row(symbol), now, input.jitter)
 
+    def _on_ping_wanted(self, input: i.PingWanted, now: float) -> tuple[Effect, ...]:
+        if self._health is not Health.DOWN or self._ping is not None or now < self._ping_wanted_from:
+            return self._apply(self._row(Symbol.NOT_DUE), now)
+        self._ping_wanted_from = now + TRIALS.wait(self._asked_pings, input.chance)
+        self._asked_pings += 1
+        return self._apply(self._row(Symbol.PING_DUE), now)
+
     def _on_ping_succeeded(self, input: i.PingSucceeded, now: float) -> tuple[Effect, ...]:
         if not self._is_current_ping(input.number):
             return self._late_ping()
@@ -313,8 +325,11 @@ class EntityMachine:
             case Do.STOP_INTERVAL:
                 self._interval_ends_at = None
             case Do.START_PINGS:
+                self._asked_pings, self._ping_wanted_from = 0, now
                 self._plan_first_ping(now)
             case Do.START_PINGS_LATER:
+                # An operator's word stands for one interval, whoever asks.
+                self._asked_pings, self._ping_wanted_from = 0, now + self._options.ping_primary_interval
                 self._pings_needed, self._good_pings, self._refused_pings = 1, 0, 0
                 self._next_ping_at = now + self._options.ping_primary_interval
             case Do.PING:
@@ -400,6 +415,7 @@ _HANDLERS: dict[type, Callable[[EntityMachine, Any, float], tuple[Effect, ...]]]
     i.PrimaryAbandoned: EntityMachine._on_abandoned,
     i.DivertEnded: EntityMachine._on_divert_ended,
     i.TimerFired: EntityMachine._on_timer,
+    i.PingWanted: EntityMachine._on_ping_wanted,
     i.PingSucceeded: EntityMachine._on_ping_succeeded,
     i.PingFailed: EntityMachine._on_ping_failed,
     i.PingRefused: EntityMachine._on_ping_refused,

@@ -56,7 +56,7 @@ class PairOptions:
         ping_primary_interval: seconds between pings of a failed-over entity, 100 ms to 30 min.
         enable_syphon: move backlogs home in this process; one long-lived process a pair is enough.
         while_failing: ``"wait"`` tries a failing send again until it succeeds, failover engages or its deadline
-            passes; ``"raise"`` raises the failure at once.
+            passes, also while neither broker takes messages; ``"raise"`` raises the failure at once.
         send_timeout: seconds that one send may take, everything included, 10 ms to 24 h.
         attempt_timeout: seconds that one operation at a broker may take, 10 ms to 10 min; a broker that hangs is
             noticed after this long.
@@ -71,7 +71,8 @@ class PairOptions:
         syphon_max_rate: messages a second that the syphon moves at most; None for no limit.
         ping_timeout: seconds that one ping may take, 10 ms to 2 min.
         flap_window: seconds after a recovery within which another failover is a flap (SPEC 4.8), 0 to 24 h.
-        backlog_retry_interval: seconds until a backlog queue out of the rotation is tried again, 100 ms to 1 h.
+        backlog_retry_interval: seconds until a backlog queue out of the rotation is tried again while others are in
+            use, 100 ms to 1 h.
         backlog_name_template: name of backlog queues; must hold ``{index}``, may hold ``{primary}``.
         allowed_entities: patterns (``*``, ``?``) of entities that the syphon may deliver to (SPEC 5.8), and so of
             those that a pair sends to; empty allows every one but system entities and backlog queues.

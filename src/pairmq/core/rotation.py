@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
+from pairmq.core.backoff import TRIALS
+
+
+class _Out:
+    """A queue out of use: when it is to be tried again, in the background and by a send."""
+
+    __slots__ = ("failed_trials", "in_trial", "retry_at", "trial_at")
+
+    def __init__(self, retry_at: float, trial_at: float) -> None:
+        self.retry_at = retry_at
+        self.trial_at = trial_at
+        self.failed_trials = 0
+        self.in_trial = False
+
 
 class Rotation:
     """The backlog queues of a pair, some of them out of use after a failure; shared by all senders of the pair.
@@ -13,14 +27,14 @@ class Rotation:
         retry_interval: seconds after which a queue that is out is to be tried again.
     """
 
-    __slots__ = ("_in_use", "_retry_at", "_retry_interval")
+    __slots__ = ("_in_use", "_out", "_retry_interval")
 
     def __init__(self, count: int, retry_interval: float) -> None:
         if count < 1:
             raise ValueError(f"count is {count}: at least 1 backlog queue is needed")
         self._retry_interval = retry_interval
         self._in_use = list(range(count))
-        self._retry_at: dict[int, float] = {}
+        self._out: dict[int, _Out] = {}
 
     @property
     def in_use(self) -> tuple[int, ...]:
@@ -30,7 +44,11 @@ class Rotation:
     @property
     def out(self) -> tuple[int, ...]:
         """The queues out of use, by index."""
-        return tuple(sorted(self._retry_at))
+        return tuple(sorted(self._out))
+
+    def takes(self, only: int | None = None) -> bool:
+        """Tell whether any queue, or the only one that a send may use, is in use."""
+        return bool(self._in_use) if only is None else only not in self._out
 
     def choose(self, kept: int | None, chance: float) -> int | None:
         """Choose the queue for a sender: the one it kept while that is in use, else one at random (SPEC 5.4).
@@ -42,43 +60,94 @@ class Rotation:
         Returns:
             A queue in use; None when none is left.
         """
-        if kept is not None and kept not in self._retry_at:
+        if kept is not None and kept not in self._out:
             return kept
         if not self._in_use:
             return None
         return self._in_use[int(chance * len(self._in_use))]
 
-    def take_out(self, index: int, now: float) -> bool:
+    def take_out(self, index: int, now: float, chance: float = 0.0, *, soon: bool = False) -> bool:
         """Take a queue that failed out of use, for all senders; its retry is due one interval from now.
 
         Args:
             index: which queue.
             now: when it failed.
+            chance: a random number in [0, 1) that spreads the trials of sends.
+            soon: its retry is due at once.
 
         Returns:
             True when it was in use until now. A failure of a queue that is out already does not postpone its retry.
         """
-        if index in self._retry_at:
+        if index in self._out:
             return False
         self._in_use.remove(index)
-        self._retry_at[index] = now + self._retry_interval
+        self._out[index] = _Out(now if soon else now + self._retry_interval, now + TRIALS.wait(0, chance))
         return True
 
     def put_back(self, index: int) -> bool:
         """Bring a queue back that works again; True when it was out."""
-        if self._retry_at.pop(index, None) is None:
+        if self._out.pop(index, None) is None:
             return False
         self._in_use.append(index)
         self._in_use.sort()
         return True
 
+    # Trials: a send that has no queue in use is itself the trial of one (SPEC 5.5).
+
+    def trial(self, now: float, only: int | None = None) -> int | None:
+        """Name the queue that a send may try now: one that is out, that no other send tries, and that has waited.
+
+        Args:
+            now: the present instant.
+            only: the only queue that the send may use, None for any.
+
+        Returns:
+            The one that has waited longest; None when a send has to wait.
+        """
+        indexes = self._out if only is None else (only,)
+        due = [
+            (out.trial_at, index)
+            for index in indexes
+            if (out := self._out.get(index)) is not None and not out.in_trial and out.trial_at <= now
+        ]
+        return min(due)[1] if due else None
+
+    def begin_trial(self, index: int) -> None:
+        """A send tries a queue that is out: no other one does meanwhile."""
+        self._out[index].in_trial = True
+
+    def end_trial(self, index: int, now: float, chance: float, *, failed: bool) -> None:
+        """The trial has ended, and the queue is still out.
+
+        Args:
+            index: which queue; one that was brought back meanwhile is left as it is.
+            now: when.
+            chance: a random number in [0, 1).
+            failed: whether the queue failed; a trial that ended without an answer leaves it to the next send.
+        """
+        out = self._out.get(index)
+        if out is None:
+            return
+        out.in_trial = False
+        if failed:
+            out.failed_trials += 1
+            out.trial_at = now + TRIALS.wait(out.failed_trials, chance)
+
+    # Retries, in the background.
+
+    def hasten(self, now: float, only: int | None = None) -> None:
+        """Let the retry of a queue that is out, or of every one, be due now."""
+        for index, out in self._out.items():
+            if only in (None, index):
+                out.retry_at = now
+
     def due(self, now: float) -> tuple[int, ...]:
         """Tell which queues are to be tried now, and plan their next retry in case they fail again."""
-        ready = tuple(sorted(index for index, at in self._retry_at.items() if at <= now))
+        ready = tuple(sorted(index for index, out in self._out.items() if out.retry_at <= now))
         for index in ready:
-            self._retry_at[index] = now + self._retry_interval
+            self._out[index].retry_at = now + self._retry_interval
         return ready
 
     def next_deadline(self) -> float | None:
         """Tell when the next retry is due; None when all queues are in use."""
-        return min(self._retry_at.values(), default=None)
+        return min((out.retry_at for out in self._out.values()), default=None)

@@ -94,7 +94,7 @@ class Unauthorized(SendRefused):
 
 
 class BacklogUnavailable(SendRefused):
-    """Failed over, and no backlog queue takes messages either; ``causes`` holds both sides' failures (SPEC 5.5)."""
+    """Failed over, and no backlog queue took it by the deadline; ``causes`` holds both sides' failures (SPEC 5.5)."""
 
 
 class PrimaryUnavailable(SendRefused):

@@ -7,17 +7,17 @@ of those messages that have one by it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Final
 
 from pairmq.core import TRANSIENT_RETRIES, Diversion, PairOptions, divert
-from pairmq.model import FailureKind, FailureReason, Message, MessageTooLarge, TransportError
+from pairmq.model import FailureKind, FailureReason, Message, TransportError
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock
 from pairmq.runner._job import Endings, Job, SenderState, worst_kind
 from pairmq.runner._limits import TimeLimits
 from pairmq.runner._ordered import Key
-from pairmq.runner._sizes import BacklogSizes
+from pairmq.runner._sizes import MessageLimits
 from pairmq.transport import Sender
 
 _FAIR_TRIAL = 1.0  # s that an attempt at a backlog queue must have had for its time-out to tell about the queue
@@ -36,6 +36,9 @@ _BROKERS_WORDS = frozenset(
 )
 """Refusals that only a broker can give; a message that is too large, say, a client may refuse alone."""
 
+_MESSAGES_FAULT = frozenset((FailureReason.TOO_LARGE, FailureReason.MALFORMED))
+"""Failures that tell nothing of a backlog queue; any other one is a reason to leave it."""
+
 
 class Attempts:
     """Attempts of all sends of a pair.
@@ -46,8 +49,7 @@ class Attempts:
         clock: time and chance.
         limits: bounds every operation.
         endings: gives messages their results.
-        sizes: which messages fit into the backlog.
-        no_queue: ends messages that no backlog queue takes.
+        sizes: which messages both brokers can hold.
     """
 
     def __init__(
@@ -57,8 +59,7 @@ class Attempts:
         clock: Clock,
         limits: TimeLimits,
         endings: Endings,
-        sizes: BacklogSizes,
-        no_queue: Callable[[SenderState, list[Job]], None],
+        sizes: MessageLimits,
     ) -> None:
         self._backlog = backlog
         self._options = options
@@ -66,7 +67,28 @@ class Attempts:
         self._limits = limits
         self._endings = endings
         self._sizes = sizes
-        self._no_queue = no_queue
+
+    def fitting(self, state: SenderState, jobs: list[Job], *, waiting: bool) -> list[Job]:
+        """Refuse what the primary can never hold, and what is to wait for the backlog in vain (SPEC 3.8).
+
+        Returns:
+            The others.
+        """
+        for job in jobs:
+            problem = self._unfit_for_primary(state, job)
+            if problem is None and waiting:
+                problem = self._sizes.of_backlog(self._backlog.entities[0], self._envelope(state, job))
+            if problem is not None:
+                self._endings.reject(state, job, problem)
+        return [job for job in jobs if job.result is None]
+
+    def _unfit_for_primary(self, state: SenderState, job: Job) -> TransportError | None:
+        """Ask once for each message: it may be large."""
+        if job.fits:
+            return None
+        problem = self._sizes.of_primary(state.runner.entity, job.message)
+        job.fits = problem is None
+        return problem
 
     async def primary(
         self,
@@ -130,44 +152,27 @@ class Attempts:
     ) -> FailureKind | None:
         """One attempt at the sender's or key's backlog queue for all jobs; those accepted or refused get their result.
 
-        A key's queue is tried also while it is out of the rotation: there is no other for it.
+        With no queue in use it is the trial of one; *unavailable* without an attempt while others try them all.
         """
-        runner, backlog = state.runner, self._backlog
+        backlog = self._backlog
+        index, trial = backlog.choose(state.queue, None if key is None else key.queue)
+        if index is None:
+            self._divert_ended(state, key, maybe_there=False)
+            return FailureKind.UNAVAILABLE
+        if key is None:
+            state.queue = index
         # Before the envelopes of a large batch, which take a while.
         fair = limit - self._clock.now() > min(self._options.attempt_timeout, _FAIR_TRIAL) - 0.001
-        maybe_there = False
+        works: bool | None = None
         try:
-            index: int | None
-            if key is None:
-                index = state.queue = backlog.rotation.choose(state.queue, self._clock.chance())
-            else:
-                index = key.queue
-            if index is None:
-                self._no_queue(state, jobs)
-                return None
-            fitting: list[tuple[Job, Message]] = []
-            for job in jobs:
-                envelope = self._envelope(state, job)
-                problem = self._sizes.problem(envelope)
-                if problem is None:
-                    fitting.append((job, envelope))
-                else:
-                    self._endings.refuse(state, job, MessageTooLarge, problem)
-            if not fitting:
-                return None
-            took = [job for job, _ in fitting]
-            unfit = None if key is None else await self._unfit(index, limit)
-            maybe_there = unfit is None  # also when the attempt is cut off
-            failures: Sequence[TransportError | None]
-            if unfit is None:
-                failures = await self._attempt(backlog.sender(index), took, [e for _, e in fitting], limit)
-                maybe_there = any(failure is None or failure.maybe_applied for failure in failures)
-            else:
-                failures = [unfit] * len(took)
+            took, failures = await self._at_queue(state, index, jobs, limit, key)
+            if None in failures:
+                works = True
+            elif any(failure is not None and failure.reason not in _MESSAGES_FAULT for failure in failures):
+                works = False
         finally:
-            if key is not None:
-                key.facts.divert_ended(self._clock.now(), maybe_there=maybe_there)
-            runner.divert_ended()
+            if trial:
+                backlog.end_trial(index, works)
         queue = backlog.entities[index].path
         worst: FailureKind | None = None
         for job, failure in zip(took, failures, strict=True):
@@ -175,13 +180,13 @@ class Attempts:
                 self._endings.accept(state, job, started, queue)
                 continue
             # Only a message that is itself at fault is refused; a queue that can't be written to is a queue to leave.
-            at_fault = failure.reason in (FailureReason.TOO_LARGE, FailureReason.MALFORMED)
+            at_fault = failure.reason in _MESSAGES_FAULT
             self._endings.fail_attempt(state, job, failure, queue=queue, late=False, final=at_fault)
             if at_fault:
                 continue
             passing = failure.kind in (FailureKind.TRANSIENT, FailureKind.BUSY) and transient < TRANSIENT_RETRIES
             # A throttled queue is left for another one, but the last one is waited for.
-            only = key is not None or len(backlog.rotation.in_use) == 1
+            only = key is not None or len(backlog.rotation.in_use) <= 1
             last = failure.kind is FailureKind.BUSY and only
             if passing or last:
                 worst = worst or failure.kind
@@ -193,11 +198,56 @@ class Attempts:
                 backlog.take_out(index, failure)
         return worst
 
-    async def _unfit(self, index: int, limit: float) -> TransportError | None:
-        """Why no order can be kept in a backlog queue, as far as anybody can tell; None when it can."""
+    async def _at_queue(
+        self, state: SenderState, index: int, jobs: list[Job], limit: float, key: Key | None
+    ) -> tuple[list[Job], Sequence[TransportError | None]]:
+        """The operation itself: gives those jobs that it was about, and what came of each."""
+        backlog = self._backlog
+        maybe_there = False
+        try:
+            took: list[Job] = []
+            envelopes: list[Message] = []
+            for job in jobs:
+                state.sequence += 1
+                envelope = self._envelope(state, job)
+                problem = self._unfit_for_primary(state, job)
+                problem = problem or self._sizes.of_backlog(backlog.entities[index], envelope)
+                if problem is None:
+                    took.append(job)
+                    envelopes.append(envelope)
+                else:
+                    self._endings.reject(state, job, problem)
+            if not took:
+                return took, ()
+            unfit = None if key is None else await self._problem(backlog.check(index), limit)
+            if unfit is not None:
+                return took, [unfit] * len(took)
+            began_at, maybe_there = self._clock.now(), True  # also when the attempt is cut off
+            failures = await self._attempt(backlog.sender(index), took, envelopes, limit)
+            missing = [
+                at for at, failure in enumerate(failures) if failure and failure.reason is FailureReason.NOT_FOUND
+            ]
+            if missing and await self._problem(backlog.make_again(index, began_at), limit) is None:
+                parts = [took[at] for at in missing], [envelopes[at] for at in missing]
+                second = await self._attempt(backlog.sender(index), *parts, limit)
+                found = dict(zip(missing, second, strict=True))
+                failures = [found.get(at, failure) for at, failure in enumerate(failures)]
+            maybe_there = any(failure is None or failure.maybe_applied for failure in failures)
+            return took, failures
+        finally:
+            self._divert_ended(state, key, maybe_there=maybe_there)
+
+    def _divert_ended(self, state: SenderState, key: Key | None, *, maybe_there: bool) -> None:
+        if key is not None:
+            key.facts.divert_ended(self._clock.now(), maybe_there=maybe_there)
+        state.runner.divert_ended()
+
+    @staticmethod
+    async def _problem(looking: Awaitable[None], limit: float) -> TransportError | None:
+        """Why a backlog queue is not as it must be, as far as that can be found out; None when it is."""
         try:
             async with asyncio.timeout_at(limit):
-                await self._backlog.check(index)
+                await looking
         except TransportError as error:
             return error
         except TimeoutError:
@@ -221,6 +271,5 @@ class Attempts:
             return [error.with_traceback(None)] * len(messages)
 
     def _envelope(self, state: SenderState, job: Job) -> Message:
-        state.sequence += 1
         at = self._clock.instant()
         return divert(job.message, Diversion(state.runner.entity, at, state.sender_id, state.sequence, job.unknown))

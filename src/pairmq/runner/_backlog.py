@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Awaitable, Collection
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ from pairmq.model import ConfigurationError, Entity, FailureKind, FailureReason,
 from pairmq.model.events import BacklogQueueChecked, RotationChanged, Warned
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
+from pairmq.runner._entity import wake
 from pairmq.runner._last_failure import remembered
 from pairmq.runner._limits import TimeLimits
 from pairmq.transport import QueueProperties, Sender, Transport
@@ -66,6 +68,8 @@ class BacklogQueues:
         self.rotation = Rotation(len(self.entities), options.backlog_retry_interval)
         self.last_failure: TransportError | None = None
         """Of any queue, until all of them are in use again."""
+        self.waiting: set[asyncio.Future[None]] = set()
+        """Set when a queue comes back into use; sends that wait for one put theirs in."""
         self._properties = backlog_properties(options)
         self._transport = transport
         self._options = options
@@ -74,10 +78,13 @@ class BacklogQueues:
         self._limits = limits
         self._senders: dict[int, Sender] = {}
         self._checked: set[int] = set()
+        self._existed: set[int] = set()
+        self._missing: set[int] = set()
+        self._made_again_at: dict[int, float] = {}
         self._looks: dict[int, asyncio.Task[None]] = {}
         self._retries: asyncio.Task[None] | None = None
         self._readying: asyncio.Task[None] | None = None
-        self._failed = asyncio.Event()
+        self._planned = asyncio.Event()  # a retry was, earlier than those before
 
     async def prepare(self, only: Collection[int] | None = None) -> None:
         """Check every queue and make the missing ones (SPEC 5.1).
@@ -154,12 +161,11 @@ class BacklogQueues:
             look.exception()  # seen: all who waited may have given up
 
     def take_out(self, index: int, error: TransportError) -> None:
-        """Take a queue that failed out of use for all senders of the pair (SPEC 5.4)."""
+        """Take a queue that failed out of use for all senders of the pair (SPEC 5.4); a missing one is made at once."""
         self.last_failure = remembered(error)
-        if error.reason is FailureReason.NOT_FOUND:
-            self._checked.discard(index)  # whoever makes it again may make another kind of queue
-        if self.rotation.take_out(index, self._clock.now()):
-            self._failed.set()
+        soon = error.reason is FailureReason.NOT_FOUND and self._is_missing(index)
+        if self.rotation.take_out(index, self._clock.now(), self._clock.chance(), soon=soon):
+            self._planned.set()
             self._emit(
                 RotationChanged,
                 queue=self.entities[index].path,
@@ -168,14 +174,91 @@ class BacklogQueues:
                 error=str(error),
             )
 
+    def _is_missing(self, index: int) -> bool:
+        """Note that a queue does not exist; tell whether that is news: one that vanishes again is not made at once."""
+        self._checked.discard(index)  # whoever makes it again may make another kind of queue
+        self._missing.add(index)
+        made_at = self._made_again_at.get(index, -math.inf)
+        return self._clock.now() - made_at >= self._options.backlog_retry_interval
+
+    async def make_again(self, index: int, began_at: float) -> None:
+        """Make a queue that a send found missing (SPEC 5.5); any number of sends share one attempt.
+
+        Args:
+            index: which queue.
+            began_at: when the send began that found it missing.
+
+        Raises:
+            TransportError: it was not made, or vanished a moment after it had been made.
+        """
+        if self._made_again_at.get(index, -math.inf) >= began_at:
+            return
+        if not self._is_missing(index):
+            text = f"backlog queue {self.entities[index].path} is missing again"
+            raise TransportError(text, FailureKind.REFUSED, FailureReason.NOT_FOUND)
+        await self.check(index)
+
+    # Sends without a queue in use: each is a trial, or waits for one (SPEC 5.5).
+
+    def usable(self, only: int | None) -> bool:
+        """Whether a send has anything to attempt now: a queue in use, or the trial of one that is out.
+
+        Args:
+            only: the only queue that it may use, None for any.
+        """
+        if self.rotation.takes(only):
+            return True
+        trials = only is not None or self._options.while_failing == "wait"
+        return trials and self.rotation.trial(self._clock.now(), only) is not None
+
+    def choose(self, kept: int | None, only: int | None) -> tuple[int | None, bool]:
+        """Choose the queue of one attempt.
+
+        Args:
+            kept: the sender's queue so far.
+            only: the only queue that it may use, None for any.
+
+        Returns:
+            A queue, None when the send has to wait; and whether it is a trial, to be ended by `end_trial`.
+        """
+        rotation = self.rotation
+        if rotation.takes(only):
+            return (rotation.choose(kept, self._clock.chance()) if only is None else only), False
+        index = rotation.trial(self._clock.now(), only)
+        if index is not None:
+            rotation.begin_trial(index)
+        return index, index is not None
+
+    def end_trial(self, index: int, works: bool | None) -> None:
+        """A send has tried a queue that is out; None when it ended without an answer of the queue."""
+        now = self._clock.now()
+        if works:
+            self._put_back(index)
+            self.rotation.hasten(now)  # what failed together most likely comes back together
+            self._planned.set()
+        else:
+            self.rotation.end_trial(index, now, self._clock.chance(), failed=works is False)
+
+    def try_soon(self) -> None:
+        """A send was refused for lack of a queue: try one in the background, at most as often as sends would."""
+        now = self._clock.now()
+        index = self.rotation.trial(now)
+        if index is not None:
+            self.rotation.end_trial(index, now, self._clock.chance(), failed=True)
+            self.rotation.hasten(now, index)
+            self._planned.set()
+
     async def probe(self) -> None:
-        """Find out whether any queue in use takes messages; which ones are in use stays as it is.
+        """Find out whether any queue takes messages that a send would try; which ones are in use stays as it is.
 
         Raises:
             TransportError: none does; the last one's failure.
         """
         failure = self.last_failure
-        for index in self.rotation.in_use:
+        tried = self.rotation.in_use
+        if not tried and self._options.while_failing == "wait":
+            tried = self.rotation.out
+        for index in tried:
             try:
                 await self._transport.admin.probe(self.entities[index])
             except TransportError as error:
@@ -222,6 +305,13 @@ class BacklogQueues:
                 )
             differences = self._properties.differences(actual)
         self._checked.add(index)
+        if created and index in self._existed:
+            text = f"backlog queue {queue.path} was missing and was created again: what it held is lost"
+            self._emit(Warned, subject=queue.path, text=text)
+        if index in self._missing:
+            self._missing.discard(index)
+            self._made_again_at[index] = self._clock.now()
+        self._existed.add(index)
         self._emit(BacklogQueueChecked, queue=queue.path, created=created, differences=differences)
         if differences:
             age = "new" if created else "existing"
@@ -231,12 +321,10 @@ class BacklogQueues:
     async def _bring_back(self) -> None:
         """Try queues that are out again after a while (SPEC 5.5)."""
         while True:
-            deadline = self.rotation.next_deadline()
-            if deadline is None:
-                self._failed.clear()
-                await self._failed.wait()
-                continue
-            await asyncio.sleep(max(0.0, deadline - self._clock.now()))
+            self._planned.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(self.rotation.next_deadline()):
+                    await self._planned.wait()
             turns = asyncio.Semaphore(_AT_ONCE)
             due = self.rotation.due(self._clock.now())
             await asyncio.gather(*(self._bring_back_one(index, turns) for index in due))
@@ -247,13 +335,18 @@ class BacklogQueues:
                 await self._ensure(index)
                 await self._limited(self._transport.admin.probe(self.entities[index]))
             except TransportError as error:
-                self.last_failure = remembered(error)
+                if not self.rotation.takes(index):  # else a send has found out meanwhile that it works
+                    self.last_failure = remembered(error)
                 return
+        self._put_back(index)
+
+    def _put_back(self, index: int) -> None:
         if self.rotation.put_back(index):
             if not self.rotation.out:
                 self.last_failure = None
             left = len(self.rotation.in_use)
             self._emit(RotationChanged, queue=self.entities[index].path, in_use=True, left=left)
+            wake(self.waiting)
 
     async def _limited(self, operation: Awaitable[T]) -> T:
         return await self._limits.run(operation, self._clock.now() + self._options.attempt_timeout)

@@ -187,6 +187,9 @@ class CountedTransport(Transport):
     def measure(self, message: Message) -> int:
         return self._inner.measure(message)
 
+    def check_message(self, entity: Entity, message: Message) -> None:
+        self._inner.check_message(entity, message)
+
     def close(self) -> Call[None]:
         return self._inner.close()
 

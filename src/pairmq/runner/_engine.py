@@ -75,7 +75,7 @@ class Engine:
         self._limits = TimeLimits()
         self._known = KnownEntities(primary, self._new_runner, clock, _TRANSPORT_CLOSE)
         self.backlog = BacklogQueues(secondary, primary.endpoint.name, options, clock, emit, self._limits)
-        self._sends = SendProcedure(secondary, self.backlog, options, clock, emit, self._limits)
+        self._sends = SendProcedure(primary, secondary, self.backlog, options, clock, emit, self._limits)
         self.syphon: Syphon | None = None
         self._syphon_queues = syphon_queues
         self._drain: DrainWatch | None = None

@@ -18,6 +18,7 @@ from pairmq.core import (
     PingFailed,
     PingRefused,
     PingSucceeded,
+    PingWanted,
     PrimaryAbandoned,
     PrimaryAccepted,
     PrimaryFailed,
@@ -35,6 +36,13 @@ from pairmq.runner._last_failure import remembered
 from pairmq.transport import Sender
 
 _UP = frozenset((EntityState.HEALTHY, EntityState.DRAINING))
+
+
+def wake(waiters: Iterable[asyncio.Future[None]]) -> None:
+    """Let those who wait go on."""
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)
 
 
 class EntityRunner:
@@ -154,21 +162,32 @@ class EntityRunner:
         """An operator's word (SPEC 4.7)."""
         self._tell(word)
 
-    async def wait_for_change(self, seconds: float) -> None:
-        """Return at the entity's next change, or after ``seconds``."""
+    def want_ping(self) -> None:
+        """A send waits for the primary as much as for the backlog: the machine decides whether to ping now."""
+        self._tell(PingWanted(self._clock.chance()))
+
+    async def wait_for_change(self, seconds: float, besides: set[asyncio.Future[None]] | None = None) -> None:
+        """Return at the entity's next change, or after ``seconds``.
+
+        Args:
+            seconds: at most.
+            besides: whose futures are set at another change that ends the wait.
+        """
         waiter = self._loop.create_future()
         waiters = self._waiters = self._waiters or set()
         waiters.add(waiter)
+        if besides is not None:
+            besides.add(waiter)
         try:
             await asyncio.wait((waiter,), timeout=seconds)
         finally:
             waiters.discard(waiter)
+            if besides is not None:
+                besides.discard(waiter)
 
     def wake(self) -> None:
         """Let every send that waits look again."""
-        for waiter in self._waiters or ():
-            if not waiter.done():
-                waiter.set_result(None)
+        wake(self._waiters or ())
 
     def stop_pings(self) -> None:
         """Ping no more, as the pair closes (SPEC 6.4); the sends that are left may still find failover."""

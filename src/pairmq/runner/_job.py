@@ -65,14 +65,18 @@ class SenderState:
 
 
 class Job:
-    """One message of one send, until it has its result; ``number`` tells the order of a sender's calls."""
+    """One message of one send, until it has its result.
 
-    __slots__ = ("attempts", "causes", "message", "number", "result", "unknown")
+    ``number`` tells the order of a sender's calls; ``fits``, whether the primary was asked and can hold it.
+    """
+
+    __slots__ = ("attempts", "causes", "fits", "message", "number", "result", "unknown")
 
     def __init__(self, message: Message, number: int = 0) -> None:
         self.message = message
         self.number = number
         self.attempts = 0
+        self.fits = False
         self.unknown = False
         self.causes: list[BaseException] = []
         self.result: Receipt | SendError | None = None
@@ -133,8 +137,16 @@ class Endings:
                 late=late,
             )
         if final:
-            hint = _MAKE_IT if failure.reason is FailureReason.NOT_FOUND else ""
-            self.refuse(state, job, _REFUSALS.get(failure.reason, SendRefused), f"{failure}{hint}")
+            self._refuse_for(state, job, failure)
+
+    def reject(self, state: SenderState, job: Job, problem: TransportError) -> None:
+        """A broker could never take it: it is refused without an attempt (SPEC 3.8)."""
+        job.causes.append(problem)
+        self._refuse_for(state, job, problem)
+
+    def _refuse_for(self, state: SenderState, job: Job, failure: TransportError) -> None:
+        hint = _MAKE_IT if failure.reason is FailureReason.NOT_FOUND else ""
+        self.refuse(state, job, _REFUSALS.get(failure.reason, SendRefused), f"{failure}{hint}")
 
     def refuse(self, state: SenderState, job: Job, kind: type[SendRefused], text: str) -> None:
         """Nothing took it; but if an earlier attempt may have been accepted, nobody can say so: it is unknown."""

@@ -32,10 +32,12 @@ from pairmq.runner._job import Endings, Job, SenderState
 from pairmq.runner._last_failure import besides
 from pairmq.runner._limits import TimeLimits
 from pairmq.runner._ordered import Key, Orders, Place
-from pairmq.runner._sizes import BacklogSizes
+from pairmq.runner._sizes import MessageLimits
 from pairmq.transport import Transport
 
 _BACKOFF = Backoff(first=0.05, factor=2.0, cap=2.0)
+_UP = (EntityState.HEALTHY, EntityState.DRAINING)
+_NO_QUEUE = "no backlog queue takes messages"
 _LAST_STRETCH = 0.1  # s: with less than this left an attempt gets all of it instead of half
 
 
@@ -43,6 +45,7 @@ class SendProcedure:
     """Sends for all senders of a pair.
 
     Args:
+        primary: where messages belong.
         secondary: the transport of the backlog queues.
         backlog: the backlog queues.
         options: the pair's.
@@ -53,6 +56,7 @@ class SendProcedure:
 
     def __init__(
         self,
+        primary: Transport,
         secondary: Transport,
         backlog: BacklogQueues,
         options: PairOptions,
@@ -66,8 +70,8 @@ class SendProcedure:
         self._limits = limits
         self._admission = Admission(options.max_pending_sends, limits)
         self._endings = Endings(clock, emit)
-        sizes = BacklogSizes(secondary, clock, emit)
-        self._attempts = Attempts(backlog, options, clock, limits, self._endings, sizes, self._no_queue)
+        sizes = MessageLimits(primary, secondary, clock, emit)
+        self._attempts = Attempts(backlog, options, clock, limits, self._endings, sizes)
         self._orders = None if options.ordering == "none" else Orders(secondary, backlog, options, clock, limits)
         self._ends_at: float | None = None
         self._fault: BaseException | None = None
@@ -208,13 +212,32 @@ class SendProcedure:
         runner = state.runner
         key = None if place is None else place.key
         retry = transient = 0
+        well = runner.seen in _UP  # then the primary itself says at once what it can't hold
+        waited = False
         while pending:
             if self._ends_at is not None:
                 deadline = min(deadline, self._ends_at)
             now = self._clock.now()
+            enabled = well or self._primary_enabled(runner)
             if now >= deadline - self._limits.lead:
-                self._give_up(state, pending, "the deadline passed", key=key)
+                why = f"{_NO_QUEUE} until the deadline" if waited and not enabled else "the deadline passed"
+                self._give_up(state, pending, why, key=key)
                 return
+            waits = not enabled and not self._backlog.usable(None if key is None else key.queue)
+            if not well:
+                pending = self._attempts.fitting(state, pending, waiting=waits and not waited)
+                if not pending:
+                    return
+            well, waited = False, waited or waits
+            if waits:
+                runner.want_ping()
+                if key is None and self._options.while_failing == "raise":
+                    self._backlog.try_soon()
+                    self._give_up(state, pending, _NO_QUEUE, BacklogUnavailable)
+                    return
+                await self._pause(runner, retry, deadline, self._backlog.waiting)
+                retry += 1
+                continue
             if place is None or self._orders is None:
                 route: ToPrimary | ToBacklog = runner.route()
             else:
@@ -241,11 +264,17 @@ class SendProcedure:
             if not diverting and worst is FailureKind.UNAVAILABLE and self._options.while_failing == "raise":
                 self._give_up(state, pending, "the primary failed and while_failing is 'raise'")
                 return
-            if self._ends_at is not None:
-                deadline = min(deadline, self._ends_at)  # the pair began to close during the attempt
-            wait = min(_BACKOFF.wait(retry, self._clock.chance()), deadline - self._clock.now())
+            await self._pause(runner, retry, deadline, self._backlog.waiting if diverting else None)
             retry += 1
-            await runner.wait_for_change(max(0.0, wait))
+
+    async def _pause(
+        self, runner: EntityRunner, retry: int, deadline: float, besides: set[asyncio.Future[None]] | None
+    ) -> None:
+        """Wait before the next attempt: for a while that grows, or until something has changed."""
+        if self._ends_at is not None:
+            deadline = min(deadline, self._ends_at)  # the pair began to close during the attempt
+        wait = min(_BACKOFF.wait(retry, self._clock.chance()), deadline - self._clock.now())
+        await runner.wait_for_change(max(0.0, wait), besides)
 
     def _give_up(
         self,
@@ -269,9 +298,6 @@ class SendProcedure:
             last = f": {job.causes[-1]}" if job.causes and self._fault is None else ""
             self._given_back += self._ends_at is not None and job.unknown
             self._endings.refuse(state, job, kind, f"{why}{last}")
-
-    def _no_queue(self, state: SenderState, jobs: list[Job]) -> None:
-        self._give_up(state, jobs, "no backlog queue takes messages", BacklogUnavailable)
 
     # Small questions.
 

@@ -1,11 +1,11 @@
-"""Whether messages fit into the backlog (SPEC 3.8)."""
+"""Whether both brokers can hold a message (SPEC 3.8)."""
 
 from __future__ import annotations
 
 import math
 
 from pairmq.core import Diversion, divert
-from pairmq.model import Entity, Message
+from pairmq.model import Entity, Message, TransportError
 from pairmq.model.events import Warned
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
@@ -18,30 +18,30 @@ _A_CHARACTER = 12  # bytes at most, as an escape in JSON
 _A_PROPERTY = 64  # bytes that surely hold what a codec writes beside a property's, or a field's, name and text
 
 
-class BacklogSizes:
-    """Compares backlog forms with the secondary's limit, and warns, once per entity, while all is well.
+class MessageLimits:
+    """Asks both brokers what they can hold, and warns, once per entity, while all is well.
 
     Args:
+        primary: where each message belongs.
         secondary: tells its limit and measures.
         clock: for a trial envelope.
         emit: takes the warnings.
     """
 
-    def __init__(self, secondary: Transport, clock: Clock, emit: Emitter) -> None:
+    def __init__(self, primary: Transport, secondary: Transport, clock: Clock, emit: Emitter) -> None:
+        self._primary = primary
         self._secondary = secondary
         self._clock = clock
         self._emit = emit
         self._warned: set[Entity] = set()
 
-    def problem(self, envelope: Message) -> str | None:
-        """Say why a backlog form does not fit; None when it does."""
-        limit = self._secondary.capabilities.max_message_bytes
-        if limit is None:
-            return None
-        size = self._secondary.measure(envelope)
-        if size <= limit:
-            return None
-        return f"its backlog form has {size} bytes, the secondary takes {limit}: make it smaller"
+    def of_primary(self, entity: Entity, message: Message) -> TransportError | None:
+        """Why the primary can never hold a message, as far as it can be known without asking it; None when it can."""
+        return _refusal(self._primary, entity, message, "the primary can't hold it")
+
+    def of_backlog(self, queue: Entity, envelope: Message) -> TransportError | None:
+        """Why a backlog queue can't hold a message in its backlog form; None when it can."""
+        return _refusal(self._secondary, queue, envelope, "the backlog can't hold it")
 
     def look(self, entity: Entity, message: Message) -> None:
         """Warn if a message that the primary has just taken would have little or no room in the backlog."""
@@ -60,6 +60,14 @@ class BacklogSizes:
         room = f"{left} bytes of headroom are left" if left >= 0 else "it would be refused in an outage"
         text = f"a message of {size} bytes in its backlog form nears the secondary's limit of {limit}: {room}"
         self._emit(Warned, subject=str(entity), text=text)
+
+
+def _refusal(transport: Transport, entity: Entity, message: Message, text: str) -> TransportError | None:
+    try:
+        transport.check_message(entity, message)
+    except TransportError as error:
+        return TransportError(f"{text}: {error}", error.kind, error.reason)
+    return None
 
 
 def _at_most(message: Message) -> float:

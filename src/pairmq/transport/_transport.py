@@ -459,6 +459,39 @@ class Transport(ABC):
     def measure(self, message: Message) -> int:
         """Tell, without IO, a message's size in bytes as ``Capabilities.max_message_bytes`` counts it."""
 
+    def check_message(self, entity: Entity, message: Message) -> None:
+        """Find out, without IO, that the broker can never take a message (SPEC 3.8).
+
+        A pair asks it of the primary before a backlog queue takes a message, and of the secondary for its backlog form.
+        A transport that refuses more than its capabilities tell says so here as well; a limit that it does not know
+        before it is connected refuses nothing here.
+
+        Args:
+            entity: where the message is to go.
+            message: as it would be sent.
+
+        Raises:
+            TransportError: kind refused, as `Sender.send` would raise it in every state of the broker.
+        """
+        capabilities = self.capabilities
+        for field, kept in (
+            ("time_to_live", capabilities.time_to_live),
+            ("scheduled_enqueue_at", capabilities.scheduling),
+        ):
+            if not kept and getattr(message, field) is not None:
+                raise TransportError(
+                    f"send to {entity}: {self._endpoint} keeps no {field}: send the message without it",
+                    FailureKind.REFUSED,
+                    FailureReason.NOT_SUPPORTED,
+                )
+        most = capabilities.max_message_bytes
+        if most is not None and (size := self.measure(message)) > most:
+            raise TransportError(
+                f"send to {entity}: the message has {size} bytes, {self._endpoint} takes at most {most}",
+                FailureKind.REFUSED,
+                FailureReason.TOO_LARGE,
+            )
+
     @abstractmethod
     async def _close(self) -> None:
         """Close all connections, senders and receivers; never raises, returns within 2 s whatever the broker does."""

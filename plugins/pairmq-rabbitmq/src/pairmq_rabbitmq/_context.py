@@ -70,6 +70,8 @@ class Context:
         self.rejecting: dict[str, tuple[bool, float]] = {}
         """Whether queues are known to reject what has no room, and until when that is taken for granted."""
         self.closed = False
+        self.max_body_bytes: int | None = None
+        """The server's own limit for a body, as its last refusal told; None while it has told none."""
         self._outlets: OrderedDict[Entity, Outlet] = OrderedDict()
         self._idle: list[tuple[Session, Channel]] = []
 

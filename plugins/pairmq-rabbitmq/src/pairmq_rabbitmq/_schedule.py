@@ -120,21 +120,18 @@ class Schedule:
 
         Args:
             entity: the target.
-            delay: seconds from now, above 0.
+            delay: seconds from now, above 0, as `check_delay` lets it pass.
             doing: in words, for errors.
 
         Returns:
             The payload of the method frame that sends a message on its way, to be used at once.
 
         Raises:
-            TransportError: reason *not-found* without the target, *not-supported* for a delay of more than `MAX_DELAY`.
+            TransportError: reason *not-found* without the target.
 
         A cancelled call leaves nothing half done that another would take for done.
         """
         units = _units(delay)
-        if units >= 2**LEVELS:
-            text = f"it is to wait {delay / 86400:.1f} days: at most {MAX_DELAY / 86400:.1f} can be scheduled"
-            raise _errors.refused(doing, text, FailureReason.NOT_SUPPORTED)
         bits = [level for level in range(LEVELS) if units >> level & 1]
         target = _word_for(entity)
         if not self._all_known(bits, entity):
@@ -231,6 +228,13 @@ class Schedule:
                 raise
             # Nothing of the message was written, whatever became of the question.
             raise TransportError(str(error), error.kind, error.reason) from error
+
+
+def check_delay(delay: float, doing: str) -> None:
+    """Raise `TransportError`, reason *not-supported*, for a delay of more than `MAX_DELAY`, in seconds."""
+    if delay > 0 and _units(delay) >= 2**LEVELS:
+        text = f"it is to wait {delay / 86400:.1f} days: at most {MAX_DELAY / 86400:.1f} can be scheduled"
+        raise _errors.refused(doing, text, FailureReason.NOT_SUPPORTED)
 
 
 def _units(delay: float) -> int:

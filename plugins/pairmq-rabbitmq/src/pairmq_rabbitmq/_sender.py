@@ -7,6 +7,7 @@ routing key is the message's subject.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -20,7 +21,7 @@ from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._labour import is_laborious
 from pairmq_rabbitmq._nack import why_nacked
 from pairmq_rabbitmq._publish import Answer, Lost, Nacked, Parcel, Returned, publish_method
-from pairmq_rabbitmq._schedule import Schedule
+from pairmq_rabbitmq._schedule import Schedule, check_delay
 from pairmq_rabbitmq._scope import Scope
 
 MAX_MESSAGE_BYTES = 128 * 1024 * 1024
@@ -29,6 +30,60 @@ MAX_MESSAGE_BYTES = 128 * 1024 * 1024
 _MAX_ROUTING_KEY = 255  # bytes
 _FRAME_MAX = 131_072  # of RabbitMQ unless configured otherwise
 _FRAME_OVERHEAD = 8
+
+
+_CONFIGURED_SIZE = re.compile(r"larger than configured max size ([0-9]{1,12})")
+
+
+def check_message(context: Context, entity: Entity, message: Message) -> None:
+    """Raise `TransportError` for a message that RabbitMQ can never take, as far as it is known without asking it.
+
+    Args:
+        context: the transport's connections and settings.
+        entity: where it is to go.
+        message: as it would be sent.
+    """
+    doing = f"send to {entity}"
+    if entity.kind is EntityKind.TOPIC and message.subject:
+        _check_routing_key(message.subject, doing)
+    if message.scheduled_enqueue_at is not None:
+        check_delay((message.scheduled_enqueue_at - datetime.now(UTC)).total_seconds(), doing)
+    _pack(context, message, b"", doing)
+    _check_body(message, context.max_body_bytes or MAX_MESSAGE_BYTES, doing)
+
+
+def _pack(context: Context, message: Message, method: bytes, doing: str, priority_aside: bool = False) -> Parcel:
+    """Pack a message; method and place of the priority as `RabbitSender._where` returns them.
+
+    Raises:
+        TransportError: RabbitMQ can't take it.
+    """
+    parcel = _plain.pack(method, message)
+    if parcel is None:
+        properties = _codec.encode(message, login=context.url.username, priority_aside=priority_aside)
+        parcel = Parcel.of(method, properties, message.body)
+    session = context.publishing.current
+    most = (_FRAME_MAX if session is None else session.frame_max) - _FRAME_OVERHEAD
+    if len(parcel.header) > most:
+        text = f"its properties have {len(parcel.header)} bytes, RabbitMQ takes at most {most}"
+        raise _errors.refused(doing, text, FailureReason.TOO_LARGE)
+    if is_laborious(parcel.header, sending=True):
+        text = "its application properties hold more values than a receiver can read in good time"
+        raise _errors.refused(doing, text, FailureReason.TOO_LARGE)
+    _check_body(message, MAX_MESSAGE_BYTES, doing)
+    return parcel
+
+
+def _check_body(message: Message, most: int, doing: str) -> None:
+    if len(message.body) > most:
+        text = f"its body has {len(message.body)} bytes, RabbitMQ takes at most {most}"
+        raise _errors.refused(doing, text, FailureReason.TOO_LARGE)
+
+
+def _check_routing_key(subject: str, doing: str) -> None:
+    if len(subject.encode()) > _MAX_ROUTING_KEY:
+        text = f"a topic's messages have their subject as routing key: at most {_MAX_ROUTING_KEY} bytes"
+        raise _errors.refused(doing, text, FailureReason.MALFORMED)
 
 
 class RabbitSender(Sender):
@@ -103,27 +158,7 @@ class RabbitSender(Sender):
             raise _errors.closed(self._doing)
 
     def _parcel(self, message: Message, method: bytes, priority_aside: bool = False) -> Parcel:
-        """Pack a message; method and place of the priority as `_where` tells them.
-
-        Raises:
-            TransportError: RabbitMQ can't take it.
-        """
-        parcel = _plain.pack(method, message)
-        if parcel is None:
-            properties = _codec.encode(message, login=self._context.url.username, priority_aside=priority_aside)
-            parcel = Parcel.of(method, properties, message.body)
-        session = self._context.publishing.current
-        most = (_FRAME_MAX if session is None else session.frame_max) - _FRAME_OVERHEAD
-        if len(parcel.header) > most:
-            text = f"its properties have {len(parcel.header)} bytes, RabbitMQ takes at most {most}"
-            raise _errors.refused(self._doing, text, FailureReason.TOO_LARGE)
-        if is_laborious(parcel.header, sending=True):
-            text = "its application properties hold more values than a receiver can read in good time"
-            raise _errors.refused(self._doing, text, FailureReason.TOO_LARGE)
-        if len(message.body) > MAX_MESSAGE_BYTES:
-            text = f"its body has {len(message.body)} bytes, RabbitMQ takes at most {MAX_MESSAGE_BYTES}"
-            raise _errors.refused(self._doing, text, FailureReason.TOO_LARGE)
-        return parcel
+        return _pack(self._context, message, method, self._doing, priority_aside)
 
     def _is_special(self, message: Message) -> bool:
         """Whether a message has a way of its own."""
@@ -141,6 +176,7 @@ class RabbitSender(Sender):
             delay = (message.scheduled_enqueue_at - datetime.now(UTC)).total_seconds()
             if delay > 0:
                 try:
+                    check_delay(delay, self._doing)
                     method = await self._scope.race(self._schedule.route(self._entity, delay, self._doing))
                     return method, self._schedule.priority_aside
                 except asyncio.CancelledError as cancellation:
@@ -148,9 +184,7 @@ class RabbitSender(Sender):
                     raise
         if not self._topic or not message.subject:
             return self._method, False
-        if len(message.subject.encode()) > _MAX_ROUTING_KEY:
-            text = f"a topic's messages have their subject as routing key: at most {_MAX_ROUTING_KEY} bytes"
-            raise _errors.refused(self._doing, text, FailureReason.MALFORMED)
+        _check_routing_key(message.subject, self._doing)
         return publish_method(self._entity.path, message.subject), False
 
     async def _explain(self, answers: Sequence[Answer]) -> list[TransportError | None]:
@@ -175,6 +209,8 @@ class RabbitSender(Sender):
 
     def _lost(self, lost: Lost) -> TransportError:
         failed = _errors.failure(lost.cause, self._doing)
+        if configured := _CONFIGURED_SIZE.search(str(failed)):
+            self._context.max_body_bytes = int(configured[1])
         if failed.kind is not FailureKind.REFUSED or lost.alone:
             return failed
         # A channel was closed over one message in flight, and nobody knows which: all are in doubt, and tried again. A

@@ -12,7 +12,7 @@ from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._names import MAX_PATH_LENGTH
 from pairmq_rabbitmq._receiving import RabbitReceiver
 from pairmq_rabbitmq._schedule import Schedule
-from pairmq_rabbitmq._sender import MAX_MESSAGE_BYTES, RabbitSender
+from pairmq_rabbitmq._sender import MAX_MESSAGE_BYTES, RabbitSender, check_message
 from pairmq_rabbitmq._url import parse_rabbitmq_url, tls_context
 
 CAPABILITIES = Capabilities(
@@ -69,6 +69,9 @@ class RabbitTransport(Transport):
 
     def measure(self, message: Message) -> int:
         return _codec.size(message)
+
+    def check_message(self, entity: Entity, message: Message) -> None:
+        check_message(self._context, entity, message)
 
     async def _close(self) -> None:
         if self._closing is None:

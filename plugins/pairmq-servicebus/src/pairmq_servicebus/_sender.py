@@ -83,6 +83,7 @@ async def open_send_link(namespace: Namespace, entity: Entity, doing: str) -> Cl
         failed = _errors.failure(error, doing)
         raise failed from failed.__cause__
     link = ClientSendLink(namespace, client, most)
+    namespace.message_limits[entity] = link.max_message_bytes
     known = namespace.max_message_bytes
     namespace.max_message_bytes = min(link.max_message_bytes, known or link.max_message_bytes)
     return link
@@ -156,17 +157,45 @@ class BusSender(Sender):
         """
         if self._namespace.closed or self._box.closed:
             raise _errors.closed(self._doing)
-        if message.content_type == _codec.PING_CONTENT_TYPE:
-            text = f"Service Bus takes messages of content type {message.content_type} and never delivers them"
-            raise _errors.refused(self._doing, text, FailureReason.MALFORMED)
-        single_consumer = self._namespace.single_consumers.knows(self._entity)
-        parts = _codec.take_apart(message, single_consumer=single_consumer)
-        size = measure(parts)
-        of_properties = without_body(size, parts)
-        if of_properties > MAX_PROPERTY_BYTES:
-            text = f"its properties have {of_properties} bytes, and Service Bus takes at most {MAX_PROPERTY_BYTES}"
-            raise _errors.refused(self._doing, text, FailureReason.TOO_LARGE)
-        return Parcel(parts, size, SESSION if single_consumer else message.session_id or message.partition_key)
+        return _pack(self._namespace, self._entity, message, self._doing)
+
+
+def check_message(namespace: Namespace, entity: Entity, message: Message) -> None:
+    """Raise `TransportError` for a message that Service Bus would never deliver, as far as it is known by now.
+
+    The tier decides how large a message may be, and only a link tells: before the first one to an entity none is too
+    large here.
+
+    Args:
+        namespace: the transport's.
+        entity: where it is to go.
+        message: as it would be sent.
+    """
+    doing = f"send to {entity}"
+    size = _pack(namespace, entity, message, doing).size
+    most = namespace.message_limits.get(entity)
+    if most is not None and size > most:
+        text = f"it has {size} bytes with its properties, this link takes at most {most}"
+        raise _errors.refused(doing, text, FailureReason.TOO_LARGE)
+
+
+def _pack(namespace: Namespace, entity: Entity, message: Message, doing: str) -> Parcel:
+    """Pack a message.
+
+    Raises:
+        TransportError: Service Bus would not deliver it.
+    """
+    if message.content_type == _codec.PING_CONTENT_TYPE:
+        text = f"Service Bus takes messages of content type {message.content_type} and never delivers them"
+        raise _errors.refused(doing, text, FailureReason.MALFORMED)
+    single_consumer = namespace.single_consumers.knows(entity)
+    parts = _codec.take_apart(message, single_consumer=single_consumer)
+    size = measure(parts)
+    of_properties = without_body(size, parts)
+    if of_properties > MAX_PROPERTY_BYTES:
+        text = f"its properties have {of_properties} bytes, and Service Bus takes at most {MAX_PROPERTY_BYTES}"
+        raise _errors.refused(doing, text, FailureReason.TOO_LARGE)
+    return Parcel(parts, size, SESSION if single_consumer else message.session_id or message.partition_key)
 
 
 def _lacks_session(parcel: Parcel, refusal: TransportError) -> bool:

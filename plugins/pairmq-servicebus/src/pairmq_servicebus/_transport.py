@@ -13,7 +13,7 @@ from pairmq_servicebus._client import ClientSettings, Namespace
 from pairmq_servicebus._measure import measure
 from pairmq_servicebus._names import MAX_PATH_LENGTH
 from pairmq_servicebus._receiving import BusReceiver, accept_session
-from pairmq_servicebus._sender import MAX_MESSAGE_BYTES, BusSender
+from pairmq_servicebus._sender import MAX_MESSAGE_BYTES, BusSender, check_message
 from pairmq_servicebus._url import NamespaceUrl, parse_servicebus_url
 
 CAPABILITIES = Capabilities(
@@ -81,6 +81,9 @@ class ServiceBusTransport(Transport):
     def measure(self, message: Message) -> int:
         """Count its bytes; a few more once a queue with one consumer at a time is known, where it may be sent to."""
         return measure(_codec.take_apart(message, single_consumer=self._namespace.single_consumers.any))
+
+    def check_message(self, entity: Entity, message: Message) -> None:
+        check_message(self._namespace, entity, message)
 
     async def _close(self) -> None:
         if self._closing is None:

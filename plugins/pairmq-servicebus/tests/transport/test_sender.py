@@ -365,3 +365,18 @@ async def test_opening_under_way_when_the_transport_closes_is_no_cancellation(
         with pytest.raises(TransportError) as caught:
             await task
         assert caught.value.reason is FailureReason.CLOSED
+
+
+async def test_what_a_link_has_told_is_known_without_the_server(
+    transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make
+) -> None:
+    large = message(bytes(300_000))
+    transport.check_message(queue, large)  # a Premium namespace might take it
+    await transport.sender(queue).send(message("opens a link"))
+    server.stop()
+    with pytest.raises(TransportError) as caught:
+        transport.check_message(queue, large)
+    assert caught.value.reason is FailureReason.TOO_LARGE
+    transport.check_message(queue, message(bytes(200_000)))
+    with pytest.raises(TransportError, match="its properties have"):
+        transport.check_message(Entity("another"), message("x", application_properties={"a": "x" * 70_000}))

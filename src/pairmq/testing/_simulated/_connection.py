@@ -17,5 +17,5 @@ class Connection(Protocol):
     async def act(self, operation: Operation, entity: Entity | None = None, *, count: bool = True) -> bool:
         """One operation over it; tells whether its confirmation will be lost."""
 
-    def measure(self, message: Message) -> int:
-        """How many bytes a message has."""
+    def check_message(self, entity: Entity, message: Message) -> None:
+        """Refuse what the broker could never take."""

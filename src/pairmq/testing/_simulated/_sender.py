@@ -52,7 +52,5 @@ class SimulatedSender(Sender):
             raise TransportError("the sender is closed", FailureKind.UNAVAILABLE, FailureReason.CLOSED)
 
     def _store(self, message: Message) -> None:
-        limit = self._connection.broker.capabilities.max_message_bytes
-        if limit is not None and self._connection.measure(message) > limit:
-            raise TransportError("the message is too large", FailureKind.REFUSED, FailureReason.TOO_LARGE)
+        self._connection.check_message(self._entity, message)
         self._connection.broker.store(self._entity, message)

@@ -70,6 +70,10 @@ class RecordingTransport(Transport):
         """As the product does."""
         return self._inner.measure(message)
 
+    def check_message(self, entity: Entity, message: Message) -> None:
+        """As the product does."""
+        self._inner.check_message(entity, message)
+
     async def _close(self) -> None:
         await self._inner.close()
 

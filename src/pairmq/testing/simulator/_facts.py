@@ -47,12 +47,16 @@ class Facts:
         self.pings: dict[tuple[str, Entity], list[Note]] = defaultdict(list)
         self.returns: dict[tuple[str, str], list[int]] = defaultdict(list)
         """The ticks at which a process took a backlog queue into use again."""
+        self.queues_left: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        """How many backlog queues a process had in use, from which tick on."""
         self.moved: dict[str, list[Note]] = defaultdict(list)
         for note in history.notes:
             if isinstance(note.event, StateChanged):
                 self.changes[note.life, note.event.entity].append(note)
-            elif isinstance(note.event, RotationChanged) and note.event.in_use:
-                self.returns[note.life, note.event.queue].append(note.tick)
+            elif isinstance(note.event, RotationChanged):
+                self.queues_left[note.life].append((note.tick, note.event.left))
+                if note.event.in_use:
+                    self.returns[note.life, note.event.queue].append(note.tick)
             elif isinstance(note.event, PingCompleted):
                 self.pings[note.life, note.event.entity].append(note)
             elif isinstance(note.event, MessageMoved):
@@ -77,6 +81,12 @@ class Facts:
             return self.history.grace  # it needs no excuse, and the lags of a long run are many
         lags = (woken - due for due, woken in self.history.lags.get(life, ()) if woken >= since and due <= until)
         return self.history.grace + sum(lags, start=0.0)
+
+    def has_queue(self, life: str, tick: int) -> bool:
+        """Whether a process had a backlog queue in use at a tick."""
+        changes = self.queues_left[life]
+        at = bisect.bisect_left(changes, (tick, 0))
+        return at == 0 or changes[at - 1][1] > 0
 
     def told(self, copy: Copy) -> Told | None:
         """What the writer of a copy was told; None when it was killed first."""

@@ -11,18 +11,27 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pairmq.core import MAYBE_DUPLICATE
-from pairmq.model import FailureReason, MessageTooLarge, ReservedPropertyError
+from pairmq.model import BacklogUnavailable, FailureReason, MessageTooLarge, ReservedPropertyError
 from pairmq.model.events import SendCompleted, SendOutcome
 from pairmq.testing.simulator._facts import WALLS, Facts
 from pairmq.testing.simulator._history import Copy, Result, Sent
 from pairmq.testing.simulator._scenario import PRIMARY, SECONDARY
 from pairmq.testing.simulator._verdict import Verdict, Violation
 
-# What a syphon may set aside at once (ADR 4): the others pass, and the message has to wait.
-_PASSING = frozenset(
+# What a syphon may not set aside (ADR 4): some refusals pass, and the message has to wait; what the primary can never
+# hold is refused when it is sent (SPEC 3.8).
+_NO_REASON = frozenset(
     reason.value
-    for reason in (FailureReason.UNAUTHORIZED, FailureReason.QUOTA, FailureReason.DISABLED, FailureReason.CLOSED)
+    for reason in (
+        FailureReason.UNAUTHORIZED,
+        FailureReason.QUOTA,
+        FailureReason.DISABLED,
+        FailureReason.CLOSED,
+        FailureReason.TOO_LARGE,
+    )
 )
+
+_TRIALS = 10.0  # s: several of the longest waits between two trials
 
 _UNSEEN = frozenset(error.__name__ for error in (MessageTooLarge, ReservedPropertyError))
 """Refusals that need no broker's word."""
@@ -38,6 +47,7 @@ def ledger_judged(facts: Facts) -> Iterator[Violation]:
         yield from _sent_again(facts, sent)
         yield from _marks(facts, sent)
         yield from _other_queue(facts, sent)
+        yield from _given_up(facts, sent)
         yield from _late(facts, sent)
     yield from _nobodys(facts)
 
@@ -45,7 +55,7 @@ def ledger_judged(facts: Facts) -> Iterator[Violation]:
 def refused_for_good(facts: Facts, sent: Sent, before: int) -> bool:
     """Whether the primary had refused it to a syphon before a tick, in a way that time does not mend (ADR 4)."""
     for each, told in facts.by_syphon[sent.number]:
-        refused = told is not None and told.kind == "refused" and told.reason not in _PASSING
+        refused = told is not None and told.kind == "refused" and told.reason not in _NO_REASON
         if refused and each.entity == sent.entity and (each.end_tick or 0) < before:
             return True
     return False
@@ -155,7 +165,7 @@ def _marks(facts: Facts, sent: Sent) -> Iterator[Violation]:
 
 
 def _other_queue(facts: Facts, sent: Sent) -> Iterator[Violation]:
-    """What a backlog queue did not take goes to another one (SPEC 5.4), unless order forbids it (SPEC 8.2)."""
+    """What a backlog queue did not take goes to another one in use (SPEC 5.4), unless order forbids it (SPEC 8.2)."""
     options = facts.options[True]
     if options.ordering == "session":
         return
@@ -166,9 +176,31 @@ def _other_queue(facts: Facts, sent: Sent) -> Iterator[Violation]:
             continue
         if told.kind == "cut" and (one.ended_at or one.at) - one.at < fair:
             continue
+        if not facts.has_queue(another.life, another.tick):
+            continue  # it was the trial of a queue (SPEC 5.5)
         if not any((one.end_tick or 0) < tick < another.tick for tick in facts.returns[one.life, one.entity.path]):
             text = f"{one.entity} did not take {sent.number} ({told}), and was tried again"
             yield Violation(Verdict.STATE, another.at, text, sent.number)
+
+
+# Patience (SPEC 5.5).
+
+
+def _given_up(facts: Facts, sent: Sent) -> Iterator[Violation]:
+    """With both brokers unavailable a send waits for either until its deadline, and finds out soon that one is back."""
+    life = facts.lives.get(sent.life)
+    if sent.error != BacklogUnavailable.__name__ or life is None or not facts.history.virtual:
+        return
+    ended_at, options = sent.ended_at or sent.at, facts.options[life.syphon]
+    if options.while_failing != "wait" or (life.closing_at is not None and life.closing_at <= ended_at):
+        return
+    if ended_at < sent.at + sent.timeout - facts.history.grace:
+        text = f"{sent.number} was refused after {ended_at - sent.at:.3f} s, and had {sent.timeout:.3f} s"
+        yield Violation(Verdict.STATE, ended_at, text, sent.number)
+    began_at = ended_at - _TRIALS - 2 * options.attempt_timeout
+    if began_at > sent.at and facts.is_calm(began_at, ended_at):
+        text = f"{sent.number} was refused, and both brokers worked for the last {ended_at - began_at:.1f} s"
+        yield Violation(Verdict.STATE, ended_at, text, sent.number)
 
 
 # Deadlines.

@@ -99,6 +99,8 @@ def _kept_queues(facts: Facts) -> Iterator[Violation]:
                 continue
             if _any_between(left[life, path], before.tick, after.tick):
                 continue
+            if not (facts.has_queue(life, before.tick) and facts.has_queue(life, after.tick)):
+                continue  # a trial of any queue (SPEC 5.5)
             # Another of its sends, side by side with these, may have let go of the queue.
             if _any_between(failed, before.tick, after.tick) or any(
                 each.entity.path == path and not _all_confirmed(each) for each in attempts if each.tick < after.tick

@@ -175,12 +175,10 @@ class _Sender(Sender):
 
     def _store(self, message: Message, attempt: int, refused: bool) -> TransportError | None:
         link = self._link
-        limit = link.capabilities.max_message_bytes
-        if limit is not None and link.measure(message) > limit:
-            return TransportError("the message is too large", FailureKind.REFUSED, FailureReason.TOO_LARGE)
-        if refused:
-            return TransportError("this one was not taken", FailureKind.UNAVAILABLE, FailureReason.OTHER)
         try:
+            link.check_message(self._entity, message)
+            if refused:
+                return TransportError("this one was not taken", FailureKind.UNAVAILABLE, FailureReason.OTHER)
             link.broker.store(self._entity, message, attempt)
         except TransportError as error:
             return error

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from uuid import UUID
 
-from pairmq.model import MAX_NESTING, Entity, FailureKind, FailureReason, Message, PropertyValue
+from pairmq.model import MAX_NESTING, Entity, FailureKind, FailureReason, Message, PropertyValue, TransportError
 from pairmq.testing.conformance._broker import Broker, bodies, message, receive_all, receive_one
 from pairmq.testing.conformance._capabilities import capability, limit, must_fail, refused
 from pairmq.testing.conformance._suite import Suite
@@ -182,6 +182,7 @@ class Send(Suite):
         sender = broker.sender(queue)
         await sender.send(message("opens the link: a limit may become exact"))
         largest = _of_size(broker, _testable_limit(broker) or _UNLIMITED_SIZE)
+        assert _refusal(broker, queue, largest) is None
         await sender.send(largest)
         deliveries = await receive_all(broker.receiver(queue), 2)
         assert len(deliveries) == 2 and deliveries[1].message.body == largest.body
@@ -203,8 +204,25 @@ class Send(Suite):
         ]
         error = await must_fail(lambda: sender.send(large), FailureKind.REFUSED, FailureReason.TOO_LARGE)
         assert not error.maybe_applied
+        checked = _refusal(broker, queue, large)
+        assert checked is not None, "check_message lets it pass"
+        assert (checked.kind, checked.reason) == (FailureKind.REFUSED, FailureReason.TOO_LARGE)
         deliveries = await receive_all(broker.receiver(queue), 3)
         assert bodies(deliveries)[1:] == ["before", "after"]
+
+    async def test_what_is_disclaimed_is_refused_without_asking_the_broker(self, broker: Broker) -> None:
+        queue = Entity("orders")
+        assert _refusal(broker, queue, message("hello", session_id="s", priority=3)) is None
+        for field, value, claimed in (
+            ("time_to_live", 60.0, broker.capabilities.time_to_live),
+            ("scheduled_enqueue_at", _later(60), broker.capabilities.scheduling),
+        ):
+            error = _refusal(broker, queue, message("hello", **{field: value}))
+            if claimed:
+                assert error is None, f"{field} is claimed, and check_message refuses it: {error}"
+            else:
+                assert error is not None, f"{field} is disclaimed, and check_message lets it pass"
+                assert error.kind is FailureKind.REFUSED
 
     async def test_a_measure_grows_with_all_that_a_message_holds(self, broker: Broker) -> None:
         plain = broker.transport.measure(message("hello", message_id="i"))
@@ -253,6 +271,15 @@ def _shown(value: PropertyValue) -> str:
     if isinstance(value, dict):
         return repr({name: _shown(value[name]) for name in sorted(value)})
     return repr(value)
+
+
+def _refusal(broker: Broker, entity: Entity, message: Message) -> TransportError | None:
+    """What `check_message` says of a message; None when it lets it pass."""
+    try:
+        broker.transport.check_message(entity, message)
+    except TransportError as error:
+        return error
+    return None
 
 
 async def _send(broker: Broker, **fields: object) -> None:
