@@ -36,8 +36,9 @@ from pairmq.core.envelope import (
     restore,
 )
 from pairmq.core.machine import EntityMachine, ImpossibleInputError
-from pairmq.core.options import OPTION_NAMES, PairOptions
+from pairmq.core.options import OPTION_NAMES, PairOptions, backlog_queue_name
 from pairmq.core.order import DrainView, KeyOrder, Look, backlog_queue_of
+from pairmq.core.record import MAX_ENTRIES, Configuration, Record, conflict_text
 from pairmq.core.rotation import Rotation
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "FORCE_FAILOVER",
     "HOLD",
     "MARK_HEALTHY",
+    "MAX_ENTRIES",
     "MAYBE_DUPLICATE",
     "OPTION_NAMES",
     "ROUTE_REQUESTED",
@@ -55,6 +57,7 @@ __all__ = [
     "BacklogSeenEmpty",
     "Backoff",
     "Changed",
+    "Configuration",
     "Diversion",
     "DivertEnded",
     "DivertRequested",
@@ -77,6 +80,7 @@ __all__ = [
     "PrimaryAbandoned",
     "PrimaryAccepted",
     "PrimaryFailed",
+    "Record",
     "Rotation",
     "RouteRequested",
     "SendPing",
@@ -84,7 +88,9 @@ __all__ = [
     "TimerFired",
     "ToBacklog",
     "ToPrimary",
+    "backlog_queue_name",
     "backlog_queue_of",
+    "conflict_text",
     "divert",
     "elapsed_time_to_live",
     "reserved_properties",

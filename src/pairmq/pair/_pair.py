@@ -367,8 +367,12 @@ class Pair:
 
     @property
     def backlog_queues(self) -> tuple[Entity, ...]:
-        """The backlog queues on the secondary, in order of their index."""
-        return self._opened.backlog.entities
+        """The backlog queues on the secondary, in order of their index.
+
+        In a process with a syphon those follow that other processes use beyond this one's options (SPEC 13.2).
+        """
+        backlog = self._opened.backlog
+        return backlog.entities + backlog.others
 
     @property
     def moved(self) -> int:
