@@ -23,7 +23,7 @@ from pairmq.pair import Settings, check_available, misspelt_variables
 from pairmq.pipeline import PipelineUnavailable
 from pairmq.pipeline.session import check_java, check_packages
 from pairmq.plugins import registry
-from pairmq.runner import backlog_properties
+from pairmq.runner import Agreement, backlog_properties, find_agreement
 from pairmq.transport import Transport
 
 _SLOW = 0.5  # s: a broker that answers slower than this makes every send slow
@@ -90,7 +90,10 @@ async def all_checks(pair: PairArguments) -> AsyncIterator[Finding]:
         if all(reachable.values()):
             yield _size(primary, secondary)
         if reachable["secondary"]:
-            async for finding in _queues(primary, secondary, settings.options, limit):
+            agreement = await find_agreement(primary.endpoint, secondary, settings.options, limit, everywhere=True)
+            for finding in _agreement(agreement):
+                yield finding
+            async for finding in _queues(primary, secondary, settings.options, limit, agreement):
                 yield finding
 
 
@@ -209,8 +212,26 @@ def _size(primary: Transport, secondary: Transport) -> Finding:
     return Finding(Grade.OK, "message size", f"up to about {grouped(min(most, largest))} bytes fit both brokers")
 
 
+def _agreement(agreement: Agreement) -> Iterator[Finding]:
+    """Whether all processes of the pair have the same settings (SPEC 13)."""
+    subject = "processes of the pair"
+    if agreement.conflict is not None:
+        yield Finding(Grade.FAIL, subject, agreement.conflict, "no program can open the pair")
+        return
+    for stray in agreement.strays:
+        yield Finding(Grade.FAIL if stray.certain else Grade.WARN, "stranded messages", str(stray))
+    for text in agreement.differences:
+        yield Finding(Grade.WARN, subject, text)
+    if agreement.unread is not None:
+        yield Finding(Grade.WARN, subject, agreement.unread)
+    if not agreement.differences and agreement.unread is None:
+        known = agreement.own in agreement.record.configurations
+        text = "those seen so far have these settings" if known else "none of this release has opened it so far"
+        yield Finding(Grade.OK, subject, text)
+
+
 async def _queues(
-    primary: Transport, secondary: Transport, options: PairOptions, limit: float
+    primary: Transport, secondary: Transport, options: PairOptions, limit: float, agreement: Agreement
 ) -> AsyncIterator[Finding]:
     """Whether the backlog queues are what SPEC 5.2 and 8.2 ask for."""
     queues, wanted = backlog_queues(primary, options), backlog_properties(options)
@@ -236,6 +257,13 @@ async def _queues(
             sound += 1
     if missing:
         text = f"{plural(len(missing), 'queue')} of {len(queues)} missing, the first is {missing[0]}"
-        yield Finding(Grade.WARN, "backlog queues", text, "they are made when a program opens the pair")
+        if agreement.own in agreement.record.configurations:
+            text += ", and a program with these settings has made them: somebody deleted them"
+            yield Finding(Grade.FAIL, "backlog queues", text, "restart a program of the pair: it makes them again")
+        else:
+            advice = (
+                "they are made when a program opens the pair; if one has it open, the secondary was emptied or replaced"
+            )
+            yield Finding(Grade.WARN, "backlog queues", text, advice)
     if sound:
         yield Finding(Grade.OK, "backlog queues", f"{sound} of {len(queues)} as they should be")

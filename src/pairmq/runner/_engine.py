@@ -31,7 +31,7 @@ from pairmq.runner._job import SenderState
 from pairmq.runner._limits import TimeLimits, settled_within
 from pairmq.runner._operations import Operations, OperationsReport
 from pairmq.runner._partners import Partners
-from pairmq.runner._record import RecordKeeper
+from pairmq.runner._record import Agreement, RecordKeeper, find_agreement
 from pairmq.runner._send import SendProcedure
 from pairmq.runner._spares import SpareSenders
 from pairmq.runner._syphon import Syphon
@@ -237,6 +237,14 @@ class Engine:
     def operator(self, entity: Entity, word: str) -> None:
         """Carry out ``mark_healthy``, ``force_failover`` or ``hold`` (SPEC 4.7)."""
         self.runner(entity).operator(_WORDS[word])
+
+    async def agreement(self, time_limit: float, *, everywhere: bool) -> Agreement:
+        """Look for what other processes of the pair use, and let the syphon know; see `find_agreement`."""
+        if self._record_task is not None:
+            await self._record.refresh(everything=True)
+        return await find_agreement(
+            self._primary.endpoint, self._secondary, self.options, time_limit, everywhere=everywhere
+        )
 
     def check_open(self) -> None:
         """Raise `PairFaulted` or `PairClosed` when the pair has ended."""

@@ -46,12 +46,14 @@ class Stray:
     Args:
         queue: which one.
         pending: messages in it.
-        reason: why it is not drained.
+        reason: why it is not drained, and what to do.
+        certain: the messages are this primary's; else they may be another one's.
     """
 
     queue: Entity
     pending: int
     reason: str
+    certain: bool = True
 
     def __str__(self) -> str:
         return f"{self.queue.path} holds {self.pending} message{'' if self.pending == 1 else 's'}: {self.reason}"
@@ -229,16 +231,19 @@ class RecordKeeper:
                 self._conflict(error)
                 return
 
-    async def refresh(self) -> bool:
+    async def refresh(self, *, everything: bool = False) -> bool:
         """Look again unless that was done lately; for who is about to say that nothing is left.
+
+        Args:
+            everything: look now, and also for queues of processes that keep no record, as at pairing.
 
         Returns:
             Whether what others use is known; not while the secondary can't be asked.
         """
-        if self._clock.now() - self._looked_at < _FRESH:
+        if not everything and self._clock.now() - self._looked_at < _FRESH:
             return True
         try:
-            await self._look()
+            await self._look(everything=everything)
         except TransportError:
             return False
         except ConfigurationError as error:
@@ -246,12 +251,12 @@ class RecordKeeper:
             return False
         return True
 
-    async def _look(self) -> None:
+    async def _look(self, *, everything: bool = False) -> None:
         async with self._turn:
             began_at = self._clock.now()
             self._wrote = False
             try:
-                await self._compare()
+                await self._compare(everything or not self.agreed)
             except TransportError as error:
                 if error.kind is not FailureKind.REFUSED:
                     raise
@@ -262,7 +267,7 @@ class RecordKeeper:
                 self.agreed = True
                 self._agreed()
 
-    async def _compare(self) -> None:
+    async def _compare(self, everything: bool) -> None:
         own, looker = self._own, self._looker
         if not own.places:
             self._warn("processes of this pair with other options go unnoticed: the primary's name is too long")
@@ -295,11 +300,11 @@ class RecordKeeper:
             return
         for queue in await looker.used(own, record):
             self._found(queue)
-        if not self.agreed:
+        if everything:
             await self._look_for_queues(record)
 
     async def _look_for_queues(self, record: Record) -> None:
-        """Once: look for what processes left that kept no record, as those of earlier releases did."""
+        """Look for what processes left that kept no record, as those of earlier releases did."""
         own, looker = self._own, self._looker
         for queue, pending in await looker.beyond(own, record):
             if pending:
@@ -409,7 +414,7 @@ class _Looker:
                 f"an earlier release called this primary {name!r}, and maybe others too; where all of these messages "
                 f"are this primary's, drain them with ?name={name} in its URL"
             )
-            strays += [Stray(queue, pending, reason) for queue, pending in holding]
+            strays += [Stray(queue, pending, reason, certain=False) for queue, pending in holding]
         return strays
 
     async def _row(self, template: str, name: str, first: int) -> AsyncIterator[tuple[Entity, int]]:
@@ -439,7 +444,7 @@ class _Looker:
             TransportError: the secondary can't list its queues.
         """
         strays: list[Stray] = []
-        owners: dict[str, str | None] = {}
+        owners: dict[str, tuple[str, bool] | None] = {}
         for queue in await self._limited(self._transport.admin.list_entities("")):
             name = options.primary_of_backlog_queue(queue.path)
             if name is None or queue.path in known:
@@ -448,24 +453,24 @@ class _Looker:
             if not pending:
                 continue
             if name not in owners:
-                owners[name] = _BEHIND_A_GAP if name == own.name else await self._owner(own, name)
-            reason = owners[name]
-            if reason is not None:
-                strays.append(Stray(queue, pending, reason))
+                owners[name] = (_BEHIND_A_GAP, True) if name == own.name else await self._owner(own, name)
+            owner = owners[name]
+            if owner is not None:
+                strays.append(Stray(queue, pending, *owner))
         return strays
 
-    async def _owner(self, own: Configuration, name: str) -> str | None:
-        """Why nobody else can be trusted to drain queues of a name; None when another primary keeps them."""
+    async def _owner(self, own: Configuration, name: str) -> tuple[str, bool] | None:
+        """Why queues of another name may not be drained, and whether that is certain; None for another primary's."""
         try:
             places = Configuration(name, own.identity, own.template, 1, own.ordering).places
         except ValueError:
             return None
         record = Record.read([body for place in places for body in await self._bodies(place)])
         if any(each.identity == own.identity for each in record.configurations):
-            return f"another process calls this primary {name!r}: give all processes one URL, or one ?name="
+            return f"another process calls this primary {name!r}: give all processes one URL, or one ?name=", True
         if record.configurations:
             return None
-        return "no process of this release uses it: if it is this primary's, give the URL that name (?name=…)"
+        return "no process of this release uses it: if it is this primary's, give the URL that name (?name=…)", False
 
     async def _pending(self, queue: Entity) -> int | None:
         """How many messages a queue holds; None when it does not exist."""
