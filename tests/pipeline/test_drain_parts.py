@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from pairmq import ConfigurationError, Entity, Message, PairOptions
+from pairmq import ConfigurationError, Entity, Message, Pair, PairOptions
 from pairmq.model import FailureKind, FailureReason, Source, TransportError
 from pairmq.pipeline.drain import Drain, Ending, Plan, Report, _left, _task, make_plan
 from pairmq.pipeline.drain._counts import Depth
@@ -427,3 +427,43 @@ def test_our_own_session_starts_dead_workers_again_and_never_two_for_one_queue()
     assert settings["spark.master"] == "local[8,4]"
     assert settings["spark.speculation"] == "false"
     assert callable(run_job)
+
+
+# What other processes of the pair use.
+
+
+async def leave_in(primary: str, secondary: str, count: int, **options: object) -> None:
+    async with Pair.connect(primary, secondary, options=PairOptions(failover_interval=0.0, **options)) as pair:
+        await pair.primary.admin.create(Entity("orders"))
+        pair.hold("orders")
+        for number in range(count):
+            await pair.sender("orders").send(Message(str(number).encode()))
+
+
+def drain_in(primary: str, secondary: str, queues: int) -> Drain:
+    return Drain(make_plan(primary=primary, secondary=secondary, options={"backlog_queue_count": queues}))
+
+
+async def test_a_drain_takes_in_queues_of_senders_with_more_of_them():
+    brokers = "memory://drain-more-p", "memory://drain-more-s"
+    await leave_in(*brokers, 30, backlog_queue_count=10)
+    drain = drain_in(*brokers, 2)
+    assert await drain.look() == 30
+    assert len(drain.before) == 10
+
+
+async def test_a_drain_is_not_clean_while_messages_wait_elsewhere():
+    brokers = "memory://drain-else-p", "memory://drain-else-s"
+    await leave_in(*brokers, 3, backlog_queue_count=1, backlog_name_template="theirs-{index}")
+    drain = drain_in(*brokers, 2)
+    assert await drain.look() == 0
+    report = drain.nothing()
+    assert report.emptied
+    assert not report.clean
+    assert "theirs-0 holds 3 messages" in report.elsewhere[0]
+
+
+async def test_a_drain_of_another_primarys_queues_is_refused():
+    await leave_in("memory://drain-one-p", "memory://drain-one-s", 1)
+    with pytest.raises(ConfigurationError, match="another primary"):
+        await drain_in("memory://drain-two-p?name=drain-one-p", "memory://drain-one-s", 2).look()

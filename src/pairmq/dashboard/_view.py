@@ -76,6 +76,7 @@ class View:
             "brokers": {side.value: self._broker(side) for side in Side},
             "backlog": self._backlog(),
             "drain": self._drain(),
+            "agreement": self._agreement(),
             "entities": self._entities(query),
             "events": [
                 {
@@ -121,6 +122,17 @@ class View:
             "in_use": None if self._watched.pair is None else self._watched.options.backlog_queue_count - len(out),
             "rows": [self._queue(depth) for _, depth in sorted(first, key=lambda each: each[0])],
             "depth": [[round(at, 1), pending] for at, pending, _ in looks.drain.samples],
+        }
+
+    def _agreement(self) -> dict[str, Any] | None:
+        agreement = self._looks.agreement
+        if agreement is None:
+            return None
+        conflict = () if agreement.conflict is None else (agreement.conflict,)
+        return {
+            "stranded": [shown(text) for text in (*conflict, *map(str, agreement.strays))],
+            "differences": [shown(text) for text in agreement.differences],
+            "unread": None if agreement.unread is None else shown(agreement.unread),
         }
 
     def _queue(self, depth: Depth) -> dict[str, Any]:

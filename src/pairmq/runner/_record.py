@@ -142,13 +142,10 @@ async def write_anew(primary: Endpoint, secondary: Transport, options: PairOptio
         TransportError: the secondary could not be asked, or refuses; the record may be empty then.
     """
     own = configuration_of(primary, options)
+    looker = _looker(secondary, time_limit)
     for place in own.places:
-        try:
-            await _within(time_limit, secondary.admin.purge(Source(place)))
-        except TransportError as error:
-            if error.reason is not FailureReason.NOT_FOUND:
-                raise
-    await _looker(secondary, time_limit).write(own)
+        await looker.clear(place)
+    await looker.write(own)
 
 
 class RecordKeeper:
@@ -360,6 +357,14 @@ class _Looker:
                 await settled_within(_CLOSE, sender.close())
         return made
 
+    async def clear(self, place: Entity) -> None:
+        """Remove all that one of the record's queues holds."""
+        try:
+            await self._limited(self._transport.admin.purge(Source(place)))
+        except TransportError as error:
+            if error.reason is not FailureReason.NOT_FOUND:
+                raise
+
     async def _bodies(self, place: Entity) -> list[bytes]:
         source = Source(place)
         try:
@@ -493,16 +498,9 @@ def _undrained(own: Configuration, record: Record) -> tuple[str, ...]:
 
 
 def _looker(secondary: Transport, time_limit: float) -> _Looker:
+    limits = TimeLimits()
+
     def limited(operation: Awaitable[T], /) -> Awaitable[T]:
-        return _within(time_limit, operation)
+        return limits.run(operation, asyncio.get_running_loop().time() + time_limit)
 
     return _Looker(secondary, limited)
-
-
-async def _within(seconds: float, operation: Awaitable[T]) -> T:
-    try:
-        async with asyncio.timeout(seconds):
-            return await operation
-    except TimeoutError:
-        text = f"no answer within {seconds:g} s"
-        raise TransportError(text, FailureKind.UNAVAILABLE, FailureReason.TIMEOUT) from None
