@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from pairmq import ConfigurationError, Entity, Message, Pair, PairOptions
-from pairmq.model import FailureKind, FailureReason, Source, TransportError
+from pairmq.model import Delivery, FailureKind, FailureReason, Source, TransportError
 from pairmq.pipeline.drain import Drain, Ending, Plan, Report, _left, _task, make_plan
 from pairmq.pipeline.drain._counts import Depth
 from pairmq.pipeline.drain._handover import Handover, Worker
@@ -25,7 +25,7 @@ from pairmq.pipeline.drain._task import Task, drain_queue
 from pairmq.pipeline.session import local_settings
 from pairmq.runner import backlog_properties
 from pairmq.testing import Fault, in_virtual_time, simulated_pair
-from pairmq.transport import QueueCounts, QueueProperties
+from pairmq.transport import Capabilities, QueueCounts, QueueProperties
 from watching import watching
 
 EAST, WEST = "redis://:p4ss-east@10.0.0.1:6379/0", "redis://:p4ss-west@10.0.0.2:6379/0"
@@ -380,6 +380,7 @@ class Hasty:
 
     def __init__(self) -> None:
         self.admin = self
+        self.capabilities = Capabilities(peek=True)
         self.asked_for: list[tuple[Entity, QueueProperties]] = []
 
     async def __aenter__(self) -> Hasty:
@@ -393,9 +394,15 @@ class Hasty:
         return False
 
     async def counts(self, source: Source) -> QueueCounts:
-        if source.entity.path.endswith("/1"):
+        if not source.entity.path.endswith("/0"):
             raise TransportError("no such queue", FailureKind.REFUSED, FailureReason.NOT_FOUND)
         return QueueCounts(active=10 if self.asked_for else 0)
+
+    async def peek(self, source: Source, most: int) -> list[Delivery]:
+        return []
+
+    async def list_entities(self, prefix: str) -> list[Entity]:
+        raise TransportError("it can't list them", FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
 
 
 async def test_a_quick_0_ends_no_drain_before_it_has_begun(monkeypatch):

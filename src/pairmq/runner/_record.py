@@ -12,6 +12,7 @@ from pairmq.core import MAX_ENTRIES, Backoff, Configuration, PairOptions, Record
 from pairmq.core.options import OPTION_RANGES, RECORD_QUEUE
 from pairmq.model import ConfigurationError, Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.model.events import Warned
+from pairmq.runner._backlog import backlog_properties
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
 from pairmq.runner._limits import TimeLimits, settled_within
@@ -195,6 +196,8 @@ class RecordKeeper:
         self._found = found
         self._lost = lost
         self._conflict = conflict
+        self._queue_properties = backlog_properties(options)
+        self._asked_for: set[Entity] = set()
         self._told: set[str] = set()
         self._written = False
         self._wrote = False
@@ -296,7 +299,7 @@ class RecordKeeper:
         if not self._syphon:
             return
         for queue in await looker.used(own, record):
-            self._found(queue)
+            await self._find(queue)
         if everything:
             await self._look_for_queues(record)
 
@@ -306,11 +309,18 @@ class RecordKeeper:
         for queue, pending in await looker.beyond(own, record):
             if pending:
                 self._warn(f"backlog queue {queue.path} is in no process's options and holds messages: it is drained")
-            self._found(queue)
+            await self._find(queue)
         for stray in await looker.former(own, self._former):
             self._warn(str(stray))
         for stray in await looker.holding(_undrained(own, record), "this process has another backlog_name_template"):
             self._warn(str(stray))
+
+    async def _find(self, queue: Entity) -> None:
+        if queue not in self._asked_for:
+            # It exists and stays as it is; a broker may count only those surely that it was asked to make.
+            await self._looker.make(queue, self._queue_properties)
+            self._asked_for.add(queue)
+        self._found(queue)
 
     def _warn(self, text: str, *, again: bool = False) -> None:
         if again or text not in self._told:
@@ -356,6 +366,10 @@ class _Looker:
             finally:
                 await settled_within(_CLOSE, sender.close())
         return made
+
+    async def make(self, queue: Entity, properties: QueueProperties) -> None:
+        """Ask for a queue, as pairing does."""
+        await self._limited(self._transport.admin.create(queue, properties))
 
     async def clear(self, place: Entity) -> None:
         """Remove all that one of the record's queues holds."""
