@@ -58,8 +58,8 @@ def cost(
 ) -> int:
     """Compute the broker operations of a pair with one syphon, and their price.
 
-    An idle syphon costs one receive for each backlog queue and long poll; every process looks at the pair's record every
-    ten minutes; a diverted message costs four operations.
+    An idle syphon costs one receive for each backlog queue and long poll, a look at the pair's record every ten minutes
+    one operation of each process, and a diverted message four.
     """
     if price_per_million is not None and prices is not None:
         raise BadUsage("--price-per-million and --prices exclude each other")
