@@ -36,7 +36,7 @@ from pairmq.core.envelope import (
     restore,
 )
 from pairmq.core.machine import EntityMachine, ImpossibleInputError
-from pairmq.core.options import OPTION_NAMES, PairOptions, backlog_queue_name
+from pairmq.core.options import OPTION_NAMES, OPTION_RANGES, RECORD_QUEUE, PairOptions, backlog_queue_name
 from pairmq.core.order import DrainView, KeyOrder, Look, backlog_queue_of
 from pairmq.core.record import MAX_ENTRIES, Configuration, Record, conflict_text
 from pairmq.core.rotation import Rotation
@@ -51,6 +51,8 @@ __all__ = [
     "MAX_ENTRIES",
     "MAYBE_DUPLICATE",
     "OPTION_NAMES",
+    "OPTION_RANGES",
+    "RECORD_QUEUE",
     "ROUTE_REQUESTED",
     "TRANSIENT_RETRIES",
     "Backlog",

@@ -8,8 +8,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from pairmq.core import MAX_ENTRIES, Backoff, Configuration, PairOptions, Record, backlog_queue_name, conflict_text
-from pairmq.core.options import OPTION_RANGES, RECORD_QUEUE
+from pairmq.core import (
+    MAX_ENTRIES,
+    OPTION_RANGES,
+    RECORD_QUEUE,
+    Backoff,
+    Configuration,
+    PairOptions,
+    Record,
+    backlog_queue_name,
+    conflict_text,
+)
 from pairmq.model import ConfigurationError, Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.model.events import Warned
 from pairmq.runner._backlog import backlog_properties

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pairmq.core import backlog_queue_name
-from pairmq.core.options import OPTION_RANGES
+from pairmq.core import OPTION_RANGES, backlog_queue_name
 from pairmq.model import ConfigurationError, Entity
 from pairmq.pair import Settings, check_distinct, load_settings
 from pairmq.plugins import registry

@@ -11,8 +11,7 @@ from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
-from pairmq.core import Diversion, divert
-from pairmq.core.options import RECORD_QUEUE
+from pairmq.core import RECORD_QUEUE, Diversion, divert
 from pairmq.model import Entity, EntityKind, EntityState, Message
 from pairmq.testing._loop import WALL_EPOCH
 from pairmq.testing.simulator._broker import Queue
