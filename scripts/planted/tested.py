@@ -26,6 +26,21 @@ _RABBIT_MANAGEMENT = "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_management.py
 _RABBIT_POSITIONS_TESTS = ("plugins/pairmq-rabbitmq/tests/test_rabbitmq_positions.py",)
 
 TESTED = (
+    # Names.
+    Mutant(
+        "two virtual hosts have one default name",
+        "src/pairmq/transport/_naming.py",
+        '        name = f"{plain or identity[0]}--{digest}"\n',
+        "        name = plain or identity[0]\n",
+        tests=("plugins/pairmq-rabbitmq/tests/test_rabbitmq_url.py",),
+    ),
+    Mutant(
+        "localhost of two machines has one default name",
+        "src/pairmq/transport/_naming.py",
+        "        host, scope = _machine()\n",
+        '        host, scope = "localhost", "localhost"\n',
+        tests=("tests/transport/test_naming.py",),
+    ),
     # Time limits.
     Mutant(
         "a time limit that is reached is told as a cancellation by the caller",

@@ -20,7 +20,12 @@ def test_idle_receives_are_one_for_each_queue_and_long_poll(queues: int, wait: f
 def test_a_diverted_message_costs_two_operations_at_each_broker() -> None:
     result = cost(messages_diverted=1000)
     assert (result.primary_operations, result.secondary_operations) == (2000, 2000)
-    assert result.operations == 28_800 + 4000
+    assert result.operations == 28_800 + 4320 + 4000
+
+
+def test_every_process_looks_at_the_record_six_times_an_hour() -> None:
+    assert cost(days=1).record_looks == 144
+    assert cost(days=1, processes=50).record_looks == 7200
 
 
 def test_each_broker_has_its_own_prices() -> None:
@@ -30,8 +35,8 @@ def test_each_broker_has_its_own_prices() -> None:
         secondary=Price(Decimal("0.05")),
     )
     assert result.primary_money == Decimal("11.6000")  # 2 million at 0.80, and the base
-    assert result.secondary_money == Decimal("0.1014")  # 2 028 800 at 0.05 a million
-    assert result.money == Decimal("11.7014")
+    assert result.secondary_money == Decimal("0.1017")  # 2 033 120 at 0.05 a million
+    assert result.money == Decimal("11.7017")
 
 
 def test_the_base_charge_is_for_30_days() -> None:

@@ -8,7 +8,7 @@ from datetime import datetime
 
 import pytest
 
-from pairmq import Entity, EntityState, Message, SendError
+from pairmq import Entity, EntityState, Message, Pair, PairOptions, SendError
 from pairmq.dashboard import Brokers, Dashboard, _app
 from pairmq.dashboard._drain import Sample
 from pairmq.dashboard._looks import Answer
@@ -135,8 +135,8 @@ async def test_however_many_look_the_brokers_are_asked_once_in_a_while():
             await page.status()
             await asyncio.sleep(0.02)
         after = page.it.secondary.operations.total(), page.it.primary.operations.total()
-    # One look at each, and one count of each of the two queues.
-    assert (after[0] - before[0], after[1] - before[1]) == (3, 1)
+    # One look at each, one count of each of the two queues, and a look at what other processes use.
+    assert (after[0] - before[0], after[1] - before[1]) == (5, 1)
 
 
 @in_virtual_time
@@ -310,3 +310,35 @@ async def test_no_drain_is_estimated_while_the_primary_does_not_answer():
         page.dashboard._looks.brokers[Side.PRIMARY] = Answer(now, 5.0, "no answer within 5 s")
         told = page.dashboard.status()["drain"]
     assert (told["per_second"], told["seconds_left"]) == (0.0, None)
+
+
+@in_virtual_time
+async def test_what_another_process_leaves_elsewhere_is_shown():
+    async with shown(changes={"enable_syphon": False}) as page:
+        options = PairOptions(backlog_queue_count=4, backlog_name_template="theirs-{index}")
+        other = Pair(page.it.primary.transport(), page.it.secondary.transport(), options)
+        async with other:
+            other.hold("orders")
+            await other.sender("orders").send(Message(b"1"))
+        for _ in range(2):
+            await page.status()
+            await asyncio.sleep(31)
+        told = await page.status()
+    [stranded] = told["agreement"]["stranded"]
+    assert "holds 1 message" in stranded
+    assert "backlog_name_template" in told["agreement"]["differences"][0]
+
+
+@in_virtual_time
+async def test_queues_of_another_process_are_counted():
+    async with shown(changes={"enable_syphon": False, "backlog_queue_count": 1}) as page:
+        other = Pair(page.it.primary.transport(), page.it.secondary.transport(), PairOptions(backlog_queue_count=9))
+        async with other:
+            other.hold("orders")
+            for number in range(20):
+                await other.sender("orders").send(Message(str(number).encode()))
+        for _ in range(3):
+            await page.status()
+            await asyncio.sleep(31)
+        told = await page.status()
+    assert told["backlog"]["pending"] == 20

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import pytest
 
-from pairmq import ConfigurationError, Entity, Message, PairOptions
-from pairmq.model import FailureKind, FailureReason, Source, TransportError
+from pairmq import ConfigurationError, Entity, Message, Pair, PairOptions
+from pairmq.model import Delivery, FailureKind, FailureReason, Source, TransportError
 from pairmq.pipeline.drain import Drain, Ending, Plan, Report, _left, _task, make_plan
 from pairmq.pipeline.drain._counts import Depth
 from pairmq.pipeline.drain._handover import Handover, Worker
@@ -25,7 +25,7 @@ from pairmq.pipeline.drain._task import Task, drain_queue
 from pairmq.pipeline.session import local_settings
 from pairmq.runner import backlog_properties
 from pairmq.testing import Fault, in_virtual_time, simulated_pair
-from pairmq.transport import QueueCounts, QueueProperties
+from pairmq.transport import Capabilities, QueueCounts, QueueProperties
 from watching import watching
 
 EAST, WEST = "redis://:p4ss-east@10.0.0.1:6379/0", "redis://:p4ss-west@10.0.0.2:6379/0"
@@ -380,6 +380,7 @@ class Hasty:
 
     def __init__(self) -> None:
         self.admin = self
+        self.capabilities = Capabilities(peek=True)
         self.asked_for: list[tuple[Entity, QueueProperties]] = []
 
     async def __aenter__(self) -> Hasty:
@@ -393,9 +394,15 @@ class Hasty:
         return False
 
     async def counts(self, source: Source) -> QueueCounts:
-        if source.entity.path.endswith("/1"):
+        if not source.entity.path.endswith("/0"):
             raise TransportError("no such queue", FailureKind.REFUSED, FailureReason.NOT_FOUND)
         return QueueCounts(active=10 if self.asked_for else 0)
+
+    async def peek(self, source: Source, most: int) -> list[Delivery]:
+        return []
+
+    async def list_entities(self, prefix: str) -> list[Entity]:
+        raise TransportError("it can't list them", FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
 
 
 async def test_a_quick_0_ends_no_drain_before_it_has_begun(monkeypatch):
@@ -427,3 +434,43 @@ def test_our_own_session_starts_dead_workers_again_and_never_two_for_one_queue()
     assert settings["spark.master"] == "local[8,4]"
     assert settings["spark.speculation"] == "false"
     assert callable(run_job)
+
+
+# What other processes of the pair use.
+
+
+async def leave_in(primary: str, secondary: str, count: int, **options: object) -> None:
+    async with Pair.connect(primary, secondary, options=PairOptions(failover_interval=0.0, **options)) as pair:
+        await pair.primary.admin.create(Entity("orders"))
+        pair.hold("orders")
+        for number in range(count):
+            await pair.sender("orders").send(Message(str(number).encode()))
+
+
+def drain_in(primary: str, secondary: str, queues: int) -> Drain:
+    return Drain(make_plan(primary=primary, secondary=secondary, options={"backlog_queue_count": queues}))
+
+
+async def test_a_drain_takes_in_queues_of_senders_with_more_of_them():
+    brokers = "memory://drain-more-p", "memory://drain-more-s"
+    await leave_in(*brokers, 30, backlog_queue_count=10)
+    drain = drain_in(*brokers, 2)
+    assert await drain.look() == 30
+    assert len(drain.before) == 10
+
+
+async def test_a_drain_is_not_clean_while_messages_wait_elsewhere():
+    brokers = "memory://drain-else-p", "memory://drain-else-s"
+    await leave_in(*brokers, 3, backlog_queue_count=1, backlog_name_template="theirs-{index}")
+    drain = drain_in(*brokers, 2)
+    assert await drain.look() == 0
+    report = drain.nothing()
+    assert report.emptied
+    assert not report.clean
+    assert "theirs-0 holds 3 messages" in report.elsewhere[0]
+
+
+async def test_a_drain_of_another_primarys_queues_is_refused():
+    await leave_in("memory://drain-one-p", "memory://drain-one-s", 1)
+    with pytest.raises(ConfigurationError, match="another primary"):
+        await drain_in("memory://drain-two-p?name=drain-one-p", "memory://drain-one-s", 2).look()

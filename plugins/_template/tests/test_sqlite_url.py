@@ -38,7 +38,8 @@ def test_two_urls_of_one_file_are_one_broker(tmp_path):
 
 def test_a_name_is_short_and_tells_two_files_apart():
     east, west = (parse_url(f"sqlite:///{where}/my back-log!.db".replace(" ", "%20")) for where in ("east", "west"))
-    assert east.endpoint.name.startswith("my-back-log-")
+    assert "-my-back-log--" in east.endpoint.name
+    assert east.endpoint.former_names[0].startswith("my-back-log-")
     assert east.endpoint.name != west.endpoint.name
     Entity(f"{east.endpoint.name}/x-servicebus-transfer/0")
 

@@ -61,11 +61,12 @@ def test_defaults() -> None:
         ("/%2F", "/", "", "h-5672"),
         ("/%2f", "/", "", "h-5672"),
         ("/prod", "prod", "prod", "h-5672-prod"),
-        ("/a%2fb", "a/b", "a%2Fb", "h-5672-a-b"),
-        ("/%252F", "%2F", "%252F", "h-5672--2F"),
-        ("/a%20b", "a b", "a%20b", "h-5672-a-b"),
-        ("/a+b", "a+b", "a%2Bb", "h-5672-a-b"),
-        ("/%C3%A4", "ä", "%C3%A4", "h-5672"),
+        ("/a-b", "a-b", "a-b", "h-5672-a-b"),
+        ("/a%2fb", "a/b", "a%2Fb", "h-5672-a-b--159e68d06896"),
+        ("/%252F", "%2F", "%252F", "h-5672-2F--3dcd463ec11b"),
+        ("/a%20b", "a b", "a%20b", "h-5672-a-b--783717572ef5"),
+        ("/a+b", "a+b", "a%2Bb", "h-5672-a-b--2f59a839b2d0"),
+        ("/%C3%A4", "ä", "%C3%A4", "h-5672--5e7b863cc913"),
     ],
 )
 def test_the_path_is_the_virtual_host(path: str, vhost: str, shown: str, name: str) -> None:
@@ -76,10 +77,40 @@ def test_the_path_is_the_virtual_host(path: str, vhost: str, shown: str, name: s
     assert url.endpoint.name == name
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["h", "h-1", "h-5672", "h-5673", "fe80::1", "fe80-1", "h.example"]),
+            st.sampled_from([1, 5671, 5672, 5673]),
+            st.one_of(
+                st.sampled_from(["/", "a/b", "a-b", "a b", "-", "日本", "1", "5672", "5673-/", "x--0123456789ab"]),
+                st.text(st.sampled_from("a-5672/é "), min_size=1, max_size=8),
+            ),
+        ),
+        min_size=2,
+        max_size=8,
+        unique=True,
+    )
+)
+def test_brokers_have_different_names(brokers: list[tuple[str, int, str]]) -> None:
+    urls = [
+        f"amqp://{f'[{host}]' if ':' in host else host}:{port}/{quote(vhost, safe='')}" for host, port, vhost in brokers
+    ]
+    endpoints = {parse_rabbitmq_url(url).endpoint for url in urls}
+    assert len({endpoint.name for endpoint in endpoints}) == len({endpoint.identity for endpoint in endpoints})
+
+
+def test_a_virtual_host_that_shared_a_name_knows_it() -> None:
+    assert parse_rabbitmq_url("amqp://h/a%2fb").endpoint.former_names == ("h-5672-a-b",)
+    assert parse_rabbitmq_url("amqp://h/a-b").endpoint.former_names == ()
+
+
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]", "LOCALHOST."])
 def test_names_of_this_machine_are_one_broker(host: str) -> None:
     url = parse_rabbitmq_url(f"amqp://{host}/v")
     assert url.endpoint.identity == ("rabbitmq", "127.0.0.1", "5672", "v")
+    assert url.endpoint.name == parse_rabbitmq_url("amqp://localhost/v").endpoint.name
+    assert {"localhost-5672-v", "127.0.0.1-5672-v"} <= set(url.endpoint.former_names)
 
 
 def test_ipv6_is_shown_in_brackets() -> None:

@@ -34,7 +34,16 @@ def test_defaults() -> None:
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]", "LOCALHOST."])
 def test_names_of_this_machine_are_one_broker(host: str) -> None:
-    assert parse_redis_url(f"redis://{host}/1").endpoint.identity == ("redis", "127.0.0.1", "6379", "1")
+    endpoint = parse_redis_url(f"redis://{host}/1").endpoint
+    assert endpoint.identity == ("redis", "127.0.0.1", "6379", "1")
+    assert endpoint.name == parse_redis_url("redis://localhost/1").endpoint.name
+    assert {"localhost-6379-1", "127.0.0.1-6379-1"} <= set(endpoint.former_names)
+
+
+def test_hosts_have_different_names() -> None:
+    hosts = ("[fe80::1]", "fe80-1", "fe80--1", "h", "h-6379", "127.0.0.2", "localhost", "é", "è")
+    endpoints = [parse_redis_url(f"redis://{host}").endpoint for host in hosts]
+    assert len({endpoint.name for endpoint in endpoints}) == len(hosts)
 
 
 def test_tls_or_not_is_the_same_broker() -> None:

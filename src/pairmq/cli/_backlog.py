@@ -24,12 +24,13 @@ from pairmq.cli._common import (
     within,
 )
 from pairmq.cli._errors import BadUsage, CommandFailed, printable
-from pairmq.cli._output import FAIL, cells, complain, note, put_json, say, stdout_console, table
+from pairmq.cli._output import FAIL, cells, complain, note, put_json, say, stdout_console, table, warn
 from pairmq.cli._records import delivery_record
 from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._values import grouped, plural
 from pairmq.core import restore
 from pairmq.model import Delivery, Entity, EnvelopeError, FailureReason, Source, TransportError
+from pairmq.runner import Agreement, find_agreement, write_anew
 from pairmq.transport import Transport
 
 _EPILOG = examples(
@@ -37,6 +38,7 @@ _EPILOG = examples(
     "pairmq backlog peek --index 3 -n 5",
     "pairmq backlog peek --dead-letter",
     "pairmq backlog requeue",
+    "pairmq backlog adopt",
 )
 
 _ALL_SHOWN = 16
@@ -66,6 +68,27 @@ class _Backlog:
             (number, queue) for number, queue in enumerate(queues) if index in (None, number)
         )
         self.transport: Transport = secondary
+        self._all = index is None
+        self._primary = primary.endpoint
+        self._options = settings.options
+
+    async def find_others(self) -> Agreement:
+        """Add the queues that other processes of the pair use, unless one queue was asked for (SPEC 13.2).
+
+        Raises:
+            CommandFailed: the queues are another primary's.
+        """
+        agreement = await find_agreement(self._primary, self.transport, self._options, self.limit)
+        if agreement.conflict is not None:
+            raise CommandFailed(agreement.conflict)
+        if self._all:
+            first = len(self.queues)
+            self.queues += tuple((first + number, queue) for number, queue in enumerate(agreement.found))
+        return agreement
+
+    async def adopt(self) -> None:
+        """Write the record anew. Raises `TransportError`."""
+        await write_anew(self._primary, self.transport, self._options, self.limit)
 
     def failed(self, error: TransportError) -> CommandFailed:
         """The broker's failure as the command's."""
@@ -80,11 +103,12 @@ def list_queues(pair: PairArguments, json: Json = False) -> int:
 
     async def run(stop: Stop) -> int:
         async with backlog.transport:
+            agreement = await backlog.find_others()
             depths = await count_queues(backlog.transport, [queue for _, queue in backlog.queues], backlog.limit)
         if json:
-            put_json(depths_as_json(depths), indent=2)
+            put_json({**depths_as_json(depths), "agreement": agreement_as_json(agreement)}, indent=2)
         else:
-            show_depths(depths)
+            show_depths(depths, agreement)
         return 1 if depths.error else 0
 
     return run_async(run)
@@ -105,6 +129,7 @@ def peek(
     async def run(stop: Stop) -> int:
         seen = 0
         async with backlog.transport:
+            await backlog.find_others()
             for at, queue in backlog.queues:
                 source = Source(queue, dead_letter=dead_letter)
                 try:
@@ -143,6 +168,7 @@ def purge(
     async def run(stop: Stop) -> int:
         deleted: dict[str, int] = {}
         async with backlog.transport:
+            await backlog.find_others()
             for _, queue in backlog.queues:
                 try:
                     source = Source(queue, dead_letter=dead_letter)
@@ -163,6 +189,31 @@ def purge(
 
 @group.command()
 @with_pair(BACKLOG)
+def adopt(pair: PairArguments, json: Json = False) -> int:
+    """Let these settings be the pair's: forget what its record knows of other processes, moved or ended ones.
+
+    For a primary that has moved to another address, and after the number of backlog queues has become smaller. Drain
+    the backlog first: what is forgotten is not looked at any more. Running processes enter theirs again.
+    """
+    backlog = _Backlog(pair)
+
+    async def run(stop: Stop) -> int:
+        async with backlog.transport:
+            try:
+                await backlog.adopt()
+            except TransportError as error:
+                raise backlog.failed(error) from error
+        if json:
+            put_json({"adopted": True}, indent=2)
+        else:
+            say("the record knows these settings alone")
+        return 0
+
+    return run_async(run)
+
+
+@group.command()
+@with_pair(BACKLOG)
 def requeue(pair: PairArguments, index: Index = None, json: Json = False) -> int:
     """Put dead-lettered messages back into their backlog queue, so that the syphon tries them again.
 
@@ -173,6 +224,7 @@ def requeue(pair: PairArguments, index: Index = None, json: Json = False) -> int
     async def run(stop: Stop) -> int:
         moved: dict[str, int] = {}
         async with backlog.transport:
+            await backlog.find_others()
             for _, queue in backlog.queues:
                 if stop.asked:
                     break
@@ -197,11 +249,38 @@ def requeue(pair: PairArguments, index: Index = None, json: Json = False) -> int
     return run_async(run, graceful=True)
 
 
-def show_depths(depths: Depths) -> None:
-    """Print the queues as a table."""
+def show_depths(depths: Depths, agreement: Agreement) -> None:
+    """Print the queues as a table, and what is not in it."""
     stdout_console().print(depths_table(depths))
     if depths.error:
         complain(depths.error)
+    for text in agreement_lines(agreement):
+        warn(text)
+
+
+def agreement_lines(agreement: Agreement) -> list[str]:
+    """What a person should know of the other processes of a pair, the worst first; empty where they agree."""
+    worst = [] if agreement.conflict is None else [agreement.conflict]
+    last = [] if agreement.unread is None else [agreement.unread]
+    return [*worst, *map(str, agreement.strays), *agreement.differences, *last]
+
+
+def agreement_as_json(agreement: Agreement) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "conflict": agreement.conflict,
+        "stranded": [
+            {
+                "queue": stray.queue.path,
+                "messages": stray.pending,
+                "reason": stray.reason,
+                "certain": stray.certain,
+            }
+            for stray in agreement.strays
+        ],
+        "differences": list(agreement.differences),
+        "unread": agreement.unread,
+    }
 
 
 def depths_table(depths: Depths, *, most: int | None = None) -> RenderableType:

@@ -80,7 +80,10 @@ class Depths:
         if len(names) == 1:
             return names[0]
         at = next(i for i, (zero, one) in enumerate(zip(names[0], names[1], strict=False)) if zero != one)
-        return f"{names[0][:at]}{{0…{len(names) - 1}}}{names[0][at + 1 :]}"
+        before, after = names[0][:at], names[0][at + 1 :]
+        row = next((i for i, name in enumerate(names) if name != f"{before}{i}{after}"), len(names))
+        more = f", {', '.join(names[row:])}" if row < len(names) else ""
+        return f"{before}{{0…{row - 1}}}{after}{more}"
 
     @property
     def known_empty(self) -> bool:

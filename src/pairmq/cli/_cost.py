@@ -44,6 +44,9 @@ def cost(
     messages_diverted: Annotated[
         int, typer.Option("--messages-diverted", metavar="N", min=0, help="Messages that outages divert in that time.")
     ] = 0,
+    processes: Annotated[
+        int, typer.Option("--processes", metavar="N", min=1, help="That have the pair open, with the syphon's.")
+    ] = 1,
     price_per_million: Annotated[
         str | None, typer.Option("--price-per-million", metavar="MONEY", help="Of operations, at both brokers.")
     ] = None,
@@ -55,7 +58,8 @@ def cost(
 ) -> int:
     """Compute the broker operations of a pair with one syphon, and their price.
 
-    An idle syphon costs one receive for each backlog queue and long poll; a diverted message costs four operations.
+    An idle syphon costs one receive for each backlog queue and long poll, a look at the pair's record every ten minutes
+    one operation of each process, and a diverted message four.
     """
     if price_per_million is not None and prices is not None:
         raise BadUsage("--price-per-million and --prices exclude each other")
@@ -67,6 +71,7 @@ def cost(
         receive_wait=receive_wait,
         days=days,
         messages_diverted=messages_diverted,
+        processes=processes,
         primary=primary,
         secondary=secondary,
     )
@@ -88,6 +93,7 @@ def _show(result: Cost, queues: int, diverted: int, *, priced: bool) -> None:
         say(f"  {name:<26}at the {side}")
     say(f"In {float(result.days):g} days with {grouped(diverted)} diverted messages")
     say(f"  idle receives      {grouped(result.idle_receives):>12}")
+    say(f"  looks at the record{grouped(result.record_looks):>12}")
     say(f"  at the primary     {grouped(result.primary_operations):>12}")
     say(f"  at the secondary   {grouped(result.secondary_operations):>12}")
     say(f"  operations         {grouped(result.operations):>12}")
@@ -109,6 +115,7 @@ def _as_json(result: Cost) -> dict[str, Any]:
         "period": {
             "days": float(result.days),
             "idle_receives": result.idle_receives,
+            "record_looks": result.record_looks,
             "primary_operations": result.primary_operations,
             "secondary_operations": result.secondary_operations,
             "operations": result.operations,

@@ -26,7 +26,7 @@ from pairmq.pair import Settings, check_available, misspelt_variables
 from pairmq.pipeline import PipelineUnavailable
 from pairmq.pipeline.session import check_java, check_packages
 from pairmq.plugins import registry
-from pairmq.runner import backlog_properties
+from pairmq.runner import Agreement, backlog_properties, find_agreement
 from pairmq.transport import ConfirmRisk, Transport
 
 _SLOW = 0.5  # s: a broker that answers slower than this makes every send slow
@@ -101,7 +101,10 @@ async def all_checks(pair: PairArguments) -> AsyncIterator[Finding]:
         if all(reachable.values()):
             yield _size(primary, secondary)
         if reachable["secondary"]:
-            async for finding in _queues(primary, secondary, settings.options, limit):
+            agreement = await find_agreement(primary.endpoint, secondary, settings.options, limit, everywhere=True)
+            for finding in _agreement(agreement):
+                yield finding
+            async for finding in _queues(primary, secondary, settings.options, limit, agreement):
                 yield finding
 
 
@@ -258,8 +261,26 @@ async def _risks(transport: Transport, queue: Entity | None, limit: float) -> Se
         return (ConfirmRisk(text, "look at its settings yourself"),)
 
 
+def _agreement(agreement: Agreement) -> Iterator[Finding]:
+    """Whether all processes of the pair have the same settings (SPEC 13)."""
+    subject = "processes of the pair"
+    if agreement.conflict is not None:
+        yield Finding(Grade.FAIL, subject, agreement.conflict, "no program can open the pair")
+        return
+    for stray in agreement.strays:
+        yield Finding(Grade.FAIL if stray.certain else Grade.WARN, "stranded messages", str(stray))
+    for text in agreement.differences:
+        yield Finding(Grade.WARN, subject, text)
+    if agreement.unread is not None:
+        yield Finding(Grade.WARN, subject, agreement.unread)
+    if not agreement.differences and agreement.unread is None:
+        known = agreement.own in agreement.record.configurations
+        text = "those seen so far have these settings" if known else "none of this release has opened it so far"
+        yield Finding(Grade.OK, subject, text)
+
+
 async def _queues(
-    primary: Transport, secondary: Transport, options: PairOptions, limit: float
+    primary: Transport, secondary: Transport, options: PairOptions, limit: float, agreement: Agreement
 ) -> AsyncIterator[Finding]:
     """Whether the backlog queues are what SPEC 5.2 and 8.2 ask for."""
     queues, wanted = backlog_queues(primary, options), backlog_properties(options)
@@ -291,6 +312,10 @@ async def _queues(
         yield Finding(Grade.WARN, subject, risk.text, risk.advice)
     if missing:
         text = f"{plural(len(missing), 'queue')} of {len(queues)} missing, the first is {missing[0]}"
-        yield Finding(Grade.WARN, "backlog queues", text, MISSING)
+        if agreement.own in agreement.record.configurations:
+            text += ", and a program with these settings has made them: somebody deleted them"
+            yield Finding(Grade.FAIL, "backlog queues", text, "restart a program of the pair: it makes them again")
+        else:
+            yield Finding(Grade.WARN, "backlog queues", text, MISSING)
     if sound:
         yield Finding(Grade.OK, "backlog queues", f"{sound} of {len(queues)} as they should be")

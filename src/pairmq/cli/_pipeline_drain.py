@@ -152,7 +152,8 @@ def _end(report: Report, stop: Stop | None, *, json: bool) -> int:
     source = "" if report.moved is None else f", by the {'journal' if report.counted_from == 'journal' else 'brokers'}"
     if report.workers_lost and report.moved != report.gone and report.gone is not None:
         source += f" without the last moment of who died ({grouped(report.gone)} left the queues)"
-    left = "the backlog is empty" if report.emptied else f"left in the backlog: {_number(report.left)}"
+    empty = "the queues of this pair are empty" if report.elsewhere else "the backlog is empty"
+    left = empty if report.emptied else f"left in the backlog: {_number(report.left)}"
     note(f"{moved}{source}; {left}; {short_duration(report.seconds)}")
     return status
 
@@ -176,6 +177,8 @@ def _explain(report: Report) -> None:
     if report.dead_lettered:
         hint = "look at them with 'pairmq backlog peek --dead-letter'"
         warn(f"dead-lettered {plural(report.dead_lettered, 'message')}: {hint}")
+    for text in report.elsewhere:
+        warn(text)
     if report.dead_lettered is None and report.emptied:
         warn("dead-lettered: not known, as a queue could not be asked at the start")
     if report.problem is not None:

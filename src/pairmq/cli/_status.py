@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from pairmq.cli._backlog import depths_as_json, depths_table
+from pairmq.cli._backlog import agreement_as_json, agreement_lines, depths_as_json, depths_table
 from pairmq.cli._common import (
     BACKLOG,
     Json,
@@ -25,11 +25,14 @@ from pairmq.cli._common import (
     with_pair,
 )
 from pairmq.cli._errors import printable
-from pairmq.cli._output import FAIL, OK, cells, put_json, stdout_console, table
+from pairmq.cli._output import FAIL, OK, WARN, cells, put_json, stdout_console, table
 from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._status_look import Look, look
-from pairmq.cli._values import duration, grouped, short_duration
+from pairmq.cli._values import duration, grouped, plural, short_duration
 from pairmq.model import EntityKind
+from pairmq.runner import Agreement, find_agreement
+
+_AGREED = 60.0  # s for which what is known of other processes is shown again
 
 _EPILOG = examples(
     "pairmq status --config pair.toml",
@@ -60,7 +63,8 @@ def status(
 ) -> int:
     """Show whether both brokers answer, what the backlog queues hold, and whether entities take messages.
 
-    Exit status: 0 when all brokers and entities asked for answer, 1 when not.
+    Exit status: 0 when all brokers and entities asked for answer, 1 when not, or when messages wait in a backlog queue
+    that this pair's syphon does not drain.
     """
     entities = tuple(entity_of(name, kind) for name in entity or ())
     settings = pair.settings()
@@ -68,8 +72,15 @@ def status(
     queues = backlog_queues(primary, settings.options)
     limit = settings.options.attempt_timeout
 
+    agreed: tuple[float, Agreement] | None = None
+
     async def once() -> Look:
-        return await look(primary, secondary, queues, entities, limit)
+        # With --watch, what other processes use is not asked for every two seconds.
+        nonlocal agreed
+        now = time.monotonic()
+        if agreed is None or now - agreed[0] >= _AGREED or agreed[1].unread is not None:
+            agreed = now, await find_agreement(primary.endpoint, secondary, settings.options, limit)
+        return await look(primary, secondary, queues, entities, limit, agreed[1])
 
     async def run(stop: Stop) -> int:
         async with primary, secondary:
@@ -140,7 +151,21 @@ def _picture(seen: Look, *, queues: int | None = None) -> RenderableType:
     error = seen.backlog.error
     if error is not None and seen.secondary.error is None:
         parts.append(Text(printable(error), FAIL))
+    if seen.secondary.error is None:
+        parts += [Text(printable(text), WARN) for text in agreement_lines(seen.agreement)]
+        parts += [Text(text, WARN) for text in _missing(seen)]
     return Group(*parts)
+
+
+def _missing(seen: Look) -> list[str]:
+    """What it means that backlog queues do not exist."""
+    missing = sum(depth.missing for depth in seen.backlog.queues)
+    if not missing:
+        return []
+    return [
+        f"{plural(missing, 'backlog queue')} to be made: by a program that opens the pair; one that has it open makes "
+        "them again within 10 minutes, if the secondary was emptied or replaced"
+    ]
 
 
 def _as_json(seen: Look) -> dict[str, object]:
@@ -150,4 +175,5 @@ def _as_json(seen: Look) -> dict[str, object]:
         "secondary": seen.secondary.as_json(),
         "entities": [one.as_json() for one in seen.entities],
         "backlog": depths_as_json(seen.backlog),
+        "agreement": agreement_as_json(seen.agreement),
     }

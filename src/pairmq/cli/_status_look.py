@@ -11,6 +11,7 @@ from typing import Any
 from pairmq.cli._backlog_counts import Depths, count_queues
 from pairmq.cli._common import within
 from pairmq.model import Entity, EntityKind, Source, TransportError
+from pairmq.runner import Agreement
 from pairmq.transport import QueueCounts, Transport
 
 
@@ -78,29 +79,39 @@ class Look:
         secondary: the broker.
         entities: those asked for.
         backlog: all backlog queues.
+        agreement: what other processes of the pair use.
     """
 
     primary: BrokerLook
     secondary: BrokerLook
     entities: tuple[EntityLook, ...]
     backlog: Depths
+    agreement: Agreement
 
     @property
     def ok(self) -> bool:
-        """Whether everything that was asked answered well."""
+        """Whether everything that was asked answered well, and no messages wait where they are not moved."""
+        if self.agreement.conflict is not None or any(stray.certain for stray in self.agreement.strays):
+            return False
         parts = (self.primary.error, self.secondary.error, self.backlog.error, *(one.error for one in self.entities))
         return all(error is None for error in parts)
 
 
 async def look(
-    primary: Transport, secondary: Transport, queues: Sequence[Entity], entities: Sequence[Entity], time_limit: float
+    primary: Transport,
+    secondary: Transport,
+    queues: Sequence[Entity],
+    entities: Sequence[Entity],
+    time_limit: float,
+    agreement: Agreement,
 ) -> Look:
     """Look at both brokers, all backlog queues and some entities at the same time; failures are part of the result."""
+    queues = (*queues, *agreement.found)
     brokers = asyncio.gather(see_broker(primary, time_limit), see_broker(secondary, time_limit))
     seen = asyncio.gather(*(_see_entity(primary, entity, time_limit) for entity in entities))
     backlog = asyncio.ensure_future(count_queues(secondary, queues, time_limit))
     first, second = await brokers
-    return Look(first, second, tuple(await seen), await backlog)
+    return Look(first, second, tuple(await seen), await backlog, agreement)
 
 
 async def see_broker(transport: Transport, time_limit: float) -> BrokerLook:

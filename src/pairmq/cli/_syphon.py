@@ -57,7 +57,8 @@ def syphon(
     """Move messages from the backlog queues to the entities of the primary where they belong.
 
     Runs until a signal. Two at a time on one pair are safe. Exit status: 0 after SIGTERM, 130 after SIGINT, 1 when the
-    pair faulted; with --until-empty 0 when all queues are empty, 1 when a message had to be dead-lettered.
+    pair faulted; with --until-empty 0 when all queues are empty, 1 when a message had to be dead-lettered, or when
+    messages are left in backlog queues that this pair does not drain, which are named.
     """
     page = None
     if dashboard is not None:

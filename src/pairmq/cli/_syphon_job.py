@@ -23,7 +23,7 @@ from pairmq.cli._signals import Stop
 from pairmq.cli._values import grouped, plural, rate, short_duration
 from pairmq.model import TransportError
 from pairmq.model.events import DestinationChanged, Event, MessageDeadLettered, PairEnded, SyphonFailed, Warned
-from pairmq.pair import Pair
+from pairmq.pair import Agreement, Pair, Stray
 from pairmq.runner import backlog_properties
 from pairmq.transport import Transport
 
@@ -128,6 +128,7 @@ class SyphonJob:
         self._depths: Depths | None = None
         self._depths_at = 0.0
         self._moved, self._moved_at = 0, math.inf  # when it was seen to grow last
+        self._agreement: Agreement | None = None
         self._counted_at = -math.inf
         self._counted_progress = (-1, -1)
         self._was_moving = False
@@ -195,7 +196,11 @@ class SyphonJob:
                     if depths.error is None:
                         self._answered_at = began
                 if self._until_empty and self._depths is not None and self._depths.known_empty and not stop.asked:
-                    return True
+                    # That these are empty says nothing of queues that only other processes know (SPEC 13.2).
+                    agreement = await stop.or_result(self._pair.agreement(everywhere=True, timeout=limit))
+                    if agreement is not None and self._nothing_more(agreement):
+                        self._agreement = agreement
+                        return True
             now = time.monotonic()
             over = self._failures.ended(now, self._answered_at)
             if over is not None:
@@ -210,6 +215,11 @@ class SyphonJob:
                 self._tell()
             await stop.wait(min(_LOOK, self._interval))
         return False
+
+    def _nothing_more(self, agreement: Agreement) -> bool:
+        """Whether all queues that the syphon drains were among those that were just counted."""
+        counted = {depth.queue for depth in self._depths.queues} if self._depths is not None else set()
+        return counted.issuperset((*self._pair.backlog_queues, *agreement.found))
 
     def _count_due(self, now: float) -> bool:
         """Whether to ask all queues: while messages move, once more when they have stopped, and now and then."""
@@ -300,6 +310,7 @@ class SyphonJob:
             "seconds_to_go": round(left / self._per_second, 1) if left and self._per_second else None,
             "dead_lettered": self._dead_lettered,
             "shut": sorted(self._shut),
+            "stranded": {stray.queue.path: stray.pending for stray in self._stranded},
             **more,
         }
 
@@ -308,8 +319,14 @@ class SyphonJob:
         if self._json:
             put_json(self._record(ended=True, emptied=emptied, signal=stop.name or None, exit_status=status))
         moved = plural(self._pair.moved, "message")
-        if emptied:
+        if emptied and not self._stranded:
             note(f"moved {moved}; the backlog is empty")
+            if self._agreement is not None and self._agreement.unread is not None:
+                warn(self._agreement.unread)
+        elif emptied:
+            note(f"moved {moved}; the queues of this pair are empty")
+            for stray in self._stranded:
+                warn(str(stray))
         else:
             left = None if self._depths is None else self._depths.pending
             note(f"moved {moved}; left in the backlog: {'not known' if left is None else grouped(left)}")
@@ -327,7 +344,11 @@ class SyphonJob:
             return 0  # how a service is stopped
         if stop.asked:
             return stop.exit_status
-        return 1 if self._dead_lettered else 0
+        return 1 if self._dead_lettered or self._stranded else 0
+
+    @property
+    def _stranded(self) -> tuple[Stray, ...]:
+        return () if self._agreement is None else self._agreement.strays
 
 
 def _clock() -> str:

@@ -38,8 +38,9 @@ from pairmq.core.envelope import (
     restore,
 )
 from pairmq.core.machine import EntityMachine, ImpossibleInputError
-from pairmq.core.options import OPTION_NAMES, PairOptions
+from pairmq.core.options import OPTION_NAMES, OPTION_RANGES, RECORD_QUEUE, PairOptions, backlog_queue_name
 from pairmq.core.order import DrainView, KeyOrder, Look, backlog_queue_of
+from pairmq.core.record import MAX_ENTRIES, Configuration, Record, conflict_text
 from pairmq.core.rotation import Rotation
 
 __all__ = [
@@ -49,14 +50,18 @@ __all__ = [
     "FORCE_FAILOVER",
     "HOLD",
     "MARK_HEALTHY",
+    "MAX_ENTRIES",
     "MAYBE_DUPLICATE",
     "OPTION_NAMES",
+    "OPTION_RANGES",
+    "RECORD_QUEUE",
     "ROUTE_REQUESTED",
     "TRANSIENT_RETRIES",
     "Backlog",
     "BacklogSeenEmpty",
     "Backoff",
     "Changed",
+    "Configuration",
     "Diversion",
     "DivertEnded",
     "DivertRequested",
@@ -81,6 +86,7 @@ __all__ = [
     "PrimaryAbandoned",
     "PrimaryAccepted",
     "PrimaryFailed",
+    "Record",
     "Rotation",
     "RouteRequested",
     "SendPing",
@@ -88,7 +94,9 @@ __all__ = [
     "TimerFired",
     "ToBacklog",
     "ToPrimary",
+    "backlog_queue_name",
     "backlog_queue_of",
+    "conflict_text",
     "divert",
     "elapsed_time_to_live",
     "reserved_properties",

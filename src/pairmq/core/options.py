@@ -37,12 +37,18 @@ _COUNTS: dict[str, tuple[int, int]] = {
     "syphon_batch": (1, 10_000),
     "max_pending_sends": (1, 10_000_000),
 }
+OPTION_RANGES = _COUNTS
+"""Least and greatest value of the options that are whole numbers."""
+
+RECORD_QUEUE = "x-pairmq-record"
+"""Last part of the name of the queue that holds what the processes of a pair agree on (SPEC 13)."""
+
 _CHOICES: dict[str, tuple[str, ...]] = {
     "while_failing": get_args(WhileFailing),
     "ordering": get_args(Ordering),
     "ttl_policy": get_args(TtlPolicy),
 }
-_PLACEHOLDERS = {"{primary}": ".+", "{index}": "[0-9]+"}
+_PLACEHOLDERS = {"{primary}": "(?P<primary>.+)", "{index}": "[0-9]+"}
 _SWITCHES = ("enable_syphon", "failover_on_busy")
 
 
@@ -129,14 +135,27 @@ class PairOptions:
             primary_name: the primary endpoint's name.
         """
         template = self.backlog_name_template
-        return tuple(
-            template.replace("{primary}", primary_name).replace("{index}", str(index))
-            for index in range(self.backlog_queue_count)
-        )
+        return tuple(backlog_queue_name(template, primary_name, index) for index in range(self.backlog_queue_count))
 
     def is_backlog_queue(self, path: str) -> bool:
-        """Tell whether a path is the name of a backlog queue of any primary, also one out of this pair's count."""
-        return _backlog_pattern(self.backlog_name_template).fullmatch(path) is not None
+        """Tell whether a path is the name of a backlog queue of any primary, also one out of this pair's count.
+
+        So is the queue of a pair's record.
+        """
+        is_record = path.lower().endswith(RECORD_QUEUE)
+        return is_record or _backlog_pattern(self.backlog_name_template).fullmatch(path) is not None
+
+    def primary_of_backlog_queue(self, path: str) -> str | None:
+        """Read the primary's name out of the name of a backlog queue.
+
+        Args:
+            path: any queue of the secondary.
+
+        Returns:
+            None where it is not named by the template, or the template does not name the primary.
+        """
+        found = _backlog_pattern(self.backlog_name_template).fullmatch(path)
+        return None if found is None else found.groupdict().get("primary")
 
     def allows(self, path: str) -> bool:
         """Tell whether the patterns of ``allowed_entities`` admit an entity's path (SPEC 5.8)."""
@@ -147,11 +166,26 @@ OPTION_NAMES = tuple(entry.name for entry in fields(PairOptions))
 """The names of all options, in their order."""
 
 
+def backlog_queue_name(template: str, primary_name: str, number: int, *, index: str | None = None) -> str:
+    """Name one backlog queue (SPEC 5.1).
+
+    Args:
+        template: ``backlog_name_template``.
+        primary_name: the primary endpoint's name.
+        number: the queue's index.
+        index: what stands in the place of the index instead.
+    """
+    return template.replace("{primary}", primary_name).replace("{index}", str(number) if index is None else index)
+
+
 @lru_cache
 def _backlog_pattern(template: str) -> re.Pattern[str]:
     parts = re.split(r"(\{primary\}|\{index\})", template)
+    texts = [_PLACEHOLDERS.get(part) or re.escape(part) for part in parts]
+    for again in [at for at, part in enumerate(parts) if part == "{primary}"][1:]:
+        texts[again] = "(?P=primary)"
     # Some brokers do not tell letters' cases apart: another spelling would be the same queue there.
-    return re.compile("".join(_PLACEHOLDERS.get(part) or re.escape(part) for part in parts), re.IGNORECASE)
+    return re.compile("".join(texts), re.IGNORECASE)
 
 
 def _bad(name: str, value: object, allowed: str) -> ConfigurationError:

@@ -15,12 +15,13 @@ from pairmq.dashboard._texts import shown
 from pairmq.dashboard._watched import Watched
 from pairmq.model import Delivery, Entity, FailureReason, Source, TransportError
 from pairmq.model.events import Side
+from pairmq.runner import LOOK_INTERVAL, Agreement, find_agreement
 from pairmq.transport import QueueCounts, Transport, counts_of
 
 _log = logging.getLogger("pairmq")
 
 _LONGEST = 5.0  # s that one answer may take, where the options allow more: the page is to say that there is none
-_CHECKS, _COUNTS, _AGES, _PROBES = 5.0, 2.0, 4.0, 5.0  # s between two looks
+_CHECKS, _COUNTS, _AGES, _PROBES, _AGREEMENTS = 5.0, 2.0, 4.0, 5.0, 30.0  # s between two looks
 _AT_ONCE = 8
 _AGED = 50  # queues whose oldest message is looked at
 
@@ -78,6 +79,8 @@ class Looks:
         self.oldest: dict[Entity, float] = {}
         """Instants at which the oldest message of each queue was diverted, where it could be seen."""
         self.probes: dict[Entity, Answer] = {}
+        self.agreement: Agreement | None = None
+        """What other processes of the pair use; None until it was asked."""
         self.drain = Drain(own=watched.hosts_syphon)
         self._watched = watched
         self._limit = min(_LONGEST, watched.options.attempt_timeout)
@@ -88,6 +91,9 @@ class Looks:
         ]
         if watched.secondary.capabilities.quiet_peek:
             self._chores.append(_Chore(_AGES, self._look_at_ages))
+        self._chores.append(
+            _Chore(_AGREEMENTS if watched.secondary.capabilities.quiet_peek else LOOK_INTERVAL, self._agree)
+        )
         if self.entities:
             self._chores.append(_Chore(_PROBES, self._probe))
 
@@ -123,10 +129,16 @@ class Looks:
             error = self._words(failure)
         return Answer(at, time.monotonic() - started, error)
 
+    async def _agree(self) -> None:
+        watched = self._watched
+        self.agreement = await find_agreement(watched.primary.endpoint, watched.secondary, watched.options, self._limit)
+
     async def _count(self) -> None:
         queues = self._watched.queues()
         if not queues:
             return
+        others = () if self.agreement is None else self.agreement.found
+        queues = tuple(dict.fromkeys((*queues, *others)))
         at = time.time()
         told = await counts_of(self._watched.secondary, queues, self._limit)
         self.depths = tuple(self._depth(*each) for each in zip(queues, told, strict=True))

@@ -76,6 +76,7 @@ class View:
             "brokers": {side.value: self._broker(side) for side in Side},
             "backlog": self._backlog(),
             "drain": self._drain(),
+            "agreement": self._agreement(),
             "entities": self._entities(query),
             "events": [
                 {
@@ -131,6 +132,17 @@ class View:
         if in_use == 0 or (answer is not None and answer.error is not None):
             return False
         return None if answer is None else True
+
+    def _agreement(self) -> dict[str, Any] | None:
+        agreement = self._looks.agreement
+        if agreement is None:
+            return None
+        conflict = () if agreement.conflict is None else (agreement.conflict,)
+        return {
+            "stranded": [shown(text) for text in (*conflict, *map(str, agreement.strays))],
+            "differences": [shown(text) for text in agreement.differences],
+            "unread": None if agreement.unread is None else shown(agreement.unread),
+        }
 
     def _queue(self, depth: Depth) -> dict[str, Any]:
         counts, gone = depth.counts, self._history.out.get(depth.queue.path)

@@ -14,8 +14,10 @@ from pairmq.pair._settings import (
     misspelt_variables,
     parse_duration,
 )
+from pairmq.runner import Agreement, Stray
 
 __all__ = [
+    "Agreement",
     "Deduplicator",
     "EntityReadiness",
     "FirstDelivery",
@@ -26,6 +28,7 @@ __all__ = [
     "PairSender",
     "Readiness",
     "Settings",
+    "Stray",
     "check_available",
     "check_distinct",
     "load_settings",

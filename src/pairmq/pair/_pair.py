@@ -27,7 +27,7 @@ from pairmq.pair._receiver import PairReceiver
 from pairmq.pair._sender import PairSender
 from pairmq.pair._settings import PREFIX, check_available, check_destination, check_syphon_queues, load_settings
 from pairmq.plugins import Observer, Registry, registry
-from pairmq.runner import Clock, Engine
+from pairmq.runner import Agreement, Clock, Engine
 from pairmq.transport import Transport
 
 if TYPE_CHECKING:
@@ -318,6 +318,28 @@ class Pair:
         asked = [self._entity(one, "queue") if isinstance(one, str) else one for one in entities]
         return await find_readiness(engine, self.name, asked or list(engine.states()), timeout)
 
+    async def agreement(self, *, everywhere: bool = False, timeout: float = 5.0) -> Agreement:
+        """Ask the secondary whether the processes of this pair agree, and whether messages wait where nobody looks.
+
+        A syphon of this process drains from now on what was found of other processes (SPEC 13.2).
+
+        Args:
+            everywhere: look also for backlog queues under other names of the primary, which lists all queues of the
+                secondary.
+            timeout: seconds that each operation may take.
+
+        Returns:
+            Options that differ, queues that are not drained, or why that could not be found out.
+
+        Raises:
+            PairClosed, PairFaulted: the pair has ended or is not open.
+
+        A cancelled call leaves nothing behind.
+        """
+        engine = self._opened
+        engine.check_open()
+        return await engine.agreement(timeout, everywhere=everywhere)
+
     def events(self) -> AsyncIterator[Event]:
         """Iterate over what happens from this call on, until the pair ends, `aclose` is called or nobody holds it.
 
@@ -373,8 +395,12 @@ class Pair:
 
     @property
     def backlog_queues(self) -> tuple[Entity, ...]:
-        """The backlog queues on the secondary, in order of their index."""
-        return self._opened.backlog.entities
+        """The backlog queues on the secondary, in order of their index.
+
+        In a process with a syphon those follow that other processes use beyond this one's options (SPEC 13.2).
+        """
+        backlog = self._opened.backlog
+        return backlog.entities + backlog.others
 
     @property
     def moved(self) -> int:

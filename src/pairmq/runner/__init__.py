@@ -6,5 +6,20 @@ from pairmq.runner._emitter import FAILURES, Emitter
 from pairmq.runner._engine import Engine
 from pairmq.runner._job import SenderState
 from pairmq.runner._limits import TimeLimits
+from pairmq.runner._record import LOOK_INTERVAL, Agreement, Stray, configuration_of, find_agreement, write_anew
 
-__all__ = ["FAILURES", "Clock", "Emitter", "Engine", "SenderState", "TimeLimits", "backlog_properties"]
+__all__ = [
+    "FAILURES",
+    "LOOK_INTERVAL",
+    "Agreement",
+    "Clock",
+    "Emitter",
+    "Engine",
+    "SenderState",
+    "Stray",
+    "TimeLimits",
+    "backlog_properties",
+    "configuration_of",
+    "find_agreement",
+    "write_anew",
+]

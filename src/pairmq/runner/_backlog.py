@@ -65,6 +65,8 @@ class BacklogQueues:
             self.entities = tuple(Entity(name) for name in options.backlog_queue_names(primary_name))
         except ValueError as error:
             raise ConfigurationError(f"backlog_name_template gives a name that no queue can have: {error}") from error
+        self.others: tuple[Entity, ...] = ()
+        """Backlog queues that other processes of the pair use, beyond this one's options: drained, never sent to."""
         self.rotation = Rotation(len(self.entities), options.backlog_retry_interval)
         self.last_failure: TransportError | None = None
         """Of any queue, until all of them are in use again."""
@@ -123,6 +125,19 @@ class BacklogQueues:
                 if error.kind is FailureKind.REFUSED:
                     raise
                 self.take_out(index, error)
+
+    async def make_all_again(self) -> None:
+        """Make what is missing of all queues that are in use, as after the secondary was emptied."""
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(index: int) -> None:
+            async with turns:
+                try:
+                    await self._ensure(index)
+                except TransportError as error:
+                    self.take_out(index, error)
+
+        await asyncio.gather(*(one(index) for index in self.rotation.in_use))
 
     def sender(self, index: int) -> Sender:
         """The sender to a queue, made when first needed."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from pairmq.core import Backlog, EmptyWatch, Health
-from pairmq.model import Source, TransportError
+from pairmq.model import Entity, FailureReason, Source, TransportError
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock
 from pairmq.runner._entity import EntityRunner
@@ -27,6 +27,7 @@ class DrainWatch:
         clock: time.
         limits: bounds every operation.
         time_limit: seconds of one count.
+        known: finds out whether other processes use further queues, False while it can't; None where these are all.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class DrainWatch:
         clock: Clock,
         limits: TimeLimits,
         time_limit: float,
+        known: Callable[[], Awaitable[bool]] | None,
     ) -> None:
         self._secondary = secondary
         self._backlog = backlog
@@ -44,7 +46,9 @@ class DrainWatch:
         self._clock = clock
         self._limits = limits
         self._time_limit = time_limit
-        self._empty = EmptyWatch(len(backlog.entities))
+        self._known = known
+        self._queues = backlog.entities
+        self._empty = EmptyWatch(len(self._queues))
         self._wanted = asyncio.Event()
 
     def wake(self) -> None:
@@ -75,12 +79,29 @@ class DrainWatch:
 
     async def _count(self) -> float | None:
         """Count all queues once; tells since when all are empty, if they are."""
+        since = await self._count_queues()
+        if since is None or self._known is None:
+            return since
+        if not await self._known():
+            return None
+        # What another process diverts to is empty only when it was asked, too (SPEC 13.2).
+        return since if self._queues == self._all_queues() else None
+
+    def _all_queues(self) -> tuple[Entity, ...]:
+        return self._backlog.entities + self._backlog.others
+
+    async def _count_queues(self) -> float | None:
         admin = self._secondary.admin
-        for index, queue in enumerate(self._backlog.entities):
+        queues = self._all_queues()
+        if queues != self._queues:
+            self._queues, self._empty = queues, EmptyWatch(len(queues))
+        for index, queue in enumerate(queues):
             began_at = self._clock.now()
             try:
                 counts = await self._limits.run(admin.counts(Source(queue)), began_at + self._time_limit)
-            except TransportError:
+            except TransportError as error:
+                if error.reason is FailureReason.NOT_FOUND and queue in self._backlog.others:
+                    continue  # not this process's to make: its pump ends
                 self._empty.not_empty(index)  # a queue that can't be reached is not empty
                 return None
             if counts.pending:

@@ -33,6 +33,7 @@ from pairmq.runner._known import KnownEntities
 from pairmq.runner._limits import TimeLimits, settled_within
 from pairmq.runner._operations import Operations, OperationsReport
 from pairmq.runner._partners import Partners
+from pairmq.runner._record import Agreement, RecordKeeper, find_agreement
 from pairmq.runner._send import SendProcedure
 from pairmq.runner._syphon import Syphon
 from pairmq.transport import Sender, Transport
@@ -78,6 +79,19 @@ class Engine:
         self._sends = SendProcedure(primary, secondary, self.backlog, options, clock, emit, self._limits)
         self.syphon: Syphon | None = None
         self._syphon_queues = syphon_queues
+        self._record = RecordKeeper(
+            primary.endpoint,
+            secondary,
+            options,
+            clock,
+            emit,
+            self._limits,
+            agreed=self._agreed,
+            found=self._found,
+            lost=self.backlog.make_all_again,
+            conflict=self._faulted,
+        )
+        self._record_task: asyncio.Task[None] | None = None
         self._drain: DrainWatch | None = None
         self._drain_task: asyncio.Task[None] | None = None
         self._partners: Partners | None = None
@@ -87,12 +101,23 @@ class Engine:
         self._fault: BaseException | None = None
 
     async def start(self) -> None:
-        """Make the backlog queues, and start the syphon if this process hosts it.
+        """Make the backlog queues, look at the pair's record, and start the syphon if this process hosts it.
 
         Raises:
+            ConfigurationError: another primary has this one's name or backlog queues (SPEC 13.3).
             TransportError: the secondary refuses to let the backlog queues be made.
         """
-        await self.backlog.prepare(self._syphon_queues)
+        if self.options.enable_syphon:
+            self.syphon = Syphon(
+                self._primary,
+                self._secondary,
+                self.backlog,
+                self.options,
+                self._clock,
+                self._emit,
+                self._syphon_queues,
+            )
+        await self._prepare()
         self._told_open = True
         self._emit(
             PairOpened,
@@ -102,18 +127,10 @@ class Engine:
             options=json.dumps(asdict(self.options)),
         )
         self._operations_task = asyncio.create_task(self._operations.run(), name="operations report")
-        if not self.options.enable_syphon:
+        if self.syphon is None:
             return
-        self.syphon = Syphon(
-            self._primary,
-            self._secondary,
-            self.backlog,
-            self.options,
-            self._clock,
-            self._emit,
-            self._syphon_queues,
-        )
-        self.syphon.start()
+        if self._record_task is None or self._record.agreed:
+            self.syphon.start()  # else once it is known whose backlog queues these are
         self._drain = DrainWatch(
             self._secondary,
             self.backlog,
@@ -121,9 +138,32 @@ class Engine:
             self._clock,
             self._limits,
             self.options.attempt_timeout,
+            None if self._record_task is None else self._record.refresh,
         )
         self._drain_task = asyncio.create_task(self._drain.run(), name="drain watch")
         self._partners = Partners(*self._ends, self.options.close_grace, self._faulted)
+
+    async def _prepare(self) -> None:
+        if self._syphon_queues is not None:
+            # One of several that share the work; what starts them has looked, and told them which queues there are.
+            await self.backlog.prepare(self._syphon_queues)
+            return
+        look = asyncio.create_task(self._record.begin(), name="pair record")
+        try:
+            await self.backlog.prepare()
+            await look
+        finally:
+            look.cancel()
+            await asyncio.wait((look,))
+        self._record_task = asyncio.create_task(self._record.run(), name="pair record")
+
+    def _agreed(self) -> None:
+        if self.syphon is not None and self._told_open and self._closing is None:
+            self.syphon.start()
+
+    def _found(self, queue: Entity) -> None:
+        if self.syphon is not None and self._closing is None:
+            self.syphon.add(queue)
 
     @property
     def primary(self) -> Transport:
@@ -190,6 +230,14 @@ class Engine:
         """Carry out ``mark_healthy``, ``force_failover`` or ``hold`` (SPEC 4.7)."""
         self.runner(entity).operator(_WORDS[word])
 
+    async def agreement(self, time_limit: float, *, everywhere: bool) -> Agreement:
+        """Look for what other processes of the pair use, and let the syphon know; see `find_agreement`."""
+        if self._record_task is not None:
+            await self._record.refresh(everything=True)
+        return await find_agreement(
+            self._primary.endpoint, self._secondary, self.options, time_limit, everywhere=everywhere
+        )
+
     def check_open(self) -> None:
         """Raise `PairFaulted` or `PairClosed` when the pair has ended."""
         if self._fault is not None:
@@ -214,7 +262,7 @@ class Engine:
         for runner in self._known.runners():
             runner.stop_pings()
             runner.wake()  # sends that wait between two attempts learn their new deadline
-        for task in (self._drain_task, self._operations_task):
+        for task in (self._drain_task, self._operations_task, self._record_task):
             if task is not None:
                 task.cancel()
         stop_syphon = [self.syphon.stop(grace)] if self.syphon is not None else []

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Coroutine
 from functools import partial
+from typing import Any
 
 from pairmq.core import PairOptions
-from pairmq.model import Entity
+from pairmq.model import Entity, TransportError
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
@@ -47,36 +48,28 @@ class Syphon:
         self._limits = TimeLimits()
         self._senders: dict[Entity, Sender] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._secondary = secondary
+        self._emit = emit
+        self._rate = RateLimit(options.syphon_max_rate)
+        self._started = False
+        self._moved = self._dead_lettered = 0  # by pumps that have ended
         self.gates = Gates(self._probe, options.ping_primary_interval, clock, emit, self._close_sender)
-        rate = RateLimit(options.syphon_max_rate)
         self.pumps = tuple(
-            Pump(
-                queue,
-                primary,
-                secondary,
-                self._sender,
-                self._forget,
-                partial(backlog.take_out, index),
-                backlog.sender(index),
-                self.gates,
-                rate,
-                options,
-                clock,
-                emit,
-            )
+            self._pump(queue, partial(backlog.take_out, index), backlog.sender(index))
             for index, queue in enumerate(backlog.entities)
             if queues is None or index in queues
         )
+        self._backlog = backlog
 
     @property
     def moved(self) -> int:
         """Messages brought home so far."""
-        return sum(pump.moved for pump in self.pumps)
+        return self._moved + sum(pump.moved for pump in self.pumps)
 
     @property
     def dead_lettered(self) -> int:
         """Messages set aside so far."""
-        return sum(pump.dead_lettered for pump in self.pumps)
+        return self._dead_lettered + sum(pump.dead_lettered for pump in self.pumps)
 
     @property
     def in_hand(self) -> int:
@@ -84,9 +77,39 @@ class Syphon:
         return sum(pump.in_hand for pump in self.pumps)
 
     def start(self) -> None:
-        """Start all pumps."""
+        """Start all pumps, once."""
+        if self._started:
+            return
+        self._started = True
         for pump in self.pumps:
             pump.start()
+
+    def add(self, queue: Entity) -> None:
+        """Empty a queue that another process of the pair uses, beyond this one's options (SPEC 13.2)."""
+        if queue in self._backlog.others or queue in self._backlog.entities:
+            return
+        self._backlog.others += (queue,)
+        tail = self._secondary.sender(queue)
+        pump = self._pump(queue, lambda _: self._gone(queue, tail), tail)
+        self.pumps += (pump,)
+        if self._started:
+            pump.start()
+
+    def _gone(self, queue: Entity, tail: Sender) -> None:
+        """A queue that is not this process's to make does not exist any more."""
+        pump = next((pump for pump in self.pumps if pump.queue == queue), None)
+        if pump is None:
+            return
+        self._backlog.others = tuple(each for each in self._backlog.others if each != queue)
+        self.pumps = tuple(each for each in self.pumps if each is not pump)
+        self._moved += pump.moved
+        self._dead_lettered += pump.dead_lettered
+
+        async def end() -> None:
+            await pump.stop(0.0)
+            await tail.close()
+
+        self._later(end(), f"end {queue}")
 
     async def stop(self, grace: float) -> None:
         """Stop all pumps side by side; each finishes or gives back what it holds (SPEC 9.1)."""
@@ -107,9 +130,28 @@ class Syphon:
     def _close_sender(self, entity: Entity) -> None:
         sender = self._senders.pop(entity, None)
         if sender is not None:
-            task = asyncio.create_task(sender.close(), name=f"close {entity}")
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._later(sender.close(), f"close {entity}")
+
+    def _later(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _pump(self, queue: Entity, missing: Callable[[TransportError], None], tail: Sender) -> Pump:
+        return Pump(
+            queue,
+            self._primary,
+            self._secondary,
+            self._sender,
+            self._forget,
+            missing,
+            tail,
+            self.gates,
+            self._rate,
+            self._options,
+            self._clock,
+            self._emit,
+        )
 
     async def _probe(self, entity: Entity) -> None:
         limit = self._clock.now() + self._options.ping_timeout

@@ -232,6 +232,22 @@ class Pair:
         """Divert until `mark_healthy` or `force_failover`, without pings; a syphon goes on delivering (SPEC 4.7)."""
         self._asked(lambda pair: pair.hold(path, kind=kind))
 
+    def agreement(self, *, everywhere: bool = False, timeout: float = 5.0) -> asynchronous.Agreement:
+        """Ask the secondary whether the processes of this pair agree, as `pairmq.Pair.agreement`.
+
+        Args:
+            everywhere: look also for backlog queues under other names of the primary.
+            timeout: seconds that each operation may take.
+
+        Raises:
+            PairClosed, PairFaulted: the pair has ended or is not open.
+        """
+
+        async def ask() -> asynchronous.Agreement:
+            return await (await self._attached()).agreement(everywhere=everywhere, timeout=timeout)
+
+        return run(ask())
+
     @contextmanager
     def beside(self, make: Callable[[asynchronous.Pair], AbstractAsyncContextManager[T]]) -> Iterator[T]:
         """Keep something that needs an event loop, as a dashboard does, running beside the pair while the block lasts.

@@ -2,6 +2,7 @@
 
 from pairmq.transport._claims import Claim, ClaimStore
 from pairmq.transport._counting import counts_of
+from pairmq.transport._naming import endpoint_with_default_name, is_local_address
 from pairmq.transport._transport import (
     Admin,
     Receiver,
@@ -28,6 +29,8 @@ __all__ = [
     "SessionReceiver",
     "Transport",
     "counts_of",
+    "endpoint_with_default_name",
+    "is_local_address",
     "is_nothing_sent",
     "nothing_sent",
 ]

@@ -68,11 +68,16 @@ class Endpoint:
         name: a short name for people and for the backlog queues' names (SPEC 5.1), without secrets.
         identity: product, host, port and virtual host; two endpoints of one identity are the same broker (SPEC 9.3).
         url: the URL with its password left out, fit for logs.
+        scope: the machine that the identity is meant on, where the address is another broker on every machine
+            (``localhost``); empty where it is the same one everywhere, and where the URL gives the name.
+        former_names: default names that earlier releases gave to this broker; backlog queues may still have them.
     """
 
     name: str
     identity: tuple[str, ...]
     url: str
+    scope: str = ""
+    former_names: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.url

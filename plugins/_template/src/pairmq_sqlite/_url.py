@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from pairmq.model import ConfigurationError, Entity
-from pairmq.transport import Endpoint
+from pairmq.transport import Endpoint, endpoint_with_default_name
 
 SCHEME = "sqlite"
 """The URL scheme, which is the plugin's name as well."""
@@ -61,7 +61,7 @@ def parse_url(url: str) -> SQLiteUrl:
     identity = (SCHEME, str(path))
     megabytes = _number(options, "max_megabytes", 0, 1, _MOST_MEGABYTES)
     return SQLiteUrl(
-        endpoint=Endpoint(_name(options.get("name") or _default_name(path)), identity, f"{SCHEME}://{path}"),
+        endpoint=_endpoint(options.get("name"), identity, path),
         path=path,
         busy_timeout=_number(options, "busy_timeout", 5.0, 0.0, 300.0),
         poll_interval=_number(options, "poll_interval", 0.25, 0.01, 60.0),
@@ -100,8 +100,16 @@ def _options(parts: SplitResult) -> dict[str, str]:
     return found
 
 
-def _default_name(path: Path) -> str:
-    """Name a file for people; the digest keeps two files of one name apart on a secondary that they share."""
+def _endpoint(given: str | None, identity: tuple[str, ...], path: Path) -> Endpoint:
+    url = f"{SCHEME}://{path}"
+    if given:
+        return Endpoint(_name(given), identity, url)
+    # Files of one path on two machines are two brokers, which may share a secondary.
+    return endpoint_with_default_name(identity, url, path.stem, local=True, former=(_former_name(path),))
+
+
+def _former_name(path: Path) -> str:
+    """The default name of earlier releases, which files of one path on two machines shared."""
     digest = hashlib.sha256(str(path).encode(errors="surrogateescape")).hexdigest()[:8]
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-.")[:40]
     return f"{stem or SCHEME}-{digest}"

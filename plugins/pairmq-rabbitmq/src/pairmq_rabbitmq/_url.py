@@ -13,7 +13,7 @@ from typing import Literal
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from pairmq.model import ConfigurationError, Entity
-from pairmq.transport import Endpoint
+from pairmq.transport import Endpoint, endpoint_with_default_name, is_local_address
 
 DEFAULT_PORT = 5672
 DEFAULT_TLS_PORT = 5671
@@ -23,6 +23,8 @@ QueueType = Literal["quorum", "classic"]
 """The queue types that the plugin makes."""
 
 _LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
+_PORT_IN_NAME = re.compile(r"-([1-9][0-9]{0,4})(?=-|$)")
+_FIRST_USER_PORT = 1024
 _OPTIONS = ("connect_timeout", "heartbeat", "lock_duration", "management", "name", "queue_type")
 _TLS_OPTIONS = ("ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_keyfile")
 _MANAGEMENT_PORTS = {"http": 15672, "https": 15671}
@@ -123,11 +125,10 @@ def parse_rabbitmq_url(url: str) -> RabbitUrl:
     if password is None:
         password = DEFAULT_LOGIN
     shown = f"[{host}]" if ":" in host else host
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{host}-{port}-{vhost}")[:128].strip("-")
     identity = ("rabbitmq", "127.0.0.1" if host in _LOOPBACK else host, str(port), vhost)
     path = "" if vhost == "/" else quote(vhost, safe="")
     return RabbitUrl(
-        endpoint=Endpoint(_name(options.get("name") or plain, where), identity, f"{scheme}://{shown}:{port}/{path}"),
+        endpoint=_endpoint(options.get("name"), identity, host, f"{scheme}://{shown}:{port}/{path}"),
         host=host,
         port=port,
         vhost=vhost,
@@ -257,6 +258,43 @@ def _decoded(text: str, what: str, where: str) -> str:
     if len(decoded.encode()) > _MAX_BYTES:
         raise ConfigurationError(f"the {what} of {where} has more than {_MAX_BYTES} bytes")
     return decoded
+
+
+def _endpoint(given: str | None, identity: tuple[str, ...], host: str, url: str) -> Endpoint:
+    if given:
+        return Endpoint(_name(given, f"the {url.partition(':')[0]}:// URL"), identity, url)
+    _, _, port, vhost = identity
+    place = port if vhost == "/" else f"{port}-{vhost}"
+    if is_local_address(host):
+        former = [_former_name(each, port, vhost) for each in dict.fromkeys((*sorted(_LOOPBACK), host))]
+        return endpoint_with_default_name(identity, url, place, local=True, former=former)
+    plain = f"{host}-{place}"
+    return endpoint_with_default_name(
+        identity,
+        url,
+        plain,
+        unique=_as_read(plain) == (host, port, vhost),
+        former=(_former_name(host, port, vhost),),
+    )
+
+
+def _as_read(name: str) -> tuple[str, str, str] | None:
+    """The one host, port and virtual host for which a name stands; others that would have the same one get a digest.
+
+    ``a-1-5673`` could be the host ``a``, port 1 and virtual host ``5673``, or the host ``a-1`` and port 5673: it stands
+    for the likelier one.
+    """
+    readings = [(name[: at.start()], at[1], name[at.end() + 1 :] or "/") for at in _PORT_IN_NAME.finditer(name)]
+    return min(readings, key=lambda each: _unlikely(int(each[1])), default=None)
+
+
+def _unlikely(port: int) -> int:
+    return 0 if port in (DEFAULT_PORT, DEFAULT_TLS_PORT) else 1 if port >= _FIRST_USER_PORT else 2
+
+
+def _former_name(host: str, port: str, vhost: str) -> str:
+    """The default name of earlier releases, which two virtual hosts could share."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{host}-{port}-{vhost}")[:128].strip("-")
 
 
 def _name(name: str, where: str) -> str:

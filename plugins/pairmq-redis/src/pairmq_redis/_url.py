@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from pairmq.model import ConfigurationError, Entity
-from pairmq.transport import Endpoint
+from pairmq.transport import Endpoint, endpoint_with_default_name, is_local_address
 
 DEFAULT_PORT = 6379
 _LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
@@ -87,10 +87,9 @@ def parse_redis_url(url: str) -> RedisUrl:
     port, db = _port(parts, scheme), _db(parts, scheme)
     options = _options(parts, scheme, _REDIS_OPTIONS + (_TLS_OPTIONS if scheme == "rediss" else ()))
     shown = f"[{host}]" if ":" in host else host
-    name = options.get("name") or re.sub(r"[^A-Za-z0-9._-]+", "-", f"{host}-{port}-{db}").strip("-")
     identity = ("redis", "127.0.0.1" if host in _LOOPBACK else host, str(port), str(db))
     return RedisUrl(
-        endpoint=Endpoint(_name(name, scheme), identity, f"{scheme}://{shown}:{port}/{db}"),
+        endpoint=_endpoint(options.get("name"), identity, host, f"{scheme}://{shown}:{port}/{db}"),
         host=host,
         port=port,
         db=db,
@@ -202,6 +201,22 @@ def _secret(text: str | None, what: str, scheme: str) -> str | None:
     if any(ord(letter) < 0x20 for letter in decoded):
         raise ConfigurationError(f"the {what} of the {scheme}:// URL holds a control character")
     return decoded
+
+
+def _endpoint(given: str | None, identity: tuple[str, ...], host: str, url: str) -> Endpoint:
+    if given:
+        return Endpoint(_name(given, url.partition(":")[0]), identity, url)
+    place = "-".join(identity[2:])  # port and database: from the right they can be read in one way only
+    if is_local_address(host):
+        former = [_former_name(f"{each}-{place}") for each in dict.fromkeys((*sorted(_LOOPBACK), host))]
+        return endpoint_with_default_name(identity, url, place, local=True, former=former)
+    plain = f"{host}-{place}"
+    return endpoint_with_default_name(identity, url, plain, former=(_former_name(plain),))
+
+
+def _former_name(plain: str) -> str:
+    """The default name of earlier releases, which two brokers could share."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("-")
 
 
 def _name(name: str, scheme: str) -> str:

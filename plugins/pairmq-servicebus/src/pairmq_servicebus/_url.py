@@ -13,7 +13,7 @@ from typing import Literal
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from pairmq.model import ConfigurationError, Entity
-from pairmq.transport import Endpoint
+from pairmq.transport import Endpoint, endpoint_with_default_name, is_local_address
 from pairmq_servicebus._connection_string import read_connection_string
 from pairmq_servicebus._credentials import CREDENTIAL_KINDS, Identity, SharedKey, SharedSignature
 
@@ -23,6 +23,7 @@ DEFAULT_EMULATOR_ADMIN_PORT = 5300
 DEFAULT_VARIABLE = "SERVICEBUS_CONNECTION_STRING"
 """The environment variable that ``sb://`` alone is read from."""
 
+_AZURE = "servicebus.windows.net"
 _LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 _OPTIONS = (
     "admin",
@@ -144,7 +145,7 @@ def _checked(
     namespace = "127.0.0.1" if host in _LOOPBACK else host
     identity = ("servicebus", namespace, str(DEFAULT_TLS_PORT if websocket and not given_port else port))
     return NamespaceUrl(
-        endpoint=Endpoint(_name(options, host, port), identity, f"sb://{shown}:{port}/"),
+        endpoint=_endpoint(options.get("name"), identity, host, port, f"sb://{shown}:{port}/"),
         host=host,
         port=port,
         credential=credential,
@@ -291,13 +292,32 @@ def _admin(options: Mapping[str, str], host: str, emulator: bool, remote_allowed
     return AdminAddress(name if port is None else f"{name}:{port}", plain)
 
 
-def _name(options: Mapping[str, str], host: str, port: int) -> str:
-    """The namespace's first label, or what was asked for; it becomes a segment of the backlog queues' paths."""
-    name = options.get("name", "")
-    if not name:
-        numeric = ":" in host or host in _LOOPBACK or re.fullmatch(r"[0-9.]+", host)
-        plain = f"{host}-{port}" if numeric else host.partition(".")[0]
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", plain)[:128].strip("-")
+def _endpoint(given: str | None, identity: tuple[str, ...], host: str, port: int, url: str) -> Endpoint:
+    if given:
+        return Endpoint(_name(given), identity, url)
+    if is_local_address(host):
+        former = [_former_name(each, port) for each in dict.fromkeys((*sorted(_LOOPBACK), host))]
+        return endpoint_with_default_name(identity, url, str(port), local=True, former=former)
+    former = [_former_name(host, port)]
+    label, _, domain = host.partition(".")
+    if domain == _AZURE:  # the first label is the namespace's name, and unique
+        return endpoint_with_default_name(
+            identity, url, label, unique=identity[2] == str(DEFAULT_TLS_PORT), former=former
+        )
+    numeric = re.fullmatch(r"[0-9.]+", host)
+    readable = f"{host}-{port}" if numeric or ":" in host else label
+    return endpoint_with_default_name(identity, url, readable, unique=bool(numeric), former=former)
+
+
+def _former_name(host: str, port: int) -> str:
+    """The default name of earlier releases: the first label, which namespaces of two clouds could share."""
+    numeric = ":" in host or host in _LOOPBACK or re.fullmatch(r"[0-9.]+", host)
+    plain = f"{host}-{port}" if numeric else host.partition(".")[0]
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", plain)[:128].strip("-")
+
+
+def _name(name: str) -> str:
+    """Check a name that becomes a segment of the backlog queues' paths."""
     problem = "holds one of / { }" if any(letter in "/{}" for letter in name) else None
     try:
         Entity(name)

@@ -106,6 +106,7 @@ function verdict(told) {
   const over = states["failed-over"], failing = states.failing, left = told.backlog.pending;
   const down = ["primary", "secondary"].filter((side) => told.brokers[side].answer && !told.brokers[side].answer.ok);
   const more = [];
+  const { stranded, differences, unread } = told.agreement || { stranded: [], differences: [], unread: null };
   let tone = "good", sign = "✓", said;
   if (told.ended) {
     [tone, sign, said] = told.ended.fault ? ["bad", "✗", `The pair has faulted: ${told.ended.fault}`] : ["warn", "!", "The pair is closed."];
@@ -124,11 +125,14 @@ function verdict(told) {
     [tone, sign, said] = ["bad", "✗", refusing === 1 ? "1 entity takes no messages." : `${grouped(refusing)} entities take no messages.`];
   } else if (out) {
     [tone, sign, said] = ["warn", "!", out === 1 ? "1 backlog queue is out of use." : `${grouped(out)} backlog queues are out of use.`];
+  } else if (stranded.length) {
+    [tone, sign, said] = ["bad", "✗", "Messages wait where this pair does not look."];
   } else if (left || states.draining) {
     [tone, sign] = ["plain", "↩"];
     said = left ? "Messages wait in the backlog." : "The backlog is being looked at.";
   } else {
     said = told.sends ? "All is well." : "Both brokers answer.";
+    if (differences.length) [tone, sign, said] = ["warn", "!", "Processes of this pair have different settings."];
     if (left === null) said = told.backlog.error ? "The backlog can't be counted." : "Looking at the brokers.";
     if (left === null) [tone, sign] = ["warn", "…"];
   }
@@ -136,7 +140,8 @@ function verdict(told) {
   if (left) more.push(`${plural(left, "message")} in the backlog`);
   if (told.drain.seconds_left !== null) more.push(`empty in about ${soon(told.drain.seconds_left)} at ${pace(told.drain.per_second)}`);
   if (down.length && over) more.push(`the ${down.join(" and the ")} ${down.length > 1 ? "do" : "does"} not answer`);
-  if (!more.length && tone === "good") more.push(left === 0 ? "The backlog is empty." : "");
+  more.push(...stranded.slice(0, 3), ...differences.slice(0, 3), unread);
+  if (!more.filter(Boolean).length && tone === "good") more.push(left === 0 ? "The backlog is empty." : "");
   const box = $("verdict");
   mark(box, "tone", tone);
   say(box.querySelector(".mark"), sign);

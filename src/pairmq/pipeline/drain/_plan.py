@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pairmq.core import OPTION_RANGES, backlog_queue_name
 from pairmq.model import ConfigurationError, Entity
 from pairmq.pair import Settings, check_distinct, load_settings
 from pairmq.plugins import registry
 from pairmq.transport import Transport
+
+_MOST = OPTION_RANGES["backlog_queue_count"][1]
 
 PATIENCE = 120.0
 """Seconds without progress after which a queue is left: longer than the minute that a dead worker's locks last."""
@@ -40,6 +43,21 @@ class Plan:
     handed_over: bool = False
     patience: float = PATIENCE
     ends_at: float | None = None
+
+    def with_queues(self, name: str, found: Iterable[Entity]) -> Plan:
+        """This plan with those of the found queues that a larger number of backlog queues would give it.
+
+        Args:
+            name: the primary's.
+            found: further backlog queues of the primary.
+        """
+        options = self.settings.options
+        names = [backlog_queue_name(options.backlog_name_template, name, index) for index in range(_MOST)]
+        last = max((names.index(queue.path) for queue in found if queue.path in names), default=-1)
+        if last < options.backlog_queue_count:
+            return self
+        settings = replace(self.settings, options=replace(options, backlog_queue_count=last + 1))
+        return replace(self, settings=settings, queues=tuple(map(Entity, names[: last + 1])))
 
     def secondary_transport(self) -> Transport:
         """Make a connection to the secondary; no IO."""

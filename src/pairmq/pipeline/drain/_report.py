@@ -50,6 +50,7 @@ class Report:
         problem: why the drain as a whole failed; None when it did not.
         stopped: a person or the system asked for the end.
         seconds: from the first count to the last.
+        elsewhere: backlog queues that hold messages and that this drain leaves alone, each with the reason.
     """
 
     queues: tuple[QueueReport, ...]
@@ -65,6 +66,7 @@ class Report:
     problem: str | None = None
     stopped: bool = False
     seconds: float = 0.0
+    elsewhere: tuple[str, ...] = ()
 
     @property
     def emptied(self) -> bool:
@@ -74,7 +76,7 @@ class Report:
     @property
     def clean(self) -> bool:
         """Whether nothing is left to do: emptied, and known to have set nothing aside."""
-        return self.emptied and self.dead_lettered == 0 and self.problem is None
+        return self.emptied and self.dead_lettered == 0 and self.problem is None and not self.elsewhere
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -90,6 +92,7 @@ class Report:
             "workers_lost": self.workers_lost,
             "shut": dict(self.shut),
             "problem": self.problem,
+            "elsewhere": list(self.elsewhere),
             "stopped": self.stopped,
             "seconds": round(self.seconds, 3),
             "queues": [

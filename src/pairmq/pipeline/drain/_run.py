@@ -20,7 +20,8 @@ from pairmq.pipeline.drain._left import EVERY
 from pairmq.pipeline.drain._plan import Plan
 from pairmq.pipeline.drain._report import QueueReport, Report
 from pairmq.pipeline.drain._spark import JobFailed, check_session, is_local, most_at_once, run_job
-from pairmq.runner import backlog_properties
+from pairmq.plugins import registry
+from pairmq.runner import backlog_properties, find_agreement
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,6 +45,7 @@ class Drain:
         self._plan = plan
         self._began_at = time.monotonic()
         self.before: tuple[Depth, ...] = ()
+        self._elsewhere: tuple[str, ...] = ()
 
     @property
     def pending(self) -> int | None:
@@ -51,9 +53,30 @@ class Drain:
         return total([depth.pending for depth in self.before])
 
     async def look(self) -> int | None:
-        """Count the backlog; this comes first, as without `pending` messages Spark is not needed at all."""
+        """Count the backlog; this comes first, as without `pending` messages Spark is not needed at all.
+
+        Raises:
+            ConfigurationError: the backlog queues are another primary's.
+        """
+        await self._find_others()
         self.before = await self._count()
         return self.pending
+
+    async def _find_others(self) -> None:
+        """Take in the queues that other processes of the pair use, and remember those that can't be (SPEC 13.2)."""
+        options = self._plan.settings.options
+        endpoint = registry.transport(self._plan.settings.primary).endpoint
+        async with self._plan.secondary_transport() as secondary:
+            agreement = await find_agreement(endpoint, secondary, options, options.attempt_timeout, everywhere=True)
+            if agreement.conflict is not None:
+                raise ConfigurationError(agreement.conflict)
+            self._plan = self._plan.with_queues(endpoint.name, agreement.found)
+            others = [queue for queue in agreement.found if queue not in self._plan.queues]
+            counts = zip(others, await count(secondary, others, options.attempt_timeout), strict=True)
+        self._elsewhere = (
+            *map(str, agreement.strays),
+            *(f"{queue} has another template: 'pairmq syphon' drains it" for queue, depth in counts if depth.pending),
+        )
 
     async def run(self, spark: SparkSession, stop: asyncio.Event, tell: Tell = lambda left: None) -> Report:
         """Empty the queues that are not known to be empty.
@@ -197,6 +220,7 @@ class Drain:
             moved=gone if journalled is None else journalled.moved,
             gone=gone,
             counted_from="brokers" if journalled is None else "journal",
+            elsewhere=self._elsewhere,
             moved_again=None if journalled is None else journalled.again,
             dead_lettered=dead_lettered,
             workers_lost=max(0, sum(attempts.values()) - len(outcomes)),

@@ -11,9 +11,10 @@ from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
-from pairmq.core import Diversion, divert
+from pairmq.core import RECORD_QUEUE, Diversion, divert
 from pairmq.model import Entity, EntityKind, EntityState, Message
 from pairmq.testing._loop import WALL_EPOCH
+from pairmq.testing.simulator._broker import Queue
 from pairmq.testing.simulator._history import History
 from pairmq.testing.simulator._loop import OWNER
 from pairmq.testing.simulator._network import STRIKES, Condition
@@ -267,11 +268,16 @@ class World:
         """Seconds within which all must be well again; each part is the longest wait of one piece."""
         o = self._around.syphon_options
         lock = self.scenario.setup.lock_duration or 60.0
-        waiting = sum(len(queue.copies) for queue in self.brokers[SECONDARY].queues.values())
+        waiting = sum(len(queue.copies) for queue in self._backlog_queues())
         moving = 0.0 if o.syphon_max_rate is None else 3 * waiting / o.syphon_max_rate
         pings = 14 * (o.ping_primary_interval + o.ping_timeout)
         polls = o.syphon_receive_wait + o.attempt_timeout
         return 300.0 + pings + 2 * polls + 4 * lock + 3 * o.backlog_retry_interval + o.send_timeout + moving
+
+    def _backlog_queues(self) -> list[Queue]:
+        """All queues of the secondary but the one that holds the pair's record."""
+        queues = self.brokers[SECONDARY].queues
+        return [queue for entity, queue in queues.items() if not entity.path.endswith(RECORD_QUEUE)]
 
     async def _converge(self) -> None:
         history = self.history
@@ -304,7 +310,7 @@ class World:
     def _problems(self) -> list[str]:
         """What is not yet as it should be."""
         problems = []
-        for queue in self.brokers[SECONDARY].queues.values():
+        for queue in self._backlog_queues():
             if queue.copies:
                 first = ", ".join(str(number) for number in list(queue.copies)[:5])
                 problems.append(f"{queue.entity} holds {len(queue.copies)} messages: copies {first}")

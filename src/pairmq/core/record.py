@@ -1,0 +1,266 @@
+"""What the processes of a pair keep on the secondary, to find out where they disagree (SPEC 13).
+
+The record is a set of *configurations*, one message each, in a small queue beside the backlog queues. Nothing in it is
+ever changed: a process that misses its own configuration adds it, and who reads takes all of them together, so that
+processes which write at the same moment lose nothing of each other's. What is read is data that others may write to:
+it is parsed strictly, and never names a queue that the primary's name is not part of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from pairmq.core.options import OPTION_RANGES, RECORD_QUEUE, PairOptions, backlog_queue_name
+from pairmq.model import Entity, Message
+
+FORMAT: Final = 1
+MAX_ENTRIES: Final = 500
+"""Messages of a record that are read."""
+
+_MAX_BYTES = 16_384
+_CONTENT_TYPE = "application/vnd.pairmq-record+json"
+_CONFIGURATION = "configuration"
+_LONGEST = 300  # characters of a text in it
+_SHOWN = 80
+_MOST_OTHERS = OPTION_RANGES["backlog_queue_count"][1]  # queues that a record can add: others may write to it
+_USUAL = f"/x-servicebus-transfer/{RECORD_QUEUE}"
+
+
+class RecordError(ValueError):
+    """A message of the record can't be read; the text says why, without its content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What processes of one pair must have in common.
+
+    Args:
+        name: the primary's name, of which the names of the backlog queues are made.
+        identity: the primary's identity, with the machine where its address is another broker on every machine.
+        template: ``backlog_name_template``.
+        queues: ``backlog_queue_count``.
+        ordering: ``ordering``.
+    """
+
+    name: str
+    identity: tuple[str, ...]
+    template: str
+    queues: int
+    ordering: str
+
+    @classmethod
+    def of(cls, name: str, identity: Sequence[str], scope: str, options: PairOptions) -> Configuration:
+        """The configuration of this process.
+
+        Args:
+            name: of the primary's endpoint.
+            identity: likewise.
+            scope: likewise.
+            options: the pair's.
+        """
+        whole = tuple(_plain(part) for part in (*identity, *((scope,) if scope else ())))
+        return cls(name, whole, options.backlog_name_template, options.backlog_queue_count, options.ordering)
+
+    @property
+    def places(self) -> tuple[Entity, ...]:
+        """The queues of the record, 1 or 2: whoever shares this primary's name, or its backlog queues, shares one.
+
+        None where the primary's name is so long that no queue can have that name.
+        """
+        by_name = f"{self.name}/{RECORD_QUEUE}"
+        by_queues = backlog_queue_name(self.template, self.name, 0, index=RECORD_QUEUE)
+        if by_queues.endswith(_USUAL):  # so that the usual template needs one queue only
+            by_queues = f"{by_queues.removesuffix(_USUAL)}/{RECORD_QUEUE}"
+        try:
+            return tuple(Entity(path) for path in dict.fromkeys((by_name, by_queues)))
+        except ValueError:
+            return ()
+
+    def queue_names(self) -> tuple[str, ...]:
+        """The names of its backlog queues, by their index."""
+        return tuple(backlog_queue_name(self.template, self.name, index) for index in range(self.queues))
+
+    def message(self) -> Message:
+        """The configuration as a message of the record; equal ones have equal ids."""
+        content = {
+            "pairmq_record": FORMAT,
+            "kind": _CONFIGURATION,
+            "primary": {"name": self.name, "identity": self.identity},
+            "backlog": {"template": self.template, "queues": self.queues},
+            "ordering": self.ordering,
+            "continuity": [],
+        }
+        body = json.dumps(content, sort_keys=True, separators=(",", ":")).encode("ascii")
+        return Message(body, f"pairmq-{hashlib.sha256(body).hexdigest()[:32]}", content_type=_CONTENT_TYPE)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What was read.
+
+    Args:
+        configurations: each once.
+        problems: why messages could not be read, each sentence once.
+        copies: messages that say what another one says.
+    """
+
+    configurations: tuple[Configuration, ...] = ()
+    problems: tuple[str, ...] = ()
+    copies: int = 0
+
+    @classmethod
+    def read(cls, bodies: Iterable[bytes]) -> Record:
+        """Read the messages of a record; what can't be read is a problem and no error."""
+        found: dict[Configuration, None] = {}
+        problems: dict[str, None] = {}
+        copies = 0
+        for body in bodies:
+            try:
+                configuration = _configuration(body)
+            except RecordError as error:
+                problems[str(error)] = None
+                continue
+            if configuration is not None:
+                copies += configuration in found
+                found[configuration] = None
+        return cls(tuple(found), tuple(problems), copies)
+
+    def conflict(self, own: Configuration) -> Configuration | None:
+        """The configuration of another primary that has this one's name or backlog queues; None for none."""
+        return next((each for each in self.configurations if each.identity != own.identity), None)
+
+    def most_queues(self, own: Configuration) -> int:
+        """The largest number of backlog queues that any process of the pair has, of this process's template."""
+        return max(
+            (each.queues for each in (own, *self.configurations) if each.template == own.template), default=own.queues
+        )
+
+    def other_queues(self, own: Configuration) -> tuple[str, ...]:
+        """Names of backlog queues of this primary that other processes use and this one does not.
+
+        Of a template that the primary's name is not part of, only this process's own: the record could name any queue
+        of the secondary otherwise.
+        """
+        names = dict.fromkeys(
+            name
+            for each in self.configurations
+            if each.identity == own.identity
+            and each.name == own.name
+            and (each.template == own.template or "{primary}" in each.template)
+            for name in each.queue_names()
+        )
+        mine = set(own.queue_names())
+        return tuple(name for name in names if name not in mine)[:_MOST_OTHERS]
+
+    def differences(self, own: Configuration) -> tuple[str, ...]:
+        """Where other processes of the pair have other options than this one, a sentence each."""
+        found = []
+        counts = sorted({each.queues for each in self.configurations if each.template == own.template} - {own.queues})
+        if counts:
+            others = " and ".join(map(str, counts))
+            found.append(
+                f"backlog_queue_count is {own.queues} here and {others} in another process: the syphon drains all of "
+                "them; give all processes one number"
+            )
+        for template in dict.fromkeys(each.template for each in self.configurations if each.template != own.template):
+            drained = "is drained by the syphon all the same" if "{primary}" in template else "is not drained from here"
+            found.append(
+                f"backlog_name_template is {_shown(own.template)} here and {_shown(template)} in another process: what "
+                f"is diverted there {drained}; give all processes one template"
+            )
+        for ordering in dict.fromkeys(each.ordering for each in self.configurations if each.ordering != own.ordering):
+            found.append(
+                f"ordering is {own.ordering!r} here and {ordering!r} in another process: no order is kept between what "
+                "they send; give all processes one ordering"
+            )
+        return tuple(found)
+
+
+def conflict_text(own: Configuration, other: Configuration) -> str:
+    """Say that another primary has this one's name or backlog queues, and what to do.
+
+    Args:
+        own: of this process.
+        other: found in the record.
+    """
+    return (
+        f"the secondary keeps backlog queues of the name {own.name!r} for another primary, "
+        f"{_shown(' '.join(other.identity))}, and this one is {_shown(' '.join(own.identity))}: give one of them "
+        "another name in its URL (?name=…), or where it is the same broker at a new address, drain the backlog and run "
+        "'pairmq backlog adopt'"
+    )
+
+
+def _plain(part: str) -> str:
+    """A part of an identity as every process writes it, and every reader takes it."""
+    if part and part.isprintable() and len(part) <= _LONGEST:
+        return part
+    return f"{ascii(part)[:_SHOWN]}#{hashlib.sha256(part.encode(errors='surrogatepass')).hexdigest()}"
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
+
+
+def _configuration(body: bytes) -> Configuration | None:
+    """Read one message; None for what a later release of this format may add.
+
+    Raises:
+        RecordError: it is not what PairMQ writes.
+    """
+    if len(body) > _MAX_BYTES:
+        raise RecordError(f"a message of the record has more than {_MAX_BYTES} bytes")
+    try:
+        content = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        raise RecordError("a message of the record is not JSON: PairMQ did not write it") from None
+    version = _of(dict, content).get("pairmq_record")
+    if type(version) is not int or version < 1:
+        raise _foreign()
+    if version > FORMAT:
+        raise RecordError(
+            f"a message of the record has format {version}, and this release reads {FORMAT}: a newer PairMQ wrote it; "
+            "upgrade this process"
+        )
+    if content.get("kind") != _CONFIGURATION:
+        return None
+    primary, backlog = _of(dict, content.get("primary")), _of(dict, content.get("backlog"))
+    identity = tuple(map(_text, _of(list, primary.get("identity"))))
+    queues = backlog.get("queues")
+    least, most = OPTION_RANGES["backlog_queue_count"]
+    if type(queues) is not int or not least <= queues <= most or not 1 <= len(identity) <= 16:
+        raise _foreign()
+    found = Configuration(
+        _text(primary.get("name")), identity, _text(backlog.get("template")), queues, _text(content.get("ordering"))
+    )
+    try:
+        # As the options of a process are checked: names of queues will be made of them.
+        PairOptions(backlog_name_template=found.template, ordering=found.ordering)  # type: ignore[arg-type]
+        Entity(found.queue_names()[-1])
+    except ValueError:
+        raise _foreign() from None
+    return found
+
+
+def _of(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise _foreign()
+    return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str or not 0 < len(value) <= _LONGEST or not value.isprintable():
+        raise _foreign()
+    return value
+
+
+def _foreign() -> RecordError:
+    return RecordError("a message of the record is malformed: PairMQ did not write it")
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(name)

@@ -1,0 +1,529 @@
+"""Keeps the pair's record on the secondary, and finds where processes disagree (SPEC 13)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from pairmq.core import (
+    MAX_ENTRIES,
+    OPTION_RANGES,
+    RECORD_QUEUE,
+    Backoff,
+    Configuration,
+    PairOptions,
+    Record,
+    backlog_queue_name,
+    conflict_text,
+)
+from pairmq.model import ConfigurationError, Entity, FailureKind, FailureReason, Source, TransportError
+from pairmq.model.events import Warned
+from pairmq.runner._backlog import backlog_properties
+from pairmq.runner._clock import Clock
+from pairmq.runner._emitter import Emitter
+from pairmq.runner._limits import TimeLimits, settled_within
+from pairmq.transport import Endpoint, QueueProperties, Transport
+
+LOOK_INTERVAL = 600.0
+"""Seconds between two looks at the record."""
+
+_SOON = 5.0  # s after which a process that wrote looks again: another one may have written in the same moment
+_CLOSE = 2.5  # s: a transport promises 2
+_FRESH = 60.0  # s for which a look is good enough for a drain that ends
+_RETRY = Backoff(first=0.25, factor=2.0, cap=30.0)
+_COPIES = 16  # of what is in the record already, from which on they are removed
+_PATIENCE, _HIDDEN = 0.2, 3  # s, times: a broker that shows messages by fetching them hides them from others meanwhile
+_PROPERTIES = QueueProperties(max_delivery_count=2**31 - 1)  # looking may count as a delivery
+_BEHIND_A_GAP = "queues of lower indexes are missing: set backlog_queue_count above its index"
+_MOST = OPTION_RANGES["backlog_queue_count"][1]
+
+T = TypeVar("T")
+
+
+class _Limited(Protocol):
+    """Awaits one operation at the secondary, bounded in time."""
+
+    def __call__(self, operation: Awaitable[T], /) -> Awaitable[T]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """A queue that holds messages and that this pair does not drain.
+
+    Args:
+        queue: which one.
+        pending: messages in it.
+        reason: why it is not drained, and what to do.
+        certain: the messages are this primary's; else they may be another one's.
+    """
+
+    queue: Entity
+    pending: int
+    reason: str
+    certain: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.queue.path} holds {self.pending} message{'' if self.pending == 1 else 's'}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What can be seen on the secondary of the processes of a pair.
+
+    Args:
+        own: this process's configuration.
+        record: what they have written.
+        found: backlog queues of this primary beyond the process's own options; the syphon drains them.
+        strays: queues that hold messages which nobody who agrees with this process moves.
+        conflict: why the pair can't be used: another primary has its name or its queues.
+        unread: why the record could not be read, or queues not be looked for; None when all was.
+    """
+
+    own: Configuration
+    record: Record = field(default_factory=Record)
+    found: tuple[Entity, ...] = ()
+    strays: tuple[Stray, ...] = ()
+    conflict: str | None = None
+    unread: str | None = None
+
+    @property
+    def differences(self) -> tuple[str, ...]:
+        """What a person should look at, a sentence each; `conflict`, `strays` and `unread` left out."""
+        return (*self.record.differences(self.own), *self.record.problems)
+
+
+def configuration_of(primary: Endpoint, options: PairOptions) -> Configuration:
+    """The configuration of a process."""
+    return Configuration.of(primary.name, primary.identity, primary.scope, options)
+
+
+async def find_agreement(
+    primary: Endpoint, secondary: Transport, options: PairOptions, time_limit: float, *, everywhere: bool = False
+) -> Agreement:
+    """Look for what other processes of a pair have left on the secondary; makes and changes nothing.
+
+    Args:
+        primary: the primary's endpoint.
+        secondary: where the backlog is.
+        options: this process's.
+        time_limit: seconds for each operation.
+        everywhere: look also for backlog queues of other names, which takes a list of all the secondary's queues.
+
+    Returns:
+        What was found; a broker that can't be asked is part of it.
+    """
+    own = configuration_of(primary, options)
+    looker = _looker(secondary, time_limit)
+    try:
+        record = await looker.read(own)
+        conflict = record.conflict(own)
+        if conflict is not None:
+            return Agreement(own, record, conflict=conflict_text(own, conflict))
+        found = await looker.used(own, record) + tuple(queue for queue, _ in await looker.beyond(own, record))
+        strays = await looker.former(own, primary.former_names)
+        # Queues of a template that this process can't trust are not drained by it.
+        strays += await looker.holding(_undrained(own, record), "this process has another backlog_name_template")
+    except TransportError as error:
+        return Agreement(own, unread=f"what other processes of the pair use can't be read: {error}")
+    unread = None
+    if everywhere:
+        known = {queue.path for queue in found} | {stray.queue.path for stray in strays} | set(own.queue_names())
+        try:
+            strays += await looker.of_other_names(own, options, known)
+        except TransportError as error:
+            unread = f"backlog queues under other names of this primary were not looked for: {error}"
+    return Agreement(own, record, found, tuple(strays), unread=unread)
+
+
+async def write_anew(primary: Endpoint, secondary: Transport, options: PairOptions, time_limit: float) -> None:
+    """Forget what is in the record, whoever wrote it, and write this process's configuration; running processes add
+    theirs again at their next look.
+
+    Args:
+        primary: the primary's endpoint.
+        secondary: where the record is.
+        options: this process's.
+        time_limit: seconds for each operation.
+
+    Raises:
+        TransportError: the secondary could not be asked, or refuses; the record may be empty then.
+    """
+    own = configuration_of(primary, options)
+    looker = _looker(secondary, time_limit)
+    for place in own.places:
+        await looker.clear(place)
+    await looker.write(own)
+
+
+class RecordKeeper:
+    """Writes this process's configuration, and compares it with those of the others at pairing and now and then.
+
+    Args:
+        primary: the primary's endpoint.
+        secondary: where the record is.
+        options: the pair's.
+        clock: time and chance.
+        emit: takes events.
+        limits: bounds every operation.
+        agreed: called when a first look has ended: it is known what others use, or that it can't be.
+        found: takes backlog queues that others use, again and again.
+        lost: called when the secondary has lost what was there: its backlog queues are probably missing too.
+        conflict: takes the error when another primary has this one's name or queues, after the pair has opened.
+    """
+
+    def __init__(
+        self,
+        primary: Endpoint,
+        secondary: Transport,
+        options: PairOptions,
+        clock: Clock,
+        emit: Emitter,
+        limits: TimeLimits,
+        *,
+        agreed: Callable[[], None],
+        found: Callable[[Entity], None],
+        lost: Callable[[], Awaitable[None]],
+        conflict: Callable[[ConfigurationError], None],
+    ) -> None:
+        self.agreed = False
+        """A first look has ended."""
+        self._own = configuration_of(primary, options)
+        self._former = primary.former_names
+        self._syphon = options.enable_syphon
+        self._transport = secondary
+        self._clock = clock
+        self._emit = emit
+
+        def limited(operation: Awaitable[T], /) -> Awaitable[T]:
+            return limits.run(operation, clock.now() + options.attempt_timeout)
+
+        self._looker = _Looker(secondary, limited)
+        self._agreed = agreed
+        self._found = found
+        self._lost = lost
+        self._conflict = conflict
+        self._queue_properties = backlog_properties(options)
+        self._asked_for: set[Entity] = set()
+        self._told: set[str] = set()
+        self._written = False
+        self._wrote = False
+        self._looked_at = float("-inf")
+        self._turn = asyncio.Lock()
+
+    async def begin(self) -> None:
+        """Look for the first time; a secondary that can't be reached is looked at later, by `run`.
+
+        Raises:
+            ConfigurationError: another primary has this one's name or backlog queues.
+        """
+        with contextlib.suppress(TransportError):
+            await self._look()
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        retry = 0
+        while True:
+            if not self.agreed:
+                wait = _RETRY.wait(retry, 0.0)
+                retry += 1
+            else:
+                wait, retry = _SOON if self._wrote else LOOK_INTERVAL, 0
+            await asyncio.sleep(wait)
+            try:
+                await self._look()
+            except TransportError:
+                continue
+            except ConfigurationError as error:
+                self._conflict(error)
+                return
+
+    async def refresh(self, *, everything: bool = False) -> bool:
+        """Look again unless that was done lately; for who is about to say that nothing is left.
+
+        Args:
+            everything: look now, and also for queues of processes that keep no record, as at pairing.
+
+        Returns:
+            Whether what others use is known; not while the secondary can't be asked.
+        """
+        if not everything and self._clock.now() - self._looked_at < _FRESH:
+            return True
+        try:
+            await self._look(everything=everything)
+        except TransportError:
+            return False
+        except ConfigurationError as error:
+            self._conflict(error)
+            return False
+        return True
+
+    async def _look(self, *, everything: bool = False) -> None:
+        async with self._turn:
+            began_at = self._clock.now()
+            self._wrote = False
+            try:
+                await self._compare(everything or not self.agreed)
+            except TransportError as error:
+                if error.kind is not FailureKind.REFUSED:
+                    raise
+                # Not allowed, or not possible with this broker: the pair works without, as all did before.
+                self._warn(f"processes of this pair with other options go unnoticed: the record can't be kept: {error}")
+            self._looked_at = began_at
+            if not self.agreed:
+                self.agreed = True
+                self._agreed()
+
+    async def _compare(self, everything: bool) -> None:
+        own, looker = self._own, self._looker
+        if not own.places:
+            self._warn("processes of this pair with other options go unnoticed: the primary's name is too long")
+            return
+        record = await looker.read(own)
+        for _ in range(_HIDDEN):
+            if not self._written or own in record.configurations or self._transport.capabilities.quiet_peek:
+                break
+            await asyncio.sleep(_PATIENCE)
+            record = await looker.read(own)
+        other = record.conflict(own)
+        if other is not None:
+            raise ConfigurationError(conflict_text(own, other))
+        if own not in record.configurations:
+            made = await looker.write(own)
+            self._wrote = True
+            if made and self._written:
+                self._warn(
+                    "the secondary has lost the pair's record, and what it held: it was emptied or replaced; the "
+                    "backlog queues are made again",
+                    again=True,
+                )
+                await self._lost()
+        elif record.copies >= _COPIES:
+            await looker.remove_copies(own)
+        self._written = True
+        for text in (*record.differences(own), *record.problems):
+            self._warn(text)
+        if not self._syphon:
+            return
+        for queue in await looker.used(own, record):
+            await self._find(queue)
+        if everything:
+            await self._look_for_queues(record)
+
+    async def _look_for_queues(self, record: Record) -> None:
+        """Look for what processes left that kept no record, as those of earlier releases did."""
+        own, looker = self._own, self._looker
+        for queue, pending in await looker.beyond(own, record):
+            if pending:
+                self._warn(f"backlog queue {queue.path} is in no process's options and holds messages: it is drained")
+            await self._find(queue)
+        for stray in await looker.former(own, self._former):
+            self._warn(str(stray))
+        for stray in await looker.holding(_undrained(own, record), "this process has another backlog_name_template"):
+            self._warn(str(stray))
+
+    async def _find(self, queue: Entity) -> None:
+        if queue not in self._asked_for:
+            # It exists and stays as it is; a broker may count only those surely that it was asked to make.
+            await self._looker.make(queue, self._queue_properties)
+            self._asked_for.add(queue)
+        self._found(queue)
+
+    def _warn(self, text: str, *, again: bool = False) -> None:
+        if again or text not in self._told:
+            self._told.add(text)
+            self._emit(Warned, subject=f"{self._own.name}/{RECORD_QUEUE}", text=text)
+
+
+class _Looker:
+    """What is asked of the secondary.
+
+    Args:
+        transport: the secondary.
+        limited: bounds one operation.
+    """
+
+    def __init__(self, transport: Transport, limited: _Limited) -> None:
+        self._transport = transport
+        self._limited = limited
+
+    async def read(self, own: Configuration) -> Record:
+        """Read the record; an empty one where there is none.
+
+        Raises:
+            TransportError: the secondary could not be asked.
+        """
+        bodies: list[bytes] = []
+        for place in own.places:
+            bodies += await self._bodies(place)
+        return Record.read(bodies)
+
+    async def write(self, own: Configuration) -> bool:
+        """Add this process's configuration; tells whether the record's queue was made for it.
+
+        Raises:
+            TransportError: the secondary could not be asked, or refuses.
+        """
+        made = False
+        for place in own.places:
+            made = await self._limited(self._transport.admin.create(place, _PROPERTIES)) or made
+            sender = self._transport.sender(place)
+            try:
+                await self._limited(sender.send(own.message()))
+            finally:
+                await settled_within(_CLOSE, sender.close())
+        return made
+
+    async def make(self, queue: Entity, properties: QueueProperties) -> None:
+        """Ask for a queue, as pairing does."""
+        await self._limited(self._transport.admin.create(queue, properties))
+
+    async def clear(self, place: Entity) -> None:
+        """Remove all that one of the record's queues holds."""
+        try:
+            await self._limited(self._transport.admin.purge(Source(place)))
+        except TransportError as error:
+            if error.reason is not FailureReason.NOT_FOUND:
+                raise
+
+    async def _bodies(self, place: Entity) -> list[bytes]:
+        source = Source(place)
+        try:
+            if self._transport.capabilities.peek:
+                shown = await self._limited(self._transport.admin.peek(source, MAX_ENTRIES))
+                return [delivery.message.body for delivery in shown]
+            receiver = self._transport.receiver(source)
+            try:
+                found = await self._limited(receiver.receive(MAX_ENTRIES, 0))
+                for delivery in found:
+                    await self._limited(receiver.abandon(delivery))
+            finally:
+                await settled_within(_CLOSE, receiver.close())
+            return [delivery.message.body for delivery in found]
+        except TransportError as error:
+            if error.reason is FailureReason.NOT_FOUND:
+                return []
+            raise
+
+    async def remove_copies(self, own: Configuration) -> None:
+        """Remove what the record holds twice: each copy while another one is locked here, so that none is lost."""
+        for place in own.places:
+            receiver = self._transport.receiver(Source(place))
+            try:
+                kept: set[bytes] = set()
+                for delivery in await self._limited(receiver.receive(MAX_ENTRIES, 0)):
+                    if delivery.message.body in kept:
+                        await self._limited(receiver.complete(delivery))
+                    kept.add(delivery.message.body)
+            finally:
+                await settled_within(_CLOSE, receiver.close())
+
+    async def used(self, own: Configuration, record: Record) -> tuple[Entity, ...]:
+        """Those of the backlog queues that exist which other processes of this primary use, and this one does not."""
+        queues = [Entity(name) for name in record.other_queues(own)]
+        return tuple([queue for queue in queues if await self._pending(queue) is not None])
+
+    async def beyond(self, own: Configuration, record: Record) -> list[tuple[Entity, int]]:
+        """Backlog queues of this primary beyond those that any process is known to use, with what they hold."""
+        return [each async for each in self._row(own.template, own.name, record.most_queues(own))]
+
+    async def former(self, own: Configuration, names: Sequence[str]) -> list[Stray]:
+        """Find what is left under the default names that earlier releases gave to this primary."""
+        strays: list[Stray] = []
+        if "{primary}" not in own.template:
+            return strays
+        for name in names:
+            holding = [each async for each in self._row(own.template, name, 0) if each[1]]
+            if not holding or await self._owner(own, name) is None:
+                continue  # empty, or another primary's that has that name by right
+            reason = (
+                f"an earlier release called this primary {name!r}, and maybe others too; where all of these messages "
+                f"are this primary's, drain them with ?name={name} in its URL"
+            )
+            strays += [Stray(queue, pending, reason, certain=False) for queue, pending in holding]
+        return strays
+
+    async def _row(self, template: str, name: str, first: int) -> AsyncIterator[tuple[Entity, int]]:
+        """Backlog queues of one name from an index on, with what they hold, up to the first that does not exist.
+
+        Pairing makes the queues of all indexes: where one is missing there is none behind it.
+        """
+        for index in range(first, _MOST):
+            try:
+                queue = Entity(backlog_queue_name(template, name, index))
+            except ValueError:
+                return
+            pending = await self._pending(queue)
+            if pending is None:
+                return
+            yield queue, pending
+
+    async def holding(self, names: Sequence[str], reason: str) -> list[Stray]:
+        """Those of the named queues that hold messages."""
+        pending = [(queue, await self._pending(queue)) for queue in map(Entity, names)]
+        return [Stray(queue, count, reason) for queue, count in pending if count]
+
+    async def of_other_names(self, own: Configuration, options: PairOptions, known: set[str]) -> list[Stray]:
+        """Find backlog queues that hold messages and that belong to no other primary that keeps a record.
+
+        Raises:
+            TransportError: the secondary can't list its queues.
+        """
+        strays: list[Stray] = []
+        owners: dict[str, tuple[str, bool] | None] = {}
+        for queue in await self._limited(self._transport.admin.list_entities("")):
+            name = options.primary_of_backlog_queue(queue.path)
+            if name is None or queue.path in known:
+                continue
+            pending = await self._pending(queue)
+            if not pending:
+                continue
+            if name not in owners:
+                owners[name] = (_BEHIND_A_GAP, True) if name == own.name else await self._owner(own, name)
+            owner = owners[name]
+            if owner is not None:
+                strays.append(Stray(queue, pending, *owner))
+        return strays
+
+    async def _owner(self, own: Configuration, name: str) -> tuple[str, bool] | None:
+        """Why queues of another name may not be drained, and whether that is certain; None for another primary's."""
+        try:
+            places = Configuration(name, own.identity, own.template, 1, own.ordering).places
+        except ValueError:
+            return None
+        record = Record.read([body for place in places for body in await self._bodies(place)])
+        if any(each.identity == own.identity for each in record.configurations):
+            return f"another process calls this primary {name!r}: give all processes one URL, or one ?name=", True
+        if record.configurations:
+            return None
+        return "no process of this release uses it: if it is this primary's, give the URL that name (?name=…)", False
+
+    async def _pending(self, queue: Entity) -> int | None:
+        """How many messages a queue holds; None when it does not exist."""
+        try:
+            return (await self._limited(self._transport.admin.counts(Source(queue)))).pending
+        except TransportError as error:
+            if error.reason is FailureReason.NOT_FOUND:
+                return None
+            raise
+
+
+def _undrained(own: Configuration, record: Record) -> tuple[str, ...]:
+    """Names of queues that other processes of this primary divert to, and that this one must not read."""
+    return tuple(
+        name
+        for each in record.configurations
+        if each.identity == own.identity and each.template != own.template and "{primary}" not in each.template
+        for name in each.queue_names()
+    )
+
+
+def _looker(secondary: Transport, time_limit: float) -> _Looker:
+    limits = TimeLimits()
+
+    def limited(operation: Awaitable[T], /) -> Awaitable[T]:
+        return limits.run(operation, asyncio.get_running_loop().time() + time_limit)
+
+    return _Looker(secondary, limited)

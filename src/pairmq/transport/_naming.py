@@ -1,0 +1,92 @@
+"""Default names of brokers: no two brokers have the same one, or they would share backlog queues (SPEC 13.3)."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import re
+import socket
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from pairmq.transport._values import Endpoint
+
+_READABLE = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_DIGEST = re.compile(r"--[0-9a-f]{12}$")
+_LONGEST = 48  # characters before a digest: some brokers cut off what they report about queues of longer names
+_LOCAL_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
+
+
+def endpoint_with_default_name(
+    identity: tuple[str, ...],
+    url: str,
+    readable: str,
+    *,
+    unique: bool = True,
+    local: bool = False,
+    former: Sequence[str] = (),
+) -> Endpoint:
+    """Make the endpoint of a broker whose URL gives no name; no IO but to learn this machine's name, once.
+
+    Args:
+        identity: as in `Endpoint`.
+        url: as in `Endpoint`.
+        readable: what people should read in the name, such as ``host-port``.
+        unique: no other identity of this product has this readable part. It is the whole name then, if it needs no
+            change to be a segment of a path; otherwise a digest of the identity follows.
+        local: the address means another broker on every machine, as ``localhost`` or a file's path does.
+        former: default names that earlier releases gave to this broker, under any spelling of its address.
+
+    Returns:
+        The endpoint. Its name depends on the identity alone, and for a local address on the machine.
+    """
+    scope = ""
+    if local:
+        host, scope = _machine()
+        readable = f"{host}-{readable}"
+    if unique and not local and _READABLE.fullmatch(readable) and not _DIGEST.search(readable):
+        name = readable
+    else:
+        digest = hashlib.sha256("\0".join((*identity, scope)).encode(errors="surrogateescape")).hexdigest()[:12]
+        plain = re.sub(r"[^A-Za-z0-9._]+", "-", readable)[:_LONGEST].strip("-.")
+        name = f"{plain or identity[0]}--{digest}"
+    return Endpoint(name, identity, url, scope, tuple(dict.fromkeys(old for old in former if old and old != name)))
+
+
+def is_local_address(host: str) -> bool:
+    """Whether a host's name or address means another machine on every machine: ``localhost``, ``127.0.0.0/8``, ``::1``.
+
+    Args:
+        host: without brackets.
+    """
+    plain = host.lower().rstrip(".")
+    if plain in _LOCAL_NAMES or plain.endswith(".localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(plain)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None) or address
+    return bool(mapped.is_loopback or mapped.is_unspecified)
+
+
+@lru_cache(maxsize=1)
+def _machine() -> tuple[str, str]:
+    """This machine's name, and a text that no other machine has, as far as either can be known.
+
+    Both the name and the number count: machines made from one image share the number, and many are named alike.
+    """
+    host = socket.gethostname() or "host"
+    number = ""
+    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        try:
+            number = Path(path).read_text("ascii").strip()
+        except (OSError, ValueError):
+            continue
+        if number:
+            break
+    # The number is not for others to see: systemd asks for a digest of it wherever it leaves the machine.
+    digest = hashlib.sha256(f"pairmq\0{host}\0{number}".encode(errors="surrogateescape")).hexdigest()[:12]
+    plain = re.sub(r"[^A-Za-z0-9.]+", "-", host.partition(".")[0])[:24].strip("-.") or "host"
+    return plain, f"{plain}-{digest}"

@@ -1,0 +1,153 @@
+"""Commands that say whether the backlog is empty ask every process's queues (SPEC 13.2)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from pairmq import Entity, Message, Pair, PairOptions
+from pairmq.plugins import registry
+
+pytestmark = pytest.mark.timeout(180)
+
+
+async def _diverted(primary: str, secondary: str, count: int, options: PairOptions) -> None:
+    async with Pair.connect(primary, secondary, options=options) as pair:
+        await pair.primary.admin.create(Entity("orders"))
+        pair.force_failover("orders")
+        pair.hold("orders")
+        for number in range(count):
+            await pair.sender("orders").send(Message(b"%d" % number))
+
+
+def divert(brokers: list[str], count: int = 40, *, more: str = "", **options: object) -> None:
+    """Leave messages in the backlog, as a process that has ended."""
+    asyncio.run(_diverted(brokers[1] + more, brokers[3], count, PairOptions(failover_interval=0.0, **options)))
+
+
+async def _deleted(url: str, *paths: str) -> None:
+    async with registry.transport(url) as transport:
+        for path in paths:
+            await transport.admin.delete(Entity(path))
+
+
+def name_of(url: str) -> str:
+    return url.removeprefix("memory://")
+
+
+def test_until_empty_drains_queues_of_senders_with_more_of_them(cli, brokers) -> None:
+    divert(brokers, backlog_queue_count=10)
+    ended = cli("syphon", "--until-empty", "--backlog-queues", "3", *brokers)
+    assert ended.status == 0
+    assert "moved 40 messages; the backlog is empty" in ended.err
+    assert "backlog_queue_count is 3 here and 10 in another process" in ended.err
+
+
+def test_until_empty_drains_queues_that_an_earlier_release_left(cli, brokers) -> None:
+    divert(brokers, backlog_queue_count=10)
+    asyncio.run(_deleted(brokers[3], f"{name_of(brokers[1])}/x-pairmq-record"))
+    ended = cli("syphon", "--until-empty", "--backlog-queues", "1", *brokers)
+    assert (ended.status, "moved 40 messages; the backlog is empty" in ended.err) == (0, True)
+
+
+@pytest.mark.parametrize("with_record", [True, False])
+def test_until_empty_names_queues_of_another_name(cli, brokers, with_record: bool) -> None:
+    divert(brokers, 5, more="?name=other", backlog_queue_count=1)
+    if not with_record:
+        asyncio.run(_deleted(brokers[3], "other/x-pairmq-record"))
+    ended = cli("syphon", "--until-empty", "--json", *brokers)
+    assert ended.status == 1
+    assert "the backlog is empty" not in ended.err
+    assert "other/x-servicebus-transfer/0 holds 5 messages" in ended.err
+    assert json.loads(ended.out.splitlines()[-1])["stranded"] == {"other/x-servicebus-transfer/0": 5}
+
+
+def test_until_empty_leaves_another_primarys_backlog_out(cli, brokers) -> None:
+    divert(["", "memory://another-primary", "", brokers[3]], 5)
+    ended = cli("syphon", "--until-empty", *brokers)
+    assert (ended.status, "the backlog is empty" in ended.err) == (0, True)
+
+
+def test_status_counts_queues_beyond_its_options(cli, brokers) -> None:
+    divert(brokers, backlog_queue_count=10)
+    seen = json.loads(cli("status", "--json", "--backlog-queues", "1", *brokers).out)
+    assert (seen["ok"], seen["backlog"]["pending"], len(seen["backlog"]["queues"])) == (True, 40, 10)
+    shown = cli("status", "--backlog-queues", "1", *brokers).out
+    assert "x-servicebus-transfer/{0…9}" in shown
+    assert "10 in another" in shown
+
+
+def test_status_fails_where_messages_wait_in_queues_that_are_not_drained(cli, brokers) -> None:
+    divert(brokers, 5, backlog_queue_count=1, backlog_name_template="theirs-{index}")
+    ended = cli("status", *brokers)
+    assert ended.status == 1
+    assert "theirs-0 holds 5 messages" in " ".join(ended.out.split())
+
+
+def test_status_says_what_missing_queues_mean(cli, brokers) -> None:
+    shown = " ".join(cli("status", *brokers).out.split())
+    assert "10 backlog queues to be made: by a program that opens the pair" in shown
+
+
+def test_the_doctor_names_what_differs_and_what_is_stranded(cli, brokers) -> None:
+    divert(brokers, backlog_queue_count=10)
+    ended = cli("doctor", "--backlog-queues", "1", *brokers)
+    assert ended.status == 0
+    assert "warn  processes of the pair: backlog_queue_count is 1 here and 10 in another process" in ended.out
+    divert(brokers, 5, more="?name=other", backlog_queue_count=1)
+    ended = cli("doctor", *brokers)
+    assert ended.status == 1
+    assert "FAIL  stranded messages: other/x-servicebus-transfer/0 holds 5 messages" in ended.out
+
+
+def test_the_doctor_fails_queues_that_were_deleted(cli, brokers) -> None:
+    divert(brokers, 0, backlog_queue_count=2)
+    asyncio.run(_deleted(brokers[3], f"{name_of(brokers[1])}/x-servicebus-transfer/0"))
+    ended = cli("doctor", "--backlog-queues", "2", *brokers)
+    assert ended.status == 1
+    assert "FAIL  backlog queues: 1 queue of 2 missing" in ended.out
+
+
+def test_the_doctor_is_content_with_processes_that_agree(cli, brokers) -> None:
+    assert "ok    processes of the pair: none of this release has opened it so far" in cli("doctor", *brokers).out
+    divert(brokers, 0)
+    assert "ok    processes of the pair: those seen so far have these settings" in cli("doctor", *brokers).out
+
+
+def test_another_primary_of_the_same_name_is_refused_by_every_command(cli, brokers) -> None:
+    divert(brokers, 3)
+    other = ["--primary", f"memory://elsewhere?name={name_of(brokers[1])}", *brokers[2:]]
+    for command in (["syphon", "--until-empty"], ["backlog", "list"], ["backlog", "purge", "--yes"]):
+        ended = cli(*command, *other)
+        assert ended.status not in (0,), command
+        assert "another primary" in ended.err, command
+    assert "FAIL  processes of the pair: " in cli("doctor", *other).out
+    assert cli("status", *other).status == 1
+    assert json.loads(cli("backlog", "list", "--json", *brokers).out)["pending"] == 3
+
+
+def test_adopting_lets_a_primary_that_moved_be_paired_again(cli, brokers) -> None:
+    divert(brokers, 0)
+    moved = ["--primary", f"memory://moved?name={name_of(brokers[1])}", *brokers[2:]]
+    assert cli("syphon", "--until-empty", *moved).status != 0
+    assert cli("backlog", "adopt", *moved).status == 0
+    assert cli("syphon", "--until-empty", *moved).status == 0
+
+
+def test_adopting_forgets_a_larger_number_of_queues(cli, brokers) -> None:
+    divert(brokers, 0, backlog_queue_count=10)
+    few = ["--backlog-queues", "3", *brokers]
+    assert "10 in another process" in cli("doctor", *few).out
+    assert cli("backlog", "adopt", *few).status == 0
+    assert "10 in another process" not in cli("doctor", *few).out
+
+
+def test_the_backlog_commands_look_at_queues_beyond_their_options(cli, brokers) -> None:
+    divert(brokers, backlog_queue_count=10)
+    few = ["--backlog-queues", "1", *brokers]
+    listed = json.loads(cli("backlog", "list", "--json", *few).out)
+    assert (listed["pending"], len(listed["queues"])) == (40, 10)
+    assert len(cli("backlog", "peek", "-n", "100", "--json", *few).out.splitlines()) == 40
+    assert json.loads(cli("backlog", "purge", "--yes", "--json", *few).out)["deleted"] == 40

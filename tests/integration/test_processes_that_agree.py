@@ -1,0 +1,70 @@
+"""The pair's record on each real product: one process diverts to more queues than the other knows (SPEC 13)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from pairmq import ConfigurationError, Entity, Message, Pair, PairOptions
+from pairmq.model import Source
+from pairmq.model.events import Event, Warned
+from pairmq.plugins import registry
+from pairmq_rabbitmq.testing import RabbitServer
+from pairmq_redis.testing import RedisServer
+from pairmq_servicebus.testing import ServiceBusServer
+
+pytestmark = [pytest.mark.real_server, pytest.mark.timeout(300)]
+
+MESSAGES = 20
+
+
+@pytest.fixture(params=["redis", "rabbitmq", "servicebus", "sqlite"])
+def secondary(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a fresh secondary."""
+    with ExitStack() as stack:
+        match request.param:
+            case "redis":
+                yield stack.enter_context(RedisServer()).url
+            case "rabbitmq":
+                yield stack.enter_context(RabbitServer()).url
+            case "servicebus":
+                yield stack.enter_context(ServiceBusServer(durable=False)).url
+            case _:
+                yield f"sqlite://{tmp_path}/backlog.db"
+
+
+async def until(seconds: float, primary: str, count: int) -> None:
+    async with asyncio.timeout(seconds), registry.transport(primary) as east:
+        while (await east.admin.counts(Source(Entity("orders")))).pending < count:
+            await asyncio.sleep(0.1)
+
+
+async def test_a_syphon_drains_queues_that_only_another_process_knows(secondary: str) -> None:
+    primary = f"memory://agree-{abs(hash(secondary))}"
+    options = PairOptions(failover_interval=0.0, backlog_queue_count=5, syphon_receive_wait=1.0)
+    async with Pair.connect(primary, secondary, options=options) as pair:
+        await pair.primary.admin.create(Entity("orders"))
+        pair.hold("orders")
+        for number in range(MESSAGES):
+            await pair.sender("orders").send(Message(b"", message_id=f"m{number}"))
+    few = PairOptions(failover_interval=0.0, backlog_queue_count=1, syphon_receive_wait=1.0, enable_syphon=True)
+    warned: list[Event] = []
+    pair = Pair.connect(primary, secondary, options=few)
+    pair.subscribe(lambda event: warned.append(event) if isinstance(event, Warned) else None)
+    async with pair:
+        await until(60, primary, MESSAGES)
+        agreement = await pair.agreement(timeout=10)
+        assert [len(pair.backlog_queues), len(agreement.found), agreement.strays] == [5, 4, ()]
+    assert any("backlog_queue_count is 1 here and 5" in str(event) for event in warned)
+    # Looking is repeatable: a record is not used up by being read.
+    async with Pair.connect(primary, secondary, options=few) as again:
+        for _ in range(3):
+            assert len((await again.agreement(timeout=10)).record.configurations) == 2
+    name = primary.removeprefix("memory://")
+    with pytest.raises(ConfigurationError, match="another primary"):
+        async with Pair.connect(f"memory://elsewhere?name={name}", secondary, options=few):
+            pass
