@@ -8,10 +8,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from pairmq import PairOptions
 from pairmq.cli._backlog_counts import Depth, Depths
 from pairmq.cli._status import _watched
 from pairmq.cli._status_look import BrokerLook, Look
+from pairmq.core.record import Configuration
 from pairmq.model import Entity
+from pairmq.pair import Agreement
 from pairmq.testing.servers import free_port
 from pairmq.transport import QueueCounts
 from pairmq_rabbitmq._transport import CAPABILITIES, RabbitTransport
@@ -261,13 +264,16 @@ def test_the_doctor_warns_of_a_secondary_that_may_lose_what_it_confirmed(cli, pr
     assert "warn  secondary keeps: maxmemory-policy is allkeys-lru" in ended.out
 
 
+AGREED = Agreement(Configuration("east", ("east",), PairOptions().backlog_name_template, 40, "none"))
+
+
 def look_at(counts: dict[int, QueueCounts | None]) -> Look:
     """A look at a pair of well brokers with 40 backlog queues."""
     queues = (
         Depth(Entity(f"east/x-servicebus-transfer/{index}"), counts.get(index, QueueCounts())) for index in range(40)
     )
     well = BrokerLook("redis://10.0.0.1:6379/0", 0.001, None)
-    return Look(well, well, (), Depths(tuple(queues)))
+    return Look(well, well, (), Depths(tuple(queues)), AGREED)
 
 
 def shown_on(height: int, seen: Look) -> list[str]:

@@ -557,6 +557,7 @@ async def test_a_delivery_of_an_ended_lock_completes_nothing_in_a_batch(transpor
     assert (await transport.admin.counts(Source(queue))).pending == 3
 
 
+@pytest.mark.real_server
 async def test_a_wait_that_nothing_else_would_end_in_time_is_ended_by_a_ping(
     redis_server: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,7 @@ get_pair().subscribe(lambda event: print(type(event).__name__, flush=True))
     assert program(text)[-1] == "PairEnded"
 
 
+@pytest.mark.real_server
 def test_wrong_settings_are_found_by_the_check_of_django_and_answered(program):
     text = """
 from django.core.checks import run_checks
@@ -135,6 +136,7 @@ print(run_checks())
     assert program(text) == ["['pairmq.E001'] 503"] * 6 + ["[]"]
 
 
+@pytest.mark.real_server
 def test_no_answer_holds_a_password(program):
     text = """
 given = {**GIVEN, "PRIMARY": "redis://user:hunter2@127.0.0.1:1/0", "SECONDARY": "redis://user:hunter2@127.0.0.1:2/0"}
@@ -157,6 +159,7 @@ print(get_pair().options.failover_interval)
     assert program(text) == ["False 7.0", "0.0"]
 
 
+@pytest.mark.real_server
 def test_a_fork_while_another_thread_opens_the_pair_leaves_a_child_that_works(program):
     text = """
 import signal

@@ -33,6 +33,7 @@ from pairmq.model import EntityKind
 from pairmq.runner import Agreement, find_agreement
 
 _AGREED = 60.0  # s for which what is known of other processes is shown again
+_NARROW = 72  # characters of a remark that fit one line of the narrowest usual screen
 
 _EPILOG = examples(
     "pairmq status --config pair.toml",
@@ -126,6 +127,7 @@ def _watched(seen: Look, height: int | None) -> RenderableType:
         return Group(clock, _picture(seen))
     # Clock, both brokers, the queues' title, head, sum and the lines about what is not shown.
     others = 16 + (len(seen.entities) + 3 if seen.entities else 0)
+    others += sum(1 + len(text) // _NARROW for text in _remarks(seen))
     return Group(clock, _picture(seen, queues=max(3, height - others)))
 
 
@@ -151,10 +153,13 @@ def _picture(seen: Look, *, queues: int | None = None) -> RenderableType:
     error = seen.backlog.error
     if error is not None and seen.secondary.error is None:
         parts.append(Text(printable(error), FAIL))
-    if seen.secondary.error is None:
-        parts += [Text(printable(text), WARN) for text in agreement_lines(seen.agreement)]
-        parts += [Text(text, WARN) for text in _missing(seen)]
+    parts += [Text(printable(text), WARN) for text in _remarks(seen)]
     return Group(*parts)
+
+
+def _remarks(seen: Look) -> list[str]:
+    """What stands below the tables: where processes differ, and which queues are missing."""
+    return [] if seen.secondary.error is not None else [*agreement_lines(seen.agreement), *_missing(seen)]
 
 
 def _missing(seen: Look) -> list[str]:

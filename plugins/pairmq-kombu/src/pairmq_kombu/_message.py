@@ -32,7 +32,7 @@ _NOT_CARRIED = frozenset(
         *("BCC", "CC", "application-properties", "application-property-types", "content-encoding", "content-type"),
         *("correlation-id", "group-id", "message-id", "reply-to", "reply-to-group-id", "subject", "to", "ttl"),
         *("x-acquired-count", "x-dead-letter-description", "x-dead-letter-reason", "x-death", "x-delivery-count"),
-        *("x-opt-partition-key", "x-opt-scheduled-enqueue-time", "x-unreadable-header"),
+        *("x-opt-partition-key", "x-opt-priority", "x-opt-scheduled-enqueue-time", "x-unreadable-header"),
     )
 )
 _NOT_CARRIED_PREFIXES = ("amqp.", "x-first-death-", "x-last-death-", "x-ms-", "x-pairmq-")
