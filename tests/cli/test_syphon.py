@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -172,8 +173,12 @@ def test_an_outage_of_the_secondary_is_a_line_when_it_begins_and_one_when_it_is_
     first, second = servers
     service = program("syphon", "--attempt-timeout", "5s", "--primary", first.url, "--secondary", second.url)
     service.wait_for(b"syphon: ")
+    ends_at = time.monotonic() + 100
+    while "x-pairmq-record" not in str(second.command("KEYS", "*")):  # before it has looked there it moves nothing
+        assert time.monotonic() < ends_at, "it has not written the record"
+        time.sleep(0.05)
     second.kill()
-    service.wait_for(b"trying again")
+    service.wait_for(b"trying again", 100)
     second.start()
     service.wait_for(b"the secondary answers again, after ", 90)
     service.signal(signal.SIGTERM)

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from pairmq import Entity
+from pairmq.sync import Pair
+
 TEXT = (Path(__file__).parents[2] / "docs/how-to/use-without-asyncio.md").read_text()
 FIRST, FORKING = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
@@ -48,4 +51,6 @@ def test_the_first_program_runs_as_it_is_printed(processes):
 
 @pytest.mark.real_server
 def test_the_program_that_forks_runs_as_it_is_printed(processes):
+    with Pair.connect(*(server.url for server in processes)) as pair:
+        pair.primary.admin.create(Entity("orders"))
     assert run(processes, FORKING + IN_CHILDREN) == "30\n"

@@ -133,13 +133,12 @@ def demo(
                 attempt_timeout=2.0 if products is None else 5.0,
                 syphon_batch=20,
                 syphon_max_rate=plan.drain_rate,
-                # Names of its own: it must not touch what another program has diverted.
-                backlog_name_template="{primary}/x-servicebus-transfer/{index}"
-                if own
-                else f"{{primary}}/pairmq-demo-{run_id}/{{index}}",
             )
+            # A name of its own: it must not touch what another program has diverted, nor the record of its pair.
+            primary = urls[0] if own else _named(urls[0], f"pairmq-demo-{run_id}")
             return DemoRun(
-                *urls,
+                primary,
+                urls[1],
                 options,
                 entities,
                 plan,
@@ -169,6 +168,13 @@ def demo(
             status = run_async(made(urls, _control(urls[0])).run, graceful=True)
     # The journal is closed by now, and whole.
     return status if report is None else report.make(status)
+
+
+def _named(url: str, name: str) -> str:
+    """Give the broker of a URL another name."""
+    address, _, options = url.partition("?")
+    kept = [option for option in options.split("&") if option and not option.startswith("name=")]
+    return f"{address}?{'&'.join([*kept, f'name={name}'])}"
 
 
 def _control(url: str) -> BrokerControl | None:

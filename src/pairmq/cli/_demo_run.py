@@ -22,7 +22,7 @@ from pairmq.cli._errors import CommandFailed
 from pairmq.cli._output import note, put_json, stderr_console, stdout_console
 from pairmq.cli._signals import Stop
 from pairmq.cli._values import short_duration
-from pairmq.core import PairOptions
+from pairmq.core import RECORD_QUEUE, PairOptions
 from pairmq.model import Entity, EntityState, Message, PairMQError, SendError, SendRefused, Source, TransportError
 from pairmq.pair import Pair, PairSender
 from pairmq.runner import Clock
@@ -357,7 +357,8 @@ class DemoRun:
         with contextlib.suppress(TransportError):
             for entity in self._made:
                 await within(5.0, self._consumer.transport.admin.delete(entity))
-            for queue in self._pair.backlog_queues:
+            record = Entity(f"{self._pair.primary.endpoint.name}/{RECORD_QUEUE}")
+            for queue in (*self._pair.backlog_queues, record):
                 await within(5.0, self._secondary.admin.delete(queue))
 
     # The picture.

@@ -35,8 +35,8 @@ class RecordingTransport(Transport):
     """
 
     def __init__(self, inner: Transport, side: str, ledger: Ledger) -> None:
-        # Each client reaches its brokers by ways of its own, which would make the pair of each another one by its name.
-        super().__init__(replace(inner.endpoint, name=side))
+        # Each client reaches its brokers through proxies of its own, whose addresses would make each pair another one.
+        super().__init__(replace(inner.endpoint, name=side, identity=("chaos", side), scope=""))
         self._inner = inner
         self.side = side
         self.ledger = ledger
