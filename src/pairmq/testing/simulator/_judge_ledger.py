@@ -178,6 +178,8 @@ def _other_queue(facts: Facts, sent: Sent) -> Iterator[Violation]:
             continue
         if not facts.has_queue(another.life, another.tick):
             continue  # it was the trial of a queue (SPEC 5.5)
+        if told.reason == "not-found" and facts.was_made(one.entity, one.at, another.at):
+            continue
         if not any((one.end_tick or 0) < tick < another.tick for tick in facts.returns[one.life, one.entity.path]):
             text = f"{one.entity} did not take {sent.number} ({told}), and was tried again"
             yield Violation(Verdict.STATE, another.at, text, sent.number)
