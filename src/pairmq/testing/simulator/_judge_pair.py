@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pairmq.core import RECORD_QUEUE, PairOptions
 from pairmq.model import Entity, EntityState
 from pairmq.model.events import Cause, PingCompleted, RotationChanged, StateChanged
-from pairmq.runner._record import LOOK_INTERVAL
+from pairmq.runner import LOOK_INTERVAL
 from pairmq.testing.simulator._facts import Facts
 from pairmq.testing.simulator._history import Attempt, Copy, Life, Note, Result, Sent
 from pairmq.testing.simulator._judge_order import order_judged

@@ -97,7 +97,9 @@ class Report:
         ]
         there, back = setup.latency
         lines += [f"  to the primary and back: {there:g} s; to the secondary: {back:g} s; jitter {setup.jitter:.0%}"]
-        limits = f"  largest message: {setup.most_bytes[0]} bytes at the primary, {setup.most_bytes[1]} at the secondary"
+        limits = (
+            f"  largest message: {setup.most_bytes[0]} bytes at the primary, {setup.most_bytes[1]} at the secondary"
+        )
         lacks = " and no ".join(name.replace("_", "-") for name in setup.primary_lacks)
         lines += [limits + (f"; the primary keeps no {lacks}" if lacks else ""), "", "violations:"]
         lines += [f"  {violation}" for violation in self.violations[:most]]

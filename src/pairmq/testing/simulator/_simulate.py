@@ -147,10 +147,10 @@ class _Shrinker:
 
     def _make_plain(self) -> None:
         """Take back, one by one, what sets this scenario's setup apart, and make its bursts small."""
+        plain: dict[str, Any] = {each.name: each.default for each in fields(Setup)}
         for name in ("latency", "jitter", "most_bytes", "primary_lacks"):
-            plain = next(each.default for each in fields(Setup) if each.name == name)
-            if getattr(self._best.setup, name) != plain:
-                self._fails(replace(self._best, setup=replace(self._best.setup, **{name: plain})))
+            if getattr(self._best.setup, name) != plain[name]:
+                self._fails(replace(self._best, setup=replace(self._best.setup, **{name: plain[name]})))
         for index in range(len(self._best.setup.processes)):
             for name in self._best.setup.processes[index].own_options:
                 plans = list(self._best.setup.processes)

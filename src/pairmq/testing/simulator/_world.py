@@ -14,7 +14,7 @@ from typing import Any
 from pairmq.core import RECORD_QUEUE, Diversion, divert
 from pairmq.model import Entity, EntityKind, EntityState, Message
 from pairmq.pair import Pair
-from pairmq.runner._record import LOOK_INTERVAL
+from pairmq.runner import LOOK_INTERVAL
 from pairmq.testing._loop import WALL_EPOCH
 from pairmq.testing.simulator._broker import Queue
 from pairmq.testing.simulator._history import History
