@@ -441,6 +441,19 @@ def test_a_change_of_health_makes_no_backlog_clean(after, complaints):
     assert len(book.verdicts()) == complaints, book.verdicts()
 
 
+@pytest.mark.parametrize("error", ["BacklogUnavailable", "PrimaryUnavailable"])
+@pytest.mark.parametrize(("faulty", "complaints"), [(True, 0), (False, 1)])
+def test_a_send_is_refused_only_while_something_is_wrong(error, faulty, complaints):
+    book = Book()
+    if faulty:
+        book.stroke("refuse", 60.0, broker="primary")
+    sent = book.send(timeout=30.0)
+    book.at += 29.9
+    book.end(sent, Result.REFUSED)
+    sent.error = error
+    assert len(book.verdicts()) == complaints, book.verdicts()
+
+
 def test_every_verdict_has_a_story():
     assert {verdict for verdict, _ in WRONG} == set(Verdict)
 
