@@ -215,6 +215,12 @@ SENDS = (
         '            ("time_to_live", True),',
     ),
     Mutant(
+        "a blip that is over before the interval leaves its timer running",
+        "src/pairmq/core/_transitions.py",
+        "        _S.ACCEPTED: Row(UP, (Do.COUNT_SENT, Do.STOP_INTERVAL), Cause.SEND_SUCCEEDED),",
+        "        _S.ACCEPTED: Row(UP, (Do.COUNT_SENT,), Cause.SEND_SUCCEEDED),",
+    ),
+    Mutant(
         "a ping has half a second, however far the primary is",
         "src/pairmq/core/machine.py",
         "self._ping_ends_at = now + self._options.ping_timeout",
