@@ -207,7 +207,37 @@ SENDS = (
         "src/pairmq/transport/_transport.py",
         '            ("scheduled_enqueue_at", capabilities.scheduling),',
         '            ("scheduled_enqueue_at", True),',
-        tests=("tests/runner/test_sizes.py",),
+    ),
+    Mutant(
+        "a disclaimed time-to-live is accepted by the backlog",
+        "src/pairmq/transport/_transport.py",
+        '            ("time_to_live", capabilities.time_to_live),',
+        '            ("time_to_live", True),',
+    ),
+    Mutant(
+        "a blip that is over before the interval leaves its timer running",
+        "src/pairmq/core/_transitions.py",
+        "        _S.ACCEPTED: Row(UP, (Do.COUNT_SENT, Do.STOP_INTERVAL), Cause.SEND_SUCCEEDED),",
+        "        _S.ACCEPTED: Row(UP, (Do.COUNT_SENT,), Cause.SEND_SUCCEEDED),",
+    ),
+    Mutant(
+        "a ping has half a second, however far the primary is",
+        "src/pairmq/core/machine.py",
+        "self._ping_ends_at = now + self._options.ping_timeout",
+        "self._ping_ends_at = now + min(0.5, self._options.ping_timeout)",
+    ),
+    Mutant(
+        "of very many time limits that are reached together some are forgotten",
+        "src/pairmq/runner/_limits.py",
+        "        self._arm()\n        self._last_turn = (now",
+        "        self._keep([entry for entry in limits if entry[2].reached or self._reached_at(entry) > now])\n"
+        "        self._arm()\n        self._last_turn = (now",
+    ),
+    Mutant(
+        "a client stays connected to a broker whose role has moved",
+        "src/pairmq/testing/simulator/_network.py",
+        "        connection.demoted = False\n",
+        "        connection.demoted = True\n",
     ),
     Mutant(
         "a send may last longer than its deadline",

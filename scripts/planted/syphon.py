@@ -24,7 +24,18 @@ SYPHON = (
         "src/pairmq/runner/_syphon.py",
         "        if queue in self._backlog.others or queue in self._backlog.entities:\n            return\n",
         "        return\n",
-        tests=("tests/runner/test_record.py",),
+    ),
+    Mutant(
+        "the syphon drains no queues of another template",
+        "src/pairmq/core/record.py",
+        '            and (each.template == own.template or "{primary}" in each.template)\n',
+        "            and each.template == own.template\n",
+    ),
+    Mutant(
+        "only the first that sees the secondary emptied makes its queues again",
+        "src/pairmq/runner/_record.py",
+        "            if self._written:\n                if made:\n",
+        "            if self._written and made:\n                if made:\n",
     ),
     Mutant(
         "an entity is healthy while queues of another process hold its messages",

@@ -260,6 +260,19 @@ async def test_an_emptied_secondary_is_reported_and_has_its_queues_again(process
 
 
 @in_virtual_time
+async def test_every_process_makes_its_queues_again_when_another_one_was_first_to_see_them_gone(processes):
+    async with processes.process(enable_syphon=True, backlog_queue_count=1):
+        await settled()  # so that it looks first, each time
+        async with processes.process(backlog_queue_count=3):
+            await settled()
+            names = {entity.path for entity in processes.west.queues}
+            processes.west.queues.clear()
+            await settled(2 * LOOK_INTERVAL)
+            assert {entity.path for entity in processes.west.queues} == names
+            assert len(names) == 4
+
+
+@in_virtual_time
 async def test_processes_that_start_at_once_lose_nothing_of_each_other(processes):
     await make_entities(processes.east, ["orders"])
 

@@ -12,7 +12,7 @@ from history_by_hand import AWAY, ORDERS, OTHER, QUEUE, REFUSED, Book
 from pairmq.core import Diversion, divert
 from pairmq.model import Message
 from pairmq.model.events import Cause, RotationChanged, SendCompleted, SendOutcome
-from pairmq.testing.simulator import Verdict
+from pairmq.testing.simulator import ProcessPlan, Verdict
 from pairmq.testing.simulator._broker import instant
 from pairmq.testing.simulator._history import (
     CUT,
@@ -41,6 +41,16 @@ def brought_home(book: Book, number: int = 1) -> tuple[Sent, Copy]:
     book.write(sent, by="s/1")
     book.gone(copy)
     return sent, copy
+
+
+def drained_over_anothers(book: Book, *, after: float) -> None:
+    """A syphon with one queue calls the backlog empty while another process's second queue holds a message."""
+    book.setup(processes=(ProcessPlan("a"), ProcessPlan("s", syphon=True, backlog_queue_count=1)))
+    sent = book.send()
+    book.write(sent, to=OTHER)
+    book.end(sent, Result.BACKLOG, queue=OTHER)
+    book.at += after
+    book.change("s/1", "draining", "healthy", Cause.DRAINED)
 
 
 # What is as it should be.
@@ -351,6 +361,20 @@ def the_same_queue_again(book: Book) -> None:
     book.end(sent, Result.BACKLOG, queue=QUEUE)
 
 
+def in_the_backlog_and_never_to_fit(book: Book) -> None:
+    book.setup(primary_lacks=("time_to_live",))
+    diverted(book, time_to_live=5.0)
+
+
+def in_the_backlog_and_too_large(book: Book) -> None:
+    book.setup(most_bytes=(5, 100))
+    diverted(book)
+
+
+def drained_over_a_message_of_another_process(book: Book) -> None:
+    drained_over_anothers(book, after=200.0)
+
+
 def crashed(book: Book) -> None:
     book.history.crashes.append((1.0, "a task raised AssertionError"))
 
@@ -393,6 +417,9 @@ WRONG: list[tuple[Verdict, Callable[[Book], None]]] = [
     (Verdict.STATE, clean_from_the_start),
     (Verdict.STATE, drained_over_a_message),
     (Verdict.STATE, the_same_queue_again),
+    (Verdict.STATE, in_the_backlog_and_never_to_fit),
+    (Verdict.STATE, in_the_backlog_and_too_large),
+    (Verdict.STATE, drained_over_a_message_of_another_process),
     (Verdict.CRASH, crashed),
 ]
 
@@ -414,11 +441,57 @@ def test_a_change_of_health_makes_no_backlog_clean(after, complaints):
     assert len(book.verdicts()) == complaints, book.verdicts()
 
 
+@pytest.mark.parametrize("error", ["BacklogUnavailable", "PrimaryUnavailable"])
+@pytest.mark.parametrize(("faulty", "complaints"), [(True, 0), (False, 1)])
+def test_a_send_is_refused_only_while_something_is_wrong(error, faulty, complaints):
+    book = Book()
+    if faulty:
+        book.stroke("refuse", 60.0, broker="primary")
+    sent = book.send(timeout=30.0)
+    book.at += 29.9
+    book.end(sent, Result.REFUSED)
+    sent.error = error
+    assert len(book.verdicts()) == complaints, book.verdicts()
+
+
 def test_every_verdict_has_a_story():
     assert {verdict for verdict, _ in WRONG} == set(Verdict)
 
 
 # The same facts with an excuse.
+
+
+def test_a_look_at_the_record_a_minute_ago_excuses_what_another_process_has_diverted_since():
+    book = Book()
+    drained_over_anothers(book, after=50.0)
+    assert book.verdicts() == []
+
+
+def test_an_emptied_secondary_excuses_what_is_not_known_of_another_process():
+    book = Book()
+    book.history.emptied.append(book.at)
+    drained_over_anothers(book, after=200.0)
+    assert book.verdicts() == []
+
+
+def test_a_queue_that_was_made_again_may_be_tried_again():
+    book = Book()
+    sent = book.send()
+    book.history.gaps.append(Gap(50.0, "secondary", QUEUE, until=book.at + 0.25))
+    book.write(sent, REFUSED, to=QUEUE)
+    book.write(sent, to=QUEUE)
+    book.end(sent, Result.BACKLOG, queue=QUEUE)
+    assert book.verdicts() == []
+    book.history.gaps.clear()
+    assert len(book.verdicts()) == 1
+
+
+def test_a_role_that_moved_excuses_another_delivery():
+    book = Book()
+    _, copy = diverted(book)
+    book.history.reconnects.append((book.tick(), "s/1", "secondary"))
+    book.hand(copy)
+    assert book.verdicts() == []
 
 
 def test_a_fault_excuses_the_order():

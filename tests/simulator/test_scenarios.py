@@ -9,9 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pairmq.runner import _sizes
 from pairmq.runner._job import Endings
-from pairmq.testing.simulator import FAULT_KINDS, Scenario, Settings, replay, scenario_of, shrink
-from pairmq.testing.simulator._scenario import CONDITIONS, entity_of
+from pairmq.testing.simulator import (
+    FAULT_KINDS,
+    Fault,
+    ProcessPlan,
+    Scenario,
+    SenderPlan,
+    Settings,
+    Setup,
+    Shipment,
+    replay,
+    scenario_of,
+    shrink,
+)
+from pairmq.testing.simulator._scenario import BLIPS, CONDITIONS, LACKS, entity_of
 
 
 @settings(max_examples=30, deadline=None)
@@ -65,6 +78,97 @@ def test_seeds_vary_the_options():
     assert {sum(process.syphon for process in setup.processes) for setup in setups} == {1, 2}
     # Some syphons work for others only.
     assert any({each.name for each in s.processes} - {each.process for each in s.senders} for s in setups)
+
+
+def test_seeds_vary_what_sets_processes_and_brokers_apart():
+    setups = [scenario_of(Settings(seed=seed, hours=0)).setup for seed in range(60)]
+    differing = [plan for setup in setups for plan in setup.processes if plan.own_options]
+    assert {plan.syphon for plan in differing if plan.backlog_queue_count} == {False, True}
+    assert any(plan.backlog_name_template for plan in differing)
+    assert any(setup.latency[0] > 0.5 for setup in setups)
+    assert any(setup.latency[1] > 0.5 for setup in setups)
+    assert any(setup.jitter for setup in setups)
+    assert {name for setup in setups for name in setup.primary_lacks} == {*LACKS}
+    assert any(setup.most_bytes[0] < setup.most_bytes[1] for setup in setups)
+    for setup in setups:
+        # The time limits fit the distance: else nothing would ever be confirmed.
+        assert setup.options["attempt_timeout"] > 2 * max(setup.latency) * (1 + setup.jitter)
+
+
+def test_blips_are_shorter_than_the_timers_and_of_one_broker_or_both():
+    blips = [fault for fault in scenario_of(Settings(seed=3, hours=10)).faults if fault.kind in BLIPS]
+    assert {fault.kind for fault in blips} == {*BLIPS}
+    assert {fault.broker for fault in blips} == {"", "primary", "secondary"}
+    assert all(0.1 <= fault.duration <= 0.7 for fault in blips)
+
+
+def test_now_and_then_hundreds_of_sends_come_at_once():
+    traffic = scenario_of(Settings(seed=3, hours=5)).traffic
+    bursts = [shipment for shipment in traffic if shipment.count >= 150]
+    assert 1 <= len(bursts) <= 20
+    assert not any(shipment.together for shipment in bursts)
+
+
+def test_a_scenario_of_an_earlier_release_is_read():
+    data = json.loads(scenario_of(Settings(hours=0.1)).to_json())
+    for name in ("jitter", "primary_lacks"):
+        del data["setup"][name]
+    for process in data["setup"]["processes"]:
+        del process["backlog_queue_count"], process["backlog_name_template"]
+    setup = Scenario.from_json(json.dumps(data)).setup
+    assert (setup.jitter, setup.primary_lacks) == (0.0, ())
+    assert not any(plan.own_options for plan in setup.processes)
+
+
+@pytest.mark.parametrize(("name", "value"), [("jitter", 2.0), ("primary_lacks", ["topics"])])
+def test_a_setup_that_no_world_has_is_refused(name, value):
+    data = json.loads(scenario_of(Settings(hours=0.1)).to_json())
+    data["setup"][name] = value
+    with pytest.raises(ValueError, match="primary_lacks"):
+        Scenario.from_json(json.dumps(data))
+
+
+def test_a_failing_scenario_loses_what_sets_it_apart_and_does_not_matter(monkeypatch):
+    """A bug is planted: no time-to-live comes home."""
+    monkeypatch.setattr(_sizes.MessageLimits, "of_primary", lambda *arguments: None)
+    setup = Setup(
+        (ProcessPlan("a"), ProcessPlan("s", syphon=True, backlog_queue_count=1)),
+        (SenderPlan("a1", "a", "orders"),),
+        ("orders",),
+        {"backlog_queue_count": 3, "failover_interval": 0.0, "attempt_timeout": 3.0},
+        latency=(0.6, 0.01),
+        jitter=0.5,
+        primary_lacks=("time_to_live",),
+    )
+    fault = Fault(5.0, "refuse", 20.0, "primary", seed=1)
+    shipments = (Shipment(6.0, "a1", 1), Shipment(8.0, "a1", 2, count=200, fields=("ttl",)))
+    scenario = Scenario(1, 60.0, "safety", setup, (fault,), shipments)
+    small = shrink(scenario)
+    assert not replay(small).ok
+    assert [shipment.count for shipment in small.traffic] == [1]
+    assert small.setup.latency == Setup((), (), ()).latency
+    assert not small.setup.jitter
+    assert not any(plan.own_options for plan in small.setup.processes)
+    assert small.setup.primary_lacks == ("time_to_live",)  # this one matters
+
+
+def test_a_report_says_what_sets_a_scenario_apart(monkeypatch):
+    monkeypatch.setattr(_sizes.MessageLimits, "of_primary", lambda *arguments: None)
+    setup = Setup(
+        (ProcessPlan("a", backlog_queue_count=2),),
+        (SenderPlan("a1", "a", "orders"),),
+        ("orders",),
+        {"failover_interval": 0.0},
+        latency=(0.6, 0.01),
+        primary_lacks=("scheduling",),
+    )
+    fault = Fault(5.0, "refuse", 20.0, "primary", seed=1)
+    shipment = Shipment(8.0, "a1", 1, fields=("schedule",))
+    text = replay(Scenario(1, 60.0, "safety", setup, (fault,), (shipment,))).text()
+    assert "backlog_queue_count = 2 in process a" in text
+    assert "to the primary and back: 0.6 s" in text
+    assert "the primary keeps no scheduling" in text
+    assert "the primary can never hold it: it keeps no schedule" in text
 
 
 def test_entities_are_written_with_their_kind():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pairmq.core import Diversion, divert
@@ -49,6 +50,11 @@ class Book:
             "s/1": Life("s", 1, True, "", 0.0, 0.0, self.tick(), opened_at=0.0),
         }
         self.history.lives.extend(self.lives.values())
+
+    def setup(self, **changes: Any) -> None:
+        """Change who there is, before anything is written."""
+        scenario = self.history.scenario
+        self.history.scenario = replace(scenario, setup=replace(scenario.setup, **changes))
 
     def tick(self) -> int:
         self.at = round(self.at + 0.1, 3)

@@ -293,12 +293,14 @@ class RecordKeeper:
         if own not in record.configurations:
             made = await looker.write(own)
             self._wrote = True
-            if made and self._written:
-                self._warn(
-                    "the secondary has lost the pair's record, and what it held: it was emptied or replaced; the "
-                    "backlog queues are made again",
-                    again=True,
-                )
+            if self._written:
+                if made:
+                    self._warn(
+                        "the secondary has lost the pair's record, and what it held: it was emptied or replaced; the "
+                        "backlog queues are made again",
+                        again=True,
+                    )
+                # Another process may have been the first to see it: the queues of this one are missing all the same.
                 await self._lost()
         elif record.copies >= _COPIES:
             await looker.remove_copies(own)

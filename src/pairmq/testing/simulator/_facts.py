@@ -6,10 +6,11 @@ import bisect
 from collections import defaultdict
 from collections.abc import Iterable
 
+from pairmq.core import RECORD_QUEUE
 from pairmq.model import Entity
 from pairmq.model.events import MessageMoved, PingCompleted, RotationChanged, StateChanged
 from pairmq.testing.simulator._history import Attempt, Copy, History, Life, Note, Sent, Told, Trouble
-from pairmq.testing.simulator._scenario import CONDITIONS, PRIMARY, SECONDARY
+from pairmq.testing.simulator._scenario import BLIPS, CONDITIONS, PRIMARY, SECONDARY
 
 WALLS = 1.5
 """Seconds by which two processes' wall clocks may differ, and a bit."""
@@ -24,7 +25,13 @@ class Facts:
 
     def __init__(self, history: History) -> None:
         self.history = history
-        self.options = {syphon: history.scenario.setup.pair_options(syphon=syphon) for syphon in (False, True)}
+        setup = history.scenario.setup
+        self.options = {syphon: setup.pair_options(syphon=syphon) for syphon in (False, True)}
+        """What the options of all pairs have in common, without a syphon and with one."""
+        self.backlog_queues = setup.backlog_queues()
+        """Of all processes."""
+        self._own_queues = {plan.name: frozenset(setup.backlog_queues(plan)) for plan in setup.processes}
+        self._handed_after = 0.2 + 2 * setup.latency[1]
         self.lives: dict[str, Life] = {life.name: life for life in history.lives}
         self.at_primary: dict[int, list[Copy]] = defaultdict(list)
         self.at_secondary: dict[int, list[Copy]] = defaultdict(list)
@@ -64,9 +71,12 @@ class Facts:
         self._troubles: dict[str, list[Trouble]] = defaultdict(list)
         for trouble in history.troubles:
             self._troubles[trouble.life].append(trouble)
+        self._record_failed_at = sorted(
+            each.at for each in history.troubles if each.broker == SECONDARY and each.path.endswith(RECORD_QUEUE)
+        )
         self._trouble_ticks = {life: [each.tick for each in found] for life, found in self._troubles.items()}
         spans = [
-            (at, at + (fault.duration if fault.kind in CONDITIONS or fault.kind == "broker-kill" else 0.0))
+            (at, at + (fault.duration if fault.kind in (*CONDITIONS, *BLIPS, "broker-kill") else 0.0))
             for at, _, fault in history.strokes
         ]
         self._faulty = _merged([*spans, *history.disturbed])
@@ -87,6 +97,23 @@ class Facts:
         changes = self.queues_left[life]
         at = bisect.bisect_left(changes, (tick, 0))
         return at == 0 or changes[at - 1][1] > 0
+
+    def is_own(self, life: Life, queue: Entity) -> bool:
+        """Whether a backlog queue is in a process's own options."""
+        return queue.path in self._own_queues.get(life.process, self.backlog_queues)
+
+    def is_agreed(self, first: float, last: float) -> bool:
+        """Whether nothing kept processes from writing and reading the pair's record between two instants."""
+        index = bisect.bisect_left(self._record_failed_at, first)
+        failed = index < len(self._record_failed_at) and self._record_failed_at[index] <= last
+        return not failed and not any(first <= at <= last for at in self.history.emptied)
+
+    def was_made(self, queue: Entity, first: float, last: float) -> bool:
+        """Whether a backlog queue that did not exist was made between two instants."""
+        return any(
+            (gap.broker, gap.entity) == (SECONDARY, queue) and gap.until is not None and first <= gap.until <= last
+            for gap in self.history.gaps
+        )
 
     def told(self, copy: Copy) -> Told | None:
         """What the writer of a copy was told; None when it was killed first."""
@@ -147,7 +174,9 @@ class Facts:
         if not mine:
             return True
         # It learns of its lock when the delivery arrives, which is a moment later.
-        return any(mine[-1].tick < tick < attempt.tick and at + 0.2 < attempt.at for tick, at in copy.ran_out)
+        return any(
+            mine[-1].tick < tick < attempt.tick and at + self._handed_after < attempt.at for tick, at in copy.ran_out
+        )
 
     def doubtful(self, sent: Sent, before: int) -> bool:
         """Whether its sender had been told of an attempt in doubt, before a tick."""
@@ -167,10 +196,15 @@ class Facts:
             each.broker == SECONDARY and each.path == path for each in self.troubles(before.life, before.tick, now.tick)
         ):
             return True
+        if any(
+            before.tick <= tick <= now.tick and (name, broker) == (before.life, SECONDARY)
+            for tick, name, broker in self.history.reconnects
+        ):
+            return True
         return any(
             before.tick <= tick <= now.tick
-            and (fault.kind == "broker-kill" or fault.broker == SECONDARY)
-            and fault.kind in ("lock-lost", "broker-kill", "reset", "refuse", "delete")
+            and (fault.kind == "broker-kill" or fault.broker in (SECONDARY, ""))
+            and fault.kind in ("lock-lost", "broker-kill", "reset", "refuse", "blip", "delete")
             for _, tick, fault in self.history.strokes
         )
 

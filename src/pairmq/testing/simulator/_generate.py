@@ -9,6 +9,8 @@ from random import Random
 from typing import Any
 
 from pairmq.testing.simulator._scenario import (
+    BLIPS,
+    LACKS,
     PRIMARY,
     SECONDARY,
     Fault,
@@ -22,6 +24,8 @@ from pairmq.testing.simulator._scenario import (
 
 QUEUES = ("orders", "prices", "stock")
 TOPICS = ("topic:news",)
+
+_OF_A_WHOLE_BROKER = ("refuse", "broker-kill", "reset", "kill", "restart", *BLIPS, "demote", "emptied")
 
 # How often each kind comes, in proportion. The brokers' faults are the bulk; the heavy ones are rare.
 _WEIGHTS = {
@@ -42,6 +46,10 @@ _WEIGHTS = {
     "lock-lost": 5,
     "delete": 2,
     "broker-kill": 5,
+    "blip": 6,
+    "stall": 6,
+    "demote": 4,
+    "emptied": 3,
     "kill": 6,
     "restart": 3,
     "operator": 2,
@@ -49,6 +57,9 @@ _WEIGHTS = {
 }
 
 _SENDS_AROUND_A_FAULT = 7
+_BURSTS = 0.012  # for each fault: about one an hour
+_TEMPLATE = "{primary}/spare/{index}"
+_FAR = ((0.6, 0.01), (0.01, 0.6), (0.6, 0.6))
 
 
 def scenario_of(settings: Settings) -> Scenario:
@@ -96,7 +107,7 @@ def _setup(rng: Random) -> Setup:
         if process.name != "s"
         for number, entity in enumerate((rng.choice(QUEUES), rng.choice(QUEUES), rng.choice(QUEUES + TOPICS)), 1)
     ]
-    return Setup(
+    setup = Setup(
         processes=processes,
         senders=tuple(senders),
         entities=QUEUES + TOPICS,
@@ -107,6 +118,34 @@ def _setup(rng: Random) -> Setup:
         latency=(rng.choice((0.002, 0.01, 0.05)), rng.choice((0.002, 0.01, 0.05))),
         most_bytes=rng.choice(((50_000, 50_000), (50_000, 20_000), (20_000, 50_000))),
     )
+    return _distant(rng, _differing(rng, setup))
+
+
+def _differing(rng: Random, setup: Setup) -> Setup:
+    """Processes with other options than the rest, and a primary that can do less than the secondary."""
+    processes = list(setup.processes)
+    if rng.random() < 0.4:
+        index = rng.randrange(len(processes))
+        count = rng.choice([each for each in (1, 2, 3, 5) if each != setup.options["backlog_queue_count"]])
+        processes[index] = replace(processes[index], backlog_queue_count=count)
+    if rng.random() < 0.15:
+        # A syphon of another template would not know the usual queues for what they are, and they may be forbidden.
+        index = rng.choice([index for index, plan in enumerate(processes) if not plan.syphon] or [0])
+        if not processes[index].syphon:
+            processes[index] = replace(processes[index], backlog_name_template=_TEMPLATE)
+    lacks = tuple(name for name in LACKS if rng.random() < 0.15)
+    return replace(setup, processes=tuple(processes), primary_lacks=lacks)
+
+
+def _distant(rng: Random, setup: Setup) -> Setup:
+    """Brokers that are far away, with time limits that fit."""
+    jitter = rng.choice((0.0, 0.0, 0.5))
+    if rng.random() >= 0.25:
+        return replace(setup, jitter=jitter)
+    options = dict(setup.options)
+    options["attempt_timeout"] = max(3.0, options["attempt_timeout"])
+    options["ping_timeout"] = max(5.0, options["ping_timeout"])
+    return replace(setup, jitter=jitter, latency=rng.choice(_FAR), options=options)
 
 
 def _options(rng: Random) -> dict[str, Any]:
@@ -160,17 +199,19 @@ def _fault(rng: Random, setup: Setup, at: float, kind: str) -> Fault:
     duration = round(math.exp(rng.uniform(math.log(0.3), math.log(longest))), 3)
     broker = rng.choice((PRIMARY, PRIMARY, SECONDARY))
     process = entity = ""
+    if kind in BLIPS:
+        broker, duration = rng.choice(("", "", PRIMARY, SECONDARY)), round(rng.uniform(0.1, 0.7), 3)
     if kind in ("kill", "restart", "operator"):
         broker, process = "", rng.choice(setup.processes).name
         duration = min(duration, 60.0)
     elif kind != "broker-kill" and rng.random() < 0.25:
         process = rng.choice(setup.processes).name
-    if kind == "forge":
+    if kind in ("forge", "emptied"):
         process = ""
-    if kind in ("lock-lost", "forge"):
+    if kind in ("lock-lost", "forge", "emptied"):
         broker = SECONDARY
     if kind in ("lock-lost", "forge", "delete", "queue-out", "operator") or (
-        kind not in ("refuse", "broker-kill", "reset", "kill", "restart") and rng.random() < 0.25
+        kind not in _OF_A_WHOLE_BROKER and rng.random() < 0.25
     ):
         entity = _entity(rng, setup, broker)
     share = 1.0 if rng.random() < 0.5 else round(rng.uniform(0.2, 0.9), 2)
@@ -180,7 +221,7 @@ def _fault(rng: Random, setup: Setup, at: float, kind: str) -> Fault:
 
 def _entity(rng: Random, setup: Setup, broker: str) -> str:
     if broker == SECONDARY:
-        return f"{PRIMARY}/x-servicebus-transfer/{rng.randrange(setup.options['backlog_queue_count'])}"
+        return rng.choice(setup.backlog_queues())
     return rng.choice(setup.entities).rpartition(":")[2]
 
 
@@ -200,10 +241,17 @@ def _traffic(
         for _ in range(_SENDS_AROUND_A_FAULT):
             before, after = (2.0, 0.5) if fault.kind == "restart" else (1.0, min(fault.duration, 30.0) + 5.0)
             bisect.insort(instants, min(seconds, max(1.0, fault.at + rng.uniform(-before, after))))
+    bursts = {
+        min(seconds, max(1.0, fault.at + rng.uniform(-0.5, 1.0))): rng.randint(150, 400)
+        for fault in (faults if settings.sends_per_hour else ())
+        if rng.random() < _BURSTS
+    }
     number = 1
     traffic = []
-    for at in instants:
+    for at in sorted([*instants, *bursts]):
         shipment = _shipment(rng, round(at, 3), rng.choice(setup.senders).name, number)
+        if at in bursts:
+            shipment = replace(shipment, count=bursts[at], together=False)
         traffic.append(shipment)
         number += shipment.count
     return tuple(traffic)

@@ -211,12 +211,16 @@ class History:
     """Each fault that came to pass: its instant, its tick."""
     gaps: list[Gap] = field(default_factory=list)
     forged: list[Copy] = field(default_factory=list)
+    emptied: list[float] = field(default_factory=list)
+    """The instants at which the secondary lost all queues, the pair's record too, and no message of a backlog."""
     crashes: list[tuple[float, str]] = field(default_factory=list)
     healed_at: float | None = None
     drained_at: float | None = None
     bound: float = 0.0
     undrained: tuple[str, ...] = ()
     """What was still not as it should be when the bound was reached, in words."""
+    reconnects: list[tuple[int, str, str]] = field(default_factory=list)
+    """The ticks at which a process dropped its connection to a broker whose role had moved, with both names."""
     ended_at: float = 0.0
     ticks: int = 0
     virtual: bool = True

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pairmq.core import MAYBE_DUPLICATE
-from pairmq.model import BacklogUnavailable, FailureReason, MessageTooLarge, ReservedPropertyError
+from pairmq.model import BacklogUnavailable, FailureReason, MessageTooLarge, PrimaryUnavailable, ReservedPropertyError
 from pairmq.model.events import SendCompleted, SendOutcome
 from pairmq.testing.simulator._facts import WALLS, Facts
 from pairmq.testing.simulator._history import Copy, Result, Sent
@@ -32,6 +32,8 @@ _NO_REASON = frozenset(
 )
 
 _TRIALS = 10.0  # s: several of the longest waits between two trials
+
+_NOTHING_TOOK_IT = frozenset(error.__name__ for error in (BacklogUnavailable, PrimaryUnavailable))
 
 _UNSEEN = frozenset(error.__name__ for error in (MessageTooLarge, ReservedPropertyError))
 """Refusals that need no broker's word."""
@@ -178,6 +180,8 @@ def _other_queue(facts: Facts, sent: Sent) -> Iterator[Violation]:
             continue
         if not facts.has_queue(another.life, another.tick):
             continue  # it was the trial of a queue (SPEC 5.5)
+        if told.reason == "not-found" and facts.was_made(one.entity, one.at, another.at):
+            continue
         if not any((one.end_tick or 0) < tick < another.tick for tick in facts.returns[one.life, one.entity.path]):
             text = f"{one.entity} did not take {sent.number} ({told}), and was tried again"
             yield Violation(Verdict.STATE, another.at, text, sent.number)
@@ -187,9 +191,9 @@ def _other_queue(facts: Facts, sent: Sent) -> Iterator[Violation]:
 
 
 def _given_up(facts: Facts, sent: Sent) -> Iterator[Violation]:
-    """With both brokers unavailable a send waits for either until its deadline, and finds out soon that one is back."""
+    """While no broker takes it a send waits for either until its deadline, and finds out soon that one is back."""
     life = facts.lives.get(sent.life)
-    if sent.error != BacklogUnavailable.__name__ or life is None or not facts.history.virtual:
+    if sent.error not in _NOTHING_TOOK_IT or life is None or not facts.history.virtual:
         return
     ended_at, options = sent.ended_at or sent.at, facts.options[life.syphon]
     if options.while_failing != "wait" or (life.closing_at is not None and life.closing_at <= ended_at):
@@ -198,6 +202,8 @@ def _given_up(facts: Facts, sent: Sent) -> Iterator[Violation]:
         text = f"{sent.number} was refused after {ended_at - sent.at:.3f} s, and had {sent.timeout:.3f} s"
         yield Violation(Verdict.STATE, ended_at, text, sent.number)
     began_at = ended_at - _TRIALS - 2 * options.attempt_timeout
+    if options.ordering == "session" and not any(each.at <= began_at for each, _ in facts.attempts[sent.number]):
+        return  # earlier sends of its key had their turn first
     if began_at > sent.at and facts.is_calm(began_at, ended_at):
         text = f"{sent.number} was refused, and both brokers worked for the last {ended_at - began_at:.1f} s"
         yield Violation(Verdict.STATE, ended_at, text, sent.number)

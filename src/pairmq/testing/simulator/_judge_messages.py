@@ -9,6 +9,7 @@ from pairmq.testing.simulator._facts import WALLS, Facts
 from pairmq.testing.simulator._history import Copy, Result, Sent
 from pairmq.testing.simulator._judge_ledger import ledger_judged, refused_for_good
 from pairmq.testing.simulator._scenario import PRIMARY
+from pairmq.testing.simulator._shipped import size_of
 from pairmq.testing.simulator._verdict import Verdict, Violation
 
 _SETTLED = 25.0  # s without any fault within which a completion must have been tried again
@@ -22,6 +23,7 @@ def messages_judged(facts: Facts) -> Iterator[Violation]:
         yield from _expired(facts, sent)
         yield from _doubled(facts, sent)
         yield from _stuck(facts, sent)
+        yield from _never_fits(facts, sent)
 
 
 # Lost.
@@ -83,6 +85,25 @@ def _expired(facts: Facts, sent: Sent) -> Iterator[Violation]:
             waited = attempt.at - diverted_at
             text = f"{sent.number} lives {lives:g} s, and was sent home {waited:.3f} s after it was diverted"
             yield Violation(Verdict.PHANTOM, attempt.at, text, sent.number)
+
+
+# What fits.
+
+
+def _never_fits(facts: Facts, sent: Sent) -> Iterator[Violation]:
+    """What the primary can never hold is refused in every state: no backlog queue takes it (SPEC 3.8)."""
+    setup, message = facts.history.scenario.setup, sent.message
+    problem = None
+    if size_of(message) > setup.most_bytes[0]:
+        problem = f"takes at most {setup.most_bytes[0]} bytes, and it has {size_of(message)}"
+    elif "time_to_live" in setup.primary_lacks and message.time_to_live is not None:
+        problem = "keeps no time-to-live"
+    elif "scheduling" in setup.primary_lacks and message.scheduled_enqueue_at is not None:
+        problem = "keeps no schedule"
+    if problem and facts.at_secondary[sent.number]:
+        copy = facts.at_secondary[sent.number][0]
+        text = f"{copy.entity} took {sent.number}, and the primary can never hold it: it {problem}"
+        yield Violation(Verdict.STATE, copy.at, text, sent.number)
 
 
 # Duplicates.

@@ -6,9 +6,10 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 
-from pairmq.core import PairOptions
+from pairmq.core import RECORD_QUEUE, PairOptions
 from pairmq.model import Entity, EntityState
 from pairmq.model.events import Cause, PingCompleted, RotationChanged, StateChanged
+from pairmq.runner import LOOK_INTERVAL
 from pairmq.testing.simulator._facts import Facts
 from pairmq.testing.simulator._history import Attempt, Copy, Life, Note, Result, Sent
 from pairmq.testing.simulator._judge_order import order_judged
@@ -18,6 +19,7 @@ from pairmq.testing.simulator._verdict import Verdict, Violation
 CANARIES = 90_000_000
 """The numbers of the messages that are sent when all is healed, and up."""
 
+_RECORD_AGE = 100.0  # s that a look at the pair's record may be old, with the wait before a first one is tried again
 _CLOSING = 14.0  # s over its grace that a close may take: the limits of its parts
 
 _HEALTHY, _FAILING = EntityState.HEALTHY, EntityState.FAILING
@@ -200,7 +202,11 @@ def _trial_ended(facts: Facts, life: Life, entity: Entity, since: int, until: in
 def _said_drained(facts: Facts, life: Life, entity: Entity, note: Note, where: str) -> Iterator[Violation]:
     options = facts.options[True]
     # One count takes this long at most; what came during it may have been missed.
-    counted = note.at - options.backlog_queue_count * options.attempt_timeout - 1.0
+    counted = note.at - len(facts.backlog_queues) * options.attempt_timeout - 1.0
+    # And what others use is known from the record, which may have been read a minute before, by a process that had not
+    # yet written to it.
+    known = counted - _RECORD_AGE - 10 * options.attempt_timeout
+    agreed = facts.is_agreed(known - LOOK_INTERVAL, note.at)
     for attempts in facts.history.attempts:
         if attempts.tick > note.tick:
             break
@@ -218,7 +224,8 @@ def _said_drained(facts: Facts, life: Life, entity: Entity, note: Note, where: s
             there = copy.tick < note.tick and (copy.gone_tick is None or copy.gone_tick > note.tick)
             told = facts.told(copy)
             own = sent.life == life.name and told is not None and told.confirmed and not facts.is_syphons(copy)
-            if there and (own or copy.at < counted):
+            seen = copy.at < counted if facts.is_own(life, copy.entity) else agreed and copy.at < known
+            if there and (own or seen):
                 text = f"{where}, while {copy.entity} held {number} as copy {copy.number}"
                 yield Violation(Verdict.STATE, note.at, text, number)
 
@@ -290,6 +297,8 @@ def _gaps(facts: Facts) -> Iterator[Violation]:
         if calm is None:
             continue
         for life in facts.lives.values():
+            if not facts.is_own(life, gap.entity):
+                continue
             ends = min(each for each in (life.closing_at, life.ended_at, until) if each is not None)
             if life.syphon and life.opened_at is not None and life.opened_at <= calm - patience and ends >= calm:
                 text = f"{gap.entity} was gone for {patience:.0f} calm seconds, and {life.name} did not make it again"
@@ -311,7 +320,11 @@ def _drained(facts: Facts) -> Iterator[Violation]:
     for copy in history.forged:
         if copy.gone == "completed":
             postponed = any(
-                None in each.messages and each.syphon and each.broker == SECONDARY for each in history.attempts
+                None in each.messages
+                and each.syphon
+                and each.broker == SECONDARY
+                and not each.entity.path.endswith(RECORD_QUEUE)
+                for each in history.attempts
             )
             if not postponed:
                 yield Violation(Verdict.PHANTOM, copy.gone_at or copy.at, f"forged copy {copy.number} was completed")

@@ -21,6 +21,8 @@ from pairmq.testing.simulator._scenario import Fault
 SEND, RECEIVE, SETTLE, ADMIN, PROBE = "send", "receive", "settle", "admin", "probe"
 _ALL = frozenset((SEND, RECEIVE, SETTLE, ADMIN, PROBE))
 _WRITES = frozenset((SEND, SETTLE))
+_TAKEN_BY_MASTERS = frozenset((SEND, SETTLE, PROBE))
+_RECONNECTED = 1.0  # s after which all that was under way on a lost connection has failed, and is tried again
 
 STRIKES: dict[str, frozenset[str]] = {
     "refuse": _ALL,
@@ -88,6 +90,8 @@ class Connection:
         self.process = life.process
         self.dead = False
         self.ended = False
+        self.demoted = False
+        """Its broker's role has moved: it answers reads and refuses writes, until the client connects anew."""
         self.pending: dict[Request, None] = {}
 
     async def request(self, operation: str, path: str, apply: Callable[[Request], Any], parts: int = 1) -> Any:
@@ -148,13 +152,18 @@ class Network:
         history: takes the trace.
         latencies: seconds there and back, by the broker's name.
         chance: for the jitter.
+        jitter: share by which each way takes longer or shorter; the way there always varies by a quarter.
     """
 
-    def __init__(self, loop: SimulationLoop, history: History, latencies: dict[str, float], chance: Random) -> None:
+    def __init__(
+        self, loop: SimulationLoop, history: History, latencies: dict[str, float], chance: Random, jitter: float = 0.0
+    ) -> None:
         self.loop = loop
-        self._history = history
+        self.history = history
         self._half = {name: seconds / 2 for name, seconds in latencies.items()}
+        self._jitter = jitter
         self._chance = chance.random
+        self._dropping = chance
         self._conditions: dict[str, list[Condition]] = {name: [] for name in latencies}
         self.connections: list[Connection] = []
 
@@ -164,7 +173,9 @@ class Network:
         """Let a request leave."""
         connection = request.connection
         connection.pending[request] = None
-        self.loop.later(self._half[connection.broker.name] * (0.75 + self._chance() / 2), self._arrive, request)
+        spread = max(0.25, self._jitter)
+        way = self._half[connection.broker.name] * (1 + spread * (2 * self._chance() - 1))
+        self.loop.later(way, self._arrive, request)
 
     def cancelled(self, request: Request) -> None:
         """Whoever asked has given up. What waits at the broker ends too, unless the broker can't hear of it."""
@@ -174,7 +185,10 @@ class Network:
 
     def answer(self, request: Request, result: Any, delay: float = 0.0) -> None:
         """Let an answer leave, ``delay`` seconds from now; an exception is raised where it arrives."""
-        self.loop.later(self._half[request.connection.broker.name] + delay, self._deliver, request, result)
+        way = self._half[request.connection.broker.name]
+        if self._jitter:
+            way *= 1 + self._jitter * (2 * self._chance() - 1)
+        self.loop.later(way + delay, self._deliver, request, result)
 
     def _arrive(self, request: Request) -> None:
         connection = request.connection
@@ -186,7 +200,19 @@ class Network:
             if condition.strikes(request):
                 self._suffer(condition, request)
                 return
+        if connection.demoted and request.operation in _TAKEN_BY_MASTERS:
+            self._refuse_demoted(request)
+            return
         self._apply(request)
+
+    def _refuse_demoted(self, request: Request) -> None:
+        """The client is told that the broker is none that takes writes, and connects to the one that is."""
+        connection = request.connection
+        self.history.disturbed.append((self.loop.time(), self.loop.time() + _RECONNECTED))
+        self.history.reconnects.append((self.history.tick(), connection.life.name, connection.broker.name))
+        self._finish(request, failure("READONLY: the broker is not the master any more", FailureReason.CONNECTION))
+        connection.demoted = False
+        self.drop(connection, self._dropping)
 
     def _apply(self, request: Request, delay: float = 0.0) -> None:
         if request.answered:
@@ -301,6 +327,11 @@ class Network:
             for action in condition.held:
                 action()
             condition.held.clear()
+
+    def demote(self, fault: Fault) -> None:
+        """Let the role of a broker move: whoever is connected is connected to one that takes no writes."""
+        for connection in self.connections:
+            connection.demoted |= connection.broker.name == fault.broker and fault.process in ("", connection.process)
 
     def drop(self, connection: Connection, chance: Random) -> None:
         """Break a connection: everything under way on it is lost, applied or not."""

@@ -89,7 +89,19 @@ class Report:
         lines += [f"  {name} = {value!r}" for name, value in setup.options.items()]
         hosts = ", ".join(f"{each.name}{' (syphon)' if each.syphon else ''}" for each in setup.processes)
         lock = "as long as the connection" if setup.lock_duration is None else f"{setup.lock_duration:g} s"
-        lines += [f"  processes: {hosts}; locks of the secondary: {lock}", "", "violations:"]
+        lines += [f"  processes: {hosts}; locks of the secondary: {lock}"]
+        lines += [
+            f"  {name} = {value!r} in process {each.name}"
+            for each in setup.processes
+            for name, value in each.own_options.items()
+        ]
+        there, back = setup.latency
+        lines += [f"  to the primary and back: {there:g} s; to the secondary: {back:g} s; jitter {setup.jitter:.0%}"]
+        limits = (
+            f"  largest message: {setup.most_bytes[0]} bytes at the primary, {setup.most_bytes[1]} at the secondary"
+        )
+        lacks = " and no ".join(name.replace("_", "-") for name in setup.primary_lacks)
+        lines += [limits + (f"; the primary keeps no {lacks}" if lacks else ""), "", "violations:"]
         lines += [f"  {violation}" for violation in self.violations[:most]]
         if len(self.violations) > most:
             lines.append(f"  and {len(self.violations) - most} more")

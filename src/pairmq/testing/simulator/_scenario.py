@@ -43,8 +43,26 @@ CONDITIONS: Final = (
 )
 """Faults that last: of a broker, or of the way to it."""
 
-STROKES: Final = ("reset", "lock-lost", "delete", "broker-kill", "kill", "restart", "operator", "forge")
+BLIPS: Final = {"blip": "refuse", "stall": "hang"}
+"""Faults of a way, shorter than any timer of a pair, and the condition that each of them is."""
+
+STROKES: Final = (
+    "reset",
+    "lock-lost",
+    "delete",
+    "broker-kill",
+    *BLIPS,
+    "demote",
+    "emptied",
+    "kill",
+    "restart",
+    "operator",
+    "forge",
+)
 """Faults that strike once, and the mending of which takes a while."""
+
+LACKS: Final = ("time_to_live", "scheduling")
+"""What a primary may disclaim, of `Capabilities`."""
 
 FAULT_KINDS: Final = (*CONDITIONS, *STROKES)
 """All kinds of faults, by name."""
@@ -99,7 +117,7 @@ class Fault:
         at: virtual seconds since the start.
         kind: of `FAULT_KINDS`.
         duration: seconds until it is over, or mended.
-        broker: ``"primary"`` or ``"secondary"``, where that matters.
+        broker: ``"primary"`` or ``"secondary"``, where that matters; empty for both, of a *blip* or a *stall*.
         process: the process that it strikes, or whose way to the broker; empty for all.
         entity: the path that it strikes; empty for all.
         share: of the operations that it strikes, in (0, 1].
@@ -176,12 +194,32 @@ class SenderPlan:
 
 @dataclass(frozen=True, slots=True)
 class ProcessPlan:
-    """One process: whether it hosts a syphon, reads the primary, and by how many seconds its wall clock is wrong."""
+    """One process.
+
+    Args:
+        name: of the process.
+        syphon: it hosts a syphon.
+        consumer: it reads the primary.
+        skew: seconds by which its wall clock is wrong.
+        backlog_queue_count: where it differs from the setup's options; None where not.
+        backlog_name_template: likewise.
+    """
 
     name: str
     syphon: bool = False
     consumer: bool = False
     skew: float = 0.0
+    backlog_queue_count: int | None = None
+    backlog_name_template: str | None = None
+
+    @property
+    def own_options(self) -> dict[str, Any]:
+        """The options that differ from the setup's."""
+        named = {
+            "backlog_queue_count": self.backlog_queue_count,
+            "backlog_name_template": self.backlog_name_template,
+        }
+        return {name: value for name, value in named.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +235,9 @@ class Setup:
         scheduling: the secondary can schedule messages.
         counts_scheduled: and counts those that wait.
         latency: seconds to the primary and to the secondary and back.
+        jitter: share by which each way takes longer or shorter than half of that.
         most_bytes: the largest message of the primary and of the secondary.
+        primary_lacks: what the primary disclaims, of `LACKS`.
     """
 
     processes: tuple[ProcessPlan, ...]
@@ -208,11 +248,23 @@ class Setup:
     scheduling: bool = True
     counts_scheduled: bool = True
     latency: tuple[float, float] = (0.004, 0.004)
+    jitter: float = 0.0
     most_bytes: tuple[int, int] = (50_000, 50_000)
+    primary_lacks: tuple[str, ...] = ()
 
     def pair_options(self, *, syphon: bool) -> PairOptions:
-        """The options of a process's pair."""
+        """The options that the processes' pairs have in common."""
         return PairOptions(**{**self.options, "enable_syphon": syphon})
+
+    def options_of(self, plan: ProcessPlan) -> PairOptions:
+        """The options of a process's pair."""
+        return PairOptions(**{**self.options, **plan.own_options, "enable_syphon": plan.syphon})
+
+    def backlog_queues(self, *processes: ProcessPlan) -> tuple[str, ...]:
+        """The backlog queues of some processes, of all when left out, each once."""
+        plans = processes or self.processes
+        names = (name for plan in plans for name in self.options_of(plan).backlog_queue_names(PRIMARY))
+        return tuple(dict.fromkeys(names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +314,9 @@ def _check(scenario: Scenario) -> None:
     """
     check_types(scenario)
     setup = scenario.setup
-    setup.pair_options(syphon=True)
+    setup.backlog_queues()
+    if not set(setup.primary_lacks) <= {*LACKS} or not 0 <= setup.jitter <= 1:
+        raise ValueError(f"primary_lacks must be of {', '.join(LACKS)}, and jitter a number from 0 to 1")
     processes = {plan.name for plan in setup.processes}
     senders = {plan.name for plan in setup.senders}
     for plan in setup.senders:
@@ -295,6 +349,7 @@ def _scenario(data: dict[str, Any]) -> Scenario:
         "options": options,
         "latency": tuple(setup["latency"]),
         "most_bytes": tuple(setup["most_bytes"]),
+        "primary_lacks": tuple(setup.get("primary_lacks", ())),
     }
     faults = tuple(Fault(**each) for each in data["faults"])
     traffic = tuple(Shipment(**{**each, "fields": tuple(each["fields"])}) for each in data["traffic"])

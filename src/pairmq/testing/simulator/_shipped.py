@@ -19,6 +19,12 @@ def number_of(message: Message) -> int | None:
     return int(body[_NUMBER]) if body[:1] == b"m" else None
 
 
+def size_of(message: Message) -> int:
+    """Count the bytes of a message that a simulated broker's limit is about."""
+    properties = message.application_properties
+    return len(message.body) + sum(len(key) + len(str(value)) for key, value in properties.items())
+
+
 def made(shipment: Shipment, number: int, owner: str | None = None) -> Message:
     """The message of a number.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from pairmq.testing.simulator._generate import scenario_of
 from pairmq.testing.simulator._judge import judged
 from pairmq.testing.simulator._report import TAIL, Report, counted, story_of
-from pairmq.testing.simulator._scenario import Scenario, Settings
+from pairmq.testing.simulator._scenario import Scenario, Settings, Setup
 from pairmq.testing.simulator._world import World
 
 T = TypeVar("T")
@@ -93,6 +93,7 @@ class _Shrinker:
             self._cut("faults", self._best.faults)
             self._cut("traffic", self._best.traffic)
         self._cut_people()
+        self._make_plain()
         return self._best
 
     def _size(self) -> tuple[int, int]:
@@ -143,6 +144,24 @@ class _Shrinker:
             if piece == 1:
                 return
             piece //= 2
+
+    def _make_plain(self) -> None:
+        """Take back, one by one, what sets this scenario's setup apart, and make its bursts small."""
+        plain: dict[str, Any] = {each.name: each.default for each in fields(Setup)}
+        for name in ("latency", "jitter", "most_bytes", "primary_lacks"):
+            if getattr(self._best.setup, name) != plain[name]:
+                self._fails(replace(self._best, setup=replace(self._best.setup, **{name: plain[name]})))
+        for index in range(len(self._best.setup.processes)):
+            for name in self._best.setup.processes[index].own_options:
+                plans = list(self._best.setup.processes)
+                plans[index] = replace(plans[index], **{name: None})  # type: ignore[arg-type]
+                self._fails(replace(self._best, setup=replace(self._best.setup, processes=tuple(plans))))
+        for index in range(len(self._best.traffic)):
+            smaller = True
+            while smaller and (count := self._best.traffic[index].count) > 1:
+                shipments = list(self._best.traffic)
+                shipments[index] = replace(shipments[index], count=count // 2)
+                smaller = self._fails(replace(self._best, traffic=tuple(shipments)))
 
     def _cut_people(self) -> None:
         setup = self._best.setup

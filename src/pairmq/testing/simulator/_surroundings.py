@@ -34,17 +34,16 @@ class Surroundings:
         setup = scenario.setup
         self.brokers = {name: Broker(name, self.loop, self.history, number_of) for name in (PRIMARY, SECONDARY)}
         latencies = dict(zip((PRIMARY, SECONDARY), setup.latency, strict=True))
-        self.network = Network(self.loop, self.history, latencies, Random(f"{scenario.seed} network"))
-        self._options = {syphon: setup.pair_options(syphon=syphon) for syphon in (False, True)}
+        self.network = Network(
+            self.loop, self.history, latencies, Random(f"{scenario.seed} network"), jitter=setup.jitter
+        )
+        self._options = {plan.name: setup.options_of(plan) for plan in setup.processes}
+        self.common_options = setup.pair_options(syphon=True)
+        """What the options of all pairs have in common."""
 
     def options(self, plan: ProcessPlan) -> PairOptions:
         """The options of a process's pair."""
-        return self._options[plan.syphon]
-
-    @property
-    def syphon_options(self) -> PairOptions:
-        """The options of the pairs with a syphon."""
-        return self._options[True]
+        return self._options[plan.name]
 
     def link(self, name: str, life: Life) -> SimulatedLink:
         """A new connection of a process to a broker."""
@@ -53,9 +52,9 @@ class Surroundings:
         capabilities = Capabilities(
             max_message_bytes=setup.most_bytes[0 if primary else 1],
             topics=True,
-            scheduling=primary or setup.scheduling,
+            scheduling="scheduling" not in setup.primary_lacks if primary else setup.scheduling,
             counts_scheduled=primary or setup.counts_scheduled,
-            time_to_live=True,
+            time_to_live=not primary or "time_to_live" not in setup.primary_lacks,
             dead_letter=True,
             lock_renewal=True,
             probes=True,

@@ -20,6 +20,7 @@ from pairmq.testing.simulator._network import (
     Connection,
     Request,
 )
+from pairmq.testing.simulator._shipped import size_of
 from pairmq.transport import (
     Admin,
     Capabilities,
@@ -84,8 +85,7 @@ class SimulatedLink(Transport):
         return _Receiver(self, source)
 
     def measure(self, message: Message) -> int:
-        properties = message.application_properties
-        return len(message.body) + sum(len(key) + len(str(value)) for key, value in properties.items())
+        return size_of(message)
 
     async def _close(self) -> None:
         self.connection.network.end_connection(self.connection)

@@ -13,6 +13,8 @@ from typing import Any
 
 from pairmq.core import RECORD_QUEUE, Diversion, divert
 from pairmq.model import Entity, EntityKind, EntityState, Message
+from pairmq.pair import Pair
+from pairmq.runner import LOOK_INTERVAL
 from pairmq.testing._loop import WALL_EPOCH
 from pairmq.testing.simulator._broker import Queue
 from pairmq.testing.simulator._history import History
@@ -20,6 +22,7 @@ from pairmq.testing.simulator._loop import OWNER
 from pairmq.testing.simulator._network import STRIKES, Condition
 from pairmq.testing.simulator._process import Process
 from pairmq.testing.simulator._scenario import (
+    BLIPS,
     PRIMARY,
     SECONDARY,
     Fault,
@@ -74,6 +77,11 @@ class World:
         self._conditions: dict[Condition, None] = {}
         self._deleted: dict[tuple[str, Entity], QueueProperties] = {}
         self._forged = 0
+        self._lost_with_all: dict[Entity, None] = {}
+        """What the secondary held when it was emptied last, and who uses it has to make again (SPEC 13.2)."""
+        self._queues_of_syphons = [
+            Entity(name) for plan in setup.processes if plan.syphon for name in setup.backlog_queues(plan)
+        ]
 
     def run(self) -> History:
         """Simulate all of it."""
@@ -156,6 +164,14 @@ class World:
                     self.brokers[fault.broker].release_some(queue, chance)
                 elif queue is not None:
                     self.brokers[fault.broker].release_all(queue=queue)
+            case "blip" | "stall":
+                for name in (fault.broker,) if fault.broker else (PRIMARY, SECONDARY):
+                    kind = BLIPS[fault.kind]
+                    self._begin(Fault(fault.at, kind, fault.duration, name, fault.process, seed=fault.seed))
+            case "demote":
+                self.network.demote(fault)
+            case "emptied":
+                self._empty(fault)
             case "delete":
                 self._delete(fault)
             case "kill" | "restart":
@@ -190,9 +206,24 @@ class World:
             if entity.path == fault.entity:
                 properties = broker.queues[entity].properties
                 broker.delete(entity)
+                self._lost_with_all.pop(entity, None)
                 if fault.broker == PRIMARY:  # backlog queues are for the pairs to make again
                     self._deleted[fault.broker, entity] = properties
                     self.loop.later(fault.duration, self._make_again, fault.broker, entity)
+
+    def _empty(self, fault: Fault) -> None:
+        """Replace the secondary by an empty one, as soon as no backlog queue holds anything that would be lost."""
+        if any(queue.copies for queue in self._backlog_queues()):
+            if self.loop.time() < fault.ends_at and self.history.healed_at is None:
+                self.loop.later(1.0, self._empty, fault)
+            return
+        now = self.loop.time()
+        self.history.emptied.append(now)
+        self.history.disturbed.append((now, now))
+        self.history.say("fault", "the secondary is emptied")
+        for entity in tuple(self.brokers[SECONDARY].queues):
+            self.brokers[SECONDARY].delete(entity)
+            self._lost_with_all[entity] = None
 
     def _make_again(self, name: str, entity: Entity) -> None:
         properties = self._deleted.pop((name, entity), None)
@@ -264,15 +295,22 @@ class World:
             if not process.alive:  # it was still closing when all was healed
                 process.start()
 
+    @staticmethod
+    def _uses(pair: Pair, queue: Entity) -> bool:
+        return queue in pair.backlog_queues or queue.path == f"{PRIMARY}/{RECORD_QUEUE}"
+
     def _bound(self) -> float:
         """Seconds within which all must be well again; each part is the longest wait of one piece."""
-        o = self._around.syphon_options
+        o = self._around.common_options
         lock = self.scenario.setup.lock_duration or 60.0
         waiting = sum(len(queue.copies) for queue in self._backlog_queues())
         moving = 0.0 if o.syphon_max_rate is None else 3 * waiting / o.syphon_max_rate
         pings = 14 * (o.ping_primary_interval + o.ping_timeout)
         polls = o.syphon_receive_wait + o.attempt_timeout
-        return 300.0 + pings + 2 * polls + 4 * lock + 3 * o.backlog_retry_interval + o.send_timeout + moving
+        # Where options differ, or the secondary was emptied, a process may have to look at the pair's record first.
+        agrees = not any(plan.own_options for plan in self.scenario.setup.processes) and not self.history.emptied
+        looks = 0.0 if agrees else 2 * LOOK_INTERVAL
+        return 300.0 + pings + 2 * polls + 4 * lock + 3 * o.backlog_retry_interval + o.send_timeout + moving + looks
 
     def _backlog_queues(self) -> list[Queue]:
         """All queues of the secondary but the one that holds the pair's record."""
@@ -291,7 +329,7 @@ class World:
             for plan in [each for each in self.scenario.setup.senders if each.process == process.plan.name]:
                 self._in(process, process.canary(number, plan))
                 number += 1
-        await asyncio.sleep(self._around.syphon_options.send_timeout + 1.0)
+        await asyncio.sleep(self._around.common_options.send_timeout + 1.0)
         await self._well(self.loop.time() + history.bound)
 
     def _in(self, process: Process, coroutine: Any) -> None:
@@ -322,7 +360,10 @@ class World:
             for entity, state in pair.states().items():
                 if state is not EntityState.HEALTHY:
                     problems.append(f"{life.name} has {entity} as {state}")
-            missing = [each.path for each in pair.backlog_queues if each not in self.brokers[SECONDARY].queues]
+            # Without a syphon, a queue that only this process uses is made again by its next send that needs it.
+            wanted = pair.backlog_queues if process.plan.syphon else tuple(self._queues_of_syphons)
+            wanted += tuple(each for each in self._lost_with_all if each not in wanted and self._uses(pair, each))
+            missing = [each.path for each in wanted if each not in self.brokers[SECONDARY].queues]
             if missing:
                 problems.append(f"{', '.join(missing)} does not exist")
             if process.out:

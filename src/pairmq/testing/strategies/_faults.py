@@ -11,9 +11,11 @@ from pairmq.testing.simulator import FAULT_KINDS, Fault, Scenario, Settings, Set
 from pairmq.testing.simulator._scenario import PRIMARY, SECONDARY, Mode
 
 _OF_A_PROCESS = frozenset(("kill", "restart", "operator"))
-_OF_THE_SECONDARY = frozenset(("lock-lost", "forge"))
+_OF_THE_SECONDARY = frozenset(("lock-lost", "forge", "emptied"))
 _OF_A_QUEUE = frozenset(("lock-lost", "forge", "delete", "queue-out", "operator"))
-_OF_A_BROKER = frozenset(("refuse", "reset", "broker-kill", "kill", "restart"))
+_OF_A_BROKER = frozenset(("refuse", "reset", "broker-kill", "kill", "restart", "blip", "stall", "demote", "emptied"))
+_OF_BOTH_BROKERS = frozenset(("blip", "stall"))
+_LONGEST_BLIP = 0.7  # s
 _DELAYING = frozenset(("slow", "late"))
 
 _SEEDS = st.integers(0, 2**31 - 1)
@@ -115,15 +117,16 @@ def _faults(draw: st.DrawFn, kind: str, setup: Setup, seconds: float) -> Fault:
     if kind in _OF_A_PROCESS:
         process = draw(st.sampled_from(processes))
     else:
-        broker = SECONDARY if kind in _OF_THE_SECONDARY else draw(st.sampled_from((PRIMARY, SECONDARY)))
-        if kind not in ("broker-kill", "forge"):
+        brokers = (PRIMARY, SECONDARY, "") if kind in _OF_BOTH_BROKERS else (PRIMARY, SECONDARY)
+        broker = SECONDARY if kind in _OF_THE_SECONDARY else draw(st.sampled_from(brokers))
+        if kind not in ("broker-kill", "forge", "emptied"):
             process = draw(st.sampled_from(("", *processes)))
     if kind in _OF_A_QUEUE or (kind not in _OF_A_BROKER and draw(st.booleans())):
         entity = draw(st.sampled_from(_paths(setup, broker)))
     return Fault(
         at=draw(_thousandths(0.0, seconds)),
         kind=kind,
-        duration=draw(_thousandths(0.3, 60.0)),
+        duration=draw(_thousandths(0.1, _LONGEST_BLIP) if kind in _OF_BOTH_BROKERS else _thousandths(0.3, 60.0)),
         broker=broker,
         process=process,
         entity=entity,
