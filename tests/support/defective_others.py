@@ -8,7 +8,15 @@ from dataclasses import replace
 from typing import TypeVar
 
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, Source, TransportError
-from pairmq.transport import Endpoint, QueueCounts, QueuePositions, QueueProperties, SessionReceiver, Transport
+from pairmq.transport import (
+    Capabilities,
+    Endpoint,
+    QueueCounts,
+    QueuePositions,
+    QueueProperties,
+    SessionReceiver,
+    Transport,
+)
 from plain_transport import Defect, PlainAdmin, PlainReceiver, PlainSender, PlainTransport, caught_by, false_claim
 
 T = TypeVar("T")
@@ -40,6 +48,14 @@ class ProbesNothing(PlainAdmin):
 class ProbesTheConnection(PlainAdmin):
     async def probe(self, entity: Entity) -> None:
         await self.check()
+
+
+@caught_by(
+    "Probe.test_a_broker_that_stores_nothing_fails_it_until_it_does",
+)
+class ProbesByReading(PlainAdmin):
+    async def probe(self, entity: Entity) -> None:
+        await self.properties(entity)
 
 
 @caught_by(
@@ -331,6 +347,24 @@ class ClosesOnce(PlainTransport):
             raise TransportError("it is closed already", FailureKind.UNAVAILABLE, FailureReason.CLOSED)
         self._closed = True
         await super()._close()
+
+
+@caught_by("Faults.test_what_a_broker_can_never_take_is_refused_while_it_is_stopped")
+class AsksBeforeItRefuses(PlainTransport):
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, scheduling=False)
+
+    def sender(self, entity: Entity) -> PlainSender:
+        outer = self
+
+        class Sender(PlainSender):
+            async def send(self, message: Message) -> None:
+                await outer.admin.check()
+                outer.check_message(entity, message)
+                await super().send(message)
+
+        return Sender(self, entity)
 
 
 @caught_by("Send.test_a_measure_grows_with_all_that_a_message_holds")

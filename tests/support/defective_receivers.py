@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 
-from pairmq.model import Delivery, TransportError
-from plain_transport import PlainReceiver, caught_by
+from pairmq.model import Delivery, FailureReason, Source, TransportError
+from plain_transport import PlainReceiver, PlainTransport, caught_by
 
 
 @caught_by(
@@ -111,6 +112,63 @@ class RenewsNothing(PlainReceiver):
     async def renew_lock(self, delivery: Delivery) -> Delivery:
         assert delivery.locked_until is not None
         return replace(delivery, locked_until=delivery.locked_until.replace(year=9999))
+
+
+@caught_by(
+    "Settlement.test_a_renewed_lock_lasts_longer",
+)
+class RenewsWithoutTellingTheBroker(PlainReceiver):
+    """Its broker lets it settle what it received, whether or not the lock has ended, and once only."""
+
+    def __init__(self, transport: PlainTransport, source: Source) -> None:
+        super().__init__(transport, source)
+        self._renewed: set[object] = set()
+
+    async def renew_lock(self, delivery: Delivery) -> Delivery:
+        if delivery.lock_token not in self._renewed:
+            renewed = await super().renew_lock(delivery)  # it has a lock
+            self._renewed.add(delivery.lock_token)
+            return renewed
+        assert delivery.locked_until is not None
+        return replace(delivery, locked_until=delivery.locked_until + timedelta(seconds=1))
+
+    async def complete(self, delivery: Delivery) -> None:
+        try:
+            await super().complete(delivery)
+        except TransportError as error:
+            if error.reason is not FailureReason.LOCK_LOST or delivery.lock_token not in self._renewed:
+                raise
+        self._renewed.discard(delivery.lock_token)
+
+
+@caught_by(
+    "Receive.test_a_cancelled_receive_takes_nothing_that_comes_later",
+)
+class GoesOnTakingWhenCancelled(PlainReceiver):
+    """What it takes then comes with its own next call, and is locked until then."""
+
+    _polling: asyncio.Task[list[Delivery]] | None = None
+
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        polling = self._polling or asyncio.ensure_future(super().receive(max_messages, wait))
+        self._polling = polling
+        try:
+            deliveries = await asyncio.shield(polling)
+        except TransportError:
+            self._polling = None
+            raise
+        self._polling = None
+        return deliveries
+
+
+@caught_by(
+    "Settlement.test_the_largest_message_can_be_dead_lettered",
+)
+class DeadLettersByAMessageThatHoldsTheReason(PlainReceiver):
+    async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
+        properties = {**delivery.message.application_properties, "reason": reason, "description": description[:1000]}
+        self.transport.check_size(replace(delivery.message, application_properties=properties))
+        await super().dead_letter(delivery, reason, description)
 
 
 @caught_by(

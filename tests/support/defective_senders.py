@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pairmq.model import FailureKind, Message, TransportError
+from pairmq.model import FailureKind, FailureReason, Message, TransportError
 from pairmq.transport import nothing_sent
 from plain_transport import PlainSender, caught_by
 
@@ -177,6 +177,7 @@ class CallsMissingEntitiesUnavailable(PlainSender):
 
 @caught_by(
     "Lifecycle.test_a_send_under_way_ends_as_closed_and_tells_no_lie",
+    "Faults.test_a_confirm_that_is_lost_leaves_a_doubt",
 )
 class IsCertainInDoubt(PlainSender):
     async def send(self, message: Message) -> None:
@@ -185,6 +186,57 @@ class IsCertainInDoubt(PlainSender):
         except TransportError as error:
             error.maybe_applied = False
             raise
+
+
+@caught_by(
+    "Faults.test_a_confirm_that_is_lost_leaves_a_doubt",
+)
+class IsCertainWhenAConnectionIsLost(PlainSender):
+    async def send(self, message: Message) -> None:
+        try:
+            await super().send(message)
+        except TransportError as error:
+            if error.reason is FailureReason.CONNECTION:
+                error.maybe_applied = False
+            raise
+
+
+@caught_by(
+    "Faults.test_sends_under_way_when_a_broker_stops_tell_no_lie",
+)
+class IsCertainOfWhatWasNotConfirmed(PlainSender):
+    async def send(self, message: Message) -> None:
+        await super().send(message)
+        await asyncio.sleep(0.02)
+        try:
+            await self.transport.inner.admin.check()  # the connection over which the confirmation has to come
+        except TransportError as error:
+            error.maybe_applied = False
+            raise
+
+
+@caught_by(
+    "Faults.test_a_broker_that_stores_nothing_is_unavailable",
+)
+class CallsAFullBrokerARefusal(PlainSender):
+    async def send(self, message: Message) -> None:
+        try:
+            await super().send(message)
+        except TransportError as error:
+            if error.reason is FailureReason.QUOTA:
+                raise TransportError(str(error), FailureKind.REFUSED, error.reason) from error
+            raise
+
+
+@caught_by(
+    "Send.test_large_properties_go_like_a_large_body",
+)
+class RefusesLargeProperties(PlainSender):
+    async def send(self, message: Message) -> None:
+        size = self.transport.measure(message) - self.transport.measure(replace(message, application_properties={}))
+        if size > 65_536:
+            raise TransportError("the headers are too large", FailureKind.REFUSED, FailureReason.TOO_LARGE)
+        await super().send(message)
 
 
 @caught_by(

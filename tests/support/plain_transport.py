@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -80,6 +81,28 @@ class PlainReceiver(Receiver):
 
     async def close(self) -> None:
         await self.inner.close()
+
+
+class OneAtATime(PlainReceiver):
+    """No defect: it holds one message, and asks for the next when that is settled."""
+
+    _held: Delivery | None = None
+
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        if self._held is not None:
+            await asyncio.sleep(wait)
+            return []
+        given = await super().receive(1, wait)
+        self._held = given[0] if given else None
+        return given
+
+    async def complete(self, delivery: Delivery) -> None:
+        await super().complete(delivery)
+        self._held = None
+
+    async def complete_batch(self, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
+        self._held = None
+        return await super().complete_batch(deliveries)
 
 
 class PlainAdmin(Admin):
@@ -239,6 +262,14 @@ class DefectiveHarness(Harness):
     async def crash(self) -> None:
         await self.broker.forget()  # nothing of it is durable
         await self.broker.stop()
+
+    async def refuse_writes(self) -> bool:
+        await self.broker.refuse()
+        return True
+
+    async def lose_confirms(self) -> bool:
+        await self.broker.lose_confirms()
+        return True
 
     async def restore(self) -> None:
         await self.broker.restore()

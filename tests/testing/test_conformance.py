@@ -20,7 +20,7 @@ from pairmq.testing.conformance._broker import Broker
 from pairmq.testing.conformance._capabilities import capabilities_of, capability
 from pairmq.testing.conformance.suites import _failover, _faults, _lifecycle, _receive, _timing
 from pairmq.transport import Capabilities
-from plain_transport import DEFECTS, Defect, DefectiveHarness
+from plain_transport import DEFECTS, Defect, DefectiveHarness, OneAtATime
 
 assert all((defective_senders, defective_receivers, defective_others)), "they enter their defects"
 
@@ -84,8 +84,31 @@ async def test_a_sound_transport_passes_what_catches_the_defects() -> None:
     assert {test: error for test, error in zip(tests, outcomes, strict=True) if error} == {}
 
 
+@pytest.mark.usefixtures("hasty")
+async def test_one_consumer_may_hold_one_message_at_a_time() -> None:
+    tests = [f"Receive.{name}" for name in vars(suites.Receive) if "one_consumer" in name or "next_consumer" in name]
+    tests.append("Admin.test_positions_tell_what_is_settled_by_whomever")
+    assert len(tests) == 4
+    await asyncio.gather(*(run(test, Defect("one at a time", (), receiver=OneAtATime)) for test in tests))
+
+
 async def test_a_sound_transport_leaves_no_task_behind() -> None:
     await run(ALONE, SOUND)
+
+
+async def test_a_failure_names_the_clause_that_it_stands_for() -> None:
+    by_name = {defect.name: defect for defect in DEFECTS}
+    for test, defect, clause in (
+        ("Probe.test_a_broker_that_stores_nothing_fails_it_until_it_does", "ProbesByReading", "accepts *writes*"),
+        ("Send.test_every_field_comes_back_as_it_was", "LosesAField", "`Sender.send` and `Sender.send_batch`"),
+    ):
+        with pytest.raises(AssertionError) as caught:
+            await run(test, by_name[defect])
+        assert any(note.startswith("the contract") and clause in note for note in caught.value.__notes__)
+
+
+def test_every_test_stands_for_a_clause() -> None:
+    assert [suite.__name__ for suite in suites.ALL if not suite.__doc__] == []
 
 
 def test_every_capability_is_named_by_a_test() -> None:

@@ -94,6 +94,16 @@ def test_a_test_that_hangs_ends_and_says_where(tmp_path: Path) -> None:
     assert "_send.py" in done.stdout
 
 
+def test_a_fault_that_a_harness_lacks_skips_its_tests_and_says_what_to_write(tmp_path: Path) -> None:
+    project(tmp_path, *suites_but(), body="refuse_writes = BaseHarness.refuse_writes")
+    module = tmp_path / "test_conformance.py"
+    module.write_text("from pairmq.testing.conformance import Harness as BaseHarness\n" + module.read_text())
+    done = run(tmp_path, "-rs", "-k", "stores_nothing")
+    assert done.returncode == 0, done.stdout
+    assert "2 skipped" in done.stdout
+    assert "implement Harness.refuse_writes() if there is a way" in done.stdout
+
+
 def test_a_harness_that_is_missing_is_named(tmp_path: Path) -> None:
     (tmp_path / "test_conformance.py").write_text(
         "from pairmq.testing.conformance import suites\nclass TestSend(suites.Send): ...\n"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sqlite3
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import quote
 
 from pairmq.testing.conformance import Harness, Interruption
+
+_REFUSAL = "conformance_refuses"
 
 
 class FileLock:
@@ -34,6 +38,7 @@ class SQLiteHarness(Harness):
 
     - *STOP*: the disk is unmounted. The file's directory is renamed, so that neither the file nor a way to make
       a new one is left; whoever has it open finds that it is not where it was.
+    - *No writes*: a trigger on each table refuses them, as a disk does that was mounted read-only.
     - *FREEZE*: a process keeps the write lock and does not go on. This transport does everything under that lock, so
       that nothing is answered.
     """
@@ -44,6 +49,7 @@ class SQLiteHarness(Harness):
         self._root = Path(tempfile.mkdtemp(prefix="pairmq-sqlite-"))
         self._made = 0
         self._lock: FileLock | None = None
+        self._refuses = False
 
     async def make(self) -> str:
         """Make a directory; the first transport makes the file."""
@@ -61,11 +67,25 @@ class SQLiteHarness(Harness):
         else:
             self._lock = FileLock(self.path)
 
+    async def refuse_writes(self) -> bool:
+        """Forbid every write to every table, by triggers; the file must have been used before."""
+        self._run(
+            f"CREATE TRIGGER {_REFUSAL}_{table}_{change} BEFORE {change} ON {table} "
+            f"BEGIN SELECT RAISE(ABORT, 'the disk is read-only'); END"
+            for table in self._named("table")
+            for change in ("INSERT", "UPDATE", "DELETE")
+        )
+        self._refuses = True
+        return True
+
     async def restore(self) -> None:
-        """Mount it again, or give the lock back."""
+        """Mount it again, give the lock back, or allow writes."""
         self._release()
         if self._away.exists():
             self._away.rename(self._directory)
+        if self._refuses:
+            self._refuses = False
+            self._run(f"DROP TRIGGER {name}" for name in self._named("trigger") if name.startswith(_REFUSAL))
 
     def close(self) -> None:
         """Remove all files."""
@@ -84,6 +104,15 @@ class SQLiteHarness(Harness):
     @property
     def _away(self) -> Path:
         return self._root / f"disk-{self._made}-away"
+
+    def _named(self, kind: str) -> list[str]:
+        query = "SELECT name FROM sqlite_master WHERE type = ? AND name NOT LIKE 'sqlite_%'"
+        with contextlib.closing(sqlite3.connect(self.path, timeout=10)) as connection:
+            return [name for (name,) in connection.execute(query, (kind,))]
+
+    def _run(self, statements: Iterable[str]) -> None:
+        with contextlib.closing(sqlite3.connect(self.path, timeout=10)) as connection:
+            connection.executescript("".join(f"{statement};\n" for statement in statements))
 
     def _release(self) -> None:
         if self._lock is not None:

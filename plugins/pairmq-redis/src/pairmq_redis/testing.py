@@ -95,3 +95,13 @@ class RedisHarness(ServerHarness):
         self._redis.flush()
         # Abandoned messages wake other receivers after this interval.
         return f"{self._redis.url}?poll_interval=0.2&connect_timeout=30"
+
+    async def refuse_writes(self) -> bool:
+        """Let it be out of memory."""
+        await self.by_hand(lambda: self._redis.command("CONFIG", "SET", "maxmemory", "1"))
+        return True
+
+    async def restore(self) -> None:
+        """Bring it back, and give it memory."""
+        await super().restore()
+        await self.by_hand(lambda: self._redis.command("CONFIG", "SET", "maxmemory", "0"))

@@ -171,12 +171,7 @@ def check_message(namespace: Namespace, entity: Entity, message: Message) -> Non
         entity: where it is to go.
         message: as it would be sent.
     """
-    doing = f"send to {entity}"
-    size = _pack(namespace, entity, message, doing).size
-    most = namespace.message_limits.get(entity)
-    if most is not None and size > most:
-        text = f"it has {size} bytes with its properties, this link takes at most {most}"
-        raise _errors.refused(doing, text, FailureReason.TOO_LARGE)
+    _pack(namespace, entity, message, f"send to {entity}")
 
 
 def _pack(namespace: Namespace, entity: Entity, message: Message, doing: str) -> Parcel:
@@ -194,6 +189,10 @@ def _pack(namespace: Namespace, entity: Entity, message: Message, doing: str) ->
     of_properties = without_body(size, parts)
     if of_properties > MAX_PROPERTY_BYTES:
         text = f"its properties have {of_properties} bytes, and Service Bus takes at most {MAX_PROPERTY_BYTES}"
+        raise _errors.refused(doing, text, FailureReason.TOO_LARGE)
+    most = namespace.message_limits.get(entity)
+    if most is not None and size > most:
+        text = f"it has {size} bytes with its properties, this link takes at most {most}"
         raise _errors.refused(doing, text, FailureReason.TOO_LARGE)
     return Parcel(parts, size, SESSION if single_consumer else message.session_id or message.partition_key)
 

@@ -275,9 +275,25 @@ class ServiceBusHarness(ServerHarness):
 
     def clear(self, server: Server) -> str:
         """Delete all entities."""
-        self._bus.heal()
         self._bus.clear()
         return self._bus.url
+
+    async def refuse_writes(self) -> bool:
+        """Answer every transfer with an error of the service's own; the management goes on."""
+        return await self._send_fault({"action": "error", "condition": "amqp:internal-error"})
+
+    async def lose_confirms(self) -> bool:
+        """Let it drop the connection once it has stored what was sent."""
+        return await self._send_fault({"action": "drop", "apply": True})
+
+    async def restore(self) -> None:
+        """Bring it back, and end its faults."""
+        await super().restore()
+        await self.by_hand(self._bus.heal)
+
+    async def _send_fault(self, rule: Mapping[str, Any]) -> bool:
+        await self.by_hand(lambda: self._bus.fault({"at": "send", "entity": "*", **rule}))
+        return True
 
 
 def _another_port(*taken: int | None) -> int:

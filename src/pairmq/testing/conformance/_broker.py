@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import Any
+from typing import Any, NoReturn
 from uuid import uuid4
 
-from pairmq.model import Delivery, Entity, EntityKind, Message, Source
+import pytest
+
+from pairmq.model import Delivery, Entity, EntityKind, Message, Source, TransportError
 from pairmq.testing.conformance.harness import Harness, Interruption
 from pairmq.transport import Admin, Capabilities, QueueCounts, QueueProperties, Receiver, Sender, Transport
 
@@ -116,6 +118,22 @@ class Broker:
         self._interrupted = True
         await self.harness.crash()
 
+    async def refuse_writes(self) -> None:
+        """Let the broker store nothing and answer what only reads; skips the test where the harness has no way."""
+        self._interrupted = True
+        if not await self.harness.refuse_writes():
+            self._skip("refuse_writes")
+
+    async def lose_confirms(self) -> None:
+        """Let the broker store what is sent and confirm nothing; skips the test where the harness has no way."""
+        self._interrupted = True
+        if not await self.harness.lose_confirms():
+            self._skip("lose_confirms")
+
+    def _skip(self, method: str) -> NoReturn:
+        name = type(self.harness).__name__
+        pytest.skip(f"{name} can't do this to its broker: implement {name}.{method}() if there is a way")
+
     async def restore(self) -> None:
         """Bring it back."""
         await self.harness.restore()
@@ -163,6 +181,26 @@ async def receive_all(receiver: Receiver, count: int) -> list[Delivery]:
     return found
 
 
+async def receive_some(receiver: Receiver, most: int) -> list[Delivery]:
+    """Receive one, and what else a receiver is given that has settled nothing: it may be no more than one."""
+    found = [await receive_one(receiver)]
+    while len(found) < most and (some := await receiver.receive(most - len(found), 0.5)):
+        found += some
+    return found
+
+
+async def drain(receiver: Receiver, count: int) -> list[Delivery]:
+    """Receive and complete so many; fewer when no more come."""
+    found: list[Delivery] = []
+    while len(found) < count:
+        some = await receiver.receive(count - len(found), PATIENCE)
+        if not some:
+            break
+        found += some
+        await receiver.complete_batch(some)
+    return found
+
+
 async def counted(admin: Admin, source: Source, expected: QueueCounts) -> QueueCounts:
     """Ask for counts until they are as expected, or patience ends; the last answer.
 
@@ -175,6 +213,43 @@ async def counted(admin: Admin, source: Source, expected: QueueCounts) -> QueueC
         if told == expected or asyncio.get_running_loop().time() > deadline:
             return told
         await asyncio.sleep(0.05)
+
+
+_TESTABLE = 4 << 20
+"""A larger limit than this many bytes is not tried: it would be the machine that fails."""
+
+_UNLIMITED_SIZE = 1 << 20
+
+
+def testable_limit(broker: Broker) -> int | None:
+    """The size of the largest message; None without a limit, or beyond what a test may send."""
+    most = broker.capabilities.max_message_bytes
+    return most if most is not None and most <= _TESTABLE else None
+
+
+def of_size(broker: Broker, size: int | None = None) -> Message:
+    """A message that measures exactly so much; as much as a test may send where it is left out."""
+    if size is None:
+        size = testable_limit(broker) or _UNLIMITED_SIZE
+    empty = message(b"", message_id="large")
+    body = bytes(max(0, size - broker.transport.measure(empty)))
+    # A longer body may need a longer length before it: what it measures more is taken off.
+    for _ in range(4):
+        found = Message(body, message_id="large")
+        excess = broker.transport.measure(found) - size
+        if not excess:
+            return found
+        body = bytes(len(body) - excess)
+    raise AssertionError(f"no body makes measure() tell {size} bytes: it does not count the body byte by byte")
+
+
+def refusal(broker: Broker, entity: Entity, message: Message) -> TransportError | None:
+    """What `check_message` says of a message; None when it lets it pass."""
+    try:
+        broker.transport.check_message(entity, message)
+    except TransportError as error:
+        return error
+    return None
 
 
 def bodies(deliveries: list[Delivery]) -> list[str]:

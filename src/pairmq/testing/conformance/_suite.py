@@ -35,7 +35,7 @@ class Suite:
         super().__init_subclass__(**arguments)
         for name, test in list(vars(cls).items()):
             if name.startswith("test_") and inspect.iscoroutinefunction(test):
-                setattr(cls, name, _ending(test))
+                setattr(cls, name, _ending(test, test.__doc__ or cls.__doc__ or ""))
 
     @pytest_asyncio.fixture(loop_scope="function")
     async def broker(self, harness: Harness) -> AsyncIterator[Broker]:
@@ -54,8 +54,11 @@ class Suite:
             await broker.end()
 
 
-def _ending(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """Give a test an end of its own: a transport that hangs must fail one test and not hold up the run."""
+def _ending(test: Callable[..., Awaitable[None]], clause: str) -> Callable[..., Awaitable[None]]:
+    """Give a test an end of its own: a transport that hangs must fail one test and not hold up the run.
+
+    Its failures name the clause that they break: a test's name says what was done, and not where that is asked for.
+    """
 
     @functools.wraps(test)
     async def limited(self: Suite, *arguments: Any, **fixtures: Any) -> None:
@@ -70,9 +73,12 @@ def _ending(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[Non
                 # Not awaited itself: it may be what swallows cancellations.
                 await asyncio.wait((running,), timeout=_FAREWELL)
                 pytest.fail(f"still running after {limit:g} s: something hangs, at\n{where}", pytrace=False)
+            running.result()
+        except (Exception, pytest.fail.Exception) as error:
+            error.add_note(f"the contract (pairmq.transport): {clause}")
+            raise
         finally:
             running.cancel()
-        await running
 
     return limited
 

@@ -70,6 +70,26 @@ class Harness(ABC):
         """
         await self.interrupt(Interruption.STOP)
 
+    async def refuse_writes(self) -> bool:
+        """Let the broker refuse, or ignore, what would store a message, and answer what only reads, until `restore`.
+
+        A full disk, an alarm or a limit does that. The tests that ask for it are skipped where a harness has no way.
+
+        Returns:
+            Whether it does so now; without an implementation it does not.
+        """
+        return False
+
+    async def lose_confirms(self) -> bool:
+        """Let the broker store what is sent, and end the connection in place of the confirmation, until `restore`.
+
+        A test asks for it besides those that stop the broker under many sends, and is skipped where there is no way.
+
+        Returns:
+            Whether it does so now; without an implementation it does not.
+        """
+        return False
+
     @abstractmethod
     async def restore(self) -> None:
         """Bring it back at the same URL and return when it takes work; without effect when nothing is wrong."""

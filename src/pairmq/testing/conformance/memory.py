@@ -24,6 +24,16 @@ class MemoryHarness(Harness):
         broker = self._made()
         await (broker.stop() if how is Interruption.STOP else broker.hang())
 
+    async def refuse_writes(self) -> bool:
+        """Let it be out of memory."""
+        await self._made().refuse()
+        return True
+
+    async def lose_confirms(self) -> bool:
+        """Let it drop the connection instead of confirming."""
+        await self._made().lose_confirms()
+        return True
+
     async def restore(self) -> None:
         """End the fault."""
         await self._made().restore()

@@ -55,12 +55,18 @@ class RabbitHarness(ServerHarness):
         await self.by_hand(self._rabbit().settle)
         await super().interrupt(Interruption.STOP)
 
+    async def refuse_writes(self) -> bool:
+        """Raise the memory alarm: what publishers write is not read any more."""
+        await self.by_hand(self._rabbit().block)
+        return True
+
     async def restore(self) -> None:
         """Bring the broker back."""
         await super().restore()
         if self._gone:
             await self.by_hand(self._rabbit().come_up)
             self._gone = False
+        await self.by_hand(self._rabbit().unblock)
         await self.by_hand(lambda: self._rabbit().erl(KEEP_MENDED))
 
     def close(self) -> None:

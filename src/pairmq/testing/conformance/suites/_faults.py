@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 
 from pairmq.model import Delivery, FailureKind, FailureReason, Source, TransportError
-from pairmq.testing.conformance._broker import PATIENCE, Broker, bodies, message, receive_all, receive_one
+from pairmq.testing.conformance._broker import (
+    PATIENCE,
+    Broker,
+    bodies,
+    message,
+    of_size,
+    receive_all,
+    receive_one,
+    refusal,
+    testable_limit,
+)
 from pairmq.testing.conformance._capabilities import capability, must_fail
 from pairmq.testing.conformance._suite import Suite
+from pairmq.testing.conformance.suites._timing import cut_off
 
 _OUTAGE = 5.0
 """Seconds that a broker stays away from a call that should not wait for it; what fails at once ends the wait."""
+
+
+_SENDERS = 16
+"""That send while a broker is stopped: what some of them have sent is stored by then, and not yet confirmed."""
 
 
 async def _a_broker_that_forgets_takes_work_again(broker: Broker) -> None:
@@ -49,6 +66,7 @@ class Faults(Suite):
         assert not error.maybe_applied
 
     async def test_a_failed_send_is_not_tried_again_behind_the_callers_back(self, broker: Broker) -> None:
+        """No hidden retries: a failure is raised at once."""
         queue = await broker.queue()
         sender = broker.sender(queue)
         await sender.send(message("before"))
@@ -62,6 +80,7 @@ class Faults(Suite):
         assert first.maybe_applied or "failed" not in found
 
     async def test_a_failed_send_does_not_outlast_the_outage(self, broker: Broker) -> None:
+        """No hidden retries: a failure is raised at once."""
         queue = await broker.queue()
         sender = broker.sender(queue)
         await sender.send(message("before"))
@@ -76,6 +95,86 @@ class Faults(Suite):
             error = await _failure(lambda: sending)
         assert answered or error is not None, "it was tried again until the broker was back: switch retries off"
         assert error is not None and error.kind is FailureKind.UNAVAILABLE, f"{error!r}"
+
+    async def test_sends_under_way_when_a_broker_stops_tell_no_lie(self, broker: Broker) -> None:
+        """``maybe_applied`` is True unless it is certain that the broker has not stored the message."""
+        queue = await broker.queue()
+        sender = broker.sender(queue)
+        await sender.send(message("before"))
+        certain: set[str] = set()
+        confirmed, enough = 0, asyncio.Event()
+
+        async def send_until_it_fails(name: int) -> None:
+            nonlocal confirmed
+            for number in itertools.count():
+                body = f"{name}/{number}"
+                try:
+                    await sender.send(message(body))
+                except TransportError as error:
+                    if not error.maybe_applied:
+                        certain.add(body)
+                    return
+                confirmed += 1
+                if confirmed >= 2 * _SENDERS:
+                    enough.set()
+
+        sends = asyncio.gather(*map(send_until_it_fails, range(_SENDERS)))
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.wait((sends, asyncio.ensure_future(enough.wait())), return_when=asyncio.FIRST_COMPLETED)
+            await broker.stop()
+            await sends
+        await broker.restore()
+        await broker.connect().admin.create(queue)
+        await _until_it_works(lambda: sender.send(message("after")))
+        found = await _up_to(broker, "after", Source(queue))
+        assert not certain & set(found), "said to be certainly not sent, and there all the same"
+
+    async def test_a_confirm_that_is_lost_leaves_a_doubt(self, broker: Broker) -> None:
+        """``maybe_applied`` is True unless it is certain that the broker has not stored the message."""
+        queue = await broker.queue()
+        sender = broker.sender(queue)
+        await sender.send(message("before"))
+        await broker.lose_confirms()
+        async with asyncio.timeout(PATIENCE):
+            single = await must_fail(lambda: sender.send(message("single")), FailureKind.UNAVAILABLE)
+            batch = await sender.send_batch([message("first"), message("second")])
+        assert None not in batch, "the broker has confirmed nothing"
+        await broker.restore()
+        await _until_it_works(lambda: sender.send(message("after")))
+        found = await _up_to(broker, "after", Source(queue))
+        told = zip(("single", "first", "second"), (single, *batch), strict=True)
+        certain = {body for body, error in told if error and not error.maybe_applied}
+        assert not certain & set(found), "said to be certainly not sent, and there all the same"
+
+    async def test_a_broker_that_stores_nothing_is_unavailable(self, broker: Broker) -> None:
+        """Another broker can take what this one has no room for: *unavailable*, not *refused* (SPEC 3.6)."""
+        queue = await broker.queue()
+        sender = broker.sender(queue)
+        await sender.send(message("before"))
+        await broker.refuse_writes()
+        for _ in range(2):  # it fails, or is not answered
+            await cut_off(sender.send(message("lost")), limit=1.0, why="the broker stores nothing")
+        await broker.restore()
+        await _until_it_works(lambda: sender.send(message("after")))
+        assert "after" in await _up_to(broker, "after", Source(queue))
+
+    async def test_what_a_broker_can_never_take_is_refused_while_it_is_stopped(self, broker: Broker) -> None:
+        """What `check_message` refuses, a send refuses in every state of the broker (SPEC 3.8)."""
+        queue = await broker.queue()
+        sender = broker.sender(queue)
+        await sender.send(message("opens the link: a limit may become exact"))
+        later = datetime.now(UTC) + timedelta(hours=1)
+        offered = [message("lives", time_to_live=60.0), message("later", scheduled_enqueue_at=later)]
+        if (most := testable_limit(broker)) is not None:
+            offered.append(of_size(broker, most + 1))
+        never = [(each, error) for each in offered if (error := refusal(broker, queue, each))]
+        await broker.stop()
+        for offer, refused in never:
+            async with asyncio.timeout(PATIENCE):
+                told = await must_fail(lambda offer=offer: sender.send(offer), refused.kind, refused.reason)  # type: ignore[misc]
+                (error,) = await sender.send_batch([offer])
+            assert not told.maybe_applied
+            assert error is not None and (error.kind, error.reason) == (refused.kind, refused.reason), f"{error!r}"
 
     async def test_a_stopped_broker_fails_every_message_of_a_batch(self, broker: Broker) -> None:
         queue = await broker.queue()
@@ -174,6 +273,7 @@ class Faults(Suite):
         assert await _up_to(broker, "after", Source(queue)) == ["before", "waits", "after"]
 
     async def test_a_send_whose_broker_dies_under_it_tells_no_lie(self, broker: Broker) -> None:
+        """``maybe_applied`` is True unless it is certain that the broker has not stored the message."""
         queue = await broker.queue()
         sender = broker.sender(queue)
         await sender.send(message("before"))
@@ -267,5 +367,8 @@ async def _up_to(broker: Broker, last: str, source: Source) -> list[str]:
     receiver = broker.connect().receiver(source)
     found: list[str] = []
     while last not in found:
-        found += bodies([await receive_one(receiver)])
+        some = await receiver.receive(100, PATIENCE)
+        assert some, f"{last!r} is lost"
+        found += bodies(some)
+        await receiver.complete_batch(some)
     return found + bodies(await receiver.receive(100, 0.3))

@@ -78,6 +78,19 @@ class Probe(Suite):
         await broker.admin.probe(queue)
 
     @capability("probes", disclaimed=refused(_probe))
+    async def test_a_broker_that_stores_nothing_fails_it_until_it_does(self, broker: Broker) -> None:
+        """A probe finds out whether the entity accepts *writes* (`Admin.probe`, SPEC 6.2)."""
+        queue = await broker.queue()
+        await broker.admin.probe(queue)
+        await broker.refuse_writes()
+        for _ in range(2):  # it fails, or is not answered
+            await cut_off(broker.admin.probe(queue), limit=1.0, why="the broker stores nothing")
+        await broker.restore()
+        await broker.admin.probe(queue)
+        await broker.put(queue, "a message")
+        assert bodies([await receive_one(broker.receiver(queue))]) == ["a message"]
+
+    @capability("probes", disclaimed=refused(_probe))
     async def test_a_frozen_broker_fails_it_by_its_limit(self, broker: Broker) -> None:
         queue = await broker.queue()
         await broker.admin.probe(queue)

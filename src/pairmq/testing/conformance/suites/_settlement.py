@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Source, TransportError
-from pairmq.testing.conformance._broker import PATIENCE, Broker, bodies, message, receive_all, receive_one
-from pairmq.testing.conformance._capabilities import capability, must_fail
+from pairmq.testing.conformance._broker import PATIENCE, Broker, bodies, message, of_size, receive_all, receive_one
+from pairmq.testing.conformance._capabilities import capability, limit, must_fail
 from pairmq.testing.conformance._suite import Suite
 from pairmq.testing.conformance.suites._timing import LockClock
 from pairmq.transport import Receiver
@@ -133,10 +133,11 @@ class Settlement(Suite):
 
     @capability("lock_renewal", disclaimed=_renewing_is_refused)
     async def test_a_renewed_lock_lasts_longer(self, broker: Broker) -> None:
+        """`renew_lock` makes the lock last its whole duration from now: no other receiver gets the message."""
         queue = await broker.queue(short_locks=True)
         await broker.put(queue, "hello")
-        receiver, clock = broker.receiver(queue), LockClock(broker.harness.lock_duration)
-        while not await _held_for_longer(broker, receiver, clock):
+        receiver, other = broker.receiver(queue), broker.connect()
+        while not await _held_for_longer(broker, receiver, other.receiver(Source(queue))):
             pass  # this machine stood still for as long as a lock: once more
 
     @capability("lock_renewal", disclaimed=_renewing_is_refused)
@@ -182,6 +183,21 @@ class Settlement(Suite):
         described = dead.dead_letter_description or ""
         assert described and text.startswith(described.rstrip("…. ")), "it may be cut, and nothing else"
 
+    @limit("max_message_bytes")
+    @capability("dead_letter", disclaimed=_dead_lettering_is_refused)
+    async def test_the_largest_message_can_be_dead_lettered(self, broker: Broker) -> None:
+        """`dead_letter` moves any delivery; it is the description that is cut to what the broker takes."""
+        queue = await broker.queue()
+        sender, receiver = broker.sender(queue), broker.receiver(queue)
+        await sender.send(message("opens the link: a limit may become exact"))
+        await receiver.complete(await receive_one(receiver))
+        largest = of_size(broker)
+        await sender.send(largest)
+        await receiver.dead_letter(await receive_one(receiver), "a reason", "a long description. " * 200)
+        dead = await receive_one(broker.receiver(Source(queue, dead_letter=True)))
+        assert dead.message.body == largest.body
+        assert dead.dead_letter_reason == "a reason"
+
     @capability("dead_letter", disclaimed=_dead_lettering_is_refused)
     async def test_a_dead_letter_can_be_completed_there(self, broker: Broker) -> None:
         queue = await broker.queue()
@@ -212,14 +228,24 @@ class Settlement(Suite):
         await must_fail(lambda: receiver.dead_letter(delivery, "a reason", "a description"), *_LOST)
 
 
-async def _held_for_longer(broker: Broker, receiver: Receiver, clock: LockClock) -> bool:
-    """Hold a message for one and a half times as long as an unrenewed lock; False after a standstill."""
+async def _held_for_longer(broker: Broker, receiver: Receiver, other: Receiver) -> bool:
+    """Hold a message for one and a half times as long as an unrenewed lock, while another one waits for it.
+
+    Returns:
+        False after a standstill, which proves nothing.
+    """
+    clock = LockClock(broker.harness.lock_duration)
     clock.ask()
     delivery = await receive_one(receiver)
     clock.begin()
+    waiting = asyncio.ensure_future(other.receive(1, 300.0))
     try:
         for _ in range(5):
-            await asyncio.sleep(broker.harness.lock_duration * 0.3)
+            await asyncio.wait((waiting,), timeout=broker.harness.lock_duration * 0.3)
+            if waiting.done():
+                given = await waiting
+                assert not given or clock.is_over, "another receiver got the message whose lock is renewed"
+                return False
             clock.ask()
             renewed = await receiver.renew_lock(delivery)
             clock.begin()
@@ -232,7 +258,12 @@ async def _held_for_longer(broker: Broker, receiver: Receiver, clock: LockClock)
         if not clock.excuses(error):
             raise
         return False
-    return True
+    else:
+        return True
+    finally:
+        waiting.cancel()
+        await asyncio.wait((waiting,), timeout=PATIENCE)
+        await other.close()  # which gives back what it got
 
 
 async def _one(broker: Broker, queue: Entity) -> tuple[Receiver, Delivery]:

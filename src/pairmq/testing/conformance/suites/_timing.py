@@ -78,17 +78,25 @@ class LockClock:
         """It was given, or renewed, since it was asked for."""
         self._since = self._asked
 
+    @property
+    def is_over(self) -> bool:
+        """Whether its time may be over."""
+        return time.monotonic() - self._since >= self._shortest
+
     def excuses(self, error: TransportError) -> bool:
         """Whether the error says that a lock is lost whose time may be over: then nothing is proved."""
-        return error.reason is FailureReason.LOCK_LOST and time.monotonic() - self._since >= self._shortest
+        return error.reason is FailureReason.LOCK_LOST and self.is_over
 
 
-async def cut_off(call: Awaitable[object], limit: float = 0.3) -> TimeoutError | None:
+async def cut_off(
+    call: Awaitable[object], limit: float = 0.3, *, why: str = "nobody can have answered"
+) -> TimeoutError | None:
     """Put a time limit on a call that can't be answered, and see that control comes back.
 
     Args:
         call: awaits a broker that is silent.
         limit: seconds.
+        why: it can't have been done; for the error.
 
     Returns:
         The time-out; None where the call found out before its limit that the broker is silent, and failed.
@@ -104,7 +112,7 @@ async def cut_off(call: Awaitable[object], limit: float = 0.3) -> TimeoutError |
             # A lock may be bound to a connection that an earlier call was cut off from.
             assert error.kind is FailureKind.UNAVAILABLE or error.reason is FailureReason.LOCK_LOST, f"{error!r}"
         else:
-            raise AssertionError(f"it returned {answer!r}, and nobody can have answered")
+            raise AssertionError(f"it returned {answer!r}, and {why}")
     assert watch.elapsed < limit + SLACK, (
         f"control came back {watch.elapsed:.2f} s after the call, whose time limit was {limit} s"
     )
