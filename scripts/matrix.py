@@ -1,9 +1,10 @@
-"""Run a tier of the tests with another Debian's Python and servers, and note what came of it in docs/reference/versions.md.
+"""Run a tier of the tests with the Python and the servers of another Debian, and note what came of it.
 
 Run it with: .venv/bin/python scripts/matrix.py [--tier first|servers] [--workers N] SUITE [-- PYTEST ARGUMENTS]
 SUITE is a Debian suite: trixie, sid. Its packages are unpacked below build/matrix, from the mirror that this machine
-uses, and nothing is installed here. Pip reaches the network as it does here, the tests reach none. What is there
-already is kept: delete build/matrix/SUITE to begin anew. Needs apt-get, dpkg-deb and unshare.
+uses, and nothing is installed here. The row of what came of it goes to docs/reference/versions.md. Pip reaches the
+network as it does here, the tests reach none. What is there already is kept: delete build/matrix/SUITE to begin anew.
+Needs apt-get, dpkg-deb and unshare.
 Exit status: that of pytest.
 """
 
@@ -22,31 +23,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference" / "versions.md"
-PACKAGES = [
-    "python3",
-    "python3-venv",
-    "python3-pip-whl",
-    "redis-server",
-    "rabbitmq-server",
-    "openssl",
-    "util-linux",
-    "iproute2",
-    "coreutils",
-    "bash",
-    "sed",
-    "grep",
-    "tar",
-    "gzip",
-    "findutils",
-    "procps",
-    "netbase",
-    "git",
-    "make",
-    "mawk",
-    "tzdata",
-    "media-types",
-    "hostname",
-]
+PACKAGES = (
+    *("python3", "python3-venv", "python3-pip-whl", "redis-server", "rabbitmq-server", "openssl", "git", "make"),
+    *("bash", "coreutils", "findutils", "grep", "gzip", "hostname", "iproute2", "mawk", "media-types", "netbase"),
+    *("procps", "sed", "tar", "tzdata", "util-linux"),
+)
 LINKS = ("bin", "sbin", "lib", "lib64")
 ENTER = """
 set -e
@@ -136,16 +117,15 @@ class Suite:
             if (Path("/etc") / name).exists():
                 shutil.copyfile(Path("/etc") / name, etc / name)
         settings = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
-        authorities = (
-            os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE") or "/etc/ssl/certs/ca-certificates.crt"
-        )
-        if Path(authorities).exists():
-            shutil.copyfile(authorities, etc / "authorities.pem")
-            settings |= {"PIP_CERT": "/etc/authorities.pem", "SSL_CERT_FILE": "/etc/authorities.pem"}
+        known = "/etc/ssl/certs/ca-certificates.crt"  # where Debian's pip looks
+        authorities = Path(os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE") or known)
+        if authorities.exists():
+            (etc / "ssl" / "certs").mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(authorities, self.root / known[1:])
+            settings["PIP_CERT"] = known
         told = " ".join(f"{name}={shlex.quote(value)}" for name, value in settings.items())
-        projects = " ".join(
-            f"-e {path.parent.relative_to(ROOT)}" for path in sorted(ROOT.glob("plugins/*/pyproject.toml"))
-        )
+        plugins = sorted(path.parent.relative_to(ROOT) for path in ROOT.glob("plugins/*/pyproject.toml"))
+        projects = " ".join(f"-e {plugin}" for plugin in plugins)
         pip = f"{told} python -m pip --quiet --no-cache-dir --disable-pip-version-check install"
         steps = [
             "rm -rf /opt/venv",
@@ -163,9 +143,8 @@ class Suite:
         unshare += ["--net"] if offline else []
         words = ["bash", "-c", ENTER, "enter", "bash", "-c", f"cd /src && {command}"]
         around = {"PATH": os.environ["PATH"] + ":/usr/sbin:/sbin", "OFFLINE": "yes" if offline else ""}
-        return subprocess.run(
-            [*unshare, *words], check=False, env=around | {"R": str(self.root), "T": str(ROOT)}
-        ).returncode
+        around |= {"R": str(self.root), "T": str(ROOT)}
+        return subprocess.run([*unshare, *words], check=False, env=around).returncode
 
     def version(self, package: str) -> str:
         """The version of a package, as its maker counts."""

@@ -1,4 +1,4 @@
-"""Programs whose task factory runs the first step of a task before it is returned, as by `asyncio.eager_task_factory`."""
+"""Programs whose tasks take their first step before they are returned, as by `asyncio.eager_task_factory`."""
 
 from __future__ import annotations
 
