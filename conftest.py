@@ -50,8 +50,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Watch for servers, and choose the event loops."""
     sys.addaudithook(_refuse_servers)
     if config.option.loop == "uvloop":
-        import uvloop
-
+        try:
+            import uvloop
+        except ImportError:
+            raise pytest.UsageError(
+                "--loop uvloop needs uvloop, which the pins leave out: pip install uvloop"
+            ) from None
         asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     elif config.option.loop == "eager":
         from eager_tasks import make_all_eager

@@ -34,7 +34,9 @@ def start_task(
     loop = loop or asyncio.get_running_loop()
     if loop.get_task_factory() is None:
         return loop.create_task(work, name=name, context=context)
-    task = loop.create_task(_in_a_later_turn(work), name=name, context=context)
+    task = loop.create_task(_in_a_later_turn(work), context=context)
+    if name is not None:  # from some factories a name that is None comes back as the text
+        task.set_name(name)
     task.add_done_callback(lambda _: work.close())
     return task
 
