@@ -117,13 +117,13 @@ class SimulationLoop(VirtualTimeLoop):
         self,
         coro: Coroutine[Any, Any, T] | Generator[Any, None, T],
         *,
-        name: str | None = None,
+        name: object = None,
         context: Context | None = None,
     ) -> asyncio.Task[T]:
         """Make a numbered task; not by a factory, so that what asks for one finds none."""
         task: asyncio.Task[T] = self._make_task(self, coro, context)
         if name is not None:
-            task.set_name(name)
+            task.set_name(str(name))
         return task
 
     def _make_task(
