@@ -22,7 +22,6 @@ from pairmq import (
     SendError,
     SendRefused,
 )
-from pairmq.transport import start_task
 from pairmq_servicebus.paired._batch import messages_of
 from pairmq_servicebus.paired._convert import SingleMessage, convert, convert_all, is_one
 from pairmq_servicebus.paired._errors import as_client_error, batch_error
@@ -101,7 +100,7 @@ class Opening:
             raise ValueError(SHUT_DOWN)
         if self._task is None:
             # In a task of its own, as a cancelled opening would be the pair's end.
-            self._task = start_task(self._pair.open(), name="paired client opening")
+            self._task = asyncio.create_task(self._pair.open(), name="paired client opening")
         if not self._task.done():
             await asyncio.wait((self._task,), timeout=seconds)
             if not self._task.done():
