@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # What runs in loops of programs; the command line, the dashboard and the like make loops of their own.
 PLACES = ("src/pairmq/runner", "src/pairmq/pair", "src/pairmq/observe", "src/pairmq/transport", "plugins")
-# Test support, a broker of its own, the start itself, and two that may know no transports: the first steps of their tasks
-# are to wait, and use nothing that is set later.
+# Test support, a broker of its own, the start itself, and two that may know no transports: what their tasks do first is
+# to wait, and it uses nothing that is set later.
 ELSEWHERE = ("testing", "server", "tests", "_tasks.py", "pairmq_faststream", "_sending.py")
 
 
