@@ -17,7 +17,7 @@ NAME ?=
 BENCHMARKS := $(filter-out _% journal_generator run_all,$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system smoke demo test test-servers test-spark test-all test-rest test-long soak simulate chaos mutants model bench bench-one check docs site format lock clean
+.PHONY: help setup system smoke demo test test-servers test-spark test-all test-rest test-long matrix soak simulate chaos mutants model bench bench-one check docs site format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,10 @@ test-rest: setup system ## what test-all runs besides test
 
 test-long: setup system ## what takes minutes a test: more outages of real servers; Spark's kills, drains, judged chaos journals, a cluster, Connect
 	@PAIRMQ_TEST_SPARK_KILLS=5 $(TIERS) long -- $(PYTEST_ARGS)
+
+# The row goes to docs/reference/versions.md; no container is needed, and nothing is installed.
+matrix: setup ## run a tier with the Python and the servers of another Debian (SUITE=trixie TIER=servers WORKERS=2)
+	@$(BIN)/python scripts/matrix.py --tier $(or $(TIER),first) --workers $(WORKERS) $(or $(SUITE),trixie) $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
 
 soak: setup system ## the long tests: files of a million lines through outages, a million sends with both brokers away (LINES=...)
 	@PAIRMQ_TEST_LINES="$(or $(LINES),1000000)" PAIRMQ_TEST_KILLS_LINES="$(or $(LINES),1000000)" \

@@ -13,6 +13,7 @@ test of the first tier that starts a server fails: it would fail as well where t
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import sys
 from collections.abc import Iterator
@@ -38,14 +39,28 @@ def tier_of(item: pytest.Item) -> str:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--tier``."""
+    """Add ``--tier`` and ``--loop``."""
     text = "tests of this tier; may be repeated. Without it: the first, and all but long where files are named"
     parser.addoption("--tier", action="append", choices=TIERS, help=text)
+    text = "event loops of the tests: asyncio's; the same with eager tasks; or uvloop's, if it is installed"
+    parser.addoption("--loop", choices=("asyncio", "eager", "uvloop"), default="asyncio", help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Watch for servers."""
+    """Watch for servers, and choose the event loops."""
     sys.addaudithook(_refuse_servers)
+    if config.option.loop == "uvloop":
+        try:
+            import uvloop
+        except ImportError:
+            raise pytest.UsageError(
+                "--loop uvloop needs uvloop, which the pins leave out: pip install uvloop"
+            ) from None
+        asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    elif config.option.loop == "eager":
+        from eager_tasks import make_all_eager
+
+        make_all_eager()
 
 
 def _wanted(config: pytest.Config) -> tuple[str, ...]:

@@ -41,6 +41,21 @@ TESTED = (
         '        host, scope = "localhost", "localhost"\n',
         tests=("tests/transport/test_naming.py",),
     ),
+    # Tasks.
+    Mutant(
+        "a task factory may run a task before what it needs is set",
+        "src/pairmq/transport/_tasks.py",
+        "    if loop.get_task_factory() is None:\n",
+        "    if loop is not None:\n",
+        tests=("tests/runner/test_eager_tasks.py",),
+    ),
+    Mutant(
+        "a task that is cancelled before its first step leaves its work open",
+        "src/pairmq/transport/_tasks.py",
+        "    task.add_done_callback(lambda _: work.close())\n",
+        "",
+        tests=("tests/runner/test_eager_tasks.py",),
+    ),
     # Time limits.
     Mutant(
         "a time limit that is reached is told as a cancellation by the caller",

@@ -24,7 +24,7 @@ from pairmq.model.events import Settlement
 from pairmq.pair._claims import MemoryClaims
 from pairmq.pair._receiver import PairDelivery
 from pairmq.runner import TimeLimits
-from pairmq.transport import Claim, ClaimStore
+from pairmq.transport import Claim, ClaimStore, start_task
 
 T = TypeVar("T")
 
@@ -250,7 +250,7 @@ class _Renewals:
             await asyncio.wait((self._task,))
 
     def _begin(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._renew(), name="renew claim")
+        self._task = start_task(self._renew(), name="renew claim")
 
     async def _renew(self) -> None:
         while True:

@@ -28,7 +28,7 @@ from pairmq.pair._sender import PairSender
 from pairmq.pair._settings import PREFIX, check_available, check_destination, check_syphon_queues, load_settings
 from pairmq.plugins import Observer, Registry, registry
 from pairmq.runner import Agreement, Clock, Engine
-from pairmq.transport import Transport
+from pairmq.transport import Transport, start_task
 
 if TYPE_CHECKING:
     from pairmq.observe.journal import Journal
@@ -148,7 +148,7 @@ class Pair:
         if self._ending is not None:
             raise PairClosed("the pair is closed: make a new one")
         if self._opening is None:
-            self._opening = asyncio.create_task(self._open(), name="pair open")
+            self._opening = start_task(self._open(), name="pair open")
         opening = self._opening
         if not opening.done():
             await self._wait_for(opening)
@@ -204,7 +204,7 @@ class Pair:
         has.
         """
         if self._ending is None:
-            self._ending = asyncio.create_task(self._end(), name="pair end")
+            self._ending = start_task(self._end(), name="pair end")
         await asyncio.shield(self._ending)
 
     async def _end(self) -> None:

@@ -12,6 +12,7 @@ from typing import Self
 from pairmq.model import Entity, Message, PairClosed, PairFaulted, Receipt, SendError, SendRefused
 from pairmq.pair._tracing import SendTracing
 from pairmq.runner import FAILURES, Engine, SenderState
+from pairmq.transport import start_task
 
 _CHUNK = 500  # messages in one operation: large enough for the brokers' batches, small beside the attempt's time limit
 _CHUNK_BYTES = 1 << 20
@@ -239,7 +240,7 @@ class _Stream:
         self._freed = asyncio.Event()
         self._operations: asyncio.Queue[asyncio.Task[list[Receipt | SendError]] | None] = asyncio.Queue()
         self._running: set[asyncio.Task[list[Receipt | SendError]]] = set()
-        self._reader = asyncio.create_task(self._read(), name="send_stream reader")
+        self._reader = start_task(self._read(), name="send_stream reader")
 
     async def results(self) -> AsyncGenerator[Receipt | SendError, None]:
         """The results in the order of the source."""
@@ -270,7 +271,7 @@ class _Stream:
                         await self._freed.wait()
                     self._in_window += len(chunk)
                     self._in_flight += taken
-                    task = asyncio.create_task(self._sender._send_of_stream(chunk, self._timeout))
+                    task = start_task(self._sender._send_of_stream(chunk, self._timeout))
                     self._running.add(task)
                     task.add_done_callback(partial(self._operation_ended, taken))
                     self._operations.put_nowait(task)
@@ -355,7 +356,7 @@ async def _gather(source: Iterable[Message] | AsyncIterable[Message], size: int)
                 await source.aclose()
 
     gathering = True
-    reader = asyncio.create_task(read(), name="send_stream source")
+    reader = start_task(read(), name="send_stream source")
     try:
         ended = False
         while not ended:

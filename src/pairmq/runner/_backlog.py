@@ -18,7 +18,7 @@ from pairmq.runner._emitter import Emitter
 from pairmq.runner._entity import wake
 from pairmq.runner._last_failure import remembered
 from pairmq.runner._limits import TimeLimits
-from pairmq.transport import QueueProperties, Sender, Transport
+from pairmq.transport import QueueProperties, Sender, Transport, start_task
 
 _PROPERTIES = QueueProperties(
     max_size_megabytes=5120,
@@ -102,7 +102,7 @@ class BacklogQueues:
         """
         turns = asyncio.Semaphore(_AT_ONCE)
         indexes = [index for index in range(len(self.entities)) if only is None or index in only]
-        tasks = [asyncio.create_task(self._prepare_one(index, turns)) for index in indexes]
+        tasks = [start_task(self._prepare_one(index, turns)) for index in indexes]
         # One limit for all: a secondary that hangs must not hold up the start of every process for minutes.
         _, late = await _settled(tasks, self._options.attempt_timeout)
         refusals = [task.exception() for task in tasks if task not in late]
@@ -113,9 +113,9 @@ class BacklogQueues:
             if task in late:
                 text = "the secondary did not answer in time"
                 self.take_out(index, TransportError(text, FailureKind.UNAVAILABLE, FailureReason.TIMEOUT))
-        self._retries = asyncio.create_task(self._bring_back(), name="backlog queues")
+        self._retries = start_task(self._bring_back(), name="backlog queues")
         if indexes:
-            self._readying = asyncio.create_task(self._make_ready(indexes[0]), name="backlog connection")
+            self._readying = start_task(self._make_ready(indexes[0]), name="backlog connection")
 
     async def _prepare_one(self, index: int, turns: asyncio.Semaphore) -> None:
         async with turns:
@@ -159,7 +159,7 @@ class BacklogQueues:
             return
         look = self._looks.get(index)
         if look is None:
-            look = self._looks[index] = asyncio.create_task(self._ensure(index), name=f"backlog queue {index}")
+            look = self._looks[index] = start_task(self._ensure(index), name=f"backlog queue {index}")
             look.add_done_callback(partial(self._looked, index))
         await asyncio.wait((look,))
         if look.cancelled():

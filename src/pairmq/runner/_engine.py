@@ -36,7 +36,7 @@ from pairmq.runner._partners import Partners
 from pairmq.runner._record import Agreement, RecordKeeper, find_agreement
 from pairmq.runner._send import SendProcedure
 from pairmq.runner._syphon import Syphon
-from pairmq.transport import Sender, Transport
+from pairmq.transport import Sender, Transport, start_task
 
 _TRANSPORT_CLOSE = 2.5  # s: a transport promises 2; one that breaks its promise is left behind
 
@@ -126,7 +126,7 @@ class Engine:
             version=version(),
             options=json.dumps(asdict(self.options)),
         )
-        self._operations_task = asyncio.create_task(self._operations.run(), name="operations report")
+        self._operations_task = start_task(self._operations.run(), name="operations report")
         if self.syphon is None:
             return
         if self._record_task is None or self._record.agreed:
@@ -140,7 +140,7 @@ class Engine:
             self.options.attempt_timeout,
             None if self._record_task is None else self._record.refresh,
         )
-        self._drain_task = asyncio.create_task(self._drain.run(), name="drain watch")
+        self._drain_task = start_task(self._drain.run(), name="drain watch")
         self._partners = Partners(*self._ends, self.options.close_grace, self._faulted)
 
     async def _prepare(self) -> None:
@@ -148,14 +148,14 @@ class Engine:
             # One of several that share the work; what starts them has looked, and told them which queues there are.
             await self.backlog.prepare(self._syphon_queues)
             return
-        look = asyncio.create_task(self._record.begin(), name="pair record")
+        look = start_task(self._record.begin(), name="pair record")
         try:
             await self.backlog.prepare()
             await look
         finally:
             look.cancel()
             await asyncio.wait((look,))
-        self._record_task = asyncio.create_task(self._record.run(), name="pair record")
+        self._record_task = start_task(self._record.run(), name="pair record")
 
     def _agreed(self) -> None:
         if self.syphon is not None and self._told_open and self._closing is None:
@@ -209,7 +209,7 @@ class Engine:
 
     def end_sender(self, state: SenderState) -> asyncio.Task[None]:
         """Close the link of a sender that sends nothing any more; the task never fails, and ends with the pair."""
-        task = asyncio.create_task(_end_link(state.primary), name="close sender")
+        task = start_task(_end_link(state.primary), name="close sender")
         self._endings.add(task)
         task.add_done_callback(self._endings.discard)
         return task
@@ -251,7 +251,7 @@ class Engine:
         Idempotent; never raises and never hangs. Cancelling it does not stop the closing.
         """
         if self._closing is None:
-            self._closing = asyncio.create_task(self._close(), name="pair close")
+            self._closing = start_task(self._close(), name="pair close")
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
@@ -296,7 +296,7 @@ class Engine:
         self._fault = cause
         self._sends.end_by(self._clock.now(), cause)
         if self._closing is None:
-            self._closing = asyncio.create_task(self._close(), name="pair fault")
+            self._closing = start_task(self._close(), name="pair fault")
 
 
 async def _end_link(sender: Sender) -> None:

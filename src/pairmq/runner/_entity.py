@@ -33,7 +33,7 @@ from pairmq.model.events import Cause, PingCompleted, StateChanged, Warned
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
 from pairmq.runner._last_failure import remembered
-from pairmq.transport import Sender
+from pairmq.transport import Sender, start_task
 
 _UP = frozenset((EntityState.HEALTHY, EntityState.DRAINING))
 
@@ -219,7 +219,7 @@ class EntityRunner:
             if isinstance(effect, Changed):
                 self._announce(effect)
             elif isinstance(effect, SendPing) and self._pings:
-                self._ping_task = self._loop.create_task(self._ping(effect.number), name=f"ping {self.entity}")
+                self._ping_task = start_task(self._ping(effect.number), name=f"ping {self.entity}", loop=self._loop)
             elif isinstance(effect, StopPing) and self._ping_task is not None:
                 self._ping_task.cancel()
         self._arm()

@@ -16,6 +16,7 @@ from pairmq.model import Entity, FailureKind, TransportError
 from pairmq.model.events import DestinationChanged
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
+from pairmq.transport import start_task
 
 _MOST = 1000
 """Gates that are kept without anyone at them. Paths in a backlog queue are anyone's words, and each costs memory."""
@@ -104,7 +105,7 @@ class Gates:
         gate.opened.clear()
         self._troubled.add(gate)
         self._emit(DestinationChanged, entity=gate.entity, open=False, error=str(error))
-        task = gate.probing = asyncio.create_task(self._watch(gate), name=f"syphon probe {gate.entity}")
+        task = gate.probing = start_task(self._watch(gate), name=f"syphon probe {gate.entity}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -20,7 +20,7 @@ from pairmq.model import Entity, TransportError
 from pairmq.runner._clock import Clock
 from pairmq.runner._entity import EntityRunner
 from pairmq.runner._limits import TimeLimits
-from pairmq.transport import Sender, Transport
+from pairmq.transport import Sender, Transport, start_task
 
 _KEPT: Final = 1000
 """Entities that are kept though they could be forgotten: their next senders find links, and people their states."""
@@ -121,7 +121,7 @@ class KnownEntities:
             else:
                 self.forgot = True
         if len(self._closers) < min(_CLOSERS, len(self._unwanted)):
-            closer = self._loop.create_task(self._close_unwanted(), name="close spare senders")
+            closer = start_task(self._close_unwanted(), name="close spare senders", loop=self._loop)
             self._closers.add(closer)
             closer.add_done_callback(self._closers.discard)
 

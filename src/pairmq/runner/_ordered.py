@@ -18,7 +18,7 @@ from pairmq.runner._clock import Clock
 from pairmq.runner._entity import EntityRunner
 from pairmq.runner._job import Job, SenderState
 from pairmq.runner._limits import TimeLimits
-from pairmq.transport import Admin, Transport
+from pairmq.transport import Admin, Transport, start_task
 
 _LONGEST_WAIT: Final = 2.0  # s that a send waits for its queue to drain, and half of its own time at most
 _SHORTEST_WAIT: Final = 0.02  # s that it waits, as long as it has the time, however many stand in line behind it
@@ -228,7 +228,7 @@ class _QueueWatch:
         future: asyncio.Future[Look | None] = asyncio.get_running_loop().create_future()
         self._asked.append(future)
         if self._task is None:
-            self._task = asyncio.create_task(self._run(), name=f"look at {self._queue}")
+            self._task = start_task(self._run(), name=f"look at {self._queue}")
         await asyncio.wait((future,), timeout=max(0.0, until - self._clock.now()))
         return future.result() if future.done() else None
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from pairmq.runner._limits import settled_within
-from pairmq.transport import Transport
+from pairmq.transport import Transport, start_task
 
 _LONGEST_FAULT = 2.5  # s: a transport promises 2
 
@@ -47,7 +47,7 @@ class Partners:
 
     def _ended(self, transport: Transport) -> None:
         if self._task is None:
-            self._task = self._loop.create_task(self._fault_the_other(transport), name="partner watch")
+            self._task = start_task(self._fault_the_other(transport), name="partner watch", loop=self._loop)
 
     async def _fault_the_other(self, ended: Transport) -> None:
         other = self._pair[1] if ended is self._pair[0] else self._pair[0]

@@ -33,7 +33,7 @@ from pairmq.runner._last_failure import besides
 from pairmq.runner._limits import TimeLimits
 from pairmq.runner._ordered import Key, Orders, Place
 from pairmq.runner._sizes import MessageLimits
-from pairmq.transport import Transport
+from pairmq.transport import Transport, start_task
 
 _BACKOFF = Backoff(first=0.05, factor=2.0, cap=2.0)
 _UP = (EntityState.HEALTHY, EntityState.DRAINING)
@@ -190,7 +190,7 @@ class SendProcedure:
             for place in places:
                 await self._go_along(state, place, started, deadline)
             return
-        tasks = [asyncio.create_task(self._go_along(state, place, started, deadline)) for place in places]
+        tasks = [start_task(self._go_along(state, place, started, deadline)) for place in places]
         try:
             await asyncio.gather(*tasks)
         finally:

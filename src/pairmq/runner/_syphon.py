@@ -16,7 +16,7 @@ from pairmq.runner._gates import Gates
 from pairmq.runner._limits import TimeLimits
 from pairmq.runner._rate import RateLimit
 from pairmq.runner.pump import Pump
-from pairmq.transport import Sender, Transport
+from pairmq.transport import Sender, Transport, start_task
 
 
 class Syphon:
@@ -133,7 +133,7 @@ class Syphon:
             self._later(sender.close(), f"close {entity}")
 
     def _later(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.create_task(work, name=name)
+        task = start_task(work, name=name)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 

@@ -3,6 +3,7 @@
 from pairmq.transport._claims import Claim, ClaimStore
 from pairmq.transport._counting import counts_of
 from pairmq.transport._naming import endpoint_with_default_name, is_local_address
+from pairmq.transport._tasks import start_task
 from pairmq.transport._transport import (
     Admin,
     Receiver,
@@ -33,4 +34,5 @@ __all__ = [
     "is_local_address",
     "is_nothing_sent",
     "nothing_sent",
+    "start_task",
 ]

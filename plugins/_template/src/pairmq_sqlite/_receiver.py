@@ -21,7 +21,7 @@ from datetime import datetime
 from typing import NamedTuple, TypeVar
 
 from pairmq.model import Delivery, FailureKind, FailureReason, Message, Source, TransportError
-from pairmq.transport import Receiver
+from pairmq.transport import Receiver, start_task
 from pairmq_sqlite import _codec, _errors
 from pairmq_sqlite._context import Context
 from pairmq_sqlite._errors import Failed, LockEnded
@@ -128,7 +128,7 @@ class SQLiteReceiver(Receiver):
         if self._closing is None:
             self._scope.close()
             self._context.arrivals.tell(self._path)  # a receive that waits finds out
-            self._closing = asyncio.get_running_loop().create_task(self._release())
+            self._closing = start_task(self._release())
         await asyncio.shield(self._closing)
 
     async def _take(self, most: int) -> _Taken:

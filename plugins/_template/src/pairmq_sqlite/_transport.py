@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from pairmq.model import Entity, Message, Source
-from pairmq.transport import Admin, Capabilities, Receiver, Sender, Transport
+from pairmq.transport import Admin, Capabilities, Receiver, Sender, Transport, start_task
 from pairmq_sqlite import _codec
 from pairmq_sqlite._admin import SQLiteAdmin
 from pairmq_sqlite._context import Context
@@ -71,7 +71,7 @@ class SQLiteTransport(Transport):
         # In a task of its own, which a caller that is cancelled does not take along.
         if self._closing is None:
             self._context.closed = True
-            self._closing = asyncio.get_running_loop().create_task(self._close_all())
+            self._closing = start_task(self._close_all())
         await asyncio.shield(self._closing)
 
     async def _close_all(self) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 
+from pairmq.transport import start_task
 from pairmq_rabbitmq import _errors
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._session import Session
@@ -62,7 +63,7 @@ class Link:
         if session is not None:
             return session
         if self._attempt is None:
-            self._attempt = asyncio.get_running_loop().create_task(self._connect())
+            self._attempt = start_task(self._connect())
             self._attempt.add_done_callback(self._attempted)
         attempt = self._attempt
         self._waiters += 1

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from pairmq.model import FailureKind, FailureReason, TransportError
-from pairmq.transport import nothing_sent
+from pairmq.transport import nothing_sent, start_task
 from pairmq_rabbitmq import _errors
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._link import Link
@@ -73,12 +73,11 @@ class Outlet:
         if len(chunks) == 1:
             return await self._publish(chunks[0], scope)
         answers: list[Answer] = []
-        loop = asyncio.get_running_loop()
         under_way: list[asyncio.Task[list[Answer]]] = []
         try:
             for chunk in chunks:
                 # The lock is fair: chunks are written in the order in which their tasks began.
-                under_way.append(loop.create_task(self._publish(chunk, scope)))
+                under_way.append(start_task(self._publish(chunk, scope)))
                 await asyncio.sleep(0)
                 if len(under_way) == 2:
                     answers += await under_way[0]
@@ -263,7 +262,7 @@ class Outlet:
             self._link.retire(session, silent=silent)
 
     def _unused(self, channel: PublishChannel) -> None:
-        task = asyncio.get_running_loop().create_task(self._give_back(channel))
+        task = start_task(self._give_back(channel))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -283,7 +282,7 @@ class _Opening:
 
     def __init__(self, open: Callable[[_Opening], Coroutine[Any, Any, PublishChannel]]) -> None:
         self._asked: tuple[Session, int, float] | None = None
-        self.task = asyncio.get_running_loop().create_task(open(self))
+        self.task = start_task(open(self))
         self.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, whoever waits
 
     def on(self, session: Session) -> Session:

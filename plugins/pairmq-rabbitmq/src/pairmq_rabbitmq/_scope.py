@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from pairmq.model import TransportError
+from pairmq.transport import start_task
 
 T = TypeVar("T")
 
@@ -75,7 +76,7 @@ class Scope:
             raise self._error(False)
         ending = _Ending()
         self._in_flight.add(ending)
-        task = asyncio.get_running_loop().create_task(operation)
+        task = start_task(operation)
         try:
             await asyncio.wait((task, ending.error), return_when=asyncio.FIRST_COMPLETED)
             if ending.error.done():

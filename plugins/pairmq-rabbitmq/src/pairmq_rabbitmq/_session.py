@@ -17,6 +17,7 @@ from aiormq.connection import exception_by_code
 from yarl import URL
 
 from pairmq.model import FailureKind, FailureReason, TransportError
+from pairmq.transport import start_task
 from pairmq_rabbitmq._channel import take_any_name
 from pairmq_rabbitmq._driver_log import connection_context
 from pairmq_rabbitmq._errors import Unsent
@@ -210,7 +211,7 @@ class Session:
         raise error
 
     def _background(self, operation: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.get_running_loop().create_task(operation, context=connection_context())
+        task = start_task(operation, context=connection_context())
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task

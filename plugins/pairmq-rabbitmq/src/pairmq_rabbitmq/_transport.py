@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from pairmq.model import Entity, Message, Source
-from pairmq.transport import Admin, Capabilities, Receiver, Sender, Transport
+from pairmq.transport import Admin, Capabilities, Receiver, Sender, Transport, start_task
 from pairmq_rabbitmq import _codec, _errors
 from pairmq_rabbitmq._admin import RabbitAdmin
 from pairmq_rabbitmq._context import Context
@@ -76,7 +76,7 @@ class RabbitTransport(Transport):
     async def _close(self) -> None:
         if self._closing is None:
             self._context.closed = True
-            self._closing = asyncio.get_running_loop().create_task(self._close_all())
+            self._closing = start_task(self._close_all())
         # A caller that is cancelled leaves the rest to the task, which ends by itself.
         await asyncio.shield(self._closing)
 

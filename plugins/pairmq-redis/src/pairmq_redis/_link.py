@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from pairmq.model import TransportError
-from pairmq.transport import nothing_sent
+from pairmq.transport import nothing_sent, start_task
 from pairmq_redis._errors import NotSent, Unanswered, leads_elsewhere
 from pairmq_redis._wire import Command, Reply, Wire
 
@@ -92,7 +92,7 @@ class _Session:
         self._waiting = 0  # calls that wait for their replies: in `_calls` are also those that were cancelled
         self._retired = False
         self.usable = True
-        self.reader = asyncio.get_running_loop().create_task(self._read())
+        self.reader = start_task(self._read())
 
     async def call(self, commands: Sequence[Command], scope: Scope) -> list[Reply]:
         call = _Call(len(commands), asyncio.get_running_loop().create_future())
@@ -249,7 +249,7 @@ class Link:
             raise NotSent(ConnectionAbortedError("the connection was closed"))
         loop = asyncio.get_running_loop()
         if self._attempt is None:
-            self._attempt = loop.create_task(self._open())
+            self._attempt = start_task(self._open())
         attempt = self._attempt
         waiter: asyncio.Future[object] = loop.create_future()
         self._waiters[waiter] = None

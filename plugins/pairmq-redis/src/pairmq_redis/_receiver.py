@@ -33,7 +33,7 @@ from typing import Any
 
 from pairmq.model import Delivery, FailureKind, FailureReason, Source, TransportError
 from pairmq.model.drafts import draft_of
-from pairmq.transport import Receiver
+from pairmq.transport import Receiver, start_task
 from pairmq_redis import _codec, _errors, _scripts
 from pairmq_redis._context import Context
 from pairmq_redis._errors import NotSent
@@ -244,7 +244,7 @@ class RedisReceiver(Receiver):
                 await self._context.control.call([(b"PING",)], self._scope)
 
         if self._nudging is None or self._nudging.done():
-            self._nudging = asyncio.get_running_loop().create_task(ping())
+            self._nudging = start_task(ping())
 
     def _may_be_expired(self, id_: bytes, fields: Sequence[bytes], now_ms: float) -> bool:
         """Whether a fresh entry had a short life; the queue's own default is left to the script, which knows it."""
@@ -334,7 +334,7 @@ class RedisReceiver(Receiver):
     async def close(self) -> None:
         if self._closing is None:
             self._scope.close(lambda: _errors.closed(self._doing, maybe_applied=True))
-            self._closing = asyncio.get_running_loop().create_task(self._close())
+            self._closing = start_task(self._close())
         # A caller that is cancelled leaves the rest to the task, which ends by itself.
         await asyncio.shield(self._closing)
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, TransportError
-from pairmq.transport import Sender, is_nothing_sent
+from pairmq.transport import Sender, is_nothing_sent, start_task
 from pairmq_redis import _codec, _errors, _scripts
 from pairmq_redis._context import Context
 from pairmq_redis._errors import NotSent
@@ -71,10 +71,9 @@ class RedisSender(Sender):
             return [_errors.closed(self._doing) for _ in messages]
         outcomes: list[TransportError | None] = []
         under_way: deque[asyncio.Task[list[TransportError | None]]] = deque()
-        loop = asyncio.get_running_loop()
         try:
             for chunk in self._chunks(messages):
-                under_way.append(loop.create_task(self._send_chunk(chunk)))
+                under_way.append(start_task(self._send_chunk(chunk)))
                 await asyncio.sleep(0)  # it writes; one connection keeps the chunks in order
                 if len(under_way) == 2:
                     outcomes += await under_way[0]

@@ -12,7 +12,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from pairmq.model import Entity, Message, Source
-from pairmq.transport import Admin, Capabilities, Receiver, Sender, Transport
+from pairmq.transport import Admin, Capabilities, Receiver, Sender, Transport, start_task
 from pairmq_redis import _codec, _errors
 from pairmq_redis._admin import RedisAdmin
 from pairmq_redis._context import Context
@@ -76,7 +76,7 @@ class StreamsTransport(Transport):
     async def _close(self) -> None:
         if self._closing is None:
             self._context.closed = True
-            self._closing = asyncio.get_running_loop().create_task(self._close_all())
+            self._closing = start_task(self._close_all())
         await asyncio.shield(self._closing)
 
     async def _close_all(self) -> None:

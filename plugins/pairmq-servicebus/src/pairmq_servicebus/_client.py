@@ -20,6 +20,7 @@ from azure.servicebus import ServiceBusReceiveMode, ServiceBusSubQueue, Transpor
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
 
 from pairmq.model import ConfigurationError, Entity, EntityKind, Source
+from pairmq.transport import start_task
 from pairmq_servicebus import _errors, _private
 from pairmq_servicebus._credentials import Identity, SharedKey, SharedSignature, make_identity
 from pairmq_servicebus._single_consumer import SingleConsumers
@@ -182,7 +183,7 @@ class Namespace:
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run something in the background, and forget about it."""
-        task = asyncio.get_running_loop().create_task(work)
+        task = start_task(work)
         self._background.add(task)
         task.add_done_callback(self._forget)
         return task

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from pairmq.model import Entity, Message, Source
-from pairmq.transport import Admin, Capabilities, Receiver, Sender, SessionReceiver, Transport
+from pairmq.transport import Admin, Capabilities, Receiver, Sender, SessionReceiver, Transport, start_task
 from pairmq_servicebus import _codec, _errors
 from pairmq_servicebus._admin import BusAdmin
 from pairmq_servicebus._client import ClientSettings, Namespace
@@ -87,7 +87,7 @@ class ServiceBusTransport(Transport):
 
     async def _close(self) -> None:
         if self._closing is None:
-            self._closing = asyncio.get_running_loop().create_task(self._close_all())
+            self._closing = start_task(self._close_all())
         # A caller that is cancelled leaves the rest to the task, which ends by itself.
         await asyncio.shield(self._closing)
 

@@ -13,7 +13,7 @@ from opentelemetry.metrics import MeterProvider, Observation
 from pairmq.model import Entity, Source, TransportError
 from pairmq.observe.otel import _names as names
 from pairmq.observe.otel._instruments import instruments
-from pairmq.transport import Transport
+from pairmq.transport import Transport, start_task
 
 _log = logging.getLogger("pairmq")
 
@@ -64,7 +64,7 @@ async def watch_backlog(
                 yield Observation(count, {names.PAIR: pair.name, names.QUEUE: queue, names.MESSAGE_STATE: state})
 
     stop_telling = instruments(meter_provider).ask(names.BACKLOG_MESSAGES, values)
-    task = asyncio.create_task(_count_for_ever(pair, counts, every, limit), name="count backlog")
+    task = start_task(_count_for_ever(pair, counts, every, limit), name="count backlog")
     try:
         yield
     finally:

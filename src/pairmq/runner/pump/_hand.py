@@ -12,6 +12,7 @@ from pairmq.runner._clock import Clock
 from pairmq.runner.pump._batches import slices
 from pairmq.runner.pump._item import Item
 from pairmq.runner.pump._reader import Reader
+from pairmq.transport import start_task
 
 _UNKNOWN_LOCK = 15.0  # s: how long a lock is taken to last until the queue was asked
 _AT_ONCE = 25  # renewals side by side, each under a time limit of its own
@@ -42,7 +43,7 @@ class Hand:
 
     def start(self) -> None:
         """Begin to renew locks."""
-        self._renewals = asyncio.create_task(self._renew_locks(), name=f"locks {self._reader.queue}")
+        self._renewals = start_task(self._renew_locks(), name=f"locks {self._reader.queue}")
 
     async def stop(self) -> None:
         """Renew locks no more."""

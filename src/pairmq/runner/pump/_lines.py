@@ -19,6 +19,7 @@ from pairmq.runner.pump._item import Item
 from pairmq.runner.pump._transfer import Transfer
 from pairmq.runner.pump._waits import first, pause
 from pairmq.runner.pump._window import Window
+from pairmq.transport import start_task
 
 _BACKOFF = Backoff(first=0.25, factor=2.0, cap=30.0)
 
@@ -92,7 +93,7 @@ class Lines:
         if line is None:
             gate = self._gates.of(entity)
             line = self._lines[entity] = Line(gate)
-            line.task = asyncio.create_task(self._deliver(line), name=f"deliver {entity}")
+            line.task = start_task(self._deliver(line), name=f"deliver {entity}")
             gate.users += 1  # while somebody is at it, it is not dropped to make room for others
             line.task.add_done_callback(lambda _: gate.left())
         line.items.extend(items)

@@ -36,7 +36,7 @@ from pairmq.runner.pump._screen import Poison, Screen
 from pairmq.runner.pump._transfer import Transfer
 from pairmq.runner.pump._waits import end, first, pause
 from pairmq.runner.pump._window import Window
-from pairmq.transport import Sender, Transport
+from pairmq.transport import Sender, Transport, start_task
 
 _BACKOFF = Backoff(first=0.25, factor=2.0, cap=10.0)  # as long as a drain may pause after the secondary is back
 _ROOM_BACKOFF = Backoff(first=0.1, factor=2.0, cap=2.0)
@@ -111,7 +111,7 @@ class Pump:
 
     def start(self) -> None:
         """Begin to pump."""
-        self._task = asyncio.create_task(self._run(), name=f"pump {self.queue}")
+        self._task = start_task(self._run(), name=f"pump {self.queue}")
         self._intake.start()
 
     async def stop(self, grace: float) -> None:

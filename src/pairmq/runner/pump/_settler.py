@@ -16,6 +16,7 @@ from pairmq.runner.pump._batches import adapted, slices
 from pairmq.runner.pump._hand import Hand
 from pairmq.runner.pump._item import Settlement
 from pairmq.runner.pump._reader import Reader
+from pairmq.transport import start_task
 
 _AT_ONCE = 25  # dead-letters side by side, each under a time limit of its own
 _FIRST_COMPLETED = 100  # deliveries completed in one operation, until that has shown to fit
@@ -65,7 +66,7 @@ class Settler:
         """Settle items, in the background from the first attempt on."""
         if settlements:
             self._untold.update((id(settlement), settlement) for settlement in settlements)
-            task = asyncio.create_task(self._settle(settlements), name=f"settle {self._reader.queue}")
+            task = start_task(self._settle(settlements), name=f"settle {self._reader.queue}")
             self._settlings[task] = None
             task.add_done_callback(self._settled_soon)
 
@@ -82,7 +83,7 @@ class Settler:
     async def _settle(self, settlements: Sequence[Settlement]) -> None:
         await self._try(settlements)
         if self._unsettled and self._retries is None:
-            self._retries = asyncio.create_task(self._retry(), name=f"settle {self._reader.queue}")
+            self._retries = start_task(self._retry(), name=f"settle {self._reader.queue}")
 
     async def finish(self, ends_at: float) -> None:
         """Go on settling until an instant of the loop's clock, or until all is settled."""

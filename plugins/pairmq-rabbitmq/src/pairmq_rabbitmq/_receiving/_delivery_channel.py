@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from aiormq.channel import Channel
 
+from pairmq.transport import start_task
 from pairmq_rabbitmq._channel import close_channel
 from pairmq_rabbitmq._receiving._held import Share
 from pairmq_rabbitmq._receiving._locking import LockingChannel
@@ -78,7 +79,7 @@ class DeliveryChannel(LockingChannel):
         """Let so many messages be unsettled here, asked for or not; 0 for none that were not asked for."""
         self._ahead = min(messages, _MOST_AHEAD)
         if not self._ahead and self._standing is not None and self.fetching is None and self.usable:
-            self.fetching = self._loop.create_task(self._fetch(0, 0.0))
+            self.fetching = start_task(self._fetch(0, 0.0), loop=self._loop)
 
     def fetch(self, count: int, deadline: float) -> asyncio.Task[None]:
         """Begin to bring messages to `waiting`; what goes wrong is told by `cause`.
@@ -91,7 +92,7 @@ class DeliveryChannel(LockingChannel):
             The task that does it, not to be cancelled: `stop` it. There is one at a time.
         """
         self._stopped = False
-        self.fetching = self._loop.create_task(self._fetch(min(count, MAX_WINDOW), deadline))
+        self.fetching = start_task(self._fetch(min(count, MAX_WINDOW), deadline), loop=self._loop)
         return self.fetching
 
     def stop(self) -> None:

@@ -7,6 +7,7 @@ import contextlib
 
 from aiormq.channel import Channel
 
+from pairmq.transport import start_task
 from pairmq_rabbitmq._channel import close_channel
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._receiving._settling import Calls
@@ -25,7 +26,7 @@ class Opening:
     def __init__(self, session: Session) -> None:
         self.session = session
         self._calls = Calls(session)
-        self.task = asyncio.get_running_loop().create_task(self._open())
+        self.task = start_task(self._open())
         self.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, whoever waits
 
     @property
@@ -58,6 +59,6 @@ def give_back(session: Session, raw: Channel) -> None:
             await session.run(close_channel(raw))
 
     if session.usable and not raw.is_closed:
-        task = asyncio.get_running_loop().create_task(close())
+        task = start_task(close())
         _closings.add(task)
         task.add_done_callback(_closings.discard)

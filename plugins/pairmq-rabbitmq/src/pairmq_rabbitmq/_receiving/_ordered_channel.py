@@ -23,6 +23,7 @@ from typing import Any
 
 from aiormq.channel import Channel
 
+from pairmq.transport import start_task
 from pairmq_rabbitmq._channel import close_channel
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._markers import WINDOW, Marker, marker_of
@@ -144,7 +145,7 @@ class OrderedChannel(DeliveryChannel):
         while self._markers and self._markers[0][0].tag < oldest:
             met.append(self._markers.popleft())
         if met:
-            task = self._loop.create_task(self._answer(met))
+            task = start_task(self._answer(met), loop=self._loop)
             self._answers.add(task)
             task.add_done_callback(self._answers.discard)
 
@@ -169,7 +170,7 @@ class OrderedChannel(DeliveryChannel):
             for locked in self._settling.unsettled.values():
                 locked.state = State.GONE
             self.waiting.clear()
-            self._giving_back = self._loop.create_task(self._give_back())
+            self._giving_back = start_task(self._give_back(), loop=self._loop)
             self.stop()
         self._giving_back.add_done_callback(lambda _: job.end(None))
         return job

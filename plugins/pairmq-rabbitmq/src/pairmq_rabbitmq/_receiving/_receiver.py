@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 
 from pairmq.model import Delivery, FailureReason, Source, TransportError
-from pairmq.transport import Receiver
+from pairmq.transport import Receiver, start_task
 from pairmq_rabbitmq import _errors, _names
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._errors import Unsent
@@ -293,7 +293,7 @@ class RabbitReceiver(Receiver):
     async def close(self) -> None:
         if self._closing is None:
             self._scope.close(lambda begun: _errors.closed(self._doing, maybe_applied=begun))
-            self._closing = asyncio.get_running_loop().create_task(self._close())
+            self._closing = start_task(self._close())
         # A caller that is cancelled leaves the rest to the task, which ends by itself.
         await asyncio.shield(self._closing)
 

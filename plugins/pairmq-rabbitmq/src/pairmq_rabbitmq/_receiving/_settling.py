@@ -20,6 +20,7 @@ from aiormq.channel import Channel
 from pamqp.commands import Basic
 
 from pairmq.model import Message
+from pairmq.transport import start_task
 from pairmq_rabbitmq import _header
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._receiving._held import Share
@@ -198,7 +199,7 @@ class Settling:
             locked.job = job
         self._jobs.append(job)
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._work())
+            self._task = start_task(self._work())
         return job
 
     @property

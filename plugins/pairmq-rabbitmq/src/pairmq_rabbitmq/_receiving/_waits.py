@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from pairmq.model import TransportError
+from pairmq.transport import start_task
 from pairmq_rabbitmq._scope import Scope
 
 
@@ -31,7 +32,7 @@ class Waits:
 
     def begin(self, operation: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Let something go on, whoever waits for it, until `cancel`."""
-        task = asyncio.get_running_loop().create_task(operation)
+        task = start_task(operation)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

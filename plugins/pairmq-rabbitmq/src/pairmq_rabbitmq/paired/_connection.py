@@ -15,6 +15,7 @@ from pamqp.common import FieldTable
 from yarl import URL
 
 from pairmq import ConfigurationError, Pair, PairOptions
+from pairmq.transport import start_task
 from pairmq_rabbitmq.paired._channel import PairedChannel
 from pairmq_rabbitmq.paired._publisher import OnReceipt, Publisher
 
@@ -64,7 +65,7 @@ class PairedConnection(RobustConnection):
         Args:
             timeout: seconds of each attempt.
         """
-        self._connecting = asyncio.create_task(self.connect(timeout), name="paired connection")
+        self._connecting = start_task(self.connect(timeout), name="paired connection")
 
     def channel(
         self,

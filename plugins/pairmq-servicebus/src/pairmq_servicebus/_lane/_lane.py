@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 from pairmq.model import TransportError
+from pairmq.transport import start_task
 from pairmq_servicebus import _errors
 from pairmq_servicebus._lane._job import Call, Job, Look, OpenLink
 
@@ -182,7 +183,7 @@ class Lane(Generic[L]):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._task = asyncio.get_running_loop().create_task(self._run(), name=self._doing)
+        self._task = start_task(self._run(), name=self._doing)
 
     async def _run(self) -> None:
         me = asyncio.current_task()

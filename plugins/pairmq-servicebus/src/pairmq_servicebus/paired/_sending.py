@@ -100,7 +100,7 @@ class Opening:
             raise ValueError(SHUT_DOWN)
         if self._task is None:
             # In a task of its own, as a cancelled opening would be the pair's end.
-            self._task = asyncio.get_running_loop().create_task(self._pair.open(), name="paired client opening")
+            self._task = asyncio.create_task(self._pair.open(), name="paired client opening")
         if not self._task.done():
             await asyncio.wait((self._task,), timeout=seconds)
             if not self._task.done():

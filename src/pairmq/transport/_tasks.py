@@ -1,0 +1,47 @@
+"""Starting tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextvars import Context
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def start_task(
+    work: Coroutine[Any, Any, T],
+    name: str | None = None,
+    *,
+    loop: asyncio.AbstractEventLoop | None = None,
+    context: Context | None = None,
+) -> asyncio.Task[T]:
+    """Start a task that takes its first step in a later turn of the loop, whatever task factory the program has set.
+
+    A factory such as `asyncio.eager_task_factory` runs that step before the task is returned. What the caller goes on
+    to set, and above all the attribute that keeps the task, would not be set yet, or be set after the task has ended.
+
+    Args:
+        work: what the task runs. It is closed when the task is cancelled before its first step.
+        name: of the task; Python chooses one when left out.
+        loop: where it runs; the running one when left out.
+        context: in which it runs; a copy of the current one when left out.
+
+    Returns:
+        The task, to be kept by the caller: the loop keeps none.
+    """
+    loop = loop or asyncio.get_running_loop()
+    if loop.get_task_factory() is None:
+        return loop.create_task(work, name=name, context=context)
+    task = loop.create_task(_in_a_later_turn(work), context=context)
+    if name is not None:  # from some factories a name that is None comes back as the text
+        task.set_name(name)
+    task.add_done_callback(lambda _: work.close())
+    return task
+
+
+async def _in_a_later_turn(work: Coroutine[Any, Any, T]) -> T:
+    """Let the caller set what the work needs."""
+    await asyncio.sleep(0)
+    return await work
