@@ -79,8 +79,8 @@ def test_json_for_programs(capfd):
 
 @pytest.mark.usefixtures("bug")
 def test_what_is_shrunk_can_be_replayed(in_folder, capfd):
-    seed = next(s for s in range(9) if run(["simulate", "--seed", str(s), "--hours", "0.03", "--mode", "safety"]))
-    assert run(["simulate", "--seed", str(seed), "--hours", "0.03", "--mode", "safety", "--shrink"]) == 1
+    seed = next(s for s in range(30) if run(["simulate", "--seed", str(s), "--hours", "0.1", "--mode", "safety"]))
+    assert run(["simulate", "--seed", str(seed), "--hours", "0.1", "--mode", "safety", "--shrink"]) == 1
     capfd.readouterr()
     path = in_folder / f"simulation-{seed}.json"
     scenario = Scenario.from_json(path.read_text())
