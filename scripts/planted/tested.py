@@ -143,6 +143,13 @@ TESTED = (
         tests=_PUMP_TESTS,
     ),
     Mutant(
+        "retries that were stopped before they began are taken for running",
+        _SETTLER,
+        "            if self._retries is not None and self._retries.done():\n",
+        "            if False:\n",
+        tests=_PUMP_TESTS,
+    ),
+    Mutant(
         "a completion under a lock that was replaced is given up",
         _SETTLER,
         "        elif error.reason is FailureReason.LOCK_LOST and item.delivery is not used and not item.lost:",

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -13,6 +14,9 @@ from pairmq import Message
 from pairmq.core import Diversion, divert
 from pairmq.model import Entity, FailureKind, FailureReason, TransportError
 from pairmq.model.events import MessageMoved, SyphonFailed
+from pairmq.runner import Clock
+from pairmq.runner.pump._item import Settlement
+from pairmq.runner.pump._settler import Settler
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
 from pairmq.testing import _simulated as simulated
 
@@ -165,3 +169,36 @@ async def test_a_message_that_is_refused_for_its_own_sake_cuts_off_no_other_pump
                 await asyncio.sleep(0.1)
         assert [why for _, why in w.west.dead_letters("east/x-servicebus-transfer/1")] == [reason]
         assert sorted(w.home()) == sorted(bodies_of(50))
+
+
+class BusyReader:
+    """Completes nothing at first, and then all."""
+
+    queue = QUEUE
+
+    def __init__(self) -> None:
+        self.busy = True
+
+    async def complete(self, deliveries: Sequence[object]) -> list[TransportError | None]:
+        busy = TransportError("try again", FailureKind.BUSY, FailureReason.OTHER)
+        return [busy if self.busy else None for _ in deliveries]
+
+    def share(self, began_at: float) -> float:
+        return 0.0
+
+
+@in_virtual_time
+async def test_a_completion_is_tried_again_after_a_pump_began_anew_before_the_first_retry():
+    """A task that is cancelled before its first step runs no `finally`: what it would have cleared stayed, for good."""
+    told: list[TransportError | None] = []
+    reader, clock = BusyReader(), Clock(virtual_wall)
+    settler = Settler(reader, MagicMock(), clock, lambda error: None, lambda: None)
+    item = MagicMock(lost=False)
+    await settler.settle([Settlement(item, lambda _, error: told.append(error))])
+    await settler.stop_retries()  # in the same turn of the loop, as when a receive fails then
+    await settler.give_up()
+    told.clear()
+    await settler.settle([Settlement(item, lambda _, error: told.append(error))])
+    reader.busy = False
+    await asyncio.sleep(60)
+    assert told == [None]

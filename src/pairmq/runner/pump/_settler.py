@@ -99,6 +99,8 @@ class Settler:
         if self._retries is not None:
             self._retries.cancel()
             await asyncio.wait((self._retries,), timeout=1)
+            if self._retries is not None and self._retries.done():
+                self._retries = None  # one that is cancelled before its first step has no `finally`
         self._unsettled.clear()
 
     async def give_up(self) -> None:
