@@ -145,7 +145,7 @@ TESTED = (
     Mutant(
         "retries that were stopped before they began are taken for running",
         _SETTLER,
-        "            if self._retries is not None and self._retries.done():\n",
+        "            if retries.done() and self._retries is retries:\n",
         "            if False:\n",
         tests=_PUMP_TESTS,
     ),

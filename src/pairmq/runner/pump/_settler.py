@@ -96,11 +96,12 @@ class Settler:
 
     async def stop_retries(self) -> None:
         """Try nothing again that has failed."""
-        if self._retries is not None:
-            self._retries.cancel()
-            await asyncio.wait((self._retries,), timeout=1)
-            if self._retries is not None and self._retries.done():
-                self._retries = None  # one that is cancelled before its first step has no `finally`
+        retries = self._retries
+        if retries is not None:
+            retries.cancel()
+            await asyncio.wait((retries,), timeout=1)
+            if retries.done() and self._retries is retries:
+                self._retries = None  # cancelled before its first step, it ran no `finally`
         self._unsettled.clear()
 
     async def give_up(self) -> None:
