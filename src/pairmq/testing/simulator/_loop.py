@@ -171,6 +171,11 @@ class SimulationLoop(VirtualTimeLoop):
         finally:
             asyncio.set_event_loop(None)
 
+    def __del__(self) -> None:
+        """Close without asyncio's warning: Ctrl-C may come while a world is made, before anything could bury it."""
+        if not self.is_closed():
+            self.close()
+
     def bury(self) -> None:
         """Let go of all tasks that are left, and close.
 
