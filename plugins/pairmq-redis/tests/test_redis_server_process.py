@@ -61,21 +61,24 @@ def test_a_program_that_is_never_ready_is_ended() -> None:
 @pytest.mark.skipif(
     not servers_end_with_parent(), reason="only setpriv of util-linux 2.33 or newer ends a server with its parent"
 )
-def test_a_server_dies_with_its_parent() -> None:
+def test_a_server_dies_with_its_parent(tmp_path: Path) -> None:
     script = (
-        "import sys, time\n"
+        "import pathlib, sys, time\n"
         "from pairmq.testing.servers import ServerProcess\n"
-        "server = ServerProcess([sys.executable, '-c', 'import time; time.sleep(60)'], ready=lambda: True)\n"
-        "server.start(); print(server.pid, flush=True); time.sleep(60)\n"
+        "runs = pathlib.Path(sys.argv[1])\n"
+        # Not ready before it runs: a parent that ends while setpriv still starts has asked the kernel for nothing yet.
+        "code = f'import pathlib, time; pathlib.Path({str(runs)!r}).touch(); time.sleep(600)'\n"
+        "server = ServerProcess([sys.executable, '-c', code], ready=runs.exists)\n"
+        "server.start(); print(server.pid, flush=True); time.sleep(600)\n"
     )
-    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "runs")], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     assert alive(pid)
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 100
     while alive(pid):
         assert time.monotonic() < deadline
         time.sleep(0.01)
