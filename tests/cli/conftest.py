@@ -115,7 +115,7 @@ class Program:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def wait_for(self, text: bytes, seconds: float = 40) -> None:
+    def wait_for(self, text: bytes, seconds: float = 100) -> None:
         """Wait until stderr or stdout holds a text."""
         pause = threading.Event()
         for _ in range(int(seconds / 0.02)):
@@ -126,7 +126,7 @@ class Program:
             pause.wait(0.02)
         assert text in self.err or text in self.out, (bytes(self.out), bytes(self.err))
 
-    def end(self, seconds: float = 40) -> Ended:
+    def end(self, seconds: float = 100) -> Ended:
         """Wait for the end of the process."""
         status = self.process.wait(seconds)
         for thread in self._threads:

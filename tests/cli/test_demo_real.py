@@ -51,7 +51,7 @@ def _tell_all(folder: Path, number: signal.Signals) -> None:
 
 
 def _await(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 100
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)

@@ -31,7 +31,7 @@ def is_pending(pid: int, number: signal.Signals) -> bool:
 
 
 def until(condition: Callable[[], object]) -> None:
-    ends_at = time.monotonic() + 30
+    ends_at = time.monotonic() + 100
     while not condition():
         assert time.monotonic() < ends_at, "it did not happen in time"
         time.sleep(0.02)

@@ -211,7 +211,7 @@ def test_an_interrupted_call_leaves_no_job_behind(spark, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         _making.write_pieces(spark, endless, {}, lambda name: tmp_path / name, interrupt_once_it_works)
     # Whoever keeps Spark's books learns of the end of a job a little later than who waits for it.
-    until = time.monotonic() + 30
+    until = time.monotonic() + 100
     while tracker.getActiveJobsIds():
         assert time.monotonic() < until, "a job goes on"
         time.sleep(0.05)

@@ -109,7 +109,7 @@ def nothing_comes(connection: socket.socket, seconds: float = 0.3) -> bool:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    ends_at = time.monotonic() + 30
+    ends_at = time.monotonic() + 100
     while not condition():
         assert time.monotonic() < ends_at, "it did not happen in time"
         time.sleep(0.005)
