@@ -17,7 +17,7 @@ NAME ?=
 BENCHMARKS := $(filter-out _% journal_generator run_all,$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system smoke demo test test-servers test-spark test-all test-rest test-long matrix soak simulate chaos mutants model bench bench-one check docs site format lock clean
+.PHONY: help setup system smoke demo test test-servers test-spark test-all test-rest test-long matrix coverage soak simulate chaos mutants model bench bench-one check docs site format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,11 @@ test-long: setup system ## what takes minutes a test: more outages of real serve
 # The row goes to docs/reference/versions.md; no container is needed, and nothing is installed.
 matrix: setup ## run a tier with the Python and the servers of another Debian (SUITE=trixie TIER=servers WORKERS=2)
 	@$(BIN)/python scripts/matrix.py --tier $(or $(TIER),first) --workers $(WORKERS) $(or $(SUITE),trixie) $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
+
+# Four rooms, those that every message goes through; programs that a test starts are not counted.
+coverage: setup ## lines of the core, the runner, the pair and the transport contract that the first tier runs
+	@$(BIN)/python -m pytest -q --hypothesis-seed 0 --numprocesses $(WORKERS) --dist worksteal $(PYTEST_ARGS) \
+		$(foreach room,core runner pair transport,--cov src/pairmq/$(room)) --cov-report term:skip-covered
 
 soak: setup system ## the long tests: files of a million lines through outages, a million sends with both brokers away (LINES=...)
 	@PAIRMQ_TEST_LINES="$(or $(LINES),1000000)" PAIRMQ_TEST_KILLS_LINES="$(or $(LINES),1000000)" \
