@@ -427,14 +427,14 @@ TESTED = (
     ),
     Mutant(
         "RabbitMQ: a channel whose queue owes an answer is never closed",
-        "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_channel.py",
+        "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_driver.py",
         "        except TimeoutError:\n            pass\n",
         "        except TimeoutError:\n            return\n",
         tests=(_RABBIT_RECEIVING_A + "channel_whose_queue_owes_an_answer_is_closed_all_the_same_and_once",),
     ),
     Mutant(
         "RabbitMQ: a channel is closed twice, for which the server closes the connection",
-        "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_channel.py",
+        "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_driver.py",
         '        if not getattr(channel, "close_sent", False):\n',
         "        if True:\n",
         tests=(_RABBIT_RECEIVING_A + "channel_is_closed_once_however_often_that_is_asked_in_a_stall",),

@@ -19,7 +19,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.plugins import registry
 from pairmq.transport import Transport
-from pairmq_rabbitmq._labour import is_laborious
+from pairmq_rabbitmq._header import is_costly
 from pairmq_rabbitmq.testing import RabbitServer
 
 QUEUE = Entity("orders")
@@ -320,12 +320,12 @@ def content_header(value: bytes, *, before: bytes = b"") -> bytes:
 @pytest.mark.parametrize("value", _WIDE, ids=range(4))
 @pytest.mark.parametrize("before", [b"", short(b"text/plain")])
 def test_headers_of_very_many_values_are_not_given_to_the_parser(value: bytes, before: bytes) -> None:
-    assert is_laborious(content_header(value, before=before))
+    assert is_costly(content_header(value, before=before))
 
 
 @pytest.mark.parametrize("value", _NARROW, ids=range(5))
 def test_headers_of_some_values_or_of_long_ones_are_read(value: bytes) -> None:
-    assert not is_laborious(content_header(value))
+    assert not is_costly(content_header(value))
 
 
 @pytest.mark.parametrize("more", [1, 3])
@@ -333,27 +333,27 @@ def test_flags_that_go_on_hide_no_values(more: int) -> None:
     """The parser takes 16 bits of flags more for each set low bit, whatever the broker makes of that."""
     whole = content_header(_WIDE[0])
     words = struct.pack(">H", 0x2001) + struct.pack(">H", 1) * (more - 1) + b"\0\0"
-    assert is_laborious(whole[:12] + words + whole[14:])
+    assert is_costly(whole[:12] + words + whole[14:])
 
 
 def test_flags_without_an_end_are_the_parsers_business() -> None:
-    assert not is_laborious(struct.pack(">HHQ", 60, 0, 0) + struct.pack(">H", 0x2001) * 20_000)
+    assert not is_costly(struct.pack(">HHQ", 60, 0, 0) + struct.pack(">H", 0x2001) * 20_000)
 
 
 def test_what_may_be_sent_can_be_read_when_the_broker_has_added_its_own_headers() -> None:
     numbers = range(20_000)
-    most = bisect(numbers, False, key=lambda n: is_laborious(content_header(array(*[b"V"] * n)), sending=True)) - 1
+    most = bisect(numbers, False, key=lambda n: is_costly(content_header(array(*[b"V"] * n)), sending=True)) - 1
     assert 0 < most < numbers[-1]
     death = array(table(*[entry(b"n" * 20, text(b"v" * 20))] * 12))
     value = array(*[b"V"] * most)
     added = struct.pack(">HHQH", 60, 0, 0, 0x2000) + sized(entry(b"a", value) + entry(b"x-death", death))
-    assert not is_laborious(added)
+    assert not is_costly(added)
 
 
 @given(st.binary(max_size=60), st.sampled_from(_WIDE), st.integers(0, 400))
 def test_a_header_that_can_not_be_parsed_is_the_parsers_business(noise: bytes, value: bytes, at: int) -> None:
     whole = content_header(value)
-    assert isinstance(is_laborious(whole[:at] + noise + whole[at:]), bool)
+    assert isinstance(is_costly(whole[:at] + noise + whole[at:]), bool)
 
 
 async def test_a_message_of_very_many_values_is_put_away_unread(rabbit: RabbitServer, transport: Transport) -> None:

@@ -20,7 +20,7 @@ from pamqp.header import ContentHeader
 
 from pairmq.model import MAX_TIME_TO_LIVE, Message
 from pairmq_rabbitmq import _codec
-from pairmq_rabbitmq._codec import MalformedMessage, _dead_letter, _layout, _marshal
+from pairmq_rabbitmq._codec import MalformedMessage, _dead_letter, _encode, _layout
 
 # --------------------------------------------------------------------------- messages
 
@@ -484,7 +484,7 @@ def test_a_dead_lettered_message_reads_as_before(
 
 def _same(properties: Basic.Properties) -> Basic.Properties:
     """These properties, able to be written by our own bytes; pamqp can't write all that it reads."""
-    copy = _marshal.blank()
+    copy = _encode.blank()
     for name in Basic.Properties.__slots__:
         setattr(copy, name, getattr(properties, name))
     return copy

@@ -13,7 +13,7 @@ from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, 
 from pairmq.transport import Receiver, Transport
 from pairmq_rabbitmq._markers import WINDOW
 from pairmq_rabbitmq._receiving import RabbitReceiver, _ordered_channel
-from pairmq_rabbitmq._receiving._one_consumer import ordered_channel
+from pairmq_rabbitmq._receiving._ordered_channel import ordered_channel
 from pairmq_rabbitmq._transport import RabbitTransport
 from pairmq_rabbitmq.testing import RabbitServer
 

@@ -13,11 +13,10 @@ from pairmq.model import TransportError
 from pairmq_rabbitmq import _outlet
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._lane import Lane
-from pairmq_rabbitmq._link import Link
+from pairmq_rabbitmq._link import Link, Session
 from pairmq_rabbitmq._outlet import Outlet
 from pairmq_rabbitmq._publish import Parcel
 from pairmq_rabbitmq._scope import Scope
-from pairmq_rabbitmq._session import Session
 
 PARCEL = Parcel(b"", "m", b"", b"")
 

@@ -21,9 +21,9 @@ from cut_calls import given_up
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.testing import TcpProxy
 from pairmq.testing.conformance.suites._timing import LockClock
-from pairmq_rabbitmq import _channel, _link
+from pairmq_rabbitmq import _driver, _link
 from pairmq_rabbitmq._context import Context
-from pairmq_rabbitmq._receiving import RabbitReceiver, _locking, _settling, held_by_this_process
+from pairmq_rabbitmq._receiving import RabbitReceiver, _delivery_channel, _settling, held_by_this_process
 from pairmq_rabbitmq._url import parse_rabbitmq_url
 from pairmq_rabbitmq.testing import RabbitServer
 
@@ -751,7 +751,7 @@ async def test_a_renewed_lock_lasts(server: RabbitServer, contexts: MakeContext)
 async def test_a_lock_is_not_renewed_until_the_broker_loses_patience(
     server: RabbitServer, contexts: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_locking, "LONGEST_HOLD", 3.0)
+    monkeypatch.setattr(_delivery_channel, "LONGEST_HOLD", 3.0)
     publish(server, "a")
     receiver = RabbitReceiver(contexts(), SOURCE)
     [delivery] = await receiver.receive(1, WAIT)
@@ -1246,14 +1246,14 @@ async def test_a_channel_whose_queue_owes_an_answer_is_closed_all_the_same_and_o
     async def noted(_: object) -> None:
         """Nothing comes."""
 
-    monkeypatch.setattr(_channel, "_TURN", 0.05)
+    monkeypatch.setattr(_driver, "_TURN", 0.05)
     context = contexts(heartbeat=4)
     session = await context.consuming.session()
     channel = await session.open_channel(confirms=False)
     server.erl("ok = sys:suspend(whereis('%2F_orders'))")
     asking = asyncio.create_task(session.run(channel.basic_consume(QUEUE, noted)))
     await asyncio.sleep(0.2)  # until it is asked
-    closings = [asyncio.create_task(session.run(_channel.close_channel(channel))) for _ in range(2)]
+    closings = [asyncio.create_task(session.run(_driver.close_channel(channel))) for _ in range(2)]
     await asyncio.wait(closings, timeout=6)
     server.erl("ok = sys:resume(whereis('%2F_orders'))")
     await asyncio.wait_for(asyncio.gather(asking, *closings, return_exceptions=True), WAIT)
@@ -1266,7 +1266,7 @@ async def test_a_channel_is_closed_once_however_often_that_is_asked_in_a_stall(
     server: RabbitServer, context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker may close a connection on which it is to close a channel that is not there."""
-    monkeypatch.setattr(_channel, "_TURN", 0.05)
+    monkeypatch.setattr(_driver, "_TURN", 0.05)
     session = await context.consuming.session()
     channel = await session.open_channel(confirms=False)
     written: list[bytes] = []
@@ -1279,7 +1279,7 @@ async def test_a_channel_is_closed_once_however_often_that_is_asked_in_a_stall(
     monkeypatch.setattr(channel.write_queue, "put", noted)
     await hang(server)
     try:
-        closings = [asyncio.create_task(session.run(_channel.close_channel(channel))) for _ in range(2)]
+        closings = [asyncio.create_task(session.run(_driver.close_channel(channel))) for _ in range(2)]
         await asyncio.wait(closings, timeout=0.5)
     finally:
         server.resume()

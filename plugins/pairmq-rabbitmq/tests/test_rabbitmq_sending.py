@@ -23,8 +23,8 @@ from pairmq.plugins import registry
 from pairmq.testing import TcpProxy
 from pairmq.transport import Sender, Transport, is_nothing_sent
 from pairmq_rabbitmq import _context, _link
+from pairmq_rabbitmq._link import Session
 from pairmq_rabbitmq._outlet import Outlet
-from pairmq_rabbitmq._session import Session
 from pairmq_rabbitmq.testing import RabbitServer
 
 pytestmark = pytest.mark.real_server

@@ -8,7 +8,7 @@ from typing import Any, cast
 from aio_pika.tools import OneShotCallback
 from aiormq.abc import AbstractConnection
 
-from pairmq_rabbitmq._session import _Underlay
+from pairmq_rabbitmq._link import _Underlay
 
 
 class Silent:

@@ -11,8 +11,7 @@ import pytest
 from aiormq.channel import Channel
 from pamqp.commands import Basic
 
-from pairmq_rabbitmq._receiving._held import Share
-from pairmq_rabbitmq._receiving._settling import Calls, Locked, Settling
+from pairmq_rabbitmq._receiving._settling import Calls, Locked, Settling, Share
 
 
 class Raw:

@@ -13,8 +13,7 @@ from pairmq.model import Delivery, Entity, EntityKind, FailureReason, Source, Tr
 from pairmq.transport import Admin, ConfirmRisk, QueueCounts, QueuePositions, QueueProperties
 from pairmq_rabbitmq import _errors, _names
 from pairmq_rabbitmq._context import Context
-from pairmq_rabbitmq._emptiness import count_certainly
-from pairmq_rabbitmq._interrogation import interrogate
+from pairmq_rabbitmq._inspection import count_certainly, interrogate
 from pairmq_rabbitmq._management import Management, not_configured
 from pairmq_rabbitmq._peek import peek, peek_in_turn
 from pairmq_rabbitmq._positions import Positions

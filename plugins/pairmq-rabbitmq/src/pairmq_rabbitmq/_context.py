@@ -24,11 +24,10 @@ from aiormq.exceptions import ConnectionInternalError
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, TransportError
 from pairmq_rabbitmq import _errors
 from pairmq_rabbitmq._errors import Unsent
-from pairmq_rabbitmq._link import Link
-from pairmq_rabbitmq._marker_line import MarkerLine
+from pairmq_rabbitmq._link import Link, Session
+from pairmq_rabbitmq._markers import MarkerLine
 from pairmq_rabbitmq._outlet import Outlet
 from pairmq_rabbitmq._scope import Scope
-from pairmq_rabbitmq._session import Session
 from pairmq_rabbitmq._url import RabbitUrl
 
 T = TypeVar("T")

@@ -4,7 +4,10 @@ pamqp's parser copies what is left of the header for each value in it, and reads
 name: that is most of what receiving a message costs. The properties and types that nearly every message has are read
 here in one pass; any header with others in it, or with a mistake, is pamqp's, whose reading is the same.
 
-Anyone may publish: a header that can't be read gives properties with nothing but the mark `UNREADABLE`.
+Anyone may publish: a header that can't be read gives properties with nothing but the mark `UNREADABLE`. So does one
+that would take too long to read. pamqp copies the rest of a table for each value in it: a table of many thousands of
+tiny values in one frame of 128 KiB keeps the event loop busy for seconds, and with it every other message and the
+connection's heartbeat. A few such messages would stop a receiver. So the values are counted first.
 """
 
 from __future__ import annotations
@@ -15,14 +18,12 @@ from typing import Any, Final
 from pamqp import commands
 from pamqp.header import ContentHeader
 
-from pairmq_rabbitmq._labour import is_laborious
-
 UNREADABLE: Final = "x-unreadable-header"
 """Header of a message whose own header could not be read; its value says why."""
 
 Properties = commands.Basic.Properties
 
-_FLAGS_AT, _PROPERTIES_AT = 12, 14
+_FLAGS_AT, _PROPERTIES_AT = 12, 14  # behind class, weight and body size
 _HEADERS, _DELIVERY_MODE, _PRIORITY = 0x2000, 0x1000, 0x0800
 _TEXTS_BEFORE = ((0x8000, "content_type"), (0x4000, "content_encoding"))
 _TEXTS_BEHIND = (
@@ -35,7 +36,24 @@ _TEXTS_BEHIND = (
     (0x0008, "app_id"),
 )
 _UNUSUAL = 0xFFFF & ~(_HEADERS | _DELIVERY_MODE | _PRIORITY | sum(flag for flag, _ in (*_TEXTS_BEFORE, *_TEXTS_BEHIND)))
-_LONG = 1 << 14  # bytes from which is_laborious looks
+_SMALL = 1 << 14  # bytes of a header that can't hold enough values to cost much
+
+_MAX_COST: Final = 1 << 28
+"""Bytes that the parser may copy for one message, about: some tenths of a second."""
+
+_BROKERS_OWN = (1024, 64)  # bytes and values of what the broker adds: x-delivery-count, x-death and the like
+_MORE = 0x0001
+
+_TABLE, _ARRAY = b"FA"
+_STRINGS = frozenset(b"Sx")
+_SIZES = {
+    **dict.fromkeys(b"V\0", 0),
+    **dict.fromkeys(b"tbB", 1),
+    **dict.fromkeys(b"su", 2),
+    **dict.fromkeys(b"Iif", 4),
+    **dict.fromkeys(b"D", 5),
+    **dict.fromkeys(b"lLdT", 8),
+}
 
 _flags = struct.Struct(">H").unpack_from
 _length = struct.Struct(">I").unpack_from
@@ -51,13 +69,13 @@ class _Unusual(Exception):
 
 def read(header: bytes) -> Properties:
     """Read the properties in the payload of a content header frame; never raises."""
-    if len(header) < _LONG:
+    if len(header) <= _SMALL:
         try:
             return _read(header)
         except (_Unusual, IndexError, UnicodeDecodeError, struct.error):
             pass
     try:
-        if is_laborious(header):
+        if is_costly(header):
             raise ValueError("its headers hold too many values")
         found = ContentHeader()
         found.unmarshal(header)
@@ -136,3 +154,59 @@ def _table(header: bytes, at: int, end: int) -> dict[str, Any]:
     if at != end or end > len(header):
         raise _Unusual
     return found
+
+
+def is_costly(header: bytes, *, sending: bool = False) -> bool:
+    """Tell whether reading a content header would hold up everything else; one look at each value.
+
+    Args:
+        header: the payload of a content header frame; anyone may have written its properties. Of one that can't be
+            parsed, what comes before the mistake counts, as the parser reads no further either.
+        sending: leave room for the headers that the broker adds to a message which it redelivers or dead-letters: one
+            that was accepted must not become too costly on its way.
+    """
+    bytes_more, values_more = _BROKERS_OWN if sending else (0, 0)
+    size = len(header) + bytes_more
+    if size <= _SMALL:
+        return False
+    try:
+        return _exceeds(header, _MAX_COST // size - values_more)
+    except (IndexError, struct.error):
+        return False
+
+
+def _exceeds(header: bytes, most: int) -> bool:
+    """Whether the headers hold more values than that, on all levels together."""
+    at = _PROPERTIES_AT
+    flags = word = int.from_bytes(header[_FLAGS_AT:at])
+    while word & _MORE:  # the parser reads on, though the broker, which knows 14 properties, does not
+        word = int.from_bytes(header[at : at + 2])
+        at += 2
+    for flag, _ in _TEXTS_BEFORE:
+        if flags & flag:
+            at += 1 + header[at]
+    if not flags & _HEADERS:
+        return False
+    ends = [(at + 4 + _length(header, at)[0], True)]
+    at += 4
+    count = 0
+    while ends:
+        end, named = ends[-1]
+        if at >= end:
+            ends.pop()
+            continue
+        count += 1
+        if count > most:
+            return True
+        if named:
+            at += 1 + header[at]
+        kind = header[at]
+        at += 1
+        if kind in (_TABLE, _ARRAY):
+            ends.append((at + 4 + _length(header, at)[0], kind == _TABLE))
+            at += 4
+        elif kind in _STRINGS:
+            at += 4 + _length(header, at)[0]
+        else:
+            at += _SIZES.get(kind, len(header))
+    return False

@@ -1,4 +1,4 @@
-"""A place for one connection at a time, made when first needed and made anew after it was lost or given up.
+"""A link: one connection at a time, made when first needed and made anew after it was lost or given up.
 
 No connection is made that nobody asked for, and none is waited for on its way back: whether and when to try again is
 decided above (SPEC 3.6).
@@ -12,14 +12,34 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
+import aio_pika
+import aiormq
+from aio_pika.abc import UnderlayConnection
+from aio_pika.tools import OneShotCallback
+from aiormq.abc import ExceptionType
+from aiormq.channel import Channel
+from aiormq.connection import exception_by_code
+from yarl import URL
+
+from pairmq.model import FailureKind, FailureReason, TransportError
 from pairmq.transport import start_task
 from pairmq_rabbitmq import _errors
+from pairmq_rabbitmq._driver import connection_context, take_any_name
 from pairmq_rabbitmq._errors import Unsent
-from pairmq_rabbitmq._session import Session
 from pairmq_rabbitmq._url import RabbitUrl
+from pairmq_rabbitmq._wire import WatchedStreams, Wire
 
 _AFTERLIFE = 15.0  # s between two looks at whether a retired connection is still used
+
+T = TypeVar("T")
+
+ACCESS_REFUSED = 403
+_CLEARED = 0.2  # s for the driver to put away what it has of a connection that is gone
+_REFILL = 0.1  # s after which a channel that was taken from the reserve is made up for
+_SPARE_CHANNELS = 8  # of the broker's limit, so that a burst of openings does not reach it
 
 
 class Link:
@@ -143,3 +163,261 @@ class Link:
 def _lives(session: Session, then: int | None) -> bool:
     """Whether a connection that fell silent was heard of again."""
     return session.usable and then is not None and session.wire.frames != then
+
+
+class Session:
+    """One open connection: calls on it end at the latest when it does.
+
+    It never comes back: whoever finds it ended asks the link for the next one.
+    """
+
+    def __init__(self) -> None:
+        self.wire = Wire(self._lost)
+        self.cause: BaseException | None = None
+        self.forsaken = 0  # calls that nobody waits for any more, and that have not ended
+        self.users = 0  # who would lose something with it: calls that are waited for, and channels that lock messages
+        self._connection: aio_pika.Connection | None = None
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._listeners: list[Callable[[BaseException], None]] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._lost_at_login: BaseException | None = None
+        self._reserve: asyncio.Task[Channel] | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is open, as far as anybody knows."""
+        return self.cause is None
+
+    @property
+    def server_version(self) -> tuple[int, ...]:
+        """The broker's version, such as (3, 10, 8); empty if it does not tell."""
+        told = str(self._driver.server_properties.get("version", ""))
+        return tuple(int(part) for part in told.split("-")[0].split(".") if part.isdigit())
+
+    @property
+    def frame_max(self) -> int:
+        """The largest frame in bytes that the broker takes."""
+        return int(self._driver.connection_tune.frame_max or 0) or 131_072
+
+    async def open(self, url: RabbitUrl, tls: ssl.SSLContext | None, purpose: str) -> None:
+        """Connect and log in.
+
+        Args:
+            url: where to, and as whom.
+            tls: checks the broker; None for plain TCP.
+            purpose: shown beside the connection in the broker's own tools.
+
+        Raises:
+            Exception: the driver's; nothing of a message was written.
+        """
+        connection = _Connection(url, tls, purpose, self.wire)
+        try:
+            await self._detached(connection.connect())
+        except Exception as error:
+            raise self._why_refused(error) from error
+        self._connection = connection
+        if self._lost_at_login is not None:
+            self._lost(self._lost_at_login)
+
+    async def open_channel(self, *, confirms: bool) -> Channel:
+        """Open a channel.
+
+        Raises:
+            Unsent: it can't be opened.
+        """
+        tune = self._driver.connection_tune
+        if tune.channel_max and len(self._driver.channels) >= tune.channel_max - _SPARE_CHANNELS:
+            text = f"the connection has all {tune.channel_max} channels that the broker allows: use fewer entities"
+            raise Unsent(TransportError(text, FailureKind.TRANSIENT, FailureReason.QUOTA))
+        try:
+            channel = await self.run(self._driver.channel(publisher_confirms=confirms, on_return_raises=True))
+            return take_any_name(channel)
+        except Exception as error:
+            raise Unsent(self.cause or (error.cause if isinstance(error, Unsent) else error)) from error
+
+    def reserve_publisher(self) -> None:
+        """Open a channel for publishing ahead of whoever asks next, and another one when that is taken.
+
+        The first publish to an entity then takes one question to the broker, its own, and not three.
+        """
+        if self._reserve is None and self.cause is None:
+            self._reserve = self._background(self.open_channel(confirms=True))
+
+    def take_publisher(self) -> Channel | None:
+        """The channel in reserve; None when there is none."""
+        reserve = self._reserve
+        if reserve is None or not reserve.done():
+            return None
+        self._reserve = None
+        if reserve.cancelled() or reserve.exception() is not None or reserve.result().is_closed:
+            return None
+        # Not at once: a publish that could not wait for a channel is about to be written.
+        asyncio.get_running_loop().call_later(_REFILL, self.reserve_publisher)
+        return reserve.result()
+
+    async def run(self, operation: Coroutine[Any, Any, T]) -> T:
+        """Await a call of the driver, or the end of the connection.
+
+        A cancelled caller gets control back at once: the driver cleans up with further calls to the broker, which may
+        never answer; that goes on behind the scenes.
+
+        Raises:
+            Exception: the driver's, or why the connection ended; never a cancellation that nobody asked for.
+        """
+        if self.cause is not None:
+            operation.close()
+            raise Unsent(self.cause)
+        return await self._detached(operation)
+
+    def on_end(self, listener: Callable[[BaseException], None]) -> None:
+        """Call ``listener`` with the cause when it ends; at once if it has."""
+        if self.cause is not None:
+            listener(self.cause)
+        else:
+            self._listeners.append(listener)
+
+    def remove_on_end(self, listener: Callable[[BaseException], None]) -> None:
+        """Forget a listener."""
+        if listener in self._listeners:
+            self._listeners.remove(listener)
+
+    def end(self, cause: BaseException) -> None:
+        """Drop the connection: calls in flight end with ``cause``."""
+        if self.cause is not None:
+            return
+        self.cause = cause
+        self.wire.abort()
+        if not self._ended.done():
+            self._ended.set_result(None)
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener(cause)
+        for task in tuple(self._tasks):
+            task.cancel()
+        if self._connection is not None:
+            self._background(self._connection.close())
+
+    async def close(self, timeout: float) -> None:
+        """Say goodbye to the broker within ``timeout`` seconds, then drop the connection."""
+        if self.cause is None and self._connection is not None and not self.wire.blocked:
+            goodbye = self._background(self._connection.close())
+            await asyncio.wait((goodbye, self._ended), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        self.end(ConnectionAbortedError("the connection was closed"))
+        if self._tasks:  # nobody may run the loop any more when this is over
+            await asyncio.wait(self._tasks, timeout=_CLEARED)
+
+    @property
+    def _driver(self) -> Any:
+        if self._connection is None or self._connection.transport is None:
+            raise Unsent(self.cause or ConnectionError("not connected"))
+        return self._connection.transport.connection
+
+    def _why_refused(self, error: Exception) -> Exception:
+        """Why the login failed: the broker's words, which the driver passes on for a wrong password only."""
+        goodbye = self.wire.goodbye
+        if goodbye is None or goodbye.reply_code == ACCESS_REFUSED:
+            return error
+        return exception_by_code(goodbye)
+
+    async def _detached(self, operation: Coroutine[Any, Any, T]) -> T:
+        task = self._background(operation)
+        self.users += 1
+        try:
+            await asyncio.wait((task, self._ended), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            if not task.done():
+                self.forsaken += 1
+                task.add_done_callback(self._no_longer_forsaken)
+            raise
+        finally:
+            self.users -= 1
+        if not task.done():
+            task.cancel()
+            raise self.cause or ConnectionAbortedError("the connection was closed")
+        if task.cancelled():  # the driver's way to tell of a lost connection
+            raise self.cause or ConnectionResetError("the connection was lost")
+        error = task.exception()
+        if error is None:
+            return task.result()
+        if self.cause is not None and not isinstance(error, Exception):
+            raise self.cause
+        raise error
+
+    def _background(self, operation: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = start_task(operation, context=connection_context())
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _no_longer_forsaken(self, _: asyncio.Task[Any]) -> None:
+        self.forsaken -= 1
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen: nobody may be waiting for it any more
+
+    def _lost(self, cause: BaseException) -> None:
+        goodbye = self.wire.goodbye
+        if goodbye is not None:
+            cause = exception_by_code(goodbye)
+        elif not isinstance(cause, Exception):
+            cause = ConnectionResetError("the connection was lost")
+        if self._connection is None:
+            self._lost_at_login = cause  # the driver knows best what went wrong, if it still looks
+            return
+        # What came before the end is still on its way through the driver's queues.
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, self.end, cause)
+
+
+class _Driver(aiormq.Connection):
+    # When this queue of frames is full, the driver drops its answer to a channel that the broker closed, and uses the
+    # channel's number again, which makes the broker close the connection.
+    FRAME_BUFFER_SIZE = 1000
+
+
+class _Underlay(UnderlayConnection):
+    async def close(self, exc: ExceptionType | None) -> None:
+        """As aio-pika's, which when it is cancelled waits for what then may never come, and holds up the loop's end."""
+        if not self.close_callback.finished.is_set():
+            await self.connection.close(exc)
+            await self.close_callback.wait()
+
+
+class _Connection(aio_pika.Connection):
+    """aio-pika's plain connection, which never reconnects, over streams of ours.
+
+    Args:
+        url: where to, and as whom.
+        tls: checks the broker; None for plain TCP.
+        purpose: shown beside the connection in the broker's own tools.
+        wire: sees what comes.
+    """
+
+    def __init__(self, url: RabbitUrl, tls: ssl.SSLContext | None, purpose: str, wire: Wire) -> None:
+        broker = URL.build(
+            scheme="amqp" if tls is None else "amqps",
+            host=url.host,
+            port=url.port,
+            user=url.username,
+            password=url.password,
+            path="/",
+            query={"heartbeat": str(url.heartbeat), "name": purpose},
+        )
+        super().__init__(broker)
+        self._vhost = url.vhost
+        self._streams = WatchedStreams(wire, tls)
+
+    def __del__(self) -> None:
+        """Do nothing: the session ends it. What aio-pika does here needs a loop, and the collector may run anywhere."""
+
+    async def connect(self, timeout: float | None = None) -> None:
+        """Connect and log in; time limits come from outside."""
+        driver = _Driver(self.url, transport_factory=self._streams)
+        driver.vhost = self._vhost  # in an URL the driver would misread most that is no letter
+        await driver.connect()
+        on_close = OneShotCallback(self._on_connection_close)
+        driver.closing.add_done_callback(on_close)
+        self.transport = _Underlay(connection=driver, close_callback=on_close)
+        await self._on_connected()

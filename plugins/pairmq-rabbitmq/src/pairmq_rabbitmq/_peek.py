@@ -11,8 +11,8 @@ from pamqp.commands import Basic
 
 from pairmq.model import Delivery, FailureReason
 from pairmq_rabbitmq import _codec, _errors
-from pairmq_rabbitmq._channel import close_channel
 from pairmq_rabbitmq._context import Context
+from pairmq_rabbitmq._driver import close_channel
 from pairmq_rabbitmq._markers import WINDOW
 from pairmq_rabbitmq._receiving import visit
 

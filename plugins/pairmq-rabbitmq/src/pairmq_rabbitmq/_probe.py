@@ -12,7 +12,7 @@ from pamqp.commands import Basic
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, TransportError
 from pairmq_rabbitmq import _errors, _names
 from pairmq_rabbitmq._context import Context
-from pairmq_rabbitmq._emptiness import fetch_one
+from pairmq_rabbitmq._inspection import fetch_one
 from pairmq_rabbitmq._outlet import Outlet
 from pairmq_rabbitmq._publish import Answer, Lost, Nacked, Parcel, Returned, publish_method
 from pairmq_rabbitmq._scope import Scope

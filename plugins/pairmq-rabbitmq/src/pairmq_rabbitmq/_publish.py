@@ -24,9 +24,9 @@ from pamqp import commands
 
 from pairmq.model import TransportError
 from pairmq_rabbitmq import _header
-from pairmq_rabbitmq._channel import Publish, close_channel
+from pairmq_rabbitmq._driver import Publish, close_channel
 from pairmq_rabbitmq._errors import Unsent
-from pairmq_rabbitmq._session import Session
+from pairmq_rabbitmq._link import Session
 
 _FRAME = struct.Struct(">BHI")
 _CONTENT = struct.Struct(">HxxQ")

@@ -46,9 +46,9 @@ from aiormq.channel import Channel
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, TransportError
 from pairmq_rabbitmq import _errors, _names
 from pairmq_rabbitmq._context import Context
+from pairmq_rabbitmq._link import Session
 from pairmq_rabbitmq._properties import dead_letter_arguments, queue_type_for
 from pairmq_rabbitmq._publish import publish_method
-from pairmq_rabbitmq._session import Session
 from pairmq_rabbitmq._url import QueueType
 
 UNIT: Final = 64

@@ -1,4 +1,4 @@
-"""The calls of one sender or receiver, which end when it closes."""
+"""The calls and waits of one sender or receiver, which end when it closes."""
 
 from __future__ import annotations
 
@@ -95,3 +95,40 @@ class _Ending:
         if not self.error.done():
             error.maybe_applied = False
             self.error.set_result(error)
+
+
+class Waits:
+    """Of one receiver.
+
+    Args:
+        scope: the receiver's, which ends when it closes.
+    """
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._ended: asyncio.Future[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def until(self, *futures: asyncio.Future[Any], seconds: float | None = None) -> None:
+        """Wait for the first of some futures, or the end of the receiver, or ``seconds``; none is cancelled."""
+        if self._ended is None:
+            self._ended = asyncio.get_running_loop().create_future()
+            self._scope.add(self)
+        await asyncio.wait((*futures, self._ended), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+    def begin(self, operation: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Let something go on, whoever waits for it, until `cancel`."""
+        task = start_task(operation)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def cancel(self) -> None:
+        """Cancel what goes on."""
+        for task in self._tasks:
+            task.cancel()
+
+    def end(self, error: TransportError) -> None:
+        """End all waits, and those that come; the scope calls it."""
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)

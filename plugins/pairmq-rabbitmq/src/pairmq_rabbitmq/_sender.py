@@ -18,8 +18,8 @@ from pairmq.transport import Sender, nothing_sent
 from pairmq_rabbitmq import _codec, _errors, _names, _plain
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._errors import Unsent
-from pairmq_rabbitmq._labour import is_laborious
-from pairmq_rabbitmq._nack import why_nacked
+from pairmq_rabbitmq._header import is_costly
+from pairmq_rabbitmq._inspection import why_nacked
 from pairmq_rabbitmq._publish import Answer, Lost, Nacked, Parcel, Returned, publish_method
 from pairmq_rabbitmq._schedule import Schedule, check_delay
 from pairmq_rabbitmq._scope import Scope
@@ -67,7 +67,7 @@ def _pack(context: Context, message: Message, method: bytes, doing: str, priorit
     if len(parcel.header) > most:
         text = f"its properties have {len(parcel.header)} bytes, RabbitMQ takes at most {most}"
         raise _errors.refused(doing, text, FailureReason.TOO_LARGE)
-    if is_laborious(parcel.header, sending=True):
+    if is_costly(parcel.header, sending=True):
         text = "its application properties hold more values than a receiver can read in good time"
         raise _errors.refused(doing, text, FailureReason.TOO_LARGE)
     _check_body(message, MAX_MESSAGE_BYTES, doing)

@@ -29,8 +29,7 @@ from pamqp import commands
 from pamqp.header import ContentHeader
 from yarl import URL
 
-from pairmq_rabbitmq._header import UNREADABLE
-from pairmq_rabbitmq._labour import is_laborious
+from pairmq_rabbitmq._header import UNREADABLE, is_costly
 from pairmq_rabbitmq._lane import Lane
 
 _FRAME = struct.Struct(">BHI")
@@ -202,7 +201,7 @@ def _nameable(start: bytes, rest: bytes) -> bytes:
 def _readable(channel: int, start: bytes, rest: bytes) -> bytes:
     """The payload and end of a header frame that the driver can parse: this one, or a bare one with a mark."""
     try:
-        if is_laborious(rest):
+        if is_costly(rest):
             raise ValueError("its headers hold too many values")
         pamqp.frame.unmarshal(start + rest)
     except Exception as error:

@@ -24,7 +24,7 @@ from pairmq import (
 )
 from pairmq_rabbitmq.paired import Publisher, as_client_error
 from pairmq_rabbitmq.paired._connection import pair_url
-from pairmq_rabbitmq.paired._convert import convert
+from pairmq_rabbitmq.paired._publisher import convert
 
 
 def made(message: Message, exchange: str = "", exchange_type: str | None = None, routing_key: str = "orders") -> Any:

@@ -14,18 +14,22 @@ own names. Three things need more than that, and only messages that need it carr
 
 Anyone may put anything into a queue: decoding raises `MalformedMessage` and nothing else.
 
-`_encode` and `_decode` are the two ways. Both go by the `_layout` of names, and bring `_values` and `_times` to AMQP's
-types and back; `_shelter` is the table of properties that nobody may act on, and `_marshal` writes the bytes. `_notes`
-reads what the broker noted, and `_dead_letter` writes and reads the copy in a dead-letter queue.
+`_encode` and `_decode` are the two directions. Both go by the `_layout` of names and times, and convert `_values` to
+AMQP's types and back. `_dead_letter` writes and reads the copy in a dead-letter queue, and what the broker noted.
 """
 
-from pairmq_rabbitmq._codec._dead_letter import MAX_REASON_LENGTH, dead_letter_reason, with_dead_letter
+from pairmq_rabbitmq._codec._dead_letter import (
+    MAX_REASON_LENGTH,
+    Death,
+    count_of,
+    dead_letter_reason,
+    death,
+    delivery_count,
+    with_dead_letter,
+)
 from pairmq_rabbitmq._codec._decode import decode, decode_leniently
-from pairmq_rabbitmq._codec._encode import encode, size
-from pairmq_rabbitmq._codec._layout import DELIVERY_COUNT, DIRECT_REPLY_TO, is_plain
-from pairmq_rabbitmq._codec._malformed import MalformedMessage
-from pairmq_rabbitmq._codec._marshal import header_size
-from pairmq_rabbitmq._codec._notes import Death, count_of, death, delivery_count
+from pairmq_rabbitmq._codec._encode import encode, header_size, size
+from pairmq_rabbitmq._codec._layout import DELIVERY_COUNT, DIRECT_REPLY_TO, MalformedMessage, is_plain
 
 __all__ = [
     "DELIVERY_COUNT",

@@ -25,14 +25,15 @@ from pairmq_rabbitmq._codec._layout import (
     TTL,
     TYPES,
     USER_ID,
+    MalformedMessage,
     digest,
+    expiration_seconds,
+    header_seconds,
+    instant,
     place,
     unfit,
 )
-from pairmq_rabbitmq._codec._malformed import MalformedMessage
-from pairmq_rabbitmq._codec._shelter import sheltered_in, types_by_name
-from pairmq_rabbitmq._codec._times import expiration_seconds, header_seconds, instant
-from pairmq_rabbitmq._codec._values import SIMPLE, converted, misfit
+from pairmq_rabbitmq._codec._values import SIMPLE, converted, misfit, sheltered_in, types_by_name
 
 
 def decode(properties: Basic.Properties, body: bytes) -> Message:

@@ -19,24 +19,20 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 
 from pairmq.model import Delivery, FailureReason, Source, TransportError
+from pairmq.model.drafts import draft_of
 from pairmq.transport import Receiver, start_task
-from pairmq_rabbitmq import _errors, _names
+from pairmq_rabbitmq import _codec, _errors, _header, _names, _plain
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._errors import Unsent
-from pairmq_rabbitmq._receiving._aside import Aside
-from pairmq_rabbitmq._receiving._dead_letter import DeadLetters
-from pairmq_rabbitmq._receiving._deliveries import deliveries_of, token_of
-from pairmq_rabbitmq._receiving._delivery_channel import Cancelled, DeliveryChannel
-from pairmq_rabbitmq._receiving._held import Share
-from pairmq_rabbitmq._receiving._one_consumer import is_for_one_consumer, ordered_channel
-from pairmq_rabbitmq._receiving._opening import Opening
-from pairmq_rabbitmq._receiving._ordered_channel import GivenBack
-from pairmq_rabbitmq._receiving._reading import read
-from pairmq_rabbitmq._receiving._settling import Job, Locked, State
-from pairmq_rabbitmq._receiving._waits import Waits
-from pairmq_rabbitmq._scope import Scope
+from pairmq_rabbitmq._receiving._dead_letter import Aside, DeadLetters
+from pairmq_rabbitmq._receiving._delivery_channel import Cancelled, DeliveryChannel, Opening
+from pairmq_rabbitmq._receiving._ordered_channel import GivenBack, is_for_one_consumer, ordered_channel
+from pairmq_rabbitmq._receiving._settling import Job, Locked, Share, State
+from pairmq_rabbitmq._scope import Scope, Waits
 
 _CLOSE = 1.0  # s
+
+_DeliveryDraft = draft_of(Delivery)
 
 
 class RabbitReceiver(Receiver):
@@ -332,3 +328,91 @@ class RabbitReceiver(Receiver):
             self._link.retire(channel.session, silent=True)
         if channel.stuck(self._context.url.heartbeat) or (channel.empty and (silent or channel.stuck())):
             channel.discard()
+
+
+def read(locked: Locked, dead: bool) -> tuple[str, str] | None:
+    """Decode a message once.
+
+    Args:
+        locked: the message; what was read is noted there.
+        dead: whether it comes from a dead-letter queue, where every message is shown somehow.
+
+    Returns:
+        Reason and description if nobody is to get it; else None.
+    """
+    if locked.message is not None:
+        return None
+    plain = None if dead else _plain.read(locked.header, locked.body)
+    if plain is not None:
+        locked.message, before = plain
+        locked.count = _codec.count_of(before, locked.redelivered)
+        return None
+    locked.count = _codec.delivery_count(locked.properties, locked.redelivered)
+    if dead:
+        locked.message = _codec.decode_leniently(locked.properties, locked.body)
+        return None
+    headers = locked.properties.headers
+    if headers and _header.UNREADABLE in headers:
+        return "malformed", f"its properties can't be read: {headers[_header.UNREADABLE]!s}"
+    try:
+        message = _codec.decode(locked.properties, locked.body)
+    except _codec.MalformedMessage as problem:
+        return "malformed", str(problem)
+    if message.scheduled_enqueue_at is not None and message.time_to_live is not None:
+        # It came by way of a queue for waiting, where the broker could not let it expire at the right time.
+        try:
+            end = message.scheduled_enqueue_at + timedelta(seconds=message.time_to_live)
+        except OverflowError:
+            end = None
+        if end is not None and datetime.now(UTC) > end:
+            return "expired", f"its time to live of {message.time_to_live:g} s after its scheduled time is over"
+    locked.message = message
+    return None
+
+
+class Token:
+    """What settles a delivery: the message, the channel that it is locked on, and the receiver that got it."""
+
+    __slots__ = ("channel", "locked", "owner")
+
+    def __init__(self, locked: Locked, channel: DeliveryChannel, owner: object) -> None:
+        self.locked = locked
+        self.channel = channel
+        self.owner = owner
+
+
+def deliveries_of(found: Sequence[Locked], channel: DeliveryChannel, owner: object, dead: bool) -> list[Delivery]:
+    """Hand out messages.
+
+    Args:
+        found: that were read and given.
+        channel: that they are locked on.
+        owner: the receiver.
+        dead: whether they come from a dead-letter queue.
+    """
+    now, clock = asyncio.get_running_loop().time(), datetime.now(UTC)
+    deliveries: list[Delivery] = []
+    until, locked_until = now, clock
+    for locked in found:
+        reason, description = _codec.dead_letter_reason(locked.properties) if dead else (None, None)
+        assert locked.message is not None  # noqa: S101  # for mypy
+        if locked.until != until:  # the same for nearly all
+            until, locked_until = locked.until, clock + timedelta(seconds=locked.until - now)
+        delivery = _DeliveryDraft()
+        delivery.message = locked.message
+        delivery.lock_token = Token(locked, channel, owner)
+        delivery.delivery_count = locked.count
+        delivery.sequence_number = ""
+        delivery.enqueued_at = None
+        delivery.locked_until = locked_until
+        delivery.dead_letter_reason = reason
+        delivery.dead_letter_description = description
+        delivery.__class__ = Delivery
+        deliveries.append(delivery)
+    return deliveries
+
+
+def token_of(delivery: Delivery, owner: object) -> Token | None:
+    """Find the token of a receiver's own delivery; None for any other one."""
+    token = delivery.lock_token
+    return token if isinstance(token, Token) and token.owner is owner else None

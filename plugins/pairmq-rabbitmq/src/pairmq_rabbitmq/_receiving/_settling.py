@@ -6,12 +6,16 @@ One question answers for all that was written before it, so that concurrent call
 
 An acknowledgement of a message that the channel does not know closes the channel, with everything else that is locked
 on it. The book sees to it that none is ever written.
+
+RabbitMQ tells its clients how many messages of a queue wait, and not how many are delivered and unsettled: what this
+process holds is counted here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
+import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -23,8 +27,7 @@ from pairmq.model import Message
 from pairmq.transport import start_task
 from pairmq_rabbitmq import _header
 from pairmq_rabbitmq._errors import Unsent
-from pairmq_rabbitmq._receiving._held import Share
-from pairmq_rabbitmq._session import Session
+from pairmq_rabbitmq._link import Session
 
 T = TypeVar("T")
 
@@ -32,6 +35,9 @@ _SILENCE = 0.1  # s without a frame from the broker after which giving up a call
 _STUCK = 1.0  # s
 _HELD_BACK = 30  # settlements that RabbitMQ passes on before a quorum queue has written them to its log, about
 _LOG_WRITE = 0.01  # s
+
+_lock = threading.Lock()  # transports may live in several threads, each with a loop of its own
+_shares: dict[tuple[tuple[str, ...], str], list[Share]] = {}
 
 
 class State(enum.Enum):
@@ -292,3 +298,39 @@ def _settle_run(tags: Sequence[int], requeue: bool) -> list[Basic.Ack | Basic.Re
         # back each time would go round forever.
         return [Basic.Reject(delivery_tag=tag, requeue=True) for tag in tags]
     return [Basic.Ack(delivery_tag=tags[-1], multiple=len(tags) > 1)]
+
+
+def held_by_this_process(identity: tuple[str, ...], queue: str) -> int:
+    """Count what receivers of this process hold, given to a caller or not: all transports, loops and threads.
+
+    Args:
+        identity: the broker's, as in `Endpoint.identity`.
+        queue: the broker's name of the queue.
+    """
+    with _lock:
+        return sum(share.count for share in _shares.get((identity, queue), ()))
+
+
+class Share:
+    """What one channel holds of a queue.
+
+    Args:
+        identity: the broker's.
+        queue: the broker's name of the queue.
+    """
+
+    def __init__(self, identity: tuple[str, ...], queue: str) -> None:
+        self.count = 0
+        """Changed by the channel's own thread alone, for each message that comes and goes; read by any."""
+        self._key = (identity, queue)
+        with _lock:
+            _shares.setdefault(self._key, []).append(self)
+
+    def release(self) -> None:
+        """Hold nothing from now on: the channel is gone, and its messages are the broker's again."""
+        with _lock:
+            shares = _shares.get(self._key, [])
+            if self in shares:
+                shares.remove(self)
+                if not shares:
+                    del _shares[self._key]

@@ -9,16 +9,23 @@ In a program that uses ``aio_pika`` today::
 Everything but a publish is aio-pika's own, on the primary.
 """
 
-from pairmq_rabbitmq.paired._channel import PairedChannel
-from pairmq_rabbitmq.paired._connection import PairedConnection, connect_robust, pair_url
-from pairmq_rabbitmq.paired._errors import (
+from pairmq_rabbitmq.paired._connection import (
+    PairedChannel,
+    PairedConnection,
+    PairedExchange,
+    connect_robust,
+    pair_url,
+    paired_exchange,
+)
+from pairmq_rabbitmq.paired._publisher import (
+    Confirmation,
     NotDeliveredError,
+    OnReceipt,
+    Publisher,
     PublishOutcomeUnknownError,
     ReservedHeaderError,
     as_client_error,
 )
-from pairmq_rabbitmq.paired._exchange import PairedExchange, paired_exchange
-from pairmq_rabbitmq.paired._publisher import Confirmation, OnReceipt, Publisher
 
 __all__ = [
     "Confirmation",

@@ -1,28 +1,185 @@
-"""The connection whose channels publish through a pair."""
+"""The connection, the channels and the exchanges of aio-pika that publish through a pair."""
 
 from __future__ import annotations
 
 import asyncio
 from ssl import SSLContext
-from typing import Any, Final
+from typing import Any, Final, NoReturn, cast
 from urllib.parse import quote, urlencode
 
-from aio_pika import RobustConnection
+from aio_pika import Channel, RobustChannel, RobustConnection, RobustExchange
+from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage, PublishResultType
 from aio_pika.connection import make_url
-from aio_pika.exceptions import CONNECTION_EXCEPTIONS, AuthenticationError, ProbableAuthenticationError
+from aio_pika.exceptions import (
+    CONNECTION_EXCEPTIONS,
+    AuthenticationError,
+    ChannelInvalidStateError,
+    MethodNotImplemented,
+    ProbableAuthenticationError,
+    PublishError,
+)
+from aio_pika.message import IncomingMessage
 from aiormq.exceptions import ConnectionNotAllowed
 from pamqp.common import FieldTable
 from yarl import URL
 
 from pairmq import ConfigurationError, Pair, PairOptions
 from pairmq.transport import start_task
-from pairmq_rabbitmq.paired._channel import PairedChannel
 from pairmq_rabbitmq.paired._publisher import OnReceipt, Publisher
 
 _CONNECT_TIMEOUT: Final = 5.0  # s, where the program gives none: a broker that hangs must not hold up its start
 _TLS: Final = {"cafile": "ssl_ca_certs", "certfile": "ssl_certfile", "keyfile": "ssl_keyfile"}
 _TLS_ELSEWHERE: Final = ("auth", "cadata", "capath")
 _REFUSALS: Final = (AuthenticationError, ProbableAuthenticationError, ConnectionNotAllowed, RuntimeError)
+
+
+class PairedExchange(RobustExchange):
+    """``aio_pika.RobustExchange`` that publishes to the primary, or to the backlog while that is away.
+
+    Made by a `PairedChannel`, or by `paired_exchange`. Declaring, binding and deleting are aio-pika's own.
+
+    Args:
+        channel: aio-pika's; a `PairedChannel` brings the publisher with it.
+        name: the exchange's name, empty for the default one.
+        publisher: publishes, where the channel brings none.
+        options: as for ``aio_pika.RobustExchange``.
+    """
+
+    def __init__(
+        self, channel: AbstractChannel, name: str, *args: Any, publisher: Publisher | None = None, **options: Any
+    ) -> None:
+        super().__init__(channel, name, *args, **options)
+        self._publisher: Publisher = publisher or cast(Any, channel).publisher
+
+    async def publish(  # type: ignore[override]  # aio-pika has overloads, which say no more than this
+        self,
+        message: AbstractMessage,
+        routing_key: str,
+        *,
+        mandatory: bool = True,
+        immediate: bool = False,
+        timeout: float | None = None,
+    ) -> PublishResultType | None:
+        """Publish one message, and return once a broker has confirmed it.
+
+        Args:
+            message: aio-pika's.
+            routing_key: as aio-pika's.
+            mandatory: whether a message that no queue takes is returned; else it is dropped.
+            immediate: RabbitMQ knows it no more.
+            timeout: seconds for everything, the pair's ``send_timeout`` when left out.
+
+        Returns:
+            A `Confirmation`, None on a channel without publisher confirms (it was confirmed all the same), or the
+            returned message, after the channel's return callbacks.
+
+        Raises:
+            ValueError: a pair can't carry it, or the exchange is internal; nothing was sent.
+            PublishError: no queue of the primary takes it, and the channel has ``on_return_raises``.
+            NotDeliveredError: neither broker took it in time.
+            PublishOutcomeUnknownError: perhaps accepted, perhaps not.
+            AMQPChannelError: the primary refuses it; the subclasses say why.
+            ChannelInvalidStateError: the channel, or the pair, is closed.
+            MethodNotImplemented: ``immediate``.
+
+        A cancelled publish's outcome is unknown.
+        """
+        if self.internal:
+            raise ValueError(f"Can not publish to internal exchange: '{self.name}'!")
+        if not self._publisher.carries(self.name, routing_key, message.reply_to):
+            return await super().publish(
+                message, routing_key, mandatory=mandatory, immediate=immediate, timeout=timeout
+            )
+        channel = cast(Any, self.channel)
+        if getattr(channel, "_close_called", False):  # `is_closed` is also true of one that waits for the primary
+            raise ChannelInvalidStateError(f"{channel!r} closed")
+        try:
+            confirmation = await self._publisher.publish(
+                message,
+                routing_key,
+                exchange=self.name,
+                exchange_type=self._type,
+                mandatory=mandatory,
+                immediate=immediate,
+                timeout=timeout,
+            )
+        except PublishError as error:
+            if channel.on_return_raises or error.message is None:
+                raise
+            channel.return_callbacks(IncomingMessage(error.message, no_ack=True))
+            return error.message
+        return confirmation if channel.publisher_confirms else None
+
+
+def paired_exchange(exchange: AbstractExchange, pair: Pair, *, on_receipt: OnReceipt | None = None) -> PairedExchange:
+    """Make an exchange that publishes through a pair of one of aio-pika's.
+
+    Args:
+        exchange: any, on any channel; it is left as it is.
+        pair: open, with this RabbitMQ as its primary.
+        on_receipt: called with the receipt of each accepted message.
+
+    Returns:
+        The same exchange on the same channel.
+    """
+    known = cast(Any, exchange)
+    return PairedExchange(
+        known.channel,
+        known.name,
+        known._type,
+        auto_delete=known.auto_delete,
+        durable=known.durable,
+        internal=known.internal,
+        passive=known.passive,
+        arguments=known.arguments,
+        publisher=Publisher(pair, on_receipt),
+    )
+
+
+class PairedChannel(RobustChannel):
+    """``aio_pika.RobustChannel`` that can be had while the primary is away: its exchanges publish all the same.
+
+    It opens when the primary is back; what needs the primary (declaring, consuming) waits until then.
+    """
+
+    EXCHANGE_CLASS = PairedExchange
+
+    @property
+    def publisher(self) -> Publisher:
+        """What its exchanges publish with; its connection's."""
+        publisher: Publisher = cast(Any, self._connection).publisher
+        return publisher
+
+    async def initialize(self, timeout: float | None = None) -> None:
+        """Open the channel, or let it be opened with the connection when the primary is back.
+
+        Args:
+            timeout: as aio-pika's.
+
+        Raises:
+            RuntimeError: it was opened before.
+            AMQPError: the primary is there, and refuses it.
+        """
+        connected = cast(Any, self._connection).connected
+        if connected.is_set():
+            try:
+                await super().initialize(timeout)
+            except CONNECTION_EXCEPTIONS:
+                if connected.is_set():
+                    raise
+            else:
+                return
+        if not hasattr(self, "default_exchange"):
+            # aio-pika's plain channel makes the exchange here and does nothing else; the robust one asks the broker.
+            await Channel._on_open(self)
+
+    def transaction(self) -> NoReturn:
+        """Refused: a transaction belongs to one channel of one broker.
+
+        Raises:
+            MethodNotImplemented: always.
+        """
+        raise MethodNotImplemented("a publish by a pair is in no transaction: each is confirmed by itself")
 
 
 class PairedConnection(RobustConnection):

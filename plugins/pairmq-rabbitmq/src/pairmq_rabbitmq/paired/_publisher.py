@@ -1,22 +1,54 @@
-"""What publishing by a pair is, whoever asks for it: the drop-in's exchanges, or the middleware of a framework."""
+"""Publishing by a pair, for the drop-in's exchanges or the middleware of a framework.
+
+The properties are read as if they had come from the wire, so that what a consumer gets by the pair is what it would
+have got from aio-pika. What that would not be true of is refused here, before anything is sent. PairMQ's errors become
+the ones that aio-pika raises, so that existing except clauses keep their meaning.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import OrderedDict
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias, cast
 
-from aio_pika.abc import AbstractMessage
-from aio_pika.exceptions import ChannelNotFoundEntity, MethodNotImplemented, PublishError
+from aio_pika.abc import AbstractMessage, ExchangeType
+from aio_pika.exceptions import (
+    AMQPChannelError,
+    AMQPConnectionError,
+    AMQPError,
+    ChannelInvalidStateError,
+    ChannelNotFoundEntity,
+    ChannelPreconditionFailed,
+    MethodNotImplemented,
+    PublishError,
+)
 from aiormq.abc import DeliveredMessage
+from aiormq.exceptions import ChannelAccessRefused
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
-from pairmq import Entity, EntityKind, EntityNotFound, Pair, PairMQError, PairSender, Receipt
+from pairmq import (
+    BacklogUnavailable,
+    Entity,
+    EntityKind,
+    EntityNotFound,
+    MessageTooLarge,
+    Pair,
+    PairClosed,
+    PairFaulted,
+    PairMQError,
+    PairSender,
+    PrimaryUnavailable,
+    Receipt,
+    ReservedPropertyError,
+    SendUnknown,
+    Unauthorized,
+)
+from pairmq.model import Message
+from pairmq_rabbitmq import _codec
 from pairmq_rabbitmq._names import is_system_name
-from pairmq_rabbitmq.paired._convert import convert
-from pairmq_rabbitmq.paired._errors import as_client_error
 
 OnReceipt: TypeAlias = Callable[[Receipt], None]
 
@@ -24,6 +56,10 @@ _MOST_SENDERS: Final = 1000
 _NO_ROUTE: Final = 312
 _MADE_UP: Final = re.compile("amq_[0-9a-f]{32}")
 """The names that aio-pika's robust channel gives to queues that are declared without one."""
+
+_COPIES: Final = frozenset(("CC", "BCC"))
+_KEYLESS: Final = frozenset((ExchangeType.FANOUT.value, ExchangeType.HEADERS.value))
+"""Types of exchanges that do not look at the routing key."""
 
 
 class Confirmation(Basic.Ack):
@@ -148,3 +184,105 @@ def _returned(message: AbstractMessage, exchange: str, routing_key: str) -> Publ
     header = ContentHeader(properties=message.properties, body_size=len(message.body))
     # There is no channel that it came back on: nobody can settle a returned message.
     return PublishError(DeliveredMessage(frame, header, message.body, cast(Any, None)), frame)
+
+
+def convert(message: AbstractMessage, *, exchange: str, exchange_type: str | None, routing_key: str) -> Message:
+    """Make a message that the pair sends to where aio-pika would have published it.
+
+    Args:
+        message: aio-pika's.
+        exchange: its name, empty for the default exchange.
+        exchange_type: ``topic``, ``fanout`` and so on; None if it is not known.
+        routing_key: as given to ``publish``.
+
+    Returns:
+        The message; one to an exchange has the routing key as its subject.
+
+    Raises:
+        ValueError: a pair can't carry it; the text names what.
+    """
+    headers = dict(message.headers or {})
+    for name in _COPIES & headers.keys():
+        raise ValueError(f"the header {name} sends copies elsewhere, which a pair can't follow: publish once for each")
+    try:
+        properties = message.properties
+        properties.headers = {name: _value(value) for name, value in headers.items()} or None
+        if properties.timestamp is not None:
+            properties.timestamp = _value(properties.timestamp)
+        if exchange:
+            properties.message_type = _subject(properties.message_type, exchange_type, routing_key)
+        return _codec.decode(properties, message.body)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"a pair can't carry this message: {error}") from error
+
+
+def _subject(message_type: str | None, exchange_type: str | None, routing_key: str) -> str | None:
+    """The one text that has to be both: a topic's messages are routed by their subject, which is AMQP's ``type``."""
+    if message_type is None or message_type == routing_key:
+        return routing_key or None
+    if not routing_key and exchange_type in _KEYLESS:
+        return message_type
+    raise ValueError(
+        f"its type {message_type!r} is not its routing key {routing_key!r}, and to an exchange the pair sends one text "
+        "for both: leave the type out, or use a header"
+    )
+
+
+def _value(value: Any) -> Any:
+    """A header's value as AMQP 0-9-1 has it: instants in whole seconds, in UTC."""
+    if isinstance(value, datetime):
+        return (
+            value.astimezone(UTC).replace(microsecond=0) if value.tzinfo else value.replace(microsecond=0, tzinfo=UTC)
+        )
+    if isinstance(value, dict):
+        return {name: _value(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_value(inner) for inner in value]
+    return value
+
+
+class NotDeliveredError(AMQPConnectionError, TimeoutError):
+    """Neither broker took the message in time; certainly nothing holds it.
+
+    It is aio-pika's error of a lost connection and asyncio's of a ``timeout`` that ran out, since it may be both.
+    """
+
+
+class PublishOutcomeUnknownError(AMQPConnectionError, TimeoutError):
+    """The message may have been accepted, or not: a confirmation was lost, and nothing else took it.
+
+    Publish it again under the same ``message_id`` if a second copy is harmless.
+    """
+
+
+class ReservedHeaderError(AMQPError, ValueError):
+    """The message has a header of a name that a pair needs for itself (``x-ms-path`` and its like)."""
+
+
+_CLASSES: Final[tuple[tuple[type[PairMQError], type[Exception]], ...]] = (
+    (SendUnknown, PublishOutcomeUnknownError),
+    (MessageTooLarge, ChannelPreconditionFailed),
+    (EntityNotFound, ChannelNotFoundEntity),
+    (Unauthorized, ChannelAccessRefused),
+    (ReservedPropertyError, ReservedHeaderError),
+    (BacklogUnavailable, NotDeliveredError),
+    (PrimaryUnavailable, NotDeliveredError),
+    (PairClosed, ChannelInvalidStateError),
+    (PairFaulted, ChannelInvalidStateError),
+)
+
+
+def as_client_error(error: PairMQError) -> Exception:
+    """Make aio-pika's error of PairMQ's.
+
+    Args:
+        error: what the pair raised.
+
+    Returns:
+        An exception that users of aio-pika catch, with ``error`` as its ``__cause__``. A channel or connection is not
+        closed by it, whatever its class.
+    """
+    kind = next((chosen for kind, chosen in _CLASSES if isinstance(error, kind)), AMQPChannelError)
+    made = kind(str(error))
+    made.__cause__ = error
+    return made

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from pairmq.testing.conformance import Interruption, Server, ServerHarness
-from pairmq_rabbitmq.testing._clearing import KEEP_MENDED
-from pairmq_rabbitmq.testing._pool import pool
-from pairmq_rabbitmq.testing._server import RabbitServer
+from pairmq_rabbitmq.testing._server import KEEP_MENDED, RabbitServer, pool
 
 
 class RabbitHarness(ServerHarness):

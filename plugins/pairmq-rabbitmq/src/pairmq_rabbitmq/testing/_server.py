@@ -1,31 +1,77 @@
-"""One rabbitmq-server process of a test."""
+"""rabbitmq-server processes for tests: one, and a pool that is kept from test to test and made as new for each."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Final, Self
 from urllib.parse import quote
 
-from pairmq.testing.servers import ServerError, ServerProcess, free_port
-from pairmq_rabbitmq.testing._clearing import RESET
-from pairmq_rabbitmq.testing._erlang import call
-from pairmq_rabbitmq.testing._faults import Faults
+from pairmq.testing.servers import ServerError, ServerProcess, free_port, start_together
 from pairmq_rabbitmq.testing._node import (
     HOST,
     NODE,
     Ports,
+    call,
     environment_of,
     find_program,
     foreign_variables,
     write_files,
 )
-from pairmq_rabbitmq.testing._operator import DEFAULT_VHOST, Operator
+from pairmq_rabbitmq.testing._operator import DEFAULT_VHOST, Faults, Operator
+
+# Everything that tests make; what a server has from the start stays, with its first values. The supervisor of quorum
+# queues' dead-lettering ends for good when two of its workers fail within 5 s, as they may when a queue is deleted in
+# the midst of its work; without it no such queue can be made or deleted. Hence the mending, and two attempts.
+RESET: Final = """
+Us = <<"pairmq-reset">>, Vh = <<"/">>,
+Mend = fun() -> case whereis(rabbit_fifo_dlx_sup) of
+ undefined -> supervisor:restart_child(rabbit_sup, rabbit_fifo_dlx_sup); _ -> ok end end,
+Mend(),
+rabbit_networking:close_all_connections("reset by a test"),
+[catch rabbit_vhost:delete(V, Us) || V <- rabbit_vhost:list_names(), V =/= Vh],
+Mend(),
+[rabbit_vhost:delete(V, Us) || V <- rabbit_vhost:list_names(), V =/= Vh],
+case rabbit_vhost:exists(Vh) of true -> ok; false -> rabbit_vhost:add(Vh, Us) end,
+[rabbit_runtime_parameters:clear_any(Vh, proplists:get_value(component, P), proplists:get_value(name, P), Us)
+ || P <- rabbit_runtime_parameters:list(Vh)],
+[rabbit_policy:delete(Vh, proplists:get_value(name, P), Us)
+ || P <- rabbit_policy:list(Vh) ++ rabbit_policy:list_op(Vh)],
+[catch rabbit_amqqueue:delete(Q, false, false, Us) || Q <- rabbit_amqqueue:list(Vh)],
+Mend(),
+[rabbit_amqqueue:delete(Q, false, false, Us) || Q <- rabbit_amqqueue:list(Vh)],
+Mend(),
+[rabbit_exchange:delete(element(2, X), false, Us) || X <- rabbit_exchange:list(Vh),
+ case element(4, element(2, X)) of <<>> -> false; <<"amq.", _/binary>> -> false; _ -> true end],
+Guest = <<"guest">>,
+[rabbit_auth_backend_internal:delete_user(U, Us) || L <- rabbit_auth_backend_internal:list_users(),
+ U <- [proplists:get_value(user, L)], U =/= Guest],
+case rabbit_auth_backend_internal:exists(Guest) of
+ true -> rabbit_auth_backend_internal:change_password(Guest, Guest, Us);
+ false -> rabbit_auth_backend_internal:add_user(Guest, Guest, Us) end,
+rabbit_auth_backend_internal:set_tags(Guest, [administrator], Us),
+rabbit_auth_backend_internal:set_permissions(Guest, Vh, <<".*">>, <<".*">>, <<".*">>, Us),
+length(rabbit_amqqueue:list())
+"""
+
+# The same supervisor may also end a moment after the reset, or in a test that takes the broker down with quorum queues
+# in it. This process starts it again whenever that happens; it lives as long as the virtual machine.
+KEEP_MENDED: Final = """
+case whereis(pairmq_mender) of
+ undefined -> Us = self(), spawn(fun() -> true = register(pairmq_mender, self()), Us ! watching,
+  (fun Watch() -> case whereis(rabbit_fifo_dlx_sup) of
+   undefined -> catch supervisor:restart_child(rabbit_sup, rabbit_fifo_dlx_sup), timer:sleep(20), Watch();
+   Sup -> Ref = monitor(process, Sup), receive {'DOWN', Ref, _, _, _} -> Watch() end end end)() end),
+  receive watching -> ok end;
+ _ -> ok end
+"""
 
 # The process of this name is there until the boot is over; looking at nothing else, `rabbit:start` would do nothing.
 _AWAIT_BOOT = """
@@ -40,6 +86,8 @@ case mnesia:system_info(is_running) of
  yes -> mnesia:sync_log();
  _ -> khepri:fence(rabbit_khepri:get_store_id()) end
 """
+
+_log = logging.getLogger(__name__)
 
 
 class RabbitServer(Faults, Operator, ServerProcess):
@@ -251,3 +299,56 @@ class RabbitServer(Faults, Operator, ServerProcess):
     def _epmd_answers(self) -> bool:
         with socket.create_connection((HOST, self._ports.epmd), timeout=1):
             return True
+
+
+class RabbitPool:
+    """Servers that are kept from test to test, since booting one takes seconds."""
+
+    def __init__(self) -> None:
+        self._servers: list[RabbitServer] = []
+
+    def take(self, count: int) -> list[RabbitServer]:
+        """Give servers that run and hold nothing; those that a test killed or broke are started again.
+
+        The same servers each time, so two callers must not use them at once. They end with the thread that called
+        this (see `pairmq.testing.servers`), so call it in the main thread.
+
+        Args:
+            count: how many.
+
+        Raises:
+            FileNotFoundError: there is no rabbitmq-server.
+            ServerError: one does not start.
+        """
+        while len(self._servers) < count:
+            self._servers.append(RabbitServer())
+        taken = self._servers[:count]
+        with contextlib.suppress(ServerError):
+            start_together(*taken)
+        for position, server in enumerate(taken):
+            try:
+                server.reset()
+            except ServerError as error:
+                # Nothing of a broken server is worth keeping, its data may be what is broken.
+                _log.warning("a server is replaced, since it could not be reset: %s\n%s", error, server.log_tail())
+                server.close()
+                server = self._servers[position] = taken[position] = RabbitServer()
+                server.start()
+        return taken
+
+    def close(self) -> None:
+        """End all servers and remove their directories; idempotent."""
+        while self._servers:
+            self._servers.pop().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+pool = RabbitPool()
+"""The servers of this process, for all test folders of one run; whoever uses it closes it at the end of the run."""

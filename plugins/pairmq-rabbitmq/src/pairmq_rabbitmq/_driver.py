@@ -1,14 +1,23 @@
-"""The driver's channel, without its idea of what a name may be.
+"""What is changed of the driver: which names its channels take, and what it logs about connections of ours.
 
 RabbitMQ takes any text of up to 255 bytes as the name of a queue or exchange; pamqp raises ValueError for all but ASCII
 letters, digits, space and a few signs. So the methods that carry names are overridden here, with frames that leave the
 judging to the broker. Each does what the driver's own does.
+
+aiormq logs an error for each attempt to connect that is refused, and a warning with a traceback for each connection
+that is lost. It can't know that a pair tries again and again through an outage, and reports that once: every failure is
+raised. So what it logs about *our* connections is demoted to DEBUG, and an application's own connections go on as they
+were. Which is which is in the context that a task begins with, and passes on to the tasks that it makes: all that
+aiormq does for a connection is done in tasks of which the first one was ours.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+from collections.abc import Mapping
+from contextvars import Context, ContextVar, copy_context
 from typing import Any, Final
 from uuid import uuid4
 
@@ -20,6 +29,15 @@ from pamqp import commands
 
 _TURN: Final = 1.0  # s for the answer to a question in flight, ahead of a Channel.Close
 _SUCCESS: Final = 200
+
+_ours: ContextVar[bool] = ContextVar("pairmq_rabbitmq_connection", default=False)
+
+_DEMOTED: Final[Mapping[str, int]] = {
+    "aiormq.connection": logging.CRITICAL,
+    # Its errors tell of a callback that failed, or of what a broker must not send: nobody else would tell of that.
+    "aiormq.channel": logging.WARNING,
+}
+"""Its loggers, and up to which level their records are demoted."""
 
 
 class Publish(commands.Basic.Publish):
@@ -173,3 +191,33 @@ async def close_channel(channel: Channel) -> None:
             await channel.write_queue.put(ChannelFrame.marshall(channel.number, [goodbye]))
         with contextlib.suppress(Exception):  # which is how the driver tells it
             await channel.closing
+
+
+def connection_context() -> Context:
+    """Make the context for a task that works at a connection of ours: the present one, marked."""
+    context = copy_context()
+    context.run(_ours.set, True)
+    return context
+
+
+class _OursAreForDebugging(logging.Filter):
+    """Demotes a logger's records of our connections; on the logger itself, as it must act before any handler."""
+
+    def __init__(self, logger: logging.Logger, up_to: int) -> None:
+        super().__init__()
+        self._logger = logger
+        self._up_to = up_to
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno > self._up_to or not _ours.get():
+            return True
+        record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
+        return self._logger.isEnabledFor(logging.DEBUG)
+
+
+# Without a handler of anybody's Python would write what is left to stderr.
+for _name in ("aio_pika", "aiormq"):
+    logging.getLogger(_name).addHandler(logging.NullHandler())
+for _name, _level in _DEMOTED.items():
+    _logger = logging.getLogger(_name)
+    _logger.addFilter(_OursAreForDebugging(_logger, _level))
