@@ -1,4 +1,4 @@
-"""How to log in to a namespace; values that show no secret, and the identities of Microsoft Entra."""
+"""How to log in to a namespace: credentials that show no secret, and connection strings as the portal shows them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,21 @@ from pairmq.model import ConfigurationError
 
 if TYPE_CHECKING:
     from azure.core.credentials_async import AsyncTokenCredential
+from urllib.parse import urlsplit
 
 CREDENTIAL_KINDS: Final = frozenset(
     ("default", "managed-identity", "workload-identity", "environment", "azure-cli", "azure-developer-cli")
 )
 """Values of the URL's option ``credential``, named after azure-identity's classes."""
+
+_KNOWN = {
+    "endpoint": "Endpoint",
+    "sharedaccesskeyname": "SharedAccessKeyName",
+    "sharedaccesskey": "SharedAccessKey",
+    "sharedaccesssignature": "SharedAccessSignature",
+    "entitypath": "EntityPath",
+    "usedevelopmentemulator": "UseDevelopmentEmulator",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +101,76 @@ def make_identity(identity: Identity) -> AsyncTokenCredential:
                 return aio.DefaultAzureCredential(**({"managed_identity_client_id": client} if client else {}))
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"credential={identity.kind} can't be used: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionString:
+    """What one says; its entity path is left out, as a transport is one of a whole namespace.
+
+    Args:
+        host: the namespace's name, or the emulator's.
+        port: TCP port, None for the default one.
+        credential: the key, or the token made with one.
+        emulator: plain TCP.
+    """
+
+    host: str
+    port: int | None
+    credential: SharedKey | SharedSignature = field(repr=False)
+    emulator: bool = False
+
+
+def read_connection_string(text: str, where: str) -> ConnectionString:
+    """Read one (Service Bus documentation: Get the connection string).
+
+    Args:
+        text: the connection string; the settings' names may be in any case.
+        where: what it is, for errors.
+
+    Returns:
+        Its parts.
+
+    Raises:
+        ConfigurationError: it can't work; the text names the setting and no value.
+    """
+    found: dict[str, str] = {}
+    for setting in text.strip().strip(";").split(";"):
+        key, equals, value = setting.partition("=")
+        name = _KNOWN.get(key.strip().lower())
+        if not equals or name is None:
+            raise ConfigurationError(f"{where} has an unknown setting: known are {', '.join(_KNOWN.values())}")
+        if name in found:
+            raise ConfigurationError(f"{where} has {name} twice")
+        found[name] = value.strip()
+    host, port = _endpoint(found.get("Endpoint", ""), where)
+    emulator = found.get("UseDevelopmentEmulator", "false").lower()
+    if emulator not in ("true", "false"):
+        raise ConfigurationError(f"{where}: UseDevelopmentEmulator is neither true nor false")
+    return ConnectionString(host, port, _credential(found, where), emulator == "true")
+
+
+def _endpoint(text: str, where: str) -> tuple[str, int | None]:
+    if not text:
+        raise ConfigurationError(f"{where} has no Endpoint: it begins with Endpoint=sb://…")
+    try:
+        parts = urlsplit(text if "://" in text else f"sb://{text}")
+        port = parts.port
+    except ValueError:
+        raise ConfigurationError(f"{where}: its Endpoint can't be read") from None
+    host = (parts.hostname or "").rstrip(".")
+    if not host or parts.username or parts.path not in ("", "/") or not host.isprintable():
+        raise ConfigurationError(f"{where}: its Endpoint is no sb://host/")
+    return host, port
+
+
+def _credential(found: dict[str, str], where: str) -> SharedKey | SharedSignature:
+    name, key = found.get("SharedAccessKeyName", ""), found.get("SharedAccessKey", "")
+    signature = found.get("SharedAccessSignature", "")
+    if signature:
+        if name or key:
+            raise ConfigurationError(f"{where} has a SharedAccessSignature and a key: give one of them")
+        prefix = "SharedAccessSignature "
+        return SharedSignature(signature if signature.startswith(prefix) else prefix + signature)
+    if not name or not key:
+        raise ConfigurationError(f"{where} has no SharedAccessKeyName and SharedAccessKey")
+    return SharedKey(name, key)

@@ -14,8 +14,13 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from pairmq.model import ConfigurationError, Entity
 from pairmq.transport import Endpoint, endpoint_with_default_name, is_local_address
-from pairmq_servicebus._connection_string import read_connection_string
-from pairmq_servicebus._credentials import CREDENTIAL_KINDS, Identity, SharedKey, SharedSignature
+from pairmq_servicebus._credentials import (
+    CREDENTIAL_KINDS,
+    Identity,
+    SharedKey,
+    SharedSignature,
+    read_connection_string,
+)
 
 DEFAULT_TLS_PORT = 5671
 DEFAULT_EMULATOR_PORT = 5672

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pairmq_servicebus.server.amqp import Timestamp
+from pairmq_servicebus.server.atom._entries import read_rule, write_rule
 from pairmq_servicebus.server.atom._namespace import Namespace
 from pairmq_servicebus.server.atom._paths import (
     EntityPath,
@@ -18,7 +19,6 @@ from pairmq_servicebus.server.atom._paths import (
     decoded,
     parse_path,
 )
-from pairmq_servicebus.server.atom._rules import read_rule, write_rule
 from pairmq_servicebus.server.atom._xml import MAX_BYTES, XmlError, parse, tag
 from pairmq_servicebus.server.broker import (
     Broker,

@@ -6,7 +6,7 @@ import pytest
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 from azure.servicebus.exceptions import MessageSizeExceededError
 
-from pairmq_servicebus.paired._batch import make_batch, messages_of
+from pairmq_servicebus.paired._convert import make_batch, messages_of
 
 
 def test_a_batch_is_one_of_the_clients_and_measures_as_one() -> None:

@@ -5,8 +5,7 @@ A field of PairMQ's messages is the AMQP field of that name (Service Bus documen
 `pairmq_servicebus._codec._fields`. A message that needs none of it has none.
 """
 
-from pairmq_servicebus._codec._fields import FIELDS
-from pairmq_servicebus._codec._protocol import PING_CONTENT_TYPE
+from pairmq_servicebus._codec._fields import FIELDS, PING_CONTENT_TYPE
 from pairmq_servicebus._codec._reading import Decoded, decode, decode_leniently
 from pairmq_servicebus._codec._values import Malformed
 from pairmq_servicebus._codec._writing import Parts, encode, take_apart

@@ -12,7 +12,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType, Amq
 
 from pairmq.model import MAX_PRIORITY, Message, PropertyValue
 from pairmq_servicebus._codec import _fields, _values
-from pairmq_servicebus._codec._protocol import (
+from pairmq_servicebus._codec._fields import (
     DEAD_LETTER_DESCRIPTION,
     DEAD_LETTER_REASON,
     ENDLESS,

@@ -11,15 +11,16 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageHeader, AmqpM
 
 from pairmq.model import Message, PropertyValue
 from pairmq_servicebus._codec import _values
-from pairmq_servicebus._codec._fields import FIELDS, dump
-from pairmq_servicebus._codec._protocol import (
+from pairmq_servicebus._codec._fields import (
     DEAD_LETTER_DESCRIPTION,
     DEAD_LETTER_REASON,
     DIVERTED,
+    FIELDS,
     LAST_INSTANT,
     MOST_MS,
     PARTITION_KEY,
     SCHEDULED_TIME,
+    dump,
 )
 from pairmq_servicebus._private import TIMESTAMP, UNREADABLE, typed
 from pairmq_servicebus._single_consumer import SESSION

@@ -4,10 +4,8 @@ A `BusReceiver` has one link at a time, opened as its source wants it, and a lan
 over the link, the `Shelf` keeps what was handed out until it is settled, and settling goes by the same lane.
 """
 
-from pairmq_servicebus._receiving._link import ReceiveLink
-from pairmq_servicebus._receiving._opening import open_receive_link
-from pairmq_servicebus._receiving._receiver import BusReceiver
-from pairmq_servicebus._receiving._sessions import accept_session
-from pairmq_servicebus._receiving._shelf import delivery_of
+from pairmq_servicebus._receiving._link import ReceiveLink, open_receive_link
+from pairmq_servicebus._receiving._receiver import BusReceiver, accept_session
+from pairmq_servicebus._receiving._settling import delivery_of
 
 __all__ = ["BusReceiver", "ReceiveLink", "accept_session", "delivery_of", "open_receive_link"]

@@ -1,24 +1,37 @@
-"""A receiver of the client as a link: how it is opened, and what every link of it does."""
+"""Links to receive on: a receiver of the client, how it is opened, and the link of a queue's only consumer.
+
+In a queue with one consumer at a time everything belongs to one session. The session's lock stands for those of its
+messages (Service Bus documentation: "Message sessions"): it is renewed while a receive waits, and gone when its link
+is. Closing the link gives everything back at once, in its order; so does the end of a killed process's connection. The
+service counts neither as a delivery. The next consumer has to know that there may be second copies of the messages, so
+a consumer writes into the session's state, which outlives it, up to which number it has handed messages out.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections.abc import Sequence
-from datetime import datetime
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, Final
 
 from azure.servicebus import ServiceBusReceivedMessage as Received
 from azure.servicebus.aio import ServiceBusReceiver as Client
+from azure.servicebus.aio import ServiceBusSession
+from azure.servicebus.exceptions import SessionCannotBeLockedError
 
-from pairmq.model import Source
-from pairmq_servicebus import _private
+from pairmq.model import FailureReason, Source, TransportError
+from pairmq_servicebus import _errors, _private
 from pairmq_servicebus._client import Namespace
+from pairmq_servicebus._single_consumer import MARKER, SESSION, is_queue_itself
 
 # Opening takes some ten round trips, and sleeps of the client's own: a quarter of it is more than one round trip.
 _ROUND_TRIPS = 4.0
 _LEAST_ROUND_TRIP = 0.1  # s
 _MOST_ROUND_TRIP = 1.0
+
+_MOST_DIGITS: Final = 19  # of a sequence number, which has 64 bits
+_LEAST_PATIENCE: Final = 0.5  # s between looks at the lock while a receive waits
 
 
 class ReceiveLink:
@@ -120,3 +133,160 @@ async def open_client(
     await namespace.open(client, doing, limit)
     took = loop.time() - began
     return client, min(_MOST_ROUND_TRIP, max(_LEAST_ROUND_TRIP, took / _ROUND_TRIPS))
+
+
+async def open_consumer_link(namespace: Namespace, source: Source, doing: str) -> ReceiveLink:
+    """Become the only consumer of a queue.
+
+    Raises:
+        TransportError: it can't be read; `is_somebody_elses` tells whether because another one is its consumer.
+    """
+    wait = namespace.url.connect_timeout
+    opened = await open_client(namespace, source, doing, session_id=SESSION, max_wait_time=wait)
+    link = ConsumerLink(namespace, *opened)
+    try:
+        # Part of the opening: no job's limit counts here, and whoever comes next waits behind it.
+        async with asyncio.timeout(wait):
+            await link.read_state()
+    except BaseException as error:
+        link.drop()
+        if not isinstance(error, Exception):
+            raise
+        failed = _errors.failure(error, doing)
+        raise failed from failed.__cause__
+    return link
+
+
+def is_somebody_elses(error: TransportError) -> bool:
+    """Whether a link was refused since another receiver holds the session, by the service's own words."""
+    return isinstance(error.__cause__, SessionCannotBeLockedError)
+
+
+class ConsumerLink(ReceiveLink):
+    """Has locked the session; arguments as `ReceiveLink`."""
+
+    closing_gives_back = True
+    takes_note = True
+
+    def __init__(self, namespace: Namespace, client: Client, round_trip: float) -> None:
+        super().__init__(namespace, client, round_trip)
+        self._session: ServiceBusSession = client.session
+        self._lasts = self._left()
+        self.patience = max(_LEAST_PATIENCE, self._lasts / 4)
+        self._renewed_at = 0.0
+        self._handed_out = self._handed_out_before = 0
+        self._highest = 0
+        self._abandoned: set[int] = set()
+        _private.keep_arrivals(client)
+
+    async def read_state(self) -> None:
+        """Find out up to which number others have handed messages out."""
+        state = await self._session.get_state()
+        number = bytes(state or b"")
+        # Whoever may read the queue may have written anything, and must not be able to keep others from reading it.
+        known = number.isdigit() and len(number) <= _MOST_DIGITS
+        self._handed_out = self._handed_out_before = int(number) if known else 0
+
+    def fetched(self) -> None:
+        # What arrives between two receives would be released, and come back behind what was on its way then.
+        _private.keep_arrivals(self.client)
+
+    async def give_back(self) -> None:
+        """Keep what has arrived: it is the next receive's, and nobody else could have it."""
+
+    async def admit(self, messages: Sequence[Received]) -> Sequence[Received]:
+        """Write down how far messages are handed out; one that would come after a newer one ends the link.
+
+        Raises:
+            TransportError: reason *lock-lost*: all of them come again, in order.
+        """
+        # What can't be read has no number here; it is set aside, and has no place in the order.
+        numbered = [message for message in messages if message.sequence_number is not None]
+        in_order = sorted(numbered, key=_number)
+        late = [number for message in in_order if (number := _number(message)) <= self._highest]
+        if not self._abandoned.issuperset(late):
+            self.ended = True
+            raise _errors.lock_lost("receive in order")
+        self._abandoned.difference_update(late)
+        self._highest = max([self._highest, *map(_number, in_order)])
+        if self._highest > self._handed_out:
+            try:
+                await self._session.set_state(b"%d" % self._highest)
+            except BaseException:
+                self.ended = True  # closing it gives them back
+                raise
+            self._handed_out = self._highest
+        return in_order + [message for message in messages if message.sequence_number is None]
+
+    def came_before(self, received: Received) -> bool:
+        return _number(received) <= self._handed_out_before
+
+    def usable(self) -> bool:
+        return not self.ended and super().usable() and not _private.session_is_over(self.client)
+
+    async def keep(self) -> None:
+        """Renew the lock when less than two thirds of it are left: nobody else does while nothing is in hand."""
+        if self._left() < self._lasts * 2 / 3:
+            await self._renew()
+
+    def withholds(self, received: Received) -> bool:
+        return received.content_type == MARKER
+
+    async def renew(self, received: Received, asked_at: float) -> datetime:
+        """Renew the session's lock, once for all that asked meanwhile: it is the lock of every message."""
+        until = self._session.locked_until_utc
+        if until is not None and self._renewed_at >= asked_at:
+            return until
+        return await self._renew()
+
+    async def before_abandon(self, received: Received) -> None:
+        """Let nothing newer be on its way: it would be handed out before what is given back now."""
+        self._abandoned.add(_number(received))
+        await _private.give_back(self.client)
+        _private.keep_arrivals(self.client)
+
+    async def _renew(self) -> datetime:
+        began = asyncio.get_running_loop().time()
+        until = await self._session.renew_lock()
+        self._renewed_at = began
+        return until
+
+    def _left(self) -> float:
+        until = self._session.locked_until_utc
+        return 0.0 if until is None else (until - datetime.now(UTC)).total_seconds()
+
+
+def _number(received: Received) -> int:
+    return received.sequence_number or 0
+
+
+async def open_receive_link(namespace: Namespace, source: Source, doing: str) -> ReceiveLink:
+    """Open a link to receive on.
+
+    Raises:
+        TransportError: it can't be opened.
+    """
+    return ReceiveLink(namespace, *await open_client(namespace, source, doing))
+
+
+async def open_link(namespace: Namespace, source: Source, doing: str) -> ReceiveLink:
+    """Open a link to receive on, as the source wants it: as its only consumer where it is such a queue.
+
+    Raises:
+        TransportError: it can't be opened.
+    """
+    known, queue = namespace.single_consumers, source.entity
+    if not is_queue_itself(source):
+        return await open_receive_link(namespace, source, doing)
+    if not known.knows(queue):
+        try:
+            return await open_receive_link(namespace, source, doing)
+        except TransportError as error:
+            if error.reason is not FailureReason.NOT_SUPPORTED or not await known.learn(queue):
+                raise
+    try:
+        return await open_consumer_link(namespace, source, doing)
+    except TransportError as error:
+        if error.reason in (FailureReason.NOT_SUPPORTED, FailureReason.NOT_FOUND):
+            known.forget(queue)  # it was made anew, as another kind of queue
+        raise

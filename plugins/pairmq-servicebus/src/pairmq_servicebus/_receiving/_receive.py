@@ -18,8 +18,7 @@ from pairmq_servicebus import _errors, _private
 from pairmq_servicebus._codec import Malformed
 from pairmq_servicebus._lane import Job, Lane
 from pairmq_servicebus._receiving._link import ReceiveLink
-from pairmq_servicebus._receiving._settling import MOST_REASON, abandon_all
-from pairmq_servicebus._receiving._shelf import Held, Shelf
+from pairmq_servicebus._receiving._settling import MOST_REASON, Held, Shelf, abandon_all
 
 MALFORMED = "malformed"
 """The reason that messages are dead-lettered with which can't be read."""

@@ -26,8 +26,8 @@ from azure.servicebus import (
     parse_connection_string,
 )
 
-from pairmq_servicebus.paired._batch import PairedMessageBatch
-from pairmq_servicebus.paired._client import PairedServiceBusClient
+from pairmq_servicebus.paired._client import PairedServiceBusClient, PairedServiceBusSender
+from pairmq_servicebus.paired._convert import PairedMessageBatch
 from pairmq_servicebus.paired._errors import (
     NotAllowedError,
     NotReachableError,
@@ -36,7 +36,6 @@ from pairmq_servicebus.paired._errors import (
     SendFailure,
     SendOutcomeUnknownError,
 )
-from pairmq_servicebus.paired._sender import PairedServiceBusSender
 
 __all__ = [
     "NEXT_AVAILABLE_SESSION",

@@ -14,7 +14,7 @@ from azure.servicebus import TransportType
 
 from pairmq import ConfigurationError, Pair, PairOptions
 from pairmq_servicebus._client import ClientSettings
-from pairmq_servicebus._connection_string import read_connection_string
+from pairmq_servicebus._credentials import read_connection_string
 from pairmq_servicebus._transport import ServiceBusTransport
 from pairmq_servicebus._url import NamespaceUrl, parse_servicebus_url
 

@@ -22,8 +22,7 @@ from pairmq import (
     SendError,
     SendRefused,
 )
-from pairmq_servicebus.paired._batch import messages_of
-from pairmq_servicebus.paired._convert import SingleMessage, convert, convert_all, is_one
+from pairmq_servicebus.paired._convert import SingleMessage, convert, convert_all, is_one, messages_of
 from pairmq_servicebus.paired._errors import as_client_error, batch_error
 
 Messages: TypeAlias = SingleMessage | Iterable[SingleMessage] | ServiceBusMessageBatch

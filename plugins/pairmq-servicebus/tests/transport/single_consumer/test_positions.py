@@ -14,7 +14,7 @@ from azure.servicebus.aio import ServiceBusClient, ServiceBusSender
 
 from pairmq.model import Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq_servicebus import _private
-from pairmq_servicebus._admin import _positions
+from pairmq_servicebus._admin import _contents
 from pairmq_servicebus._single_consumer import SESSION
 from pairmq_servicebus._transport import ServiceBusTransport
 from pairmq_servicebus.testing import ServiceBusServer
@@ -73,7 +73,7 @@ async def test_markers_that_a_killed_process_left_behind_count_as_nothing_and_re
         patch.setattr(ServiceBusSender, "cancel_scheduled_messages", killed)
         due = 0.2
         while left < 12:  # more than are browsed in the first two steps
-            patch.setattr(_positions, "_DUE_IN", timedelta(seconds=due))
+            patch.setattr(_contents, "_DUE_IN", timedelta(seconds=due))
             began, left = time.monotonic(), left + 1
             try:
                 assert (await transport.admin.positions(queue)).oldest is None

@@ -3,7 +3,6 @@
 Authorization rules of entities are accepted and not kept: a local server has the keys that it was started with.
 """
 
-from pairmq_servicebus.server.atom._app import make_app
-from pairmq_servicebus.server.atom._control import ControlHandlers
+from pairmq_servicebus.server.atom._app import ControlHandlers, make_app
 
 __all__ = ["ControlHandlers", "make_app"]

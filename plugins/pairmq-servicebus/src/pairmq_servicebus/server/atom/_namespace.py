@@ -10,6 +10,7 @@ from pairmq_servicebus.server.atom._entries import (
     Entry,
     namespace_entry,
     queue_entry,
+    read_rule,
     rule_entry,
     subscription_entry,
     topic_entry,
@@ -24,7 +25,6 @@ from pairmq_servicebus.server.atom._paths import (
     SubscriptionPath,
     SubscriptionsPath,
 )
-from pairmq_servicebus.server.atom._rules import read_rule
 from pairmq_servicebus.server.atom._xml import XmlError, child, child_text, local_name, parse
 from pairmq_servicebus.server.broker import (
     Broker,

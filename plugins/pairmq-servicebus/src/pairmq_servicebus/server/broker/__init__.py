@@ -22,10 +22,9 @@ from pairmq_servicebus.server.broker._filters import (
     SqlFilter,
     TrueFilter,
 )
-from pairmq_servicebus.server.broker._lanes import SessionLock
 from pairmq_servicebus.server.broker._session_source import Source
-from pairmq_servicebus.server.broker._sqlite import SqliteStore
-from pairmq_servicebus.server.broker._store import Store, StoreError
+from pairmq_servicebus.server.broker._shelf import SessionLock
+from pairmq_servicebus.server.broker._store import SqliteStore, Store, StoreError
 from pairmq_servicebus.server.broker._values import Incoming, MessageState, Stored
 
 __all__ = [

@@ -19,15 +19,14 @@ from pairmq_servicebus.server.broker._descriptions import (
     check_update,
 )
 from pairmq_servicebus.server.broker._duplicates import Duplicates
+from pairmq_servicebus.server.broker._entities import Forwarder, Holder, Subscription, Topic
 from pairmq_servicebus.server.broker._errors import ARGUMENT, EXISTS, NOT_FOUND, QUOTA, BrokerError
 from pairmq_servicebus.server.broker._filters import Rule
 from pairmq_servicebus.server.broker._hub import Hub
 from pairmq_servicebus.server.broker._journal import Journal
 from pairmq_servicebus.server.broker._paths import check_name, check_path, forward_path
-from pairmq_servicebus.server.broker._queue import Forwarder, Holder
 from pairmq_servicebus.server.broker._records import record_of
 from pairmq_servicebus.server.broker._store import Loaded, Store
-from pairmq_servicebus.server.broker._topic import Subscription, Topic
 
 MAX_SUBSCRIPTIONS = 2000
 """Of one topic (Service Bus documentation: "Service Bus quotas")."""

@@ -13,6 +13,7 @@ from pairmq_servicebus.server.broker._descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
+from pairmq_servicebus.server.broker._entities import Holder, Subscription, Topic
 from pairmq_servicebus.server.broker._filters import (
     CorrelationFilter,
     FalseFilter,
@@ -21,8 +22,6 @@ from pairmq_servicebus.server.broker._filters import (
     SqlFilter,
     TrueFilter,
 )
-from pairmq_servicebus.server.broker._queue import Holder
-from pairmq_servicebus.server.broker._topic import Subscription, Topic
 
 _DESCRIPTIONS: dict[str, type[Description]] = {
     "queue": QueueDescription,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from heapq import heappush
 
 from pairmq_servicebus.server.broker._errors import DISABLED, NOT_ALLOWED, SESSION_TAKEN, TOO_LARGE, BrokerError
-from pairmq_servicebus.server.broker._lanes import Lane, SessionLock
+from pairmq_servicebus.server.broker._shelf import Lane, SessionLock
 from pairmq_servicebus.server.broker._source import LockedSource
 from pairmq_servicebus.server.broker._values import MessageState, Stored
 

@@ -20,7 +20,7 @@ from pairmq_servicebus.server.broker._errors import (
     SESSION_LOCK_LOST,
     BrokerError,
 )
-from pairmq_servicebus.server.broker._lanes import Lane, SessionLock
+from pairmq_servicebus.server.broker._shelf import Lane, SessionLock
 from pairmq_servicebus.server.broker._source_base import SourceBase
 from pairmq_servicebus.server.broker._values import MessageState, Stored
 

@@ -20,8 +20,7 @@ from pairmq_servicebus.server.broker._errors import (
     BrokerError,
 )
 from pairmq_servicebus.server.broker._hub import Hub
-from pairmq_servicebus.server.broker._lanes import SessionLock
-from pairmq_servicebus.server.broker._shelf import Shelf
+from pairmq_servicebus.server.broker._shelf import SessionLock, Shelf
 from pairmq_servicebus.server.broker._values import NEVER, MessageState, Stored
 
 Mode = Literal["peek-lock", "receive-and-delete"]

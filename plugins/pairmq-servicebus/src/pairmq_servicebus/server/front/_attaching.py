@@ -5,20 +5,25 @@ from __future__ import annotations
 from pairmq_servicebus.server.amqp import SENDER, AmqpError, Link, Symbol
 from pairmq_servicebus.server.broker import BrokerError, Source
 from pairmq_servicebus.server.faults import FaultAction, FaultPoint
-from pairmq_servicebus.server.front import _errors
-from pairmq_servicebus.server.front._addresses import CBS, managed_entity, path_of
-from pairmq_servicebus.server.front._endpoint import Endpoint
-from pairmq_servicebus.server.front._node import ReplyLink
-from pairmq_servicebus.server.front._owner import Owner
-from pairmq_servicebus.server.front._receiving import ReceivingLink
-from pairmq_servicebus.server.front._requests import RequestLink
-from pairmq_servicebus.server.front._sending import SendingLink
-from pairmq_servicebus.server.front._session_filter import (
+from pairmq_servicebus.server.front._endpoint import (
+    CBS,
+    Endpoint,
+    Owner,
+    fault_error,
+    managed_entity,
+    path_of,
+    wire_error,
+)
+from pairmq_servicebus.server.front._links import (
+    ReceivingLink,
+    SendingLink,
     SessionWish,
     answered,
     locked_until_property,
     session_wish,
 )
+from pairmq_servicebus.server.front._management import ReplyLink
+from pairmq_servicebus.server.front._requests import RequestLink
 
 _BATCH_SIZE = Symbol("com.microsoft:max-message-batch-size")
 _MAX_BATCH = 256 * 1024
@@ -45,10 +50,10 @@ def attach(client: Owner, link: Link) -> None:
     elif fault.action is FaultAction.DELAY:
         client.later(fault.seconds, lambda: _attach(client, link, path))
     elif fault.action is FaultAction.ERROR:
-        link.reject(_errors.fault_error(fault))
+        link.reject(fault_error(fault))
     elif fault.action is FaultAction.DETACH:
         link.accept()
-        link.detach(_errors.fault_error(fault))
+        link.detach(fault_error(fault))
     else:
         client.suffer(fault, link)
 
@@ -71,7 +76,7 @@ def _attach(client: Owner, link: Link, path: str) -> None:
         else:
             _attach_receiver(client, link, path)
     except BrokerError as error:
-        link.reject(_errors.wire_error(error))
+        link.reject(wire_error(error))
 
 
 def _attach_node(client: Owner, link: Link, path: str, entity: str | None) -> None:
@@ -155,7 +160,7 @@ class WaitingLink(Endpoint):
         try:
             lock = self._source.accept_session(self._wish.session_id, owner=client)
         except BrokerError as error:
-            client.detach(link, _errors.wire_error(error))
+            client.detach(link, wire_error(error))
             return
         if lock is None:
             return

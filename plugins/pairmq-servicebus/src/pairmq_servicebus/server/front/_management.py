@@ -1,4 +1,4 @@
-"""An entity's management node: the operations that are no transfers.
+"""Nodes that answer requests, and an entity's management node: the operations that are no transfers.
 
 Names, arguments and answers are those of the Service Bus documentation, "AMQP 1.0 in Azure Service Bus:
 request-response-based operations".
@@ -6,23 +6,42 @@ request-response-based operations".
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 from uuid import UUID
 
 from pairmq_servicebus.server.amqp import (
+    Accepted,
     AmqpDecodeError,
     Array,
+    Described,
     Int,
+    Link,
     Long,
+    Properties,
+    Sections,
     Symbol,
     Timestamp,
+    encode_message,
 )
-from pairmq_servicebus.server.broker import BrokerError, SessionLock, Source
-from pairmq_servicebus.server.front import _errors, _messages, _rules
-from pairmq_servicebus.server.front._node import Request, Response
-from pairmq_servicebus.server.front._owner import Owner
-from pairmq_servicebus.server.front._receiving import ReceivingLink
+from pairmq_servicebus.server.broker import (
+    BrokerError,
+    CorrelationFilter,
+    FalseFilter,
+    Rule,
+    SessionLock,
+    Source,
+    SqlFilter,
+    TrueFilter,
+)
+from pairmq_servicebus.server.front import _messages
+from pairmq_servicebus.server.front._endpoint import Endpoint, Owner, status_of
+from pairmq_servicebus.server.front._links import ReceivingLink
+
+_UNSETTLED = 0  # AMQP 1.0 part 2, section 2.8.2
+_MOST_WAITING = 1000
 
 _OK, _NO_CONTENT = 200, 204
 _MOST_PEEKED = 250
@@ -32,6 +51,93 @@ _RECEIVE_AND_DELETE = 0
 _END_OF_TIME = 253_402_300_800_000  # ms: the first instant of the year 10000
 
 Answer = tuple[int, dict[str, Any] | None]
+
+_CORRELATION = (
+    "correlation-id",
+    "message-id",
+    "to",
+    "reply-to",
+    "label",
+    "session-id",
+    "reply-to-session-id",
+    "content-type",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request, taken apart.
+
+    Args:
+        sections: the message.
+        value: its body, when that is one value.
+        link: on which it came.
+    """
+
+    sections: Sections
+    value: Any
+    link: Link
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The application properties, by their names as plain text."""
+        return {str(name): value for name, value in (self.sections.application_properties or {}).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """An answer.
+
+    Args:
+        arguments: the application properties, which hold the status.
+        body: one value.
+    """
+
+    arguments: dict[str, Any]
+    body: Any
+
+
+class ReplyLink(Endpoint):
+    """A link to the client over which answers go, each as soon as there is credit.
+
+    Args:
+        link: the peer receives on it.
+    """
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(link)
+        self._waiting: deque[bytes] = deque()
+        self._tags = 0
+        self._settled = link.snd_settle_mode != _UNSETTLED
+
+    @property
+    def full(self) -> bool:
+        """Whether so many answers wait for the client that it may not ask for more."""
+        return len(self._waiting) >= _MOST_WAITING
+
+    def answer(self, request: Request, response: Response) -> None:
+        """Send an answer.
+
+        Args:
+            request: what it answers; its message id becomes the correlation id.
+            response: the answer.
+        """
+        asked = request.sections.properties
+        properties = Properties(correlation_id=None if asked is None else asked.message_id)
+        self._waiting.append(
+            encode_message(properties=properties, application_properties=response.arguments, body=response.body)
+        )
+        self.pump()
+
+    def pump(self) -> None:
+        """Send what waits, as far as the credit goes."""
+        while self._waiting and self.link.credit > 0 and self.link.state == "open":
+            self._tags += 1
+            tag = self._tags.to_bytes(8, "big")
+            delivery = self.link.send(self._waiting.popleft(), tag=tag, settled=self._settled)
+            delivery.settle(Accepted())
+        if self.link.drain and not self._waiting:
+            self.link.drained()
 
 
 class Management:
@@ -165,22 +271,22 @@ class Management:
     # Rules of a subscription.
 
     def _add_rule(self) -> Answer:
-        topic, name = _rules.subscription_of(self._path)
-        self._broker.add_rule(topic, name, _rules.rule_of(self._body))
+        topic, name = subscription_of(self._path)
+        self._broker.add_rule(topic, name, rule_of(self._body))
         return _OK, None
 
     def _remove_rule(self) -> Answer:
-        topic, name = _rules.subscription_of(self._path)
+        topic, name = subscription_of(self._path)
         self._broker.remove_rule(topic, name, str(self._body.get("rule-name")))
         return _OK, None
 
     def _enumerate_rules(self) -> Answer:
-        topic, name = _rules.subscription_of(self._path)
+        topic, name = subscription_of(self._path)
         skip, top = self._number("skip"), self._number("top")
         found = self._broker.rules(topic, name)[skip : skip + top]
         if not found:
             return _NO_CONTENT, None
-        return _OK, {"rules": [{"rule-description": _rules.described(rule)} for rule in found]}
+        return _OK, {"rules": [{"rule-description": described(rule)} for rule in found]}
 
     _operations: ClassVar[dict[str, Callable[[Management], Answer]]] = {
         "schedule-message": _schedule,
@@ -247,7 +353,7 @@ class Management:
 
 def _refusal(condition: str, description: str) -> Response:
     arguments = {
-        "statusCode": Int(_errors.status_of(condition)),
+        "statusCode": Int(status_of(condition)),
         "statusDescription": description,
         "errorCondition": Symbol(condition),
     }
@@ -265,3 +371,74 @@ def _uuid(token: object) -> UUID:
 
 def _longs(numbers: Iterable[int]) -> Array:
     return Array([Long(number) for number in numbers], Long)
+
+
+def subscription_of(path: str) -> tuple[str, str]:
+    """Take a subscription's path apart: topic and name.
+
+    Raises:
+        BrokerError: it is none.
+    """
+    topic, separator, name = path.rpartition("/")
+    topic, inner, word = topic.rpartition("/")
+    if not separator or not inner or word.lower() != "subscriptions":
+        raise BrokerError("amqp:not-allowed", f"{path} is no subscription: it has no rules")
+    return topic, name
+
+
+def rule_of(body: dict[str, Any]) -> Rule:
+    """Read the rule that shall be added.
+
+    Args:
+        body: of the request.
+
+    Raises:
+        BrokerError: it can't be read.
+    """
+    name, wanted = body.get("rule-name"), body.get("rule-description")
+    if not isinstance(name, str) or not isinstance(wanted, dict):
+        raise BrokerError("com.microsoft:argument-error", "add-rule needs rule-name and rule-description")
+    description = {str(key): value for key, value in wanted.items()}
+    action = description.get("sql-rule-action")
+    expression = (
+        {str(key): value for key, value in action.items()}.get("expression") if isinstance(action, dict) else None
+    )
+    return Rule(name, _filter(description), expression)
+
+
+def _filter(description: dict[str, Any]) -> TrueFilter | FalseFilter | SqlFilter | CorrelationFilter:
+    if isinstance(description.get("sql-filter"), dict):
+        values = {str(key): value for key, value in description["sql-filter"].items()}
+        return SqlFilter(str(values.get("expression", "")))
+    if isinstance(description.get("correlation-filter"), dict):
+        values = {str(key): value for key, value in description["correlation-filter"].items()}
+        properties = values.get("properties") or {}
+        fields = {name.replace("-", "_"): values[name] for name in _CORRELATION if values.get(name) is not None}
+        return CorrelationFilter(**fields, properties={str(key): value for key, value in properties.items()})
+    if "true-filter" in description:
+        return TrueFilter()
+    if "false-filter" in description:
+        return FalseFilter()
+    raise BrokerError("com.microsoft:argument-error", "rule-description holds no filter that is known here")
+
+
+def described(rule: Rule) -> Described:
+    """The rule as ``enumerate-rules`` shows it."""
+    action = Described(Symbol("com.microsoft:empty-rule-action:list"), [])
+    if rule.action is not None:
+        action = Described(Symbol("com.microsoft:sql-rule-action:list"), [rule.action, None])
+    created = Timestamp(int(rule.created_at * 1000))
+    return Described(
+        Symbol("com.microsoft:rule-description:list"), [_described_filter(rule), action, rule.name, created]
+    )
+
+
+def _described_filter(rule: Rule) -> Described:
+    found = rule.filter
+    if isinstance(found, SqlFilter):
+        return Described(Symbol("com.microsoft:sql-filter:list"), [found.expression, None])
+    if isinstance(found, CorrelationFilter):
+        fields = [getattr(found, name.replace("-", "_")) for name in _CORRELATION]
+        return Described(Symbol("com.microsoft:correlation-filter:list"), [*fields, dict(found.properties)])
+    name = "true-filter" if isinstance(found, TrueFilter) else "false-filter"
+    return Described(Symbol(f"com.microsoft:{name}:list"), [])

@@ -18,12 +18,8 @@ from pairmq_servicebus.server.amqp import (
     split_message,
 )
 from pairmq_servicebus.server.faults import FaultAction, FaultPoint, FaultRule
-from pairmq_servicebus.server.front import _errors
-from pairmq_servicebus.server.front._addresses import path_of
-from pairmq_servicebus.server.front._endpoint import Endpoint
-from pairmq_servicebus.server.front._management import Management
-from pairmq_servicebus.server.front._node import ReplyLink, Request, Response
-from pairmq_servicebus.server.front._owner import Owner
+from pairmq_servicebus.server.front._endpoint import Endpoint, Owner, path_of, status_of
+from pairmq_servicebus.server.front._management import Management, ReplyLink, Request, Response
 
 _CREDIT = 100
 _AMQP_VALUE = 0x77  # AMQP 1.0 part 3, section 3.2.8
@@ -79,7 +75,7 @@ class RequestLink(Endpoint):
         if fault.action is FaultAction.DELAY:
             self._client.later(fault.seconds, lambda: reply.answer(request, done or self._perform(request)))
         elif fault.action is FaultAction.ERROR:
-            status = fault.status or _errors.status_of(fault.condition)
+            status = fault.status or status_of(fault.condition)
             reply.answer(request, self._response(status, fault.description, fault.condition))
         else:
             self._client.suffer(fault, self.link)

@@ -1,25 +1,125 @@
-"""The jobs of one link, done one after the other."""
+"""One link, and a task that makes its calls one after the other.
+
+The client's links are not made for concurrent calls: sends mix up their answers, and settlements that wait for each
+other's reads take a fifth of a second each. So every link has one lane. Its task opens the link when there is a job for
+it, and no caller waits for the client itself: one that stops waiting gets control back at once. A job that is not
+waited for any more is cut off, and its link, now in doubt, is dropped; the next job opens another one.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Final, Generic, Protocol, TypeVar
 
 from pairmq.model import TransportError
 from pairmq.transport import start_task
 from pairmq_servicebus import _errors
-from pairmq_servicebus._lane._job import Call, Job, Look, OpenLink
+from pairmq_servicebus._client import Namespace
 
 T = TypeVar("T")
-L = TypeVar("L", bound=OpenLink)
+K = TypeVar("K", bound=Hashable)
 
 _LOOK_EVERY = 10.0  # s between looks at an idle link
 _LOOK_SOON = 0.2  # s after a receive that took its credit back: what was on its way then has to be released
 _LOOK_FIRST = 1.0  # s of idleness after which a link is looked at before it is used
 _AGAIN = 0.05  # s: a cancellation can be swallowed in the instant in which a frame arrives (asyncio.wait_for of 3.11)
+
+_MOST: Final = 16  # links that are kept
+_IDLE: Final = 60.0  # s
+
+
+class OpenLink(Protocol):
+    """What a lane needs of a link."""
+
+    def usable(self) -> bool:
+        """Whether nothing is known of its end."""
+
+    def unread(self) -> bool:
+        """Whether something has arrived that may be its end, and has to be looked at before it is used."""
+
+    async def look(self) -> None:
+        """Take in what has arrived."""
+
+    def drop(self) -> None:
+        """End it at once, without waiting for anything."""
+
+    async def close(self) -> None:
+        """End it in good order; never raises, and is over within 1.5 s."""
+
+
+L = TypeVar("L", bound=OpenLink)
+
+
+class Job(ABC, Generic[L]):
+    """Something to do on the link.
+
+    Args:
+        limit: seconds after which it is cut off, whoever waits for it.
+        yields: it waits for what may come, and is interrupted when there is something to do; it then goes on.
+    """
+
+    def __init__(self, limit: float, *, yields: bool = False) -> None:
+        self.limit = limit
+        self.yields = yields
+
+    @abstractmethod
+    async def run(self, link: L) -> None:
+        """Do it, and tell its callers. Raises nothing but cancellation; when interrupted, it is run again."""
+
+    @abstractmethod
+    def fail(self, error: TransportError, *, begun: bool) -> None:
+        """Tell its callers that it will not be done, or that nobody knows whether it was."""
+
+    def interrupted(self, link: L) -> None:
+        """Told when it was interrupted, before what is next begins."""
+
+
+class Call(Job[L], Generic[L, T]):
+    """A job with one caller.
+
+    Args:
+        work: what to do; its exceptions go to the caller.
+        limit: as `Job`.
+        doing: in words, for errors.
+    """
+
+    def __init__(self, work: Callable[[L], Awaitable[T]], limit: float, doing: str) -> None:
+        super().__init__(limit)
+        self._work = work
+        self._doing = doing
+        self.done: asyncio.Future[T | TransportError] = asyncio.get_running_loop().create_future()
+
+    async def run(self, link: L) -> None:
+        if self.done.done():
+            return
+        try:
+            outcome: T | TransportError = await self._work(link)
+        except Exception as error:
+            outcome = _errors.failure(error, self._doing, maybe_applied=True)
+        if not self.done.done():
+            self.done.set_result(outcome)
+
+    def fail(self, error: TransportError, *, begun: bool) -> None:
+        if not self.done.done():
+            self.done.set_result(error)
+
+
+class Look(Job[L]):
+    """Takes in what has arrived on an idle link; does not count as a use of it."""
+
+    def __init__(self) -> None:
+        super().__init__(2.0)
+
+    async def run(self, link: L) -> None:
+        with contextlib.suppress(Exception):
+            await link.look()
+
+    def fail(self, error: TransportError, *, begun: bool) -> None:
+        """Nobody waits for it."""
 
 
 class Lane(Generic[L]):
@@ -292,3 +392,32 @@ class Lane(Generic[L]):
                 return
         self._jobs.append(Look())
         self._start()
+
+
+class Lanes(Generic[K, L]):
+    """The lanes of the last few things; the one that was not used for longest gives way.
+
+    Args:
+        namespace: the transport's.
+        opener: opens a thing's link.
+    """
+
+    def __init__(self, namespace: Namespace, opener: Callable[[K], Awaitable[L]]) -> None:
+        self._namespace = namespace
+        self._opener = opener
+        self._kept: dict[K, Lane[L]] = {}
+
+    def get(self, thing: K) -> Lane[L]:
+        """The lane of a thing, made when first needed."""
+        lane = self._kept.pop(thing, None)
+        if lane is None:
+            lane = Lane(lambda: self._opener(thing), f"look into {thing}", idle_limit=_IDLE)
+            if len(self._kept) >= _MOST:
+                self._namespace.spawn(self._kept.pop(next(iter(self._kept))).close())
+        self._kept[thing] = lane
+        return lane
+
+    async def close(self) -> None:
+        """Close all; never raises."""
+        for lane in self._kept.values():
+            await lane.close()

@@ -1,23 +1,59 @@
-"""The client for asyncio: a pair to send with, and azure-servicebus' own client for everything else."""
+"""A client for asyncio, in the shape of ``azure.servicebus.aio``, that sends through a pair.
+
+In a program that uses ``azure.servicebus.aio`` today::
+
+    from pairmq_servicebus.paired.aio import PairedServiceBusClient as ServiceBusClient
+
+    client = ServiceBusClient.from_connection_string(primary, secondary=secondary)
+
+What comes from ``azure.servicebus.aio`` besides can be imported from here as well.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import uuid
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
+from azure.servicebus.aio import (
+    AutoLockRenewer,
+    ServiceBusClient,
+    ServiceBusReceiver,
+    ServiceBusSender,
+    ServiceBusSession,
+)
 
 from pairmq import Entity, EntityKind, EntityState, Pair, PairOptions
 from pairmq_servicebus.paired._arguments import Sides, entity_path_of, make_pair
-from pairmq_servicebus.paired._sending import SHUT_DOWN, OnReceipt, Opening, Sending
-from pairmq_servicebus.paired.aio._sender import PairedServiceBusSender
+from pairmq_servicebus.paired._convert import PairedMessageBatch, SingleMessage, make_batch
+from pairmq_servicebus.paired._sending import (
+    SHUT_DOWN,
+    Messages,
+    OnReceipt,
+    Opening,
+    Sending,
+    check_timeout,
+    settle,
+    taken,
+)
 
 if TYPE_CHECKING:
     from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
     from azure.core.credentials_async import AsyncTokenCredential
 
     from pairmq.model.events import Event
+
+
+__all__ = [
+    "AutoLockRenewer",
+    "PairedServiceBusClient",
+    "PairedServiceBusSender",
+    "ServiceBusReceiver",
+    "ServiceBusSession",
+]
 
 
 class PairedServiceBusClient:
@@ -257,3 +293,128 @@ class PairedServiceBusClient:
             client_identifier,
             self._on_receipt,
         )
+
+
+class PairedServiceBusSender:
+    """Sends to a queue or topic of the primary, or to the backlog while that is away.
+
+    Made by the client's ``get_queue_sender`` and ``get_topic_sender``. Any number of tasks may share one.
+    """
+
+    def __init__(
+        self,
+        sending: Sending,
+        entity_name: str,
+        namespace: str,
+        make_own: Callable[[str], ServiceBusSender],
+        client_identifier: str | None,
+        on_receipt: OnReceipt | None,
+    ) -> None:
+        self._sending = sending
+        self._make_own = make_own
+        self._own: ServiceBusSender | None = None
+        self._name = client_identifier or f"SBSender-{uuid.uuid4()}"
+        self._on_receipt = on_receipt
+        self._closed = False
+        self.entity_name = entity_name
+        self.fully_qualified_namespace = namespace
+
+    @property
+    def client_identifier(self) -> str:
+        """Its name, as given or made."""
+        return self._name
+
+    async def send_messages(self, message: Messages, *, timeout: float | None = None, **kwargs: Any) -> None:
+        """Send one message, several, or a batch, and return when all of them are accepted.
+
+        Args:
+            message: a ``ServiceBusMessage``, ``AmqpAnnotatedMessage`` or mapping, an iterable of these, or a batch of
+                `create_message_batch`. Several need not fit one batch.
+            timeout: seconds for everything, the pair's ``send_timeout`` when left out.
+
+        Raises:
+            TypeError, ValueError: a pair can't carry it; nothing was sent.
+            ServiceBusError: not accepted; the subclasses say why. Of several messages it is a `PairedBatchError`, which
+                names those that were not accepted.
+            SendOutcomeUnknownError: perhaps accepted, perhaps not.
+        """
+        if kwargs:
+            warnings.warn(f"Unsupported keyword args: {kwargs}", stacklevel=2)
+        self._check_open()
+        check_timeout(timeout)
+        messages, single = taken(message)
+        if messages:
+            settle(await self._sending.deliver(messages, timeout, single=single), self._on_receipt)
+
+    async def create_message_batch(self, max_size_in_bytes: int | None = None) -> PairedMessageBatch:
+        """Make an empty batch; no IO, so that it works while the primary is away.
+
+        Args:
+            max_size_in_bytes: at most 1 MiB; 256 KiB when left out.
+
+        Raises:
+            ValueError: it is too large, or the sender is closed.
+        """
+        self._check_open()
+        return make_batch(max_size_in_bytes)
+
+    async def schedule_messages(
+        self, messages: SingleMessage | Iterable[SingleMessage], schedule_time_utc: datetime, **kwargs: Any
+    ) -> list[int]:
+        """Schedule messages at the primary itself: not covered by failover, as only it can give sequence numbers.
+
+        A message with a ``scheduled_enqueue_time_utc``, given to `send_messages`, is covered.
+
+        Args:
+            messages: as the client takes them.
+            schedule_time_utc: when they shall be seen.
+            kwargs: ``timeout`` in seconds.
+
+        Returns:
+            Their sequence numbers.
+
+        Raises:
+            ServiceBusError: whatever the client raises, while the primary is away above all.
+        """
+        return await self._primary().schedule_messages(messages, schedule_time_utc, **kwargs)  # type: ignore[arg-type]
+
+    async def cancel_scheduled_messages(self, sequence_numbers: int | list[int], **kwargs: Any) -> None:
+        """Cancel what `schedule_messages` has scheduled, at the primary itself.
+
+        Args:
+            sequence_numbers: what it returned.
+            kwargs: ``timeout`` in seconds.
+
+        Raises:
+            ServiceBusError: as the client.
+        """
+        await self._primary().cancel_scheduled_messages(sequence_numbers, **kwargs)
+
+    async def close(self) -> None:
+        """Take no more messages. Idempotent."""
+        self._closed = True
+        await self._sending.close()
+        if self._own is not None:
+            await self._own.close()
+
+    async def __aenter__(self) -> Self:
+        self._check_open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __str__(self) -> str:
+        return f"Sender client id: {self.client_identifier}, entity: {self.entity_name}"
+
+    def _primary(self) -> ServiceBusSender:
+        self._check_open()
+        if self._own is None:
+            self._own = self._make_own(self._name)
+        return self._own
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError(SHUT_DOWN)

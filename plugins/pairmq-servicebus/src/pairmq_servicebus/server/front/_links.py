@@ -1,34 +1,53 @@
-"""Links over which clients receive from a queue, a subscription or a dead-letter queue."""
+"""Links over which clients send to an entity, or receive from a queue, a subscription or a dead-letter queue.
+
+A receiver that wants a session asks for it by the filter ``com.microsoft:session-filter`` of the link's source: it
+holds the session's id, or nothing for the next one that is free, and its answer holds the id in the same form (Service
+Bus documentation: "AMQP 1.0 in Azure Service Bus: protocol guide", sessions).
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 from uuid import UUID
 
 from pairmq_servicebus.server.amqp import (
     Accepted,
+    AmqpDecodeError,
     AmqpError,
     Delivery,
+    Described,
     Link,
     Modified,
     Outcome,
     Received,
     Rejected,
     Released,
+    Symbol,
 )
+from pairmq_servicebus.server.amqp import Source as Terminus
 from pairmq_servicebus.server.broker import BrokerError, SessionLock, Source, Stored
 from pairmq_servicebus.server.faults import FaultAction, FaultPoint, FaultRule
-from pairmq_servicebus.server.front import _errors, _messages
-from pairmq_servicebus.server.front._endpoint import Endpoint
-from pairmq_servicebus.server.front._owner import Owner
+from pairmq_servicebus.server.front import _messages
+from pairmq_servicebus.server.front._endpoint import Endpoint, Owner, fault_error, wire_error
 
 _SETTLED = 1  # AMQP 1.0 part 2.8.2: the sender sends all deliveries settled
 _AT_ONCE = 200
 _TURN_BYTES = 256 * 1024
 """After so much other clients have their turn."""
 _REASON, _DESCRIPTION = "DeadLetterReason", "DeadLetterErrorDescription"
+
+_CREDIT = 1000
+_TOO_MUCH = 16 * 1024 * 1024
+"""Bytes beyond the limit after which a message is not even read to its end."""
+
+_NAME = "com.microsoft:session-filter"
+_TIMEOUT = "com.microsoft:timeout"
+_DEFAULT_WAIT = 60.0
+_TICKS_PER_SECOND = 10_000_000
+_TICKS_OF_1970 = 621_355_968_000_000_000
 
 
 class ReceivingLink(Endpoint):
@@ -91,7 +110,7 @@ class ReceivingLink(Endpoint):
                     break
                 self._at_once = max(1, min(_AT_ONCE, _TURN_BYTES * count // max(1, size)))
         except BrokerError as error:
-            client.detach(link, _errors.wire_error(error))
+            client.detach(link, wire_error(error))
             return
         if link.drain:
             self._end_asking()
@@ -130,7 +149,7 @@ class ReceivingLink(Endpoint):
             if not source.settings.receivable:
                 raise BrokerError("com.microsoft:entity-disabled", f"'{self.path}' is disabled for receiving.")
         except BrokerError as error:
-            self._client.detach(self.link, _errors.wire_error(error))
+            self._client.detach(self.link, wire_error(error))
 
     def check_session(self) -> None:
         """Detach the link if the lock of its session ran out."""
@@ -163,7 +182,7 @@ class ReceivingLink(Endpoint):
         if fault.action is FaultAction.DELAY:
             self._client.later(fault.seconds, lambda: self._answer(delivery, outcome, error))
         elif fault.action is FaultAction.ERROR:
-            delivery.settle(Rejected(_errors.fault_error(fault)))
+            delivery.settle(Rejected(fault_error(fault)))
         else:
             self._client.suffer(fault, self.link)
 
@@ -182,7 +201,7 @@ class ReceivingLink(Endpoint):
         try:
             settle(self.source, token, outcome)
         except BrokerError as error:
-            return _errors.wire_error(error)
+            return wire_error(error)
         return None
 
     def end(self) -> None:
@@ -232,3 +251,115 @@ def settle(source: Source, token: UUID, outcome: Outcome | None) -> None:
         )
     else:
         raise BrokerError("amqp:not-implemented", f"the outcome {type(outcome).__name__} settles nothing here")
+
+
+class SendingLink(Endpoint):
+    """One of them.
+
+    Args:
+        client: whose link it is.
+        link: answered already.
+        path: of the entity.
+        limit: bytes of the largest message, or batch, that was announced.
+    """
+
+    def __init__(self, client: Owner, link: Link, path: str, limit: int) -> None:
+        super().__init__(link)
+        self.path = path
+        self._client = client
+        self._limit = limit
+        # A message that is a little too large is refused, and costs the client neither its link nor the others on it.
+        link.max_incoming_size = limit + _TOO_MUCH
+        link.grant(_CREDIT)
+
+    def on_transfer(self, delivery: Delivery, payload: bytes) -> None:
+        """Take a message, or a batch of them."""
+        if self.link.credit <= _CREDIT // 2:
+            self.link.grant(_CREDIT)
+        fault = self._client.shared.faults.strike(FaultPoint.SEND, self.path)
+        if fault is None:
+            self._take(delivery, payload)
+        else:
+            self._fail(delivery, payload, fault)
+
+    def _take(self, delivery: Delivery, payload: bytes) -> None:
+        self._answer(delivery, self._store(delivery, payload))
+
+    def _answer(self, delivery: Delivery, error: AmqpError | None) -> None:
+        delivery.settle(Accepted() if error is None else Rejected(error))
+
+    def check(self) -> None:
+        """Detach the link if nothing may be sent over it any more."""
+        try:
+            if self._client.shared.broker.resolve_send(self.path).disabled:
+                raise BrokerError("com.microsoft:entity-disabled", f"'{self.path}' is disabled for sending.")
+        except BrokerError as error:
+            self._client.detach(self.link, wire_error(error))
+
+    def _store(self, delivery: Delivery, payload: bytes) -> AmqpError | None:
+        if len(payload) > self._limit:
+            text = f"{self.path}: the message or batch has {len(payload)} bytes, and {self._limit} are allowed."
+            return AmqpError("amqp:link:message-size-exceeded", text, {})
+        try:
+            self._client.shared.broker.send(self.path, _messages.incoming(payload, delivery.message_format))
+        except AmqpDecodeError as error:
+            return AmqpError("amqp:decode-error", f"{self.path}: {error}", {})
+        except BrokerError as error:
+            return wire_error(error)
+        finally:
+            self._client.shared.changed()
+        return None
+
+    def _fail(self, delivery: Delivery, payload: bytes, fault: FaultRule) -> None:
+        if fault.action is FaultAction.DELAY and not fault.apply:
+            self._client.later(fault.seconds, lambda: self._take(delivery, payload))
+            return
+        error = self._store(delivery, payload) if fault.apply else None
+        if fault.action is FaultAction.DELAY:
+            self._client.later(fault.seconds, lambda: self._answer(delivery, error))
+        elif fault.action is FaultAction.ERROR:
+            delivery.settle(Rejected(fault_error(fault)))
+        else:
+            self._client.suffer(fault, self.link)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionWish:
+    """What a link asks for: ``session_id`` None means any; ``wait`` in seconds."""
+
+    session_id: str | None
+    wait: float
+
+
+def session_wish(link: Link) -> SessionWish | None:
+    """Read the filter of a link; None when it asks for no session."""
+    source = link.source
+    filters = source.filter if source is not None else None
+    if not filters:
+        return None
+    for name, value in filters.items():
+        if str(name) == _NAME:
+            asked = value.value if isinstance(value, Described) else value
+            timeout = (link.properties or {}).get(_TIMEOUT)
+            wait = timeout / 1000 if isinstance(timeout, int) else _DEFAULT_WAIT
+            return SessionWish(asked if isinstance(asked, str) else None, wait)
+    return None
+
+
+def answered(source: Terminus, session_id: str) -> Terminus:
+    """The source as the answer shows it: with the session that was locked."""
+    filters: dict[Any, Any] = {}
+    for name, value in (source.filter or {}).items():
+        if str(name) == _NAME:
+            value = Described(value.descriptor, session_id) if isinstance(value, Described) else session_id
+        filters[name] = value
+    return replace(source, filter=filters)
+
+
+def locked_until_property(locked_until: float) -> dict[Any, Any]:
+    """The link property that tells until when, in ticks of 100 ns since the year 1.
+
+    Args:
+        locked_until: seconds of Unix time.
+    """
+    return {Symbol("com.microsoft:locked-until-utc"): _TICKS_OF_1970 + int(locked_until * _TICKS_PER_SECOND)}
