@@ -18,8 +18,7 @@ import pytest
 
 from pairmq.model import Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq_sqlite import _codec, _database
-from pairmq_sqlite._database import Database
-from pairmq_sqlite._schema import STEPS, VERSION
+from pairmq_sqlite._database import STEPS, VERSION, Database
 
 PROGRAM = Path(__file__).with_name("sqlite_program.py")
 SECONDS = 60

@@ -24,7 +24,7 @@ from kombu.exceptions import OperationalError
 from pairmq import Route
 from pairmq.model import Source
 from pairmq_kombu import PublishRefused, PublishUnknown
-from pairmq_kombu import _connection as connection_module
+from pairmq_kombu._channel import Link
 from pairmq_kombu._process import close_pairs, pair_of_process
 from pairmq_rabbitmq.testing import RabbitServer
 from pairmq_redis.testing import RedisServer
@@ -308,7 +308,7 @@ def test_localhost_stays_the_name_of_the_pair(rabbit: RabbitServer, options: dic
 
 
 def test_no_wait_on_the_primary_is_without_an_end() -> None:
-    assert connection_module.Link(host="127.0.0.1").read_timeout == 5.0
+    assert Link(host="127.0.0.1").read_timeout == 5.0
 
 
 def test_a_forked_child_does_not_close_its_parents_connection(
@@ -316,7 +316,7 @@ def test_a_forked_child_does_not_close_its_parents_connection(
 ) -> None:
     connection = paired.connection
     link = connection.link()
-    monkeypatch.setattr("pairmq_kombu._connection.os", SimpleNamespace(getpid=lambda: -1))
+    monkeypatch.setattr("pairmq_kombu._channel.os", SimpleNamespace(getpid=lambda: -1))
     assert connection.link() is not link
     connection.collect()
     assert link.connected

@@ -11,8 +11,7 @@ from kombu import Exchange as KombuExchange
 from kombu import Queue, binding
 
 from pairmq import Entity, EntityKind
-from pairmq_kombu._message import NotCarried
-from pairmq_kombu._routing import Exchange, routed
+from pairmq_kombu._message import Exchange, NotCarried, routed
 
 DECLARED = {
     "tasks": Exchange("direct", durable=True),

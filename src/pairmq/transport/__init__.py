@@ -1,7 +1,6 @@
 """The abstract interfaces to a broker, and what transports tell about themselves."""
 
 from pairmq.transport._claims import Claim, ClaimStore
-from pairmq.transport._counting import counts_of
 from pairmq.transport._naming import endpoint_with_default_name, is_local_address
 from pairmq.transport._tasks import start_task
 from pairmq.transport._transport import (
@@ -10,6 +9,7 @@ from pairmq.transport._transport import (
     Sender,
     SessionReceiver,
     Transport,
+    counts_of,
     is_nothing_sent,
     nothing_sent,
 )

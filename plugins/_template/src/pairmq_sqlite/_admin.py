@@ -12,9 +12,8 @@ from pairmq.transport import Admin, QueueCounts, QueuePositions, QueueProperties
 from pairmq_sqlite import _codec
 from pairmq_sqlite._context import Context
 from pairmq_sqlite._receiver import delivery_of
-from pairmq_sqlite._rows import Settings
+from pairmq_sqlite._rows import Settings, microseconds_of
 from pairmq_sqlite._store import Store
-from pairmq_sqlite._times import microseconds_of
 
 T = TypeVar("T")
 

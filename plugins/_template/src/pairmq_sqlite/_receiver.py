@@ -25,9 +25,8 @@ from pairmq.transport import Receiver, start_task
 from pairmq_sqlite import _codec, _errors
 from pairmq_sqlite._context import Context
 from pairmq_sqlite._errors import Failed, LockEnded
-from pairmq_sqlite._rows import Place, Row
+from pairmq_sqlite._rows import Place, Row, instant
 from pairmq_sqlite._store import Store, now_us
-from pairmq_sqlite._times import instant
 
 T = TypeVar("T")
 

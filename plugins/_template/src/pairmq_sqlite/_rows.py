@@ -1,9 +1,15 @@
-"""What goes into the store and comes out of it, as values. Instants and durations are whole microseconds."""
+"""What goes into the store and comes out of it, as values. Instants and durations are whole microseconds: SQLite keeps
+these exactly.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +107,21 @@ class Place:
     def one_at_a_time(self) -> bool:
         """Whether one consumer reads it at a time; anybody may read dead letters."""
         return self.settings.single_consumer and not self.reads_dead
+
+
+def since_1970(instant: datetime) -> int:
+    """An instant in microseconds since 1970; whole numbers all the way, so that it is exact."""
+    return (instant - _EPOCH) // _MICROSECOND
+
+
+def instant(microseconds: int) -> datetime:
+    """The inverse of `since_1970`; what no calendar holds is cut to the year 9999."""
+    try:
+        return _EPOCH + microseconds * _MICROSECOND
+    except OverflowError:
+        return datetime.max.replace(tzinfo=UTC)
+
+
+def microseconds_of(seconds: float) -> int:
+    """A duration in microseconds, at least one."""
+    return max(round(seconds * 1_000_000), 1)

@@ -9,8 +9,7 @@ from pairmq.model import Entity, FailureKind, FailureReason, Message, TransportE
 from pairmq.transport import Sender
 from pairmq_sqlite import _codec
 from pairmq_sqlite._context import Context
-from pairmq_sqlite._rows import NewRow
-from pairmq_sqlite._times import microseconds_of, since_1970
+from pairmq_sqlite._rows import NewRow, microseconds_of, since_1970
 
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 """More than other brokers take, so that this one can stand behind any of them. SQLite itself ends at 1 GB a row."""

@@ -6,11 +6,9 @@ from typing import Any
 
 from kombu.transport import pyamqp
 
-from pairmq_kombu._channel import PairedChannel
-from pairmq_kombu._connection import PairedConnection
+from pairmq_kombu._channel import PairedChannel, PairedConnection
 from pairmq_kombu._errors import QueueMissing
-from pairmq_kombu._process import pair_of_process
-from pairmq_kombu._settings import PairSettings, check_connection, pair_settings
+from pairmq_kombu._process import PairSettings, check_connection, pair_of_process, pair_settings
 
 
 class Transport(pyamqp.Transport):

@@ -1,4 +1,7 @@
-"""Claims that several consumers share, in Redis: one small key for each message."""
+"""Claims that several consumers share, in Redis: one small key for each message.
+
+The key holds ``held`` and whose claim it is, or ``done``, and ends by itself.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,41 @@ from collections.abc import Sequence
 from pairmq.model import ConfigurationError
 from pairmq.transport import Claim, ClaimStore
 from pairmq_redis import _errors
-from pairmq_redis._claim_scripts import CLAIM, CONFIRM, RELEASE, RENEW
 from pairmq_redis._link import Scope
 from pairmq_redis._memory import MemoryTransport
 from pairmq_redis._scripts import Script
 from pairmq_redis._transport import RedisTransport, StreamsTransport
 
 _LONGEST_PREFIX = 100
+
+CLAIM = Script.of("""
+-- ARGV: 1 whose; 2 the lease in ms
+local mine = 'held ' .. ARGV[1]
+local value = redis.call('GET', KEYS[1])
+if value == 'done' then return 'done' end
+if value and value ~= mine then return 'held' end
+redis.call('SET', KEYS[1], mine, 'PX', ARGV[2])
+return 'won'
+""")
+
+RENEW = Script.of("""
+-- ARGV: 1 whose; 2 the lease in ms
+if redis.call('GET', KEYS[1]) ~= 'held ' .. ARGV[1] then return 0 end
+return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+""")
+
+CONFIRM = Script.of("""
+-- ARGV: 1 whose; 2 the window in ms
+local value = redis.call('GET', KEYS[1])
+redis.call('SET', KEYS[1], 'done', 'PX', ARGV[2])
+return (value == 'done' or value == 'held ' .. ARGV[1]) and 1 or 0
+""")
+
+RELEASE = Script.of("""
+-- ARGV: 1 whose
+if redis.call('GET', KEYS[1]) == 'held ' .. ARGV[1] then redis.call('DEL', KEYS[1]) end
+return 1
+""")
 
 
 class RedisClaims(ClaimStore):
