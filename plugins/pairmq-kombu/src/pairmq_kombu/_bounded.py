@@ -23,11 +23,7 @@ MOST_POSTPONED: Final = 10_000
 
 
 class Recent(Generic[K, V]):
-    """A mapping that forgets what was not used for the longest time; safe to share between threads.
-
-    Args:
-        most: how many entries it keeps.
-    """
+    """A mapping that forgets what was not used for the longest time; safe to share between threads."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -59,9 +55,6 @@ class Postponed:
 
     A full one takes no more, rather than forget any: a queue that is never declared costs the messages that the backlog
     has for it a way round through the dead letters.
-
-    Args:
-        most: how many wait.
     """
 
     def __init__(self, most: int = MOST_POSTPONED) -> None:
@@ -72,15 +65,7 @@ class Postponed:
         return len(self._waiting)
 
     def add(self, method: str, arguments: dict[str, Any]) -> bool:
-        """Let a declaration wait.
-
-        Args:
-            method: of py-amqp's channel.
-            arguments: its arguments.
-
-        Returns:
-            Whether there was room for it.
-        """
+        """Let a declaration wait."""
         key = f"{method}{sorted(arguments.items(), key=str)}"
         if key not in self._waiting and len(self._waiting) >= self._most:
             return False
@@ -108,12 +93,7 @@ S = TypeVar("S", bound=Closable)
 
 
 class Senders(Generic[S]):
-    """The senders of one pair, of which those that send stay; safe to share between threads.
-
-    Args:
-        make: makes one.
-        most: how many are kept while they are idle.
-    """
+    """The senders of one pair, of which those that send stay; safe to share between threads."""
 
     def __init__(self, make: Callable[[Entity], S], most: int = MOST_SENDERS) -> None:
         self._make = make

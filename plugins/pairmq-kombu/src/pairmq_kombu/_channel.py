@@ -356,11 +356,7 @@ def _warn_once(exchange: str, routing_key: str, problem: str) -> None:
 
 
 class Link(pyamqp.Connection):
-    """py-amqp's connection to the primary, on which no wait is without an end.
-
-    Args:
-        options: its arguments.
-    """
+    """py-amqp's connection to the primary, on which no wait is without an end."""
 
     def __init__(self, **options: Any) -> None:
         options.setdefault("read_timeout", _READ_TIMEOUT)

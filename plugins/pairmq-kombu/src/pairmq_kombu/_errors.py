@@ -31,9 +31,6 @@ class StillUnreachable(OperationalError, IrrecoverableConnectionError):  # type:
 def kombu_error(error: PairMQError) -> Exception:
     """Turn what a send raised into what Kombu's callers know.
 
-    Args:
-        error: raised by `pairmq.sync`.
-
     Returns:
         The exception to raise from it. None of them makes Kombu connect anew and try again: a pair has done so until
         the send's deadline.

@@ -72,9 +72,6 @@ def to_pairmq(message: Any, subject: str | None = None) -> Message:
     Returns:
         The message: published by PairMQ's RabbitMQ transport its consumer gets the body, properties and headers that
         py-amqp would have written, and a ``message_id`` if it had none.
-
-    Raises:
-        NotCarried: it holds something of which that is not so.
     """
     properties = {name: value for name, value in message.properties.items() if value is not None}
     if properties.pop("delivery_mode", None) != PERSISTENT:
@@ -169,7 +166,6 @@ class Exchange:
 
     Args:
         type: ``direct``, ``topic``, ``fanout`` or another one.
-        durable: whether it outlives its broker.
     """
 
     type: str
@@ -188,10 +184,7 @@ def routed(message: Any, exchange: str, routing_key: str, declared: Declared) ->
     """Find out where a publish goes through the pair.
 
     Args:
-        message: an `amqp.Message`.
         exchange: its name; empty for the default exchange.
-        routing_key: the routing key.
-        declared: exchanges that this process has declared.
 
     Returns:
         The entity and the message for it; None for what is not meant to outlive an outage.

@@ -135,9 +135,6 @@ class PairOfProcess:
 
     Safe to share between threads, and over a fork, as `pairmq.sync.Pair` is.
 
-    Args:
-        settings: what makes the pair.
-
     Raises:
         ConfigurationError: a setting can't work.
     """
@@ -162,14 +159,8 @@ class PairOfProcess:
         """Send through the pair, which the first send opens.
 
         Args:
-            entity: where it goes.
-            message: what goes there.
             timeout: seconds for everything; None for the pair's ``send_timeout``. Opening the pair counts, and may
                 take its ``attempt_timeout``, however little is left.
-
-        Raises:
-            PublishRefused, PublishUnknown, QueueMissing: how it ended, with PairMQ's error as ``__cause__``.
-            ConfigurationError: this pair contradicts another one of the process.
         """
         pair, senders = self._pair, self._senders
         begun = time.monotonic()

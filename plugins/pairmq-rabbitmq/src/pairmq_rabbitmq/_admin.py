@@ -35,11 +35,7 @@ _LIKELY = QueueProperties(max_size_megabytes=5120, max_delivery_count=2**31 - 1)
 
 
 class RabbitAdmin(Admin):
-    """Looks after a broker's queues and exchanges.
-
-    Args:
-        context: the transport's connections and settings.
-    """
+    """Looks after a broker's queues and exchanges."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

@@ -46,7 +46,6 @@ class Context:
     """Of one transport.
 
     Args:
-        url: the settings.
         tls: checks the broker; None for plain TCP.
     """
 
@@ -105,16 +104,8 @@ class Context:
         """Ask the broker something, on a channel that nobody else uses meanwhile.
 
         Args:
-            doing: in words, for errors.
-            question: calls the driver's channel.
             link: whose connection to ask over; the control link's when left out.
             about: the name of a queue or exchange that a refusal would hold: see `consuming_of`.
-
-        Returns:
-            The answer.
-
-        Raises:
-            TransportError: the broker said no, or could not be asked.
 
         A cancelled call gets control back at once; the question may have been answered.
         """
@@ -145,11 +136,7 @@ class Context:
             raise failed from failed.__cause__
 
     async def server_version(self, doing: str) -> tuple[int, ...]:
-        """The broker's version, such as (3, 10, 8).
-
-        Raises:
-            TransportError: the broker could not be reached.
-        """
+        """The broker's version, such as (3, 10, 8)."""
         try:
             return (await self.control.session()).server_version
         except Unsent as error:
@@ -157,19 +144,11 @@ class Context:
             raise failed from failed.__cause__
 
     async def find_exchange(self, name: str, doing: str) -> None:
-        """Make sure that an exchange exists.
-
-        Raises:
-            TransportError: it does not, or the broker could not be asked.
-        """
+        """Make sure that an exchange exists."""
         await self.ask(doing, lambda channel: channel.exchange_declare(name, passive=True), about=name)
 
     async def count(self, queue: str, doing: str) -> tuple[int, int]:
-        """How many messages of a queue wait, and how many consumers it has.
-
-        Raises:
-            TransportError: it does not exist, or the broker could not be asked.
-        """
+        """How many messages of a queue wait, and how many consumers it has."""
         found = await self.ask(doing, lambda channel: channel.queue_declare(queue, passive=True), about=queue)
         return found.message_count or 0, found.consumer_count or 0
 

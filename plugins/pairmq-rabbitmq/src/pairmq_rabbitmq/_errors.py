@@ -87,8 +87,6 @@ def failure(error: BaseException, doing: str, *, maybe_applied: bool = True) -> 
     """Make the transport error of what the driver reported.
 
     Args:
-        error: the driver's exception, or `Unsent`.
-        doing: what was tried, in words: ``send to orders``.
         maybe_applied: what to tell unless the error itself is certain: an `Unsent`, or the broker's refusal.
 
     Returns:

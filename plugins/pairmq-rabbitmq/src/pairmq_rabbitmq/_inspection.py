@@ -64,9 +64,6 @@ class Found:
     """What is known of a queue.
 
     Args:
-        arguments: by name.
-        auto_delete: whether it is deleted with its last consumer.
-        durable: whether it outlives the broker's process.
         complete: whether this is all, or all that was asked for; otherwise the broker's words could not be understood,
             or it refused to tell.
     """
@@ -92,18 +89,10 @@ async def interrogate(
     could only make, in the moment after it named the queue, a queue like the one that was there.
 
     Args:
-        context: to ask the broker.
-        queue: its name.
-        guess: arguments that it may have: the nearer, the fewer questions.
-        doing: in words, for errors.
-        until: arguments of which one that is not as guessed is all there is to know.
         link: whose connection to ask over; the control link's when left out.
 
     Returns:
         What was found; without those arguments of the guess that could not be confirmed.
-
-    Raises:
-        TransportError: the broker could not be asked.
     """
     asked = dict(guess)
     flags = {"durable": True, "auto_delete": False}
@@ -196,14 +185,6 @@ async def count_certainly(context: Context, queue: str, doing: str) -> int:
     Nothing can be fetched so from a queue with a single active consumer, or by a user who may not read it. The leader
     refuses the former in turn as well, so that the number told afterwards is right; the latter is told as it was.
 
-    Args:
-        context: to ask the broker.
-        queue: its name.
-        doing: in words, for errors.
-
-    Returns:
-        Messages that nobody holds locked.
-
     Raises:
         TransportError: there is no such queue, or it could not be asked. A queue without leader never answers: bring
             a time limit.
@@ -229,10 +210,6 @@ async def count_certainly(context: Context, queue: str, doing: str) -> int:
 async def fetch_one(channel: Channel, queue: str) -> int:
     """Have a queue's leader fetch a message, and give it back to its place, which closes the channel.
 
-    Args:
-        channel: that nobody else uses.
-        queue: its name.
-
     Returns:
         How many messages there were, this one included; 0 when there was none.
 
@@ -252,11 +229,6 @@ async def why_nacked(context: Context, entity: Entity, doing: str) -> TransportE
 
     How many messages the queue holds is kept for the probe. Of a topic's queues others may have taken the
     message.
-
-    Args:
-        context: of the transport.
-        entity: where it should have gone.
-        doing: in words, for the error.
 
     Returns:
         The error, in doubt unless the queue is known to reject what has no room.

@@ -48,7 +48,6 @@ class _Content:
 
     Args:
         tag: of a delivery; None for a return.
-        redelivered: the broker's flag.
     """
 
     __slots__ = ("got", "header", "parts", "redelivered", "size", "tag")
@@ -141,11 +140,7 @@ class Lane:
         """Hand on a delivery that has come as a whole, in the three frames that nearly every one has.
 
         Args:
-            taker: the channel's.
-            channel: its number.
             data: holds the frames.
-            at: where the method begins.
-            stop: where its frame ends.
 
         Returns:
             Where the last frame ends; 0 for one that comes in parts, or has something wrong.
@@ -174,16 +169,7 @@ class Lane:
         return data
 
     def _takes(self, taker: Taker, kind: int, channel: int, data: bytes, at: int, stop: int) -> bool:
-        """Hand on a frame; tells whether it was one for the taker.
-
-        Args:
-            taker: the channel's.
-            kind: of the frame.
-            channel: its number.
-            data: holds the frame.
-            at: where its payload begins.
-            stop: where it ends.
-        """
+        """Hand on a frame; tells whether it was one for the taker."""
         if kind == _METHOD:
             method = data[at : at + 4]
             if method == _DELIVER:

@@ -46,9 +46,7 @@ class Link:
     """One connection at a time, shared.
 
     Args:
-        url: where to, and as whom.
         tls: checks the broker; None for plain TCP.
-        purpose: shown beside the connection in the broker's own tools.
     """
 
     def __init__(self, url: RabbitUrl, tls: ssl.SSLContext | None, purpose: str) -> None:
@@ -72,11 +70,7 @@ class Link:
         return self._session
 
     async def session(self) -> Session:
-        """Give the open connection; make one when there is none. Those who wait share one attempt.
-
-        Raises:
-            Unsent: there is none, and why.
-        """
+        """Give the open connection; make one when there is none. Those who wait share one attempt."""
         if self._closed:
             raise Unsent(_errors.closed("connect"))
         session = self.current
@@ -106,7 +100,6 @@ class Link:
         """Use a connection no more for new calls; it ends when nobody uses it any more.
 
         Args:
-            session: given by this link.
             silent: nothing comes from the broker; as soon as something does, new calls may use it again.
         """
         if self._session is session:
@@ -203,9 +196,7 @@ class Session:
         """Connect and log in.
 
         Args:
-            url: where to, and as whom.
             tls: checks the broker; None for plain TCP.
-            purpose: shown beside the connection in the broker's own tools.
 
         Raises:
             Exception: the driver's; nothing of a message was written.
@@ -389,10 +380,7 @@ class _Connection(aio_pika.Connection):
     """aio-pika's plain connection, which never reconnects, over streams of ours.
 
     Args:
-        url: where to, and as whom.
         tls: checks the broker; None for plain TCP.
-        purpose: shown beside the connection in the broker's own tools.
-        wire: sees what comes.
     """
 
     def __init__(self, url: RabbitUrl, tls: ssl.SSLContext | None, purpose: str, wire: Wire) -> None:

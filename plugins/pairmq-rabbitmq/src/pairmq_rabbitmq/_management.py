@@ -35,12 +35,7 @@ _ERRORS = {
 
 
 class Management:
-    """Asks one broker's management plugin.
-
-    Args:
-        url: the broker's settings.
-        where: the management plugin's address and login.
-    """
+    """Asks one broker's management plugin."""
 
     def __init__(self, url: RabbitUrl, where: ManagementUrl) -> None:
         self._where = where
@@ -182,11 +177,6 @@ class Management:
 def policy_for(queue: str, queue_type: str, policies: Sequence[Any]) -> dict[str, Any]:
     """Choose the one policy that applies to a queue; gives its definition, empty for no policy.
 
-    Args:
-        queue: its name.
-        queue_type: such as quorum.
-        policies: as the plugin lists them.
-
     Raises:
         re.error: a pattern can't be read.
     """
@@ -206,7 +196,6 @@ def effective(arguments: Mapping[str, Any], *policies: Mapping[str, Any]) -> dic
     """Merge a queue's arguments with the policies that apply to it, as RabbitMQ does.
 
     Args:
-        arguments: the queue's own.
         policies: the policy, and the operator policy, by the policies' names for arguments, which have no ``x-``.
 
     Returns:

@@ -48,7 +48,6 @@ class Marker(NamedTuple):
 
     Args:
         id: random; the answer repeats it.
-        reply_to: the routing key of whoever asked.
     """
 
     id: str
@@ -67,12 +66,7 @@ def marker_properties(marker_id: str) -> Basic.Properties:
 
 
 def marker_of(header: bytes, body: bytes) -> Marker | None:
-    """Recognise a marker; None for any other message.
-
-    Args:
-        header: the payload of a content header frame, as it came.
-        body: as it came.
-    """
+    """Recognise a marker; None for any other message."""
     if body or _RAW_TYPE not in header:
         return None
     found = _header.read(header)
@@ -85,11 +79,7 @@ def marker_of(header: bytes, body: bytes) -> Marker | None:
 
 
 class MarkerLine:
-    """Of one transport.
-
-    Args:
-        link: the connection.
-    """
+    """Of one transport."""
 
     def __init__(self, link: Link) -> None:
         self.epoch = 0
@@ -122,11 +112,6 @@ class MarkerLine:
     async def publish(self, queue: str, marker_id: str, answered: Callable[[], None]) -> None:
         """Publish a marker, after `ready`; returns when the broker has confirmed it.
 
-        Args:
-            queue: the broker's name of the queue.
-            marker_id: random.
-            answered: called once when it is answered, if it is.
-
         Raises:
             Exception: the driver's: the queue may hold the marker unless the broker said no.
 
@@ -138,11 +123,7 @@ class MarkerLine:
         await self._publish(queue, marker_properties(marker_id), mandatory=True)
 
     async def answer(self, markers: Sequence[Marker], doing: str) -> None:
-        """Tell those who asked; one who is gone hears nothing, and that is no failure.
-
-        Raises:
-            Exception: as `ready` and `publish`.
-        """
+        """Tell those who asked; one who is gone hears nothing, and that is no failure."""
         await self.ready(doing)
         for marker in markers:
             await self._publish(marker.reply_to, Basic.Properties(correlation_id=marker.id), mandatory=False)

@@ -36,10 +36,8 @@ class Outlet:
     """Publishes for one entity.
 
     Args:
-        link: the connection for publishing.
         check: looks whether the target exists, on a new session, before anything is published; None where a missing
             one is told by a return.
-        doing: in words, for errors: ``send to orders``.
     """
 
     def __init__(self, link: Link, doing: str, check: Callable[[], Awaitable[None]] | None = None) -> None:
@@ -61,7 +59,6 @@ class Outlet:
 
         Args:
             parcels: what to publish; any number.
-            scope: ends the call when it closes.
 
         Returns:
             One answer each, in order; what could not be written got a `TransportError`.
@@ -95,12 +92,8 @@ class Outlet:
     async def open(self, scope: Scope) -> None:
         """Open the channel ahead of the first publish.
 
-        Args:
-            scope: ends the call when it closes.
-
         Raises:
             Unsent: it can't be opened.
-            TransportError: the broker blocks publishers, or the scope closed.
         """
         async with self._turn:
             channel = await self._ready(scope)
@@ -181,7 +174,6 @@ class Outlet:
 
         Raises:
             Unsent: it can't be opened.
-            TransportError: the broker blocks publishers, or the scope closed.
         """
         channel = self._channel
         if channel is None or not channel.usable or self._link.current is not channel.session:
@@ -214,7 +206,6 @@ class Outlet:
 
         Raises:
             Unsent: it can't be opened.
-            TransportError: as `_ready`.
         """
         opening = self._opening
         if opening is None:
@@ -273,11 +264,7 @@ class Outlet:
 
 
 class _Opening:
-    """A channel on its way.
-
-    Args:
-        open: opens it.
-    """
+    """A channel on its way."""
 
     def __init__(self, open: Callable[[_Opening], Coroutine[Any, Any, PublishChannel]]) -> None:
         self._asked: tuple[Session, int, float] | None = None
@@ -309,13 +296,7 @@ class _Opening:
 
 
 class _Written:
-    """Publishes that are on their way.
-
-    Args:
-        channel: where.
-        batch: gets the answers.
-        frames: how many the broker had sent before.
-    """
+    """Publishes that are on their way."""
 
     __slots__ = ("at", "batch", "channel", "frames")
 

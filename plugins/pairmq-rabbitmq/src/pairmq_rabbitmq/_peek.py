@@ -29,16 +29,11 @@ async def peek(context: Context, queue: str, most: int, doing: str) -> list[Deli
     shown are messages that somebody holds locked.
 
     Args:
-        context: to ask the broker.
         queue: its name; it exists.
         most: how many at most.
-        doing: in words, for errors.
 
     Returns:
         Deliveries whose lock tokens settle nothing; a message that can't be decoded shows what can be read of it.
-
-    Raises:
-        TransportError: the broker could not be asked.
 
     A cancelled call gives back what it had fetched within a second.
     """

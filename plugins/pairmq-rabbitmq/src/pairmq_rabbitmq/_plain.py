@@ -42,10 +42,6 @@ _OTHER, _COUNT = "", "\0"  # no names of plain properties
 def read(header: bytes, body: bytes) -> tuple[Message, int | None] | None:
     """Read a message from the payload of its content header frame.
 
-    Args:
-        header: as it came.
-        body: as it came.
-
     Returns:
         The message, and how often the broker says that it was delivered before, if it does; None for one that is not
         plain.
@@ -133,11 +129,7 @@ def _short(header: bytes, at: int) -> tuple[str, int]:
 
 @lru_cache(maxsize=1024)
 def _name(raw: bytes) -> str:
-    """The name of an application property; `_COUNT` for the broker's count, `_OTHER` for what needs the long way.
-
-    Raises:
-        UnicodeDecodeError: it is no text.
-    """
+    """The name of an application property; `_COUNT` for the broker's count, `_OTHER` for what needs the long way."""
     name = raw.decode()
     if name == _codec.DELIVERY_COUNT:
         return _COUNT
@@ -145,12 +137,7 @@ def _name(raw: bytes) -> str:
 
 
 def pack(method: bytes, message: Message) -> Parcel | None:
-    """Make a message ready to be written; None for one that is not plain.
-
-    Args:
-        method: that publishes it.
-        message: to be written.
-    """
+    """Make a message ready to be written; None for one that is not plain."""
     message_id = message.message_id
     if (
         message_id is None

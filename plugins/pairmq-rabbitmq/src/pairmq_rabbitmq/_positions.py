@@ -31,26 +31,14 @@ _DOUBLING: Final = 8  # unanswered markers that double the pause
 
 
 class Positions:
-    """Of all queues, as one `Admin` sees them.
-
-    Args:
-        context: the transport's connections and settings.
-    """
+    """Of all queues, as one `Admin` sees them."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._watches: dict[str, _Watch] = {}
 
     async def of(self, queue: str, doing: str) -> QueuePositions:
-        """Look at a queue.
-
-        Args:
-            queue: the broker's name of it.
-            doing: in words, for errors.
-
-        Raises:
-            TransportError: as `Admin.positions`.
-        """
+        """Look at a queue."""
         if not await is_for_one_consumer(self._context, queue, doing):
             await self._context.count(queue, doing)  # is it there at all?
             text = "it is not for one consumer at a time, or this user may not configure it: nobody can tell"
@@ -72,12 +60,7 @@ class Positions:
 
 
 class _Watch:
-    """Looks at one queue.
-
-    Args:
-        context: the transport's connections and settings.
-        queue: the broker's name of it.
-    """
+    """Looks at one queue."""
 
     def __init__(self, context: Context, queue: str) -> None:
         self.open: set[int] = set()

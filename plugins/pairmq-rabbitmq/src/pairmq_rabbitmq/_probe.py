@@ -50,10 +50,6 @@ class Probe:
 
     Pings go to `PING_QUEUE`, which is made when missing. A user who may not make it, or meets one that can't be used,
     pings a routing key that no queue has: the broker's return is the proof.
-
-    Args:
-        context: the transport's connections and settings.
-        scope: ends what is under way when the transport closes.
     """
 
     def __init__(self, context: Context, scope: Scope) -> None:
@@ -62,11 +58,7 @@ class Probe:
         self._outlet = Outlet(context.publishing, "ping")
 
     async def probe(self, entity: Entity) -> None:
-        """Ping one entity.
-
-        Raises:
-            TransportError: it does not accept writes now, or nobody knows.
-        """
+        """Ping one entity."""
         doing = f"probe {entity}"
         _names.check(entity)
         if entity.kind is EntityKind.TOPIC:

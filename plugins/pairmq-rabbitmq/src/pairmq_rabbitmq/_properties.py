@@ -48,11 +48,6 @@ def arguments_of(asked: QueueProperties, queue_type: QueueType, dead_letter: str
     Args:
         asked: the settings; the lock's duration and batching are not the queue's.
         queue_type: quorum or classic; a classic queue has no bound on deliveries.
-        dead_letter: the name of its dead-letter queue.
-        doing: in words, for errors.
-
-    Returns:
-        The arguments.
 
     Raises:
         TransportError: reason *malformed* when a number is none that RabbitMQ takes; *not-supported* for one consumer
@@ -93,8 +88,6 @@ def queue_type_for(wanted: QueueType | None, server_version: tuple[int, ...], de
     """Choose the type of the queues to make.
 
     Args:
-        wanted: by the URL.
-        default: where the URL names none.
         server_version: such as (3, 10, 8); empty when the broker does not tell.
 
     Returns:
@@ -121,13 +114,9 @@ def properties_of(
     """Read a queue's arguments as settings.
 
     Args:
-        arguments: as the broker tells them, policies included if they are known.
         lock_duration: seconds, as the client keeps it.
         auto_delete: whether it is deleted with its last consumer, which is told as an idle time of 0.
         server_version: such as (4, 0, 3): from 4 on, a quorum queue that says nothing drops after 20 deliveries.
-
-    Returns:
-        The settings.
     """
     limit = _number(arguments.get(DELIVERY_LIMIT))
     if limit is None and arguments.get(QUEUE_TYPE) == "quorum" and server_version >= (4,):

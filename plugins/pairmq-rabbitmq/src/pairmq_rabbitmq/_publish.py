@@ -45,14 +45,7 @@ def publish_method(exchange: str, routing_key: str) -> bytes:
 
 @dataclass(slots=True)
 class Parcel:
-    """A message ready to be written.
-
-    Args:
-        method: of `publish_method`.
-        message_id: as in the properties.
-        header: the payload of the content header's frame.
-        body: as it is.
-    """
+    """A message ready to be written."""
 
     method: bytes
     message_id: str
@@ -84,7 +77,6 @@ class Lost:
     """No answer came, and none will.
 
     Args:
-        cause: why.
         alone: nothing else was in flight on the channel, so that the broker's refusal can only mean this one.
     """
 
@@ -135,13 +127,7 @@ class Batch:
 
 
 class _Flight:
-    """A batch in flight: whose number is in [`first`, `last`].
-
-    Args:
-        batch: gets the answers.
-        first: number of its first publish on the channel.
-        ids: message ids, in order.
-    """
+    """A batch in flight: whose number is in [`first`, `last`]."""
 
     __slots__ = ("batch", "first", "ids", "last", "open", "todo")
 
@@ -158,8 +144,6 @@ class PublishChannel:
     """A channel in confirm mode.
 
     Args:
-        session: the connection that it is on.
-        raw: the driver's channel.
         on_unused: called when it was retired and nothing is in flight on it any more.
     """
 
@@ -204,7 +188,6 @@ class PublishChannel:
 
         Args:
             parcels: their message ids differ, and none is in flight here.
-            batch: gets the answers.
 
         Raises:
             Unsent: the channel is closed; nothing was written.

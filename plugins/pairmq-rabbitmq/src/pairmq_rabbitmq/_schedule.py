@@ -72,11 +72,7 @@ _Question = Callable[[Channel], Coroutine[Any, Any, Any]]
 
 
 class DelayNames:
-    """The names of what delays messages, apart for each queue type: one process may want the other than another.
-
-    Args:
-        queue_type: of the queues.
-    """
+    """The names of what delays messages, apart for each queue type: one process may want the other than another."""
 
     def __init__(self, queue_type: QueueType) -> None:
         self.queue_type = queue_type
@@ -101,9 +97,6 @@ class Schedule:
     """Where a transport's messages wait.
 
     They count for no entity, and `Admin.purge` does not reach them.
-
-    Args:
-        context: the transport's connections and settings.
     """
 
     def __init__(self, context: Context) -> None:
@@ -119,9 +112,7 @@ class Schedule:
         """Make what a message needs to wait there, as far as it is missing.
 
         Args:
-            entity: the target.
             delay: seconds from now, above 0, as `check_delay` lets it pass.
-            doing: in words, for errors.
 
         Returns:
             The payload of the method frame that sends a message on its way, to be used at once.

@@ -66,11 +66,7 @@ class Scope:
         self._in_flight.discard(call)
 
     async def race(self, operation: Coroutine[Any, Any, T]) -> T:
-        """Await something that writes nothing of a message, or the end of the scope.
-
-        Raises:
-            TransportError: the scope ended.
-        """
+        """Await something that writes nothing of a message, or the end of the scope."""
         if self._error is not None:
             operation.close()
             raise self._error(False)
@@ -98,11 +94,7 @@ class _Ending:
 
 
 class Waits:
-    """Of one receiver.
-
-    Args:
-        scope: the receiver's, which ends when it closes.
-    """
+    """Of one receiver."""
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope

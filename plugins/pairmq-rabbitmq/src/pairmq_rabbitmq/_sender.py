@@ -36,13 +36,7 @@ _CONFIGURED_SIZE = re.compile(r"larger than configured max size ([0-9]{1,12})")
 
 
 def check_message(context: Context, entity: Entity, message: Message) -> None:
-    """Raise `TransportError` for a message that RabbitMQ can never take, as far as it is known without asking it.
-
-    Args:
-        context: the transport's connections and settings.
-        entity: where it is to go.
-        message: as it would be sent.
-    """
+    """Raise `TransportError` for a message that RabbitMQ can never take, as far as it is known without asking it."""
     doing = f"send to {entity}"
     if entity.kind is EntityKind.TOPIC and message.subject:
         _check_routing_key(message.subject, doing)
@@ -88,11 +82,6 @@ def _check_routing_key(subject: str, doing: str) -> None:
 
 class RabbitSender(Sender):
     """Sends to one queue or topic.
-
-    Args:
-        context: the transport's connections and settings.
-        schedule: where messages wait for their time.
-        entity: where to.
 
     Raises:
         TransportError: reason *malformed* when RabbitMQ can't have such a name.

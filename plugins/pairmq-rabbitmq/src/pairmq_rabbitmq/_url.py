@@ -34,14 +34,7 @@ _MAX_BYTES = 255
 
 @dataclass(frozen=True, slots=True)
 class TlsOptions:
-    """How the server's certificate is checked, and which one is shown to it; None takes the system's.
-
-    Args:
-        ca_certs: file of the certificate authorities to trust.
-        certfile: file of the client's certificate.
-        keyfile: file of its key.
-        verify: whether certificate and host name are checked.
-    """
+    """How the server's certificate is checked, and which one is shown to it; None takes the system's."""
 
     ca_certs: str | None = None
     certfile: str | None = None
@@ -55,8 +48,6 @@ class ManagementUrl:
 
     Args:
         url: its root without user and password and without a slash at the end, fit for logs.
-        username: who asks.
-        password: the password.
     """
 
     url: str
@@ -69,18 +60,10 @@ class RabbitUrl:
     """A broker URL, read and checked.
 
     Args:
-        endpoint: what PairMQ shows of it.
-        host: name or address.
-        port: TCP port.
-        vhost: virtual host.
-        username: who logs in.
-        password: the password.
-        tls: None for plain TCP.
         connect_timeout: seconds for connecting and logging in.
         heartbeat: seconds of silence after which a connection counts as lost, on either side.
         queue_type: the type of the queues that are made; None for the one that suits each.
         lock_duration: seconds that a received message stays locked; the client keeps the time, the broker has none.
-        management: the management plugin, None when it is not to be used.
     """
 
     endpoint: Endpoint
@@ -102,9 +85,6 @@ def parse_rabbitmq_url(url: str) -> RabbitUrl:
 
     Args:
         url: the URL; a slash of the virtual host's name is written ``%2F``, no path is the virtual host ``/``.
-
-    Returns:
-        Its parts with their defaults.
 
     Raises:
         ConfigurationError: it can't work; the text says which part and why, without secrets.
@@ -149,11 +129,7 @@ def tls_context(options: TlsOptions, *, for_url: str) -> ssl.SSLContext:
     A file of authorities takes the place of the system's: no other is trusted.
 
     Args:
-        options: the files, and whether to check at all.
         for_url: the broker's URL without its password, for the error's text.
-
-    Returns:
-        The context for connections to this broker.
 
     Raises:
         ConfigurationError: a file can't be read or holds no certificate or key.

@@ -100,7 +100,6 @@ class WatchedStreams(TransportFactory):
     """Opens the socket of one connection.
 
     Args:
-        wire: sees what comes.
         tls: checks the broker; None for plain TCP.
     """
 

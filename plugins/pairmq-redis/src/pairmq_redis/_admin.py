@@ -28,11 +28,7 @@ _SCAN_STEP = b"1000"
 
 
 class RedisAdmin(Admin):
-    """Looks after queues and topics in Redis.
-
-    Args:
-        context: the transport's connections and settings.
-    """
+    """Looks after queues and topics in Redis."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

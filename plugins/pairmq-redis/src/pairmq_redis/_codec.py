@@ -59,11 +59,7 @@ class MalformedEntry(Exception):
 
 
 def encode(message: Message) -> list[bytes]:
-    """Write a message as stream fields.
-
-    Returns:
-        Names and values in turn.
-    """
+    """Write a message as stream fields."""
     fields: list[bytes] = []
     put = fields.append
     if message.time_to_live is not None:
@@ -88,14 +84,7 @@ def encode(message: Message) -> list[bytes]:
 
 
 def decode(fields: Sequence[bytes]) -> Message:
-    """Read a message from stream fields.
-
-    Args:
-        fields: names and values in turn, as Redis gives them.
-
-    Raises:
-        MalformedEntry: they are no message of ours.
-    """
+    """Read a message from stream fields."""
     try:
         found = dict(zip(fields[::2], fields[1::2], strict=True))
         body = found.get(_BODY)
@@ -141,9 +130,6 @@ def decode(fields: Sequence[bytes]) -> Message:
 def decode_leniently(fields: Sequence[bytes]) -> Message:
     """Show an entry that may be malformed, so that a person can look at it: fields that can't be read
     become properties.
-
-    Args:
-        fields: as for `decode`.
     """
     try:
         return decode(fields)

@@ -23,10 +23,6 @@ class Context:
 
     Messages are sent on one connection and settled (and administered) on another, so that a large batch on
     its way out does not hold up locks. A receiver that waits blocks its connection, so each brings its own.
-
-    Args:
-        url: the settings.
-        make_wire: makes a connection that is not open yet.
     """
 
     def __init__(self, url: RedisUrl, make_wire: Callable[[], Wire]) -> None:
@@ -70,11 +66,7 @@ class Context:
         return self._left_locks.pop((source.stream, source.group), [])
 
     async def run(self, link: Link, scope: Scope, commands: Sequence[Command], doing: str) -> list[Reply]:
-        """Call Redis and raise the first failure.
-
-        Raises:
-            TransportError: not connected, an error reply, no reply, or closed.
-        """
+        """Call Redis and raise the first failure."""
         if self.closed or scope.closed:
             raise _errors.closed(doing)
         try:
@@ -102,17 +94,8 @@ class Context:
         """Run a script by its name, or by its text where the server does not know it yet.
 
         Args:
-            link: the connection.
-            scope: ends this call when it closes.
-            script: which one.
-            keys: its keys.
-            arguments: its arguments.
-            doing: what is tried, in words.
             replicate: wait for replicas where the URL asks for that, on the same connection, since ``WAIT`` is about
                 what its own connection wrote.
-
-        Raises:
-            TransportError: as `run`, or as `replicated`.
         """
         if self.closed or scope.closed:
             raise _errors.closed(doing)

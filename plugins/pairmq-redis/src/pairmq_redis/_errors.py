@@ -139,10 +139,6 @@ def leads_elsewhere(reply: Exception) -> bool:
 def failure(error: BaseException, doing: str) -> TransportError:
     """Make the transport error of what the connection reported.
 
-    Args:
-        error: an error reply, `NotSent` or `Unanswered`.
-        doing: what was tried, in words: ``send to orders``.
-
     Returns:
         The error, its cause set; to be raised or handed out.
     """

@@ -60,9 +60,6 @@ class EntityKeys:
 class SourceKeys:
     """What the scripts that read a source need: its keys, its mode and its consumer group.
 
-    Args:
-        source: which one.
-
     Raises:
         TransportError: reason *malformed* when the path or subscription holds a curly bracket.
     """

@@ -163,7 +163,6 @@ class Link:
     """One connection at a time, shared.
 
     Args:
-        make: makes a connection that is not open yet.
         elsewhere: called when the server answers that another one is to be asked; `look_up_again` when left out.
     """
 
@@ -179,10 +178,6 @@ class Link:
 
     async def call(self, commands: Sequence[Command], scope: Scope) -> list[Reply]:
         """Write commands and give their replies.
-
-        Args:
-            commands: written back to back, so that no other call's commands come between.
-            scope: ends this call when it closes.
 
         Returns:
             One reply a command; an error reply, or `Unanswered`, stands in its command's place.

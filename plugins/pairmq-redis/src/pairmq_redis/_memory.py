@@ -73,11 +73,7 @@ _brokers_lock = threading.Lock()
 
 
 class MemoryBroker:
-    """One broker in this process, and the control over it (`pairmq.plugins.BrokerControl`).
-
-    Args:
-        name: for error texts.
-    """
+    """One broker in this process, and the control over it (`pairmq.plugins.BrokerControl`)."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -181,11 +177,7 @@ class MemoryBroker:
 
 
 class MemoryWire:
-    """A connection to a broker in this process.
-
-    Args:
-        broker: where to.
-    """
+    """A connection to a broker in this process."""
 
     def __init__(self, broker: MemoryBroker) -> None:
         self._broker = broker

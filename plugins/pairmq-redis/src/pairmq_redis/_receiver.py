@@ -76,10 +76,6 @@ class _Token:
 class RedisReceiver(Receiver):
     """Reads a queue, a subscription or a dead-letter queue.
 
-    Args:
-        context: the transport's connections and settings.
-        source: what to read.
-
     Raises:
         TransportError: reason *malformed* when Redis can't keep such a name.
     """
@@ -367,16 +363,7 @@ class RedisReceiver(Receiver):
 def delivery_of(
     id_: bytes, message: Any, fields: Sequence[bytes], token: object, *, count: int = 1, locked_until: Any = None
 ) -> Delivery:
-    """Make a delivery of a stream entry, with the dead-letter queue's marks where it has them.
-
-    Args:
-        id_: the entry's id, whose first part is when Redis took it.
-        message: the decoded message.
-        fields: names and values in turn.
-        token: what settles it.
-        count: deliveries, this one included.
-        locked_until: when its lock ends.
-    """
+    """Make a delivery of a stream entry, with the dead-letter queue's marks where it has them."""
     reason = description = None
     if len(fields) > 1 and fields[-2].startswith(b"!"):  # the marks stand last, and most messages have none
         marks = dict(zip(fields[::2], fields[1::2], strict=False))

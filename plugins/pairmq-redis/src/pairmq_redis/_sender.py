@@ -29,10 +29,6 @@ MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 class RedisSender(Sender):
     """Sends to one queue or topic.
 
-    Args:
-        context: the transport's connections and settings.
-        entity: where to.
-
     Raises:
         TransportError: reason *malformed* when Redis can't keep such a name.
     """

@@ -41,13 +41,7 @@ _CLOSE_TIMEOUT = 1.8
 
 
 class StreamsTransport(Transport):
-    """The transport over any connection that speaks Redis.
-
-    Args:
-        url: the settings.
-        make_wire: makes a connection that is not open yet.
-        capabilities: what it can do.
-    """
+    """The transport over any connection that speaks Redis."""
 
     def __init__(self, url: RedisUrl, make_wire: Callable[[], Wire], capabilities: Capabilities) -> None:
         super().__init__(url.endpoint)

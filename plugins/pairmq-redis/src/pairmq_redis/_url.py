@@ -23,14 +23,7 @@ _MEMORY_OPTIONS = ("name", "poll_interval")
 
 @dataclass(frozen=True, slots=True)
 class TlsOptions:
-    """How the server's certificate is checked, and which one is shown to it; None takes the system's.
-
-    Args:
-        ca_certs: file of the certificate authorities to trust.
-        certfile: file of the client's certificate.
-        keyfile: file of its key.
-        verify: whether certificate and host name are checked.
-    """
+    """How the server's certificate is checked, and which one is shown to it; None takes the system's."""
 
     ca_certs: str | None = None
     certfile: str | None = None
@@ -43,13 +36,8 @@ class RedisUrl:
     """A broker URL, read and checked.
 
     Args:
-        endpoint: what PairMQ shows of it.
         host: name or address; of a memory broker its name.
-        port: TCP port.
-        db: number of the logical database.
-        username: None for the default user.
         password: None to log in without one.
-        tls: None for plain TCP.
         wait_replicas: replicas that must have a write before it counts as confirmed.
         wait_timeout: seconds to wait for them.
         poll_interval: seconds after which a waiting receiver looks for what came back to the queue

@@ -52,7 +52,6 @@ class RedisWire:
     """A connection to a real server.
 
     Args:
-        make: makes redis-py's connection object, retries and socket time limit off.
         connect_timeout: seconds for connecting and logging in.
     """
 

@@ -62,10 +62,6 @@ _PLAIN = ClientSettings()
 class Namespace:
     """Of one transport.
 
-    Args:
-        url: the settings.
-        given: those that no URL can hold.
-
     Raises:
         ConfigurationError: a TLS file or the credential can't be used.
     """
@@ -100,8 +96,6 @@ class Namespace:
         """Make a receiver of the client; no IO.
 
         Args:
-            source: what it reads.
-            delete: what it receives is removed at once.
             options: ``session_id`` and ``max_wait_time``.
         """
         mode = ServiceBusReceiveMode.RECEIVE_AND_DELETE if delete else ServiceBusReceiveMode.PEEK_LOCK
@@ -119,7 +113,6 @@ class Namespace:
 
         Args:
             made: not opened yet; it is let go when this fails or is cancelled.
-            doing: in words, for errors.
             limit: seconds; the URL's when left out.
 
         Raises:
@@ -154,12 +147,7 @@ class Namespace:
         self._leaving.discard(made)
 
     def discard(self, made: ServiceBusSender | ServiceBusReceiver, call: asyncio.Task[Any] | None = None) -> None:
-        """Let a sender or receiver go at once, whatever its peer does.
-
-        Args:
-            made: it.
-            call: a call of it that is under way, and is given up.
-        """
+        """Let a sender or receiver go at once, whatever its peer does."""
         self._leaving.add(made)
         self._shut(made)
         if call is not None:

@@ -28,12 +28,7 @@ _KNOWN = {
 
 @dataclass(frozen=True, slots=True)
 class SharedKey:
-    """A key of a shared access policy.
-
-    Args:
-        name: the policy's name.
-        key: the key.
-    """
+    """A key of a shared access policy."""
 
     name: str = field(repr=False)
     key: str = field(repr=False)
@@ -41,24 +36,14 @@ class SharedKey:
 
 @dataclass(frozen=True, slots=True)
 class SharedSignature:
-    """A token that somebody else made with a key; it ends some day and can't be renewed.
-
-    Args:
-        token: ``SharedAccessSignature sr=…``.
-    """
+    """A token that somebody else made with a key; it ends some day and can't be renewed."""
 
     token: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """An identity of Microsoft Entra.
-
-    Args:
-        kind: one of `CREDENTIAL_KINDS`.
-        client_id: which one, where there are several.
-        tenant_id: its tenant.
-    """
+    """An identity of Microsoft Entra."""
 
     kind: str
     client_id: str | None = None
@@ -68,14 +53,8 @@ class Identity:
 def make_identity(identity: Identity) -> AsyncTokenCredential:
     """Make azure-identity's credential; no IO.
 
-    Args:
-        identity: which one.
-
     Returns:
         What gets tokens; to be closed.
-
-    Raises:
-        ConfigurationError: azure-identity is not installed, or does not take these options.
     """
     try:
         from azure.identity import aio
@@ -105,14 +84,7 @@ def make_identity(identity: Identity) -> AsyncTokenCredential:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionString:
-    """What one says; its entity path is left out, as a transport is one of a whole namespace.
-
-    Args:
-        host: the namespace's name, or the emulator's.
-        port: TCP port, None for the default one.
-        credential: the key, or the token made with one.
-        emulator: plain TCP.
-    """
+    """What one says; its entity path is left out, as a transport is one of a whole namespace."""
 
     host: str
     port: int | None

@@ -34,8 +34,6 @@ class Verdict:
     """What a condition means.
 
     Args:
-        kind: for failover.
-        reason: finer.
         text: what to say instead of the service's words; None for these.
     """
 
@@ -185,8 +183,6 @@ def failure(error: BaseException, doing: str, *, maybe_applied: bool = False) ->
 
     Args:
         error: the client's exception; a `TransportError` is given back as it is.
-        doing: what was tried, in words: ``send to orders``.
-        maybe_applied: the service may have done it all the same.
 
     Returns:
         The error, its cause set; to be raised or handed out.

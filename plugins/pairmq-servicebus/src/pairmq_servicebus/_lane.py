@@ -83,8 +83,6 @@ class Call(Job[L], Generic[L, T]):
 
     Args:
         work: what to do; its exceptions go to the caller.
-        limit: as `Job`.
-        doing: in words, for errors.
     """
 
     def __init__(self, work: Callable[[L], Awaitable[T]], limit: float, doing: str) -> None:
@@ -126,8 +124,6 @@ class Lane(Generic[L]):
     """The jobs of one link.
 
     Args:
-        opener: opens the link, within its own time limit.
-        doing: in words, for errors.
         idle_limit: seconds that nobody asked for anything, after which the link is closed; None to keep it.
         spares: whether a link takes more with it than its calls, so that one that is given up goes on to its end there.
     """
@@ -189,13 +185,6 @@ class Lane(Generic[L]):
             work: what; it is cut off, and the link dropped, when the caller is cancelled while it is under way, unless
                 the link is to be spared: then its own limit ends it.
             limit: seconds it may take once it began.
-            doing: in words, for errors.
-
-        Returns:
-            What it returns.
-
-        Raises:
-            TransportError: it failed.
         """
         job: Call[L, T] = Call(work, limit, doing)
         self.submit(job)
@@ -395,12 +384,7 @@ class Lane(Generic[L]):
 
 
 class Lanes(Generic[K, L]):
-    """The lanes of the last few things; the one that was not used for longest gives way.
-
-    Args:
-        namespace: the transport's.
-        opener: opens a thing's link.
-    """
+    """The lanes of the last few things; the one that was not used for longest gives way."""
 
     def __init__(self, namespace: Namespace, opener: Callable[[K], Awaitable[L]]) -> None:
         self._namespace = namespace

@@ -38,12 +38,7 @@ def measure(parts: Parts) -> int:
 
 
 def without_body(size: int, parts: Parts) -> int:
-    """Give what of a message's size is not the body: the header and all properties.
-
-    Args:
-        size: as `measure` gave it.
-        parts: of the same message.
-    """
+    """Give what of a message's size is not the body: the header and all properties."""
     return size - _SECTION - _variable(len(parts.body))
 
 

@@ -62,7 +62,6 @@ class Parcel:
     """A message to be sent.
 
     Args:
-        parts: the message.
         size: its encoded size in bytes.
         group: its session id, or partition key; messages of one batch share it.
     """
@@ -88,10 +87,7 @@ class Outbox:
     """Sends on one link.
 
     Args:
-        opener: opens the link.
-        doing: in words, for errors: ``send to orders``.
         limit: seconds for one transfer and its answer.
-        idle_limit: as `Lane`.
     """
 
     def __init__(

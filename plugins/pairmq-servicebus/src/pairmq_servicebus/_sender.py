@@ -23,13 +23,7 @@ MAX_PROPERTY_BYTES = 64 * 1024
 
 
 class ClientSendLink:
-    """A sender of the client that is open.
-
-    Args:
-        namespace: it belongs to.
-        client: it.
-        max_batch_bytes: of one batch.
-    """
+    """A sender of the client that is open."""
 
     def __init__(self, namespace: Namespace, client: Client, max_batch_bytes: int) -> None:
         self._namespace = namespace
@@ -92,10 +86,6 @@ async def open_send_link(namespace: Namespace, entity: Entity, doing: str) -> Cl
 class BusSender(Sender):
     """Sends to one queue or topic.
 
-    Args:
-        namespace: the transport's.
-        entity: where to.
-
     Raises:
         TransportError: reason *malformed* when Service Bus can't have such a name.
     """
@@ -150,11 +140,7 @@ class BusSender(Sender):
         await self._box.close()
 
     def _parcel(self, message: Message) -> Parcel:
-        """Pack a message.
-
-        Raises:
-            TransportError: Service Bus would not deliver it.
-        """
+        """Pack a message."""
         if self._namespace.closed or self._box.closed:
             raise _errors.closed(self._doing)
         return _pack(self._namespace, self._entity, message, self._doing)
@@ -165,21 +151,12 @@ def check_message(namespace: Namespace, entity: Entity, message: Message) -> Non
 
     The tier decides how large a message may be, and only a link tells: before the first one to an entity none is too
     large here.
-
-    Args:
-        namespace: the transport's.
-        entity: where it is to go.
-        message: as it would be sent.
     """
     _pack(namespace, entity, message, f"send to {entity}")
 
 
 def _pack(namespace: Namespace, entity: Entity, message: Message, doing: str) -> Parcel:
-    """Pack a message.
-
-    Raises:
-        TransportError: Service Bus would not deliver it.
-    """
+    """Pack a message."""
     if message.content_type == _codec.PING_CONTENT_TYPE:
         text = f"Service Bus takes messages of content type {message.content_type} and never delivers them"
         raise _errors.refused(doing, text, FailureReason.MALFORMED)

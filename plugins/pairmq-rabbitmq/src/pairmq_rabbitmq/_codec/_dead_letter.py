@@ -38,10 +38,6 @@ def with_dead_letter(
         properties: as received; they are left as they are.
         reason: a word or two; cut to `MAX_REASON_LENGTH`.
         description: a sentence; cut likewise.
-        login: as for `encode`.
-
-    Returns:
-        The copy, to be sent as it is.
     """
     copy = blank()
     for attribute in Basic.Properties.__slots__:
@@ -75,9 +71,6 @@ def with_dead_letter(
 def dead_letter_reason(properties: Basic.Properties) -> tuple[str | None, str | None]:
     """Read why a message is in a dead-letter queue.
 
-    Args:
-        properties: as received.
-
     Returns:
         Reason and description as `with_dead_letter` wrote them; else the broker's reason in PairMQ's words, without a
         description; None for what is not known.
@@ -102,7 +95,6 @@ class Death:
 
     Args:
         reason: ``expired``, ``rejected``, ``maxlen`` or ``delivery_limit``.
-        queue: where it was.
         original_expiration: seconds of its ``expiration``, which RabbitMQ took away; None if it had none.
     """
 
@@ -113,9 +105,6 @@ class Death:
 
 def death(properties: Basic.Properties) -> Death | None:
     """Read why the broker dead-lettered a message, the last time that it did.
-
-    Args:
-        properties: as received.
 
     Returns:
         The reason; None for a message that it never dead-lettered, or if what it says can't be read.
@@ -137,10 +126,6 @@ def death(properties: Basic.Properties) -> Death | None:
 
 def delivery_count(properties: Basic.Properties, redelivered: bool) -> int:
     """Tell how many times a message was delivered.
-
-    Args:
-        properties: as received.
-        redelivered: the delivery's flag, which is all that classic queues tell.
 
     Returns:
         The number with this delivery, at least 1; from a classic queue 2 means *more than once*.

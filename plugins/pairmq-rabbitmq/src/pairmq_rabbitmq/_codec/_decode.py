@@ -65,7 +65,6 @@ def decode_leniently(properties: Basic.Properties, body: bytes) -> Message:
     """Show a message that may be malformed, so that a person can look at it: what a Message can't hold is left out.
 
     Args:
-        properties: as received.
         body: its bytes.
 
     Returns:
@@ -106,7 +105,6 @@ def _read(properties: Basic.Properties, refuse: Callable[[str], None]) -> tuple[
     """Find the fields of a message.
 
     Args:
-        properties: as received.
         refuse: called with what is wrong; returns if it is to be left out.
 
     Returns:
@@ -164,18 +162,7 @@ def _read_mapped(
     own: dict[str, Any],
     refuse: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Read the headers whose names PairMQ uses; one that PairMQ would not have written so is the application's.
-
-    Args:
-        properties: the properties, for what stands in them.
-        mapped: these headers.
-        values: fields of Message, completed here.
-        own: the other headers, completed here.
-        refuse: as for `_read`.
-
-    Returns:
-        The application properties.
-    """
+    """Read the headers whose names PairMQ uses; one that PairMQ would not have written so is the application's."""
     for field, _, header in TEXTS:
         if header in mapped:
             text = mapped[header]

@@ -57,7 +57,6 @@ def encode(message: Message, *, login: str, priority_aside: bool = False) -> Bas
     """Write a message's properties; its body is the body.
 
     Args:
-        message: any message.
         login: the user of the connection that it goes over; RabbitMQ refuses a ``user_id`` of another one.
         priority_aside: the queue that it goes to must take it for one without priority.
 
@@ -101,7 +100,6 @@ def size(message: Message, *, login: str = "") -> int:
     """Measure a message as it is sent.
 
     Args:
-        message: any message.
         login: as for `encode`; it makes a difference of a few bytes to messages with ``amqp.user_id``.
 
     Returns:
@@ -170,9 +168,6 @@ class Properties(Basic.Properties):
 
 def header_size(properties: Basic.Properties) -> int:
     """Measure the content header frame, which must not be longer than the connection's ``frame_max``.
-
-    Args:
-        properties: as `encode` made them, or as they were received.
 
     Returns:
         Bytes of the whole frame, with its own header and end.

@@ -125,10 +125,6 @@ class MalformedMessage(ValueError):
 def lifetime(seconds: float, *, scheduled: bool) -> tuple[str | None, str | None]:
     """Write a time to live.
 
-    Args:
-        seconds: how long.
-        scheduled: whether the message waits for its time first.
-
     Returns:
         The property ``expiration``, and the header ``ttl`` where that alone does not tell the time exactly.
     """

@@ -85,8 +85,6 @@ def converted(values: dict[str, Any], types: Mapping[str, Any], refuse: Callable
     """Bring received values to the types of application properties.
 
     Args:
-        values: as pamqp gave them, by name.
-        types: what the types' tree says of them, by name.
         refuse: called with what is wrong; returns if it is to be left out.
     """
     found = {}
@@ -105,17 +103,7 @@ def converted(values: dict[str, Any], types: Mapping[str, Any], refuse: Callable
 
 
 def _from_wire(value: Any, node: Any, name: str, depth: int) -> Any:
-    """Bring one value, and what is in it, to the types of application properties.
-
-    Args:
-        value: as pamqp gave it.
-        node: what the types' tree says of it.
-        name: the property's, for the error.
-        depth: how many containers it stands in.
-
-    Raises:
-        MalformedMessage: it nests too deep, or is not what the tree says.
-    """
+    """Bring one value, and what is in it, to the types of application properties."""
     if node is not None and type(node) is not dict:
         return _from_text(value, node, name)
     if isinstance(value, dict | list):

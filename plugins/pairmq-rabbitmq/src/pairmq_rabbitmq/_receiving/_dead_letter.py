@@ -34,13 +34,7 @@ class _Entry(NamedTuple):
 
 
 class Aside:
-    """Messages of one receiver that nobody is to get.
-
-    Args:
-        dead_letters: gives the queue for the copies.
-        scope: the receiver's.
-        waits: the receiver's.
-    """
+    """Messages of one receiver that nobody is to get."""
 
     def __init__(self, dead_letters: Callable[[], DeadLetters], scope: Scope, waits: Waits) -> None:
         self._dead_letters = dead_letters
@@ -51,14 +45,7 @@ class Aside:
         self._retries: asyncio.Task[None] | None = None
 
     def add(self, channel: DeliveryChannel, locked: Locked, reason: str, description: str) -> None:
-        """Take a message from those that wait for a caller.
-
-        Args:
-            channel: that it is locked on.
-            locked: the message.
-            reason: a word or two.
-            description: a sentence.
-        """
+        """Take a message from those that wait for a caller."""
         channel.set_aside(locked)
         self._entries[locked] = _Entry(channel, reason, description)
 
@@ -113,14 +100,7 @@ class Aside:
 
 
 class DeadLetters:
-    """The dead-letter queue of one queue, as its receiver writes to it.
-
-    Args:
-        context: the transport's connections and settings.
-        queue: the broker's name of the queue.
-        scope: of the receiver.
-        doing: in words, for errors.
-    """
+    """The dead-letter queue of one queue, as its receiver writes to it."""
 
     def __init__(self, context: Context, queue: str, scope: Scope, doing: str) -> None:
         self._context = context
@@ -135,12 +115,6 @@ class DeadLetters:
         """Pack a copy of a message, without its properties where nobody could read them.
 
         The broker's return of the copy is read too: it must show the message id.
-
-        Args:
-            properties: as received.
-            body: as received.
-            reason: a word or two.
-            description: a sentence.
         """
         session = self._context.publishing.current
         most = (_FRAME_MAX if session is None else session.frame_max) - _FRAME_OVERHEAD

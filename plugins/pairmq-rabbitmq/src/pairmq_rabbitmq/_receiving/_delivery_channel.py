@@ -53,11 +53,7 @@ _numbers = itertools.count(1)
 
 
 class Opening:
-    """A channel on its way.
-
-    Args:
-        session: the connection that it will be on.
-    """
+    """A channel on its way."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -107,10 +103,6 @@ class LockingChannel:
     of at once, by `lose`.
 
     Args:
-        session: the connection that it is on.
-        raw: the driver's channel, fresh.
-        queue: the broker's name of the queue.
-        share: counts what it holds.
         lock: seconds that a lock lasts.
     """
 
@@ -268,10 +260,6 @@ class DeliveryChannel(LockingChannel):
     """A channel to read a queue.
 
     Args:
-        session: the connection that it is on.
-        raw: the driver's channel, fresh.
-        queue: the broker's name of the queue.
-        share: counts what it holds.
         lock: seconds that a lock lasts.
     """
 
@@ -306,7 +294,6 @@ class DeliveryChannel(LockingChannel):
         """Begin to bring messages to `waiting`; what goes wrong is told by `cause`.
 
         Args:
-            count: most messages.
             deadline: instant of the loop's clock by which the first has come, if there is one.
 
         Returns:

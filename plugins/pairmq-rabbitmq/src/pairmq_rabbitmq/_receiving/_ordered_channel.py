@@ -54,12 +54,7 @@ class OrderedChannel(DeliveryChannel):
     """A channel to read a queue that is for one consumer at a time.
 
     Args:
-        session: the connection that it is on.
-        raw: the driver's channel, fresh.
-        queue: the broker's name of the queue.
-        share: counts what it holds.
         lock: seconds that a lock lasts.
-        answer: tells those who published markers.
     """
 
     def __init__(
@@ -227,13 +222,7 @@ async def is_for_one_consumer(context: Context, queue: str, doing: str, link: Li
     by those alone who may.
 
     Args:
-        context: to ask the broker.
-        queue: its name.
-        doing: in words, for errors.
         link: whose connection to ask over; the control link's when left out.
-
-    Raises:
-        TransportError: the broker could not be asked.
     """
     known = context.one_consumer.get(queue)
     if known is not None:
@@ -249,14 +238,7 @@ async def is_for_one_consumer(context: Context, queue: str, doing: str, link: Li
 
 
 def ordered_channel(context: Context, session: Session, raw: Channel, queue: str) -> OrderedChannel:
-    """Make the channel of a reader.
-
-    Args:
-        context: the transport's connections and settings.
-        session: of the consuming link.
-        raw: the driver's channel, fresh.
-        queue: the broker's name of a queue for one consumer at a time.
-    """
+    """Make the channel of a reader."""
     share = Share(context.url.endpoint.identity, queue)
     return OrderedChannel(
         session,
@@ -276,17 +258,7 @@ async def visit(
     What it meets of markers is answered; while somebody else reads the queue, nothing comes.
 
     Args:
-        context: to ask the broker.
-        queue: the broker's name of a queue for one consumer at a time.
-        doing: in words, for errors.
-        enough: whether what came will do.
         patience: seconds after which it has to do.
-
-    Returns:
-        What came, given back already.
-
-    Raises:
-        TransportError: the queue could not be read.
 
     A cancelled call gives back what had come.
     """

@@ -38,10 +38,6 @@ _DeliveryDraft = draft_of(Delivery)
 class RabbitReceiver(Receiver):
     """Reads a queue, a subscription or a dead-letter queue.
 
-    Args:
-        context: the transport's connections and settings.
-        source: what to read.
-
     Raises:
         TransportError: reason *malformed* when RabbitMQ can't have such a name.
     """
@@ -382,14 +378,7 @@ class Token:
 
 
 def deliveries_of(found: Sequence[Locked], channel: DeliveryChannel, owner: object, dead: bool) -> list[Delivery]:
-    """Hand out messages.
-
-    Args:
-        found: that were read and given.
-        channel: that they are locked on.
-        owner: the receiver.
-        dead: whether they come from a dead-letter queue.
-    """
+    """Hand out messages."""
     now, clock = asyncio.get_running_loop().time(), datetime.now(UTC)
     deliveries: list[Delivery] = []
     until, locked_until = now, clock

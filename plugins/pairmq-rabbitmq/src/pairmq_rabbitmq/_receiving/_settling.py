@@ -54,10 +54,6 @@ class Locked:
     """A message that the broker gave to a channel.
 
     Args:
-        tag: its number on the channel.
-        redelivered: the broker's flag.
-        header: the payload of its header frame, as it came.
-        body: as it came.
         arrived: instant of the loop's clock.
     """
 
@@ -97,12 +93,7 @@ class Locked:
 
 
 class Job:
-    """Settlements that were asked for together.
-
-    Args:
-        messages: which.
-        requeue: give back, instead of removing for good.
-    """
+    """Settlements that were asked for together."""
 
     __slots__ = ("done", "forsaken", "messages", "requeue", "written")
 
@@ -128,11 +119,7 @@ class Job:
 
 
 class Calls:
-    """Calls of the driver on one connection.
-
-    Args:
-        session: the connection.
-    """
+    """Calls of the driver on one connection."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -162,10 +149,6 @@ class Settling:
     """The unsettled messages of one channel.
 
     Args:
-        raw: the driver's channel.
-        queue: that it reads.
-        calls: of its connection.
-        share: counts what it holds.
         failed: told why the channel can't be used any more.
     """
 
@@ -190,12 +173,7 @@ class Settling:
         self._share.count += 1
 
     def settle(self, messages: Sequence[Locked], *, requeue: bool) -> Job:
-        """Begin to settle messages; it goes on whoever waits for it.
-
-        Args:
-            messages: unsettled ones of this channel.
-            requeue: give back, instead of removing for good.
-        """
+        """Begin to settle messages; it goes on whoever waits for it."""
         job = Job(messages, requeue=requeue)
         if self._lost is not None:
             job.end(Unsent(self._lost))
@@ -301,23 +279,13 @@ def _settle_run(tags: Sequence[int], requeue: bool) -> list[Basic.Ack | Basic.Re
 
 
 def held_by_this_process(identity: tuple[str, ...], queue: str) -> int:
-    """Count what receivers of this process hold, given to a caller or not: all transports, loops and threads.
-
-    Args:
-        identity: the broker's, as in `Endpoint.identity`.
-        queue: the broker's name of the queue.
-    """
+    """Count what receivers of this process hold, given to a caller or not: all transports, loops and threads."""
     with _lock:
         return sum(share.count for share in _shares.get((identity, queue), ()))
 
 
 class Share:
-    """What one channel holds of a queue.
-
-    Args:
-        identity: the broker's.
-        queue: the broker's name of the queue.
-    """
+    """What one channel holds of a queue."""
 
     def __init__(self, identity: tuple[str, ...], queue: str) -> None:
         self.count = 0

@@ -25,9 +25,6 @@ class BusAdmin(Admin):
 
     Most of it needs the claim *Manage*. With a key that may only send and listen, `exists`, `create` of what exists
     already, `properties` and `check` go by links instead; see each.
-
-    Args:
-        namespace: the transport's.
     """
 
     def __init__(self, namespace: Namespace) -> None:
@@ -195,12 +192,7 @@ def _counts(active: int | None, scheduled: int | None, dead_letter: int | None) 
 
 
 class Maker:
-    """Makes entities of one namespace.
-
-    Args:
-        namespace: the transport's.
-        service: its administration.
-    """
+    """Makes entities of one namespace."""
 
     def __init__(self, namespace: Namespace, service: Service) -> None:
         self._namespace = namespace

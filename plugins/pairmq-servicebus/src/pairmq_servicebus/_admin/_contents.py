@@ -45,11 +45,7 @@ _NO_SESSION = 1.0  # s without a free session after which there is none
 
 
 class Positions:
-    """Looks into the queues of one namespace.
-
-    Args:
-        namespace: the transport's.
-    """
+    """Looks into the queues of one namespace."""
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
@@ -72,11 +68,7 @@ class Positions:
         return await lane.call(ask, self._namespace.url.operation_timeout, f"look at {queue}")
 
     async def browse(self, queue: Entity, most: int) -> list[ServiceBusReceivedMessage]:
-        """Show the oldest messages, locked and deferred ones included, scheduled ones and markers not.
-
-        Raises:
-            TransportError: the service could not be asked.
-        """
+        """Show the oldest messages, locked and deferred ones included, scheduled ones and markers not."""
 
         async def ask(link: ClientSendLink) -> list[ServiceBusReceivedMessage]:
             return await browse_oldest(partial(_private.browse, link.client), _is_message, most)
@@ -131,12 +123,7 @@ def _marker() -> _codec.Parts:
 
 
 class Peek:
-    """Shows the messages of one namespace's queues and subscriptions.
-
-    Args:
-        namespace: the transport's.
-        positions: browses queues with one consumer at a time.
-    """
+    """Shows the messages of one namespace's queues and subscriptions."""
 
     def __init__(self, namespace: Namespace, positions: Positions) -> None:
         self._namespace = namespace
@@ -194,8 +181,6 @@ async def browse_oldest(
 
     Args:
         show: asks for messages from a sequence number on, at most so many.
-        wanted: tells which ones count.
-        most: how many are wanted.
     """
     found: list[ServiceBusReceivedMessage] = []
     first = 1
@@ -210,14 +195,7 @@ async def browse_oldest(
 
 
 async def purge(namespace: Namespace, source: Source) -> int:
-    """Delete what a source holds and nobody has locked; one session after the other where it has sessions.
-
-    Returns:
-        How many messages.
-
-    Raises:
-        TransportError: the service did not.
-    """
+    """Delete what a source holds and nobody has locked; one session after the other where it has sessions."""
     doing = f"purge {source}"
     try:
         return await _receive_all(namespace, source, doing)

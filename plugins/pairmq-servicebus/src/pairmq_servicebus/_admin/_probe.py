@@ -36,9 +36,6 @@ class Probe:
     it within its second: the local server of this distribution knows it.
 
     Pings have links of their own, so that a send that hangs holds up none.
-
-    Args:
-        namespace: the transport's.
     """
 
     def __init__(self, namespace: Namespace) -> None:
@@ -47,11 +44,7 @@ class Probe:
         self._with_session: set[Entity] = set()
 
     async def probe(self, entity: Entity) -> None:
-        """Ping one entity.
-
-        Raises:
-            TransportError: it does not accept writes now.
-        """
+        """Ping one entity."""
         if self._namespace.closed:
             raise _errors.closed(f"probe {entity}")
         box = self._box(entity)

@@ -44,11 +44,7 @@ _DEFAULT_LOCK = 60.0  # s
 
 
 class Service:
-    """Asks the administration of one namespace; needs the claim *Manage*.
-
-    Args:
-        namespace: the transport's.
-    """
+    """Asks the administration of one namespace; needs the claim *Manage*."""
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
@@ -58,11 +54,7 @@ class Service:
         """Ask something.
 
         Args:
-            doing: in words, for errors.
             question: what to ask of the client; its exceptions become the error.
-
-        Raises:
-            TransportError: it was refused, or the administration could not be reached.
         """
         if self._namespace.closed:
             raise _errors.closed(doing)
@@ -98,13 +90,7 @@ class Service:
 
 
 class AdminTransport(AioHttpTransport):  # type: ignore[misc]  # exported lazily, so that its type is unknown
-    """aiohttp for the administration's client.
-
-    Args:
-        session: it does not own.
-        plain: HTTP instead of HTTPS.
-        authorization: the header's value, where the client would make a wrong one.
-    """
+    """aiohttp for the administration's client."""
 
     def __init__(self, session: aiohttp.ClientSession, *, plain: bool, authorization: str | None) -> None:
         super().__init__(session=session, session_owner=False, use_env_settings=False)
@@ -121,11 +107,7 @@ class AdminTransport(AioHttpTransport):  # type: ignore[misc]  # exported lazily
 
 
 class AdminClient:
-    """Keeps one client of the administration; made when first needed.
-
-    Args:
-        namespace: the transport's.
-    """
+    """Keeps one client of the administration; made when first needed."""
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace

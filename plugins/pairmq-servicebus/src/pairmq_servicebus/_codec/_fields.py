@@ -59,9 +59,6 @@ def load(value: Any) -> dict[str, Any]:
 
     Args:
         value: as the client decoded it; None where the message has none.
-
-    Raises:
-        Malformed: it is not what `dump` wrote.
     """
     if value is None:
         return {}
@@ -79,11 +76,7 @@ def load(value: Any) -> dict[str, Any]:
 
 
 def text(fields: Mapping[str, Any], name: str) -> str | None:
-    """Give an entry that is a text; None where there is none.
-
-    Raises:
-        Malformed: it is something else.
-    """
+    """Give an entry that is a text; None where there is none."""
     value = fields.get(name)
     if value is not None and not isinstance(value, str):
         raise damaged()
@@ -91,11 +84,7 @@ def text(fields: Mapping[str, Any], name: str) -> str | None:
 
 
 def seconds(written: Any) -> float:
-    """Read a time-to-live.
-
-    Raises:
-        Malformed: it is none.
-    """
+    """Read a time-to-live."""
     try:
         value = float(written)
     except (TypeError, ValueError):

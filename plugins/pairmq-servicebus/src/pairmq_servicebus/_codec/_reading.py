@@ -32,9 +32,7 @@ class Decoded:
     """A message as it was read.
 
     Args:
-        message: it.
         dead_letter_reason: why it was dead-lettered; None for one that was not.
-        dead_letter_description: the same in a sentence.
     """
 
     message: Message
@@ -46,11 +44,7 @@ def decode(raw: AmqpAnnotatedMessage, *, dead_letter: bool = False) -> Decoded:
     """Read a message that came from the service, ours or another sender's.
 
     Args:
-        raw: as the client decoded it.
         dead_letter: it came from a dead-letter queue, so that its reason is the service's and not the sender's.
-
-    Returns:
-        The message, and why it was dead-lettered.
 
     Raises:
         Malformed: it can't be read.

@@ -61,12 +61,7 @@ def from_wire(value: Any, note: str | None, depth: int = 0) -> PropertyValue:
     """Bring a value back that the client has decoded.
 
     Args:
-        value: what the client gives.
         note: the note of its type; None for a property of another sender, or one that needs none.
-        depth: how many lists and maps it stands in.
-
-    Raises:
-        Malformed: it is not what the note says, or nested too deep.
     """
     if note is not None:
         return _noted(value, note)
@@ -122,11 +117,7 @@ def to_json(value: PropertyValue) -> str:
 
 
 def from_json(text: str) -> PropertyValue:
-    """Read what `to_json` wrote.
-
-    Raises:
-        Malformed: it is something else.
-    """
+    """Read what `to_json` wrote."""
     try:
         return _rich(json.loads(text, parse_constant=_refuse_constant), 0)
     except (ValueError, TypeError, RecursionError, DecimalException, OverflowError) as error:
@@ -144,11 +135,7 @@ def to_iso(value: datetime) -> str:
 
 
 def from_iso(text: str) -> datetime:
-    """Read an instant.
-
-    Raises:
-        Malformed: it is none, or knows no time zone.
-    """
+    """Read an instant."""
     try:
         value = datetime.fromisoformat(text)
     except ValueError:
@@ -159,11 +146,7 @@ def from_iso(text: str) -> datetime:
 
 
 def from_milliseconds(value: int) -> datetime:
-    """Read AMQP's timestamp, in milliseconds since 1970.
-
-    Raises:
-        Malformed: it lies outside the years 1 to 9999.
-    """
+    """Read AMQP's timestamp, in milliseconds since 1970."""
     try:
         return _EPOCH + timedelta(milliseconds=value)
     except OverflowError:

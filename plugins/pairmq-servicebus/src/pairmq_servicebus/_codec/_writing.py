@@ -35,10 +35,6 @@ class Parts:
 
     Args:
         header: ``time_to_live`` in ms and ``priority``.
-        annotations: symbols to values.
-        properties: AMQP's message properties.
-        application: the application properties.
-        body: one data section.
     """
 
     header: dict[str, int]
@@ -49,12 +45,7 @@ class Parts:
 
 
 def take_apart(message: Message, *, single_consumer: bool = False) -> Parts:
-    """Put a message into AMQP's sections.
-
-    Args:
-        message: it.
-        single_consumer: it goes to a queue with one consumer at a time.
-    """
+    """Put a message into AMQP's sections."""
     header: dict[str, int] = {}
     annotations: dict[bytes, Any] = {}
     fields: dict[str, Any] = {}

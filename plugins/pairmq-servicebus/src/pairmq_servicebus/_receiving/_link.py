@@ -38,8 +38,6 @@ class ReceiveLink:
     """A receiver of the client that is open.
 
     Args:
-        namespace: it belongs to.
-        client: it.
         round_trip: seconds that a question and its answer may take.
     """
 
@@ -118,9 +116,6 @@ async def open_client(
     """Open a receiver of the client; with it comes how many seconds to wait for an answer at least.
 
     Args:
-        namespace: the transport's.
-        source: what it reads.
-        doing: in words, for errors.
         limit: seconds; the URL's when left out.
         options: ``session_id`` and ``max_wait_time``.
 

@@ -33,12 +33,8 @@ class Receive(Job[ReceiveLink]):
     """One receive of one caller.
 
     Args:
-        lane: it is done on.
-        shelf: for its deliveries.
-        most: messages.
         wait: seconds for the first.
         limit: seconds that the client may take beyond that.
-        doing: in words, for errors.
     """
 
     def __init__(self, lane: Lane[ReceiveLink], shelf: Shelf, most: int, wait: float, limit: float, doing: str) -> None:

@@ -42,8 +42,6 @@ class BusReceiver(Receiver):
     """Reads one source.
 
     Args:
-        namespace: the transport's.
-        source: what it reads.
         opener: opens its link; ordinary links of the source when left out.
 
     Raises:
@@ -225,13 +223,7 @@ def _says_that_none_is_free(error: BaseException | None) -> bool:
 
 
 class BusSessionReceiver(BusReceiver, SessionReceiver):
-    """Reads the session that its link has locked. It has this one link: when that is gone, so is the lock.
-
-    Args:
-        namespace: the transport's.
-        source: what it reads.
-        link: of the session.
-    """
+    """Reads the session that its link has locked. It has this one link: when that is gone, so is the lock."""
 
     def __init__(self, namespace: Namespace, source: Source, link: ReceiveLink) -> None:
         self._session: ServiceBusSession = link.client.session

@@ -34,10 +34,7 @@ class Held:
     """A message that was handed out, by what it is settled.
 
     Args:
-        received: the client's message.
         link: that it came over; its delivery number means something there only.
-        shelf: of the receiver that handed it out, which alone settles it.
-        in_session: its lock is the session's.
     """
 
     __slots__ = ("in_session", "link", "received", "settled", "shelf")
@@ -59,11 +56,7 @@ class Held:
 
 
 class Shelf:
-    """The deliveries of one receiver that are not settled.
-
-    Args:
-        dead_letter: it reads a dead-letter queue.
-    """
+    """The deliveries of one receiver that are not settled."""
 
     def __init__(self, dead_letter: bool) -> None:
         self._dead_letter = dead_letter
@@ -101,14 +94,7 @@ class Shelf:
 
 
 def delivery_of(received: Received, decoded: _codec.Decoded, token: object, *, again: bool = False) -> Delivery:
-    """Make a delivery of a message that was received or looked at.
-
-    Args:
-        received: it.
-        decoded: what it says.
-        token: settles it.
-        again: it was handed out before, whether the service has counted that or not.
-    """
+    """Make a delivery of a message that was received or looked at."""
     number = received.sequence_number
     return Delivery(
         decoded.message,
@@ -196,11 +182,7 @@ async def _completed(link: ReceiveLink, shelf: Shelf, held: object, doing: str) 
 
 
 async def renew(link: ReceiveLink, shelf: Shelf, held: Held, asked_at: float, doing: str) -> datetime:
-    """Renew one message's lock, asked for at an instant of the loop's clock; tells until when.
-
-    Raises:
-        TransportError: as `settle`.
-    """
+    """Renew one message's lock, asked for at an instant of the loop's clock; tells until when."""
     if held.settled or held.lock_ended or (held.in_session and held.link is not link):
         shelf.forget(held)
         raise _errors.lock_lost(doing)

@@ -88,9 +88,6 @@ def skip_value(buffer: Buffer, offset: int) -> int:
         buffer: the bytes that hold it.
         offset: where its constructor is, in bytes from the start.
 
-    Returns:
-        The offset behind the value.
-
     Raises:
         AmqpDecodeError: the value is truncated, of an unknown type, or described too many times over.
     """

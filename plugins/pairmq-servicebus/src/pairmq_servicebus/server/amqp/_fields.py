@@ -45,10 +45,7 @@ class Composite:
     """A composite type: the descriptor, and the dataclass whose fields are the list's items.
 
     Args:
-        code: the numeric descriptor.
-        symbol: the symbolic descriptor, which peers may use too.
         type_: the dataclass, its fields in the same order; those with a default, or `NULLABLE`, may be missing.
-        kinds: the kind of every field.
         short: leave null fields at the end out, as the specification allows; clients are known that then fail.
     """
 
@@ -133,12 +130,7 @@ def _of(wanted: type, what: str, make: Callable[[Any], Any] = _same) -> Kind:
 
 
 def whole(bits: int, make: Callable[[Any], Any]) -> Kind:
-    """Give the kind of an unsigned integer; peers may send it in any integer type if only it is in the range.
-
-    Args:
-        bits: how many the specification allows for it.
-        make: the type to write it as.
-    """
+    """Give the kind of an unsigned integer; peers may send it in any integer type if only it is in the range."""
     limit = 1 << bits
 
     def read(value: Any) -> int:

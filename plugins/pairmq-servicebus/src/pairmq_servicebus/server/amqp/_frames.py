@@ -34,8 +34,6 @@ class Frame:
 
     Args:
         channel: its channel; meaningless in SASL frames.
-        body: the performative, or None for an empty frame.
-        payload: what follows the performative.
     """
 
     channel: int
@@ -44,13 +42,7 @@ class Frame:
 
 
 def write_frame(body: bytes, *, channel: int = 0, kind: int = AMQP_FRAME) -> bytes:
-    """Put a frame's header before its body.
-
-    Args:
-        body: performative and payload.
-        channel: the channel.
-        kind: `AMQP_FRAME` or `SASL_FRAME`.
-    """
+    """Put a frame's header before its body."""
     return frame_header(len(body), channel, kind) + body
 
 
@@ -69,16 +61,6 @@ def read_frame(data: bytes, offset: int, end: int, kind: int) -> Frame:
 
     Args:
         data: the bytes around it.
-        offset: where it begins.
-        end: where it ends.
-        kind: what it has to be, `AMQP_FRAME` or `SASL_FRAME`.
-
-    Returns:
-        The frame.
-
-    Raises:
-        FramingError: its header does not fit.
-        AmqpDecodeError: its body is no performative.
     """
     size, skip, found, channel = _HEADER.unpack_from(data, offset)
     start = offset + 4 * skip

@@ -33,10 +33,7 @@ def handle_frame(session: Session, performative: Any, payload: bytes, events: li
     """Let a session take a frame; what is wrong about it ends the link or the session, never more.
 
     Args:
-        session: the session of the frame's channel.
         performative: the frame's body; one of those that belong to a session.
-        payload: what followed it.
-        events: where to put what the server above has to know.
     """
     if session.state != "open":
         # What the peer sent before it saw that we have ended the session.

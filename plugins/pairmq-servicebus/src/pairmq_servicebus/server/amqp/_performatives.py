@@ -378,18 +378,7 @@ _BODY_OF = {composite.type: composite for composite in (*PERFORMATIVES.values(),
 
 
 def read_performative(value: Any, *, sasl: bool = False) -> Any:
-    """Make the dataclass of a frame's decoded body.
-
-    Args:
-        value: the described list.
-        sasl: whether it came in a SASL frame.
-
-    Returns:
-        One of the dataclasses above.
-
-    Raises:
-        AmqpDecodeError: it is no performative, or one with wrong fields.
-    """
+    """Make the dataclass of a frame's decoded body."""
     if not isinstance(value, Described):
         raise AmqpDecodeError("A frame does not begin with a performative.")
     composite = _by_descriptor(SASL if sasl else PERFORMATIVES, value.descriptor)
@@ -399,18 +388,7 @@ def read_performative(value: Any, *, sasl: bool = False) -> Any:
 
 
 def write_performative(performative: Any) -> bytes:
-    """Give the bytes of a performative, with all of its fields.
-
-    Args:
-        performative: one of the dataclasses above.
-
-    Returns:
-        The body of a frame.
-
-    Raises:
-        ValueError: a field does not fit its type.
-        TypeError: a field has a value that AMQP has no type for.
-    """
+    """Give the bytes of a performative, with all of its fields."""
     out = bytearray()
     _BODY_OF[type(performative)].write_into(out, performative)
     return bytes(out)

@@ -288,11 +288,7 @@ class Session:
 
 
 class TransferHead:
-    """What stands before the payload in the frames of one delivery.
-
-    Args:
-        delivery: the delivery, with its number.
-    """
+    """What stands before the payload in the frames of one delivery."""
 
     __slots__ = ("_handle", "_rest")
 

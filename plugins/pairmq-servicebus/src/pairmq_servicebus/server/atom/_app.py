@@ -256,12 +256,7 @@ class ControlHandlers:
 
 
 class ControlError(Exception):
-    """A request that the control endpoint refuses.
-
-    Args:
-        status: of HTTP.
-        detail: a sentence.
-    """
+    """A request that the control endpoint refuses."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
@@ -274,11 +269,6 @@ async def control(request: web.Request, what: str, handlers: ControlHandlers) ->
 
     Args:
         request: it; somebody else has checked who sends it.
-        what: the path below the prefix.
-        handlers: what to do.
-
-    Returns:
-        A JSON object.
 
     Raises:
         ControlError: there is nothing of that name, or the body is not what it should be.

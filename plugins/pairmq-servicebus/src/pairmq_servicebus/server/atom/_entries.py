@@ -95,9 +95,6 @@ class Entry:
     """One thing that the administration shows.
 
     Args:
-        title: its name, as lists give it.
-        path: below the namespace.
-        content: its description in XML.
         created_at: Unix seconds.
         updated_at: Unix seconds.
     """
@@ -141,8 +138,6 @@ def namespace_entry(name: str, sku: str, since: float) -> Entry:
     """Show the namespace.
 
     Args:
-        name: its name.
-        sku: the tier.
         since: Unix seconds of the server's start.
     """
     values = {
@@ -158,12 +153,7 @@ def namespace_entry(name: str, sku: str, since: float) -> Entry:
 
 
 def entry_document(entry: Entry, base: str) -> bytes:
-    """Write one entry as a document.
-
-    Args:
-        entry: what is shown.
-        base: the namespace's URL, with a slash at its end.
-    """
+    """Write one entry as a document."""
     return f"{_HEAD}{_entry(entry, base)}".encode()
 
 
@@ -173,10 +163,6 @@ def feed_document(
     """Write a feed.
 
     Args:
-        title: for people.
-        entries: what is shown.
-        base: the namespace's URL, with a slash at its end.
-        link: the feed's own URL.
         following: the URL of its next page; None for the last one.
         now: Unix seconds.
     """
@@ -190,12 +176,7 @@ def feed_document(
 
 
 def error_document(status: int, detail: str) -> bytes:
-    """Write an error as the service does.
-
-    Args:
-        status: of HTTP.
-        detail: a sentence.
-    """
+    """Write an error as the service does."""
     return f"<Error>{tag('Code', status)}{tag('Detail', detail)}</Error>".encode()
 
 
@@ -243,10 +224,6 @@ def instant(seconds: float) -> str:
 def read_rule(description: Element, name: str) -> Rule:
     """Read a ``RuleDescription``.
 
-    Args:
-        description: the element.
-        name: the rule's, where the element has none.
-
     Returns:
         The rule; without a filter it takes every message.
 
@@ -266,14 +243,7 @@ def read_rule(description: Element, name: str) -> Rule:
 
 
 def write_rule(rule: Rule) -> str:
-    """Write a ``RuleDescription``.
-
-    Args:
-        rule: the rule.
-
-    Returns:
-        The element's text, with its namespaces.
-    """
+    """Write a ``RuleDescription``."""
     if rule.action is None:
         action = '<Action i:type="EmptyRuleAction"/>'
     else:

@@ -47,9 +47,6 @@ class Namespace:
     `PropertyError` for a property that can't be.
 
     Args:
-        broker: what holds the entities.
-        name: the namespace's.
-        sku: the tier that it says it is.
         since: Unix seconds of the server's start.
     """
 
@@ -58,11 +55,7 @@ class Namespace:
         self._about = namespace_entry(name, sku, since)
 
     def get(self, path: AdministrationPath) -> Entry | None:
-        """Show one thing; None when it is not there.
-
-        Raises:
-            BrokerError: what it would be in is not there.
-        """
+        """Show one thing; None when it is not there."""
         broker = self._broker
         match path:
             case NamespacePath():
@@ -101,12 +94,8 @@ class Namespace:
         """Make or change one thing.
 
         Args:
-            path: what.
             body: its description; when something is changed, what the description leaves out stays as it is.
             update: it must be there; otherwise it must not.
-
-        Returns:
-            It, as it is now.
         """
         if not isinstance(path, EntityPath | SubscriptionPath | RulePath):
             raise _nothing(path)

@@ -300,15 +300,7 @@ def _is_full(entity: Holder | Topic, more: int) -> bool:
 
 
 def restore(namespace: Namespace, store: Store) -> None:
-    """Puts everything back where it was; locks are gone, delivery counts stay.
-
-    Args:
-        namespace: an empty one, whose journal has this store.
-        store: it.
-
-    Raises:
-        StoreError: the store cannot be read, or what it holds makes no sense.
-    """
+    """Puts everything back where it was; locks are gone, delivery counts stay."""
     loaded = namespace.load_store()
     try:
         _restore(namespace, loaded, Decoder(store.scalar_types))

@@ -177,10 +177,6 @@ _MAX_METADATA = 1024
 def check(path: str, description: Description) -> None:
     """Refuses a description that the service would not take.
 
-    Args:
-        path: the entity, for the error text.
-        description: what it shall be.
-
     Raises:
         BrokerError: a value out of range, sessions together with forwarding, or an entity that forwards to itself.
     """
@@ -201,16 +197,7 @@ def check(path: str, description: Description) -> None:
 
 
 def check_update(path: str, before: _D, after: _D) -> None:
-    """Refuses a change that the service does not make.
-
-    Args:
-        path: the entity, for the error text.
-        before: what it is.
-        after: what it shall be.
-
-    Raises:
-        BrokerError: as `check`, or a property that is fixed at creation would change.
-    """
+    """Refuses a change that the service does not make."""
     check(path, after)
     names = {field.name for field in fields(before)}
     for name in _FIXED:

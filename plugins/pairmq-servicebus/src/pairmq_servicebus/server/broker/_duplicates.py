@@ -13,8 +13,6 @@ class Duplicates:
     """Ids that an entity has seen within its window.
 
     Args:
-        hub: of the broker.
-        entity: its identity in the store.
         window: seconds.
     """
 

@@ -43,9 +43,6 @@ class Forwarder(Protocol):
         """Moves a message that is in no entity now.
 
         Args:
-            holder: where it was.
-            target: `forward_to` of the holder, or where its dead letters go.
-            message: it.
             now: unix seconds.
 
         Returns:
@@ -58,11 +55,8 @@ class Holder:
     """A queue or a subscription: a source, its dead-letter queue, and how messages come in.
 
     Args:
-        hub: of the broker.
-        forwarder: moves messages elsewhere.
         identity: in the store; its sources get two numbers made of it.
         path: ``queue`` or ``topic/Subscriptions/name``.
-        description: how it is set up.
         now: unix seconds.
     """
 
@@ -115,11 +109,7 @@ class Holder:
         )
 
     def deliver(self, message: Stored, now: float) -> int:
-        """Keeps a message that nobody keeps, or forwards it.
-
-        Returns:
-            The sequence number that it has or had here.
-        """
+        """Keeps a message that nobody keeps, or forwards it."""
         if message.state is MessageState.SCHEDULED:
             message.state = MessageState.ACTIVE
             message.enqueued_at = now
@@ -241,8 +231,6 @@ class Subscription(Holder):
     """A subscription: holds copies of the messages of its topic that a rule lets through.
 
     Args:
-        topic: the topic's path.
-        name: of the subscription.
         rules: that it has at first; `None` for the default rule.
 
     The others are those of `Holder`.
@@ -274,22 +262,14 @@ class Subscription(Holder):
         return sorted((each.rule for each in self._rules.values()), key=lambda rule: rule.name.lower())
 
     def rule(self, name: str) -> Rule:
-        """The rule of a name.
-
-        Raises:
-            BrokerError: there is none.
-        """
+        """The rule of a name."""
         found = self._rules.get(name.lower())
         if found is None:
             raise BrokerError(NOT_FOUND, f"'{self.path}' has no rule '{name}'.")
         return found.rule
 
     def put_rule(self, rule: Rule, now: float, *, is_new: bool) -> Rule:
-        """Adds or replaces a rule.
-
-        Raises:
-            BrokerError: it is there already, or is not, or cannot be understood.
-        """
+        """Adds or replaces a rule."""
         check_name(rule.name, "rule")
         key = rule.name.lower()
         if is_new and key in self._rules:
@@ -301,11 +281,7 @@ class Subscription(Holder):
         return compiled.rule
 
     def remove_rule(self, name: str, now: float) -> None:
-        """Removes a rule; without any, the subscription gets nothing.
-
-        Raises:
-            BrokerError: there is none of the name.
-        """
+        """Removes a rule; without any, the subscription gets nothing."""
         self.rule(name)
         del self._rules[name.lower()]
         self.touch(now)
@@ -339,10 +315,6 @@ class Topic:
     """A topic: numbers messages and offers them to its subscriptions; keeps scheduled ones itself.
 
     Args:
-        hub: of the broker.
-        identity: in the store.
-        path: its path.
-        description: how it is set up.
         now: unix seconds.
     """
 
@@ -377,11 +349,7 @@ class Topic:
         )
 
     def deliver(self, message: Stored, now: float) -> int:
-        """Offers a message that nobody keeps to every subscription.
-
-        Returns:
-            The sequence number that it has in the topic.
-        """
+        """Offers a message that nobody keeps to every subscription."""
         if message.state is MessageState.SCHEDULED:
             message.state = MessageState.ACTIVE
             message.enqueued_at = now
@@ -391,11 +359,7 @@ class Topic:
         return message.sequence_number
 
     def subscription(self, name: str) -> Subscription:
-        """The subscription of a name.
-
-        Raises:
-            BrokerError: there is none.
-        """
+        """The subscription of a name."""
         found = self.subscriptions.get(name.lower())
         if found is None:
             raise BrokerError(NOT_FOUND, f"'{self.path}/Subscriptions/{name}' does not exist.")

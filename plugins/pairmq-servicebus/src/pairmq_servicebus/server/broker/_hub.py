@@ -39,7 +39,6 @@ class Hub:
 
     Args:
         clock: gives unix seconds.
-        journal: where changes are gathered.
     """
 
     __slots__ = ("_order", "_timers", "_telling", "_woken", "clock", "journal", "operations")  # noqa: RUF023

@@ -15,12 +15,7 @@ RESERVE = 1000
 
 
 class Numbers:
-    """The sequence numbers of one source.
-
-    Args:
-        source: its identity.
-        following: the number that is given next.
-    """
+    """The sequence numbers of one source."""
 
     __slots__ = ("following", "reserved", "source")
 
@@ -31,11 +26,7 @@ class Numbers:
 
 
 class Journal:
-    """Gathers changes for a store; without one, it does nothing.
-
-    Args:
-        store: where groups go.
-    """
+    """Gathers changes for a store; without one, it does nothing."""
 
     __slots__ = (
         "_counted", "_duplicates", "_entities", "_forgotten", "_messages", "_next_key", "_sessions", "_store", "on",
@@ -114,9 +105,6 @@ class Journal:
 
     def flush(self, *, exact_numbers: bool = False) -> None:
         """Hands everything to the store as one group; it is durable when this returns.
-
-        Args:
-            exact_numbers: reserve no sequence numbers, as the broker is about to end.
 
         Raises:
             StoreError: it could not be written. Everything is kept, and the next flush tries again.

@@ -40,7 +40,6 @@ class Namespace(Forwarder):
     Args:
         clock: gives unix seconds.
         store: where everything is kept; `None` for memory only.
-        max_entities: queues and topics together.
     """
 
     def __init__(self, clock: Callable[[], float], store: Store | None, *, max_entities: int) -> None:
@@ -82,13 +81,6 @@ class Namespace(Forwarder):
     def create_queue(self, path: str, description: QueueDescription | None = None) -> QueueDescription:
         """Makes a queue.
 
-        Args:
-            path: its path, kept as written here.
-            description: how it is set up.
-
-        Returns:
-            The description.
-
         Raises:
             BrokerError: the path or the description is not allowed, something has the path, or there are too many.
         """
@@ -111,21 +103,13 @@ class Namespace(Forwarder):
         return description
 
     def delete_queue(self, path: str) -> None:
-        """Removes a queue with everything in it.
-
-        Raises:
-            BrokerError: there is none.
-        """
+        """Removes a queue with everything in it."""
         self._administer()
         self._remove(self._queue(path))
         self._hub.tell()
 
     def get_queue(self, path: str) -> QueueInfo:
-        """A queue as it is now.
-
-        Raises:
-            BrokerError: there is none.
-        """
+        """A queue as it is now."""
         self._administer()
         return self._queue_info(self._queue(path))
 
@@ -178,13 +162,7 @@ class Namespace(Forwarder):
         """Makes a subscription; it gets what is sent from now on.
 
         Args:
-            topic: the topic's path.
-            name: its name.
-            description: how it is set up.
             rule: its first rule; without, one that lets everything through.
-
-        Returns:
-            The description.
 
         Raises:
             BrokerError: as for `create_queue`, there is no such topic, or the rule cannot be understood.
@@ -219,30 +197,18 @@ class Namespace(Forwarder):
         return description
 
     def delete_subscription(self, topic: str, name: str) -> None:
-        """Removes a subscription with everything in it.
-
-        Raises:
-            BrokerError: there is none.
-        """
+        """Removes a subscription with everything in it."""
         self._administer()
         self._remove(self._topic(topic).subscription(name))
         self._hub.tell()
 
     def get_subscription(self, topic: str, name: str) -> SubscriptionInfo:
-        """A subscription as it is now.
-
-        Raises:
-            BrokerError: there is none.
-        """
+        """A subscription as it is now."""
         self._administer()
         return _subscription_info(self._topic(topic).subscription(name))
 
     def subscriptions(self, topic: str) -> list[SubscriptionInfo]:
-        """The subscriptions of a topic, by name.
-
-        Raises:
-            BrokerError: there is no such topic.
-        """
+        """The subscriptions of a topic, by name."""
         self._administer()
         return [_subscription_info(each) for _, each in sorted(self._topic(topic).subscriptions.items())]
 
@@ -251,16 +217,8 @@ class Namespace(Forwarder):
     def add_rule(self, topic: str, name: str, rule: Rule) -> Rule:
         """Adds a rule to a subscription.
 
-        Args:
-            topic: the topic's path.
-            name: the subscription's name.
-            rule: it.
-
         Returns:
             The rule with the instant of its creation.
-
-        Raises:
-            BrokerError: no such subscription, the rule is there already or cannot be understood.
         """
         return self._put_rule(topic, name, rule, is_new=True)
 
@@ -269,31 +227,19 @@ class Namespace(Forwarder):
         return self._put_rule(topic, name, rule, is_new=False)
 
     def remove_rule(self, topic: str, name: str, rule_name: str) -> None:
-        """Removes a rule.
-
-        Raises:
-            BrokerError: there is none.
-        """
+        """Removes a rule."""
         now = self._administer()
         subscription = self._topic(topic).subscription(name)
         subscription.remove_rule(rule_name, now)
         self._changed(subscription)
 
     def rules(self, topic: str, name: str) -> list[Rule]:
-        """The rules of a subscription, by name.
-
-        Raises:
-            BrokerError: no such subscription.
-        """
+        """The rules of a subscription, by name."""
         self._administer()
         return self._topic(topic).subscription(name).rules
 
     def get_rule(self, topic: str, name: str, rule_name: str) -> Rule:
-        """One rule of a subscription.
-
-        Raises:
-            BrokerError: there is none.
-        """
+        """One rule of a subscription."""
         self._administer()
         return self._topic(topic).subscription(name).rule(rule_name)
 

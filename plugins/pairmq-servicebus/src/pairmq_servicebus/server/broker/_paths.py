@@ -46,10 +46,6 @@ def check_path(path: str) -> None:
 def check_name(name: str, what: str) -> None:
     """Refuses what cannot be the name of a subscription or rule.
 
-    Args:
-        name: to look at.
-        what: "subscription" or "rule", for the error text.
-
     Raises:
         BrokerError: empty, too long, or characters that are not allowed.
     """
@@ -64,12 +60,6 @@ def parse_receive_path(path: str) -> ReceivePath:
 
     Args:
         path: ``queue``, ``queue/$DeadLetterQueue``, ``topic/Subscriptions/name`` and its dead-letter queue.
-
-    Returns:
-        Its parts.
-
-    Raises:
-        BrokerError: the transfer dead-letter queue, which this broker does not have.
     """
     segments = path.strip("/").split("/")
     dead_letter = segments[-1].lower() == _DEAD
@@ -87,9 +77,6 @@ def forward_path(target: str) -> str:
 
     Args:
         target: ``orders`` or ``sb://namespace.host/orders``.
-
-    Returns:
-        The path alone.
     """
     if "://" in target:
         target = target.split("://", 1)[1].partition("/")[2]

@@ -40,9 +40,6 @@ _FILTER_NAMES = {kind: name for name, kind in _FILTERS.items()}
 def record_of(entity: Holder | Topic) -> dict[str, object]:
     """What is stored of an entity.
 
-    Args:
-        entity: a queue, topic or subscription.
-
     Returns:
         Plain values only.
     """
@@ -66,11 +63,7 @@ def record_of(entity: Holder | Topic) -> dict[str, object]:
 
 
 def description_of(record: Mapping[str, Any]) -> Description:
-    """The description in a record.
-
-    Raises:
-        KeyError, TypeError, ValueError: the record was not made by `record_of`.
-    """
+    """The description in a record."""
     kind = _DESCRIPTIONS[record["kind"]]
     known = {field.name for field in fields(kind)}
     values = {name: value for name, value in record["description"].items() if name in known}
@@ -79,11 +72,7 @@ def description_of(record: Mapping[str, Any]) -> Description:
 
 
 def rules_of(record: Mapping[str, Any]) -> list[Rule]:
-    """The rules in the record of a subscription.
-
-    Raises:
-        KeyError, TypeError: the record was not made by `record_of`.
-    """
+    """The rules in the record of a subscription."""
     return [
         Rule(each["name"], _FILTERS[each["filter"]](**each["values"]), each["action"], each["created_at"])
         for each in record["rules"]

@@ -48,14 +48,7 @@ class _SqlMatcher:
 
 
 class CompiledRule:
-    """A rule, ready.
-
-    Args:
-        rule: it.
-
-    Raises:
-        BrokerError: its expression cannot be understood.
-    """
+    """A rule, ready."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
@@ -63,11 +56,7 @@ class CompiledRule:
         self._action = None if not rule.action else parse_action(rule.action, {})
 
     def matches(self, message: Stored) -> bool:
-        """Whether the filter lets a message through.
-
-        Raises:
-            FilterFailure: it cannot be told.
-        """
+        """Whether the filter lets a message through."""
         return self._matcher.matches(message)
 
     def apply(self, message: Stored) -> dict[str, object] | None:
@@ -75,9 +64,6 @@ class CompiledRule:
 
         Returns:
             New values; a property that is removed has the value `None`.
-
-        Raises:
-            FilterFailure: it cannot be told.
         """
         if self._action is None:
             return None

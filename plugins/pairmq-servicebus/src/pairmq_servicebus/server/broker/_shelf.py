@@ -22,9 +22,6 @@ class Shelf:
     """See the module.
 
     Args:
-        hub: of the broker.
-        identity: of the source, in the store.
-        sessions: whether messages are kept apart by session.
         expires: whether messages expire here; in dead-letter queues they do not.
     """
 
@@ -173,12 +170,7 @@ class Lane:
     """The messages of a source that are taken in order: those of one session, or all where there are no sessions.
 
     Args:
-        session_id: `None` where there are no sessions.
         ready: a heap of sequence numbers that may be taken; numbers of messages that are gone may linger.
-        held: how many messages of it there are, ready or not.
-        tokens: of the messages that are locked.
-        lock: who holds the session.
-        state: what the application keeps there.
         state_at: when the state was set, unix seconds.
     """
 

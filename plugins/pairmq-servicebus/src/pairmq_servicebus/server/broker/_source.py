@@ -42,7 +42,6 @@ class LockedSource(SourceBase):
         Args:
             count: at most so many.
             mode: ``peek-lock`` locks them until they are settled, ``receive-and-delete`` removes them.
-            session: whose messages, on a source that requires sessions.
 
         Returns:
             None to `count` messages.
@@ -73,16 +72,8 @@ class LockedSource(SourceBase):
     ) -> list[Stored]:
         """Messages that were deferred, by their numbers.
 
-        Args:
-            sequence_numbers: which.
-            session: whose, on a source that requires sessions.
-            mode: as for `take`.
-
         Returns:
             All of them, in the order asked for, without those that turned out to have expired.
-
-        Raises:
-            BrokerError: message-not-found if one is not there or locked, and as `take`.
         """
         now = self._begin()
         self._check_receivable(mode)
@@ -163,11 +154,7 @@ class LockedSource(SourceBase):
         """Removes a message that was worked off.
 
         Args:
-            lock_token: of the delivery.
             session: the session that it was taken from; may be left out.
-
-        Raises:
-            BrokerError: the lock of the message or its session is lost.
         """
         message = self._settle(lock_token, session)
         self._unlock(message)
@@ -176,11 +163,7 @@ class LockedSource(SourceBase):
     def abandon(
         self, lock_token: UUID, properties: Mapping[str, object] | None = None, session: SessionLock | None = None
     ) -> None:
-        """Gives a message back, which counts as a delivery; see `complete`.
-
-        Args:
-            properties: application properties to set on the message.
-        """
+        """Gives a message back, which counts as a delivery; see `complete`."""
         message = self._settle(lock_token, session)
         self._modify(message, properties)
         self._give_back(message, self._hub.clock(), counted=True)
@@ -209,15 +192,7 @@ class LockedSource(SourceBase):
         properties: Mapping[str, object] | None = None,
         session: SessionLock | None = None,
     ) -> None:
-        """Moves a message to the dead-letter queue; see `abandon`.
-
-        Args:
-            reason: a word or so.
-            description: a sentence or so.
-
-        Raises:
-            BrokerError: the lock is lost, or this is a dead-letter queue.
-        """
+        """Moves a message to the dead-letter queue; see `abandon`."""
         if self.is_dead_letter:
             raise BrokerError(NOT_ALLOWED, f"'{self.path}' is a dead-letter queue: nothing is dead-lettered from it.")
         message = self._settle(lock_token, session)
@@ -228,9 +203,6 @@ class LockedSource(SourceBase):
 
     def renew(self, lock_token: UUID) -> float:
         """Makes a message's lock last longer.
-
-        Args:
-            lock_token: of the delivery.
 
         Returns:
             Until when it lasts, unix seconds.

@@ -40,8 +40,6 @@ class SourceSettings:
     Args:
         lock_duration: seconds.
         max_delivery_count: deliveries before a message is dead-lettered; `None` for no limit.
-        dead_letters_expired: what expires is dead-lettered, not dropped.
-        receivable: whether the entity's status lets anybody receive.
     """
 
     lock_duration: float = 60.0
@@ -54,15 +52,9 @@ class SourceBase:
     """Messages with locks, schedules and expiry; `LockedSource` adds taking and settling to it.
 
     Args:
-        hub: of the broker.
-        identity: in the store.
-        path: for error texts and as the source of dead letters.
-        settings: what it goes by.
-        requires_session: whether messages are taken by session.
         bury: dead-letters a message that was removed here; `None` makes this a dead-letter queue, where nothing
             expires and deliveries are not limited.
         activate: takes a scheduled message that was removed here because its time has come.
-        touch: told of every use, for the deletion of idle entities.
     """
 
     def __init__(
@@ -112,11 +104,7 @@ class SourceBase:
     # ------------------------------------------------------------------ the entity's side
 
     def add(self, message: Stored) -> int:
-        """Keeps a message, which gets its sequence number.
-
-        Returns:
-            The number.
-        """
+        """Keeps a message, which gets its sequence number."""
         message.sequence_number = self.shelf.number()
         self.restore(message)
         journal = self._hub.journal
@@ -133,11 +121,7 @@ class SourceBase:
             self._hub.wake(self)
 
     def cancel(self, sequence_numbers: Iterable[int]) -> None:
-        """Removes scheduled messages, all of them or none.
-
-        Raises:
-            BrokerError: one of the numbers is not that of a scheduled message.
-        """
+        """Removes scheduled messages, all of them or none."""
         found = []
         for number in sequence_numbers:
             message = self.shelf.messages.get(number)
@@ -183,9 +167,6 @@ class SourceBase:
 
         Args:
             callback: called at the end of the operation that made it so, each time, never inside `take`.
-
-        Returns:
-            Ends it.
         """
         key = object()
         self._waiters[key] = callback

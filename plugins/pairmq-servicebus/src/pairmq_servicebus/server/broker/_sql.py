@@ -56,14 +56,10 @@ def parse_condition(text: str, parameters: Mapping[str, object]) -> Expression:
     """Reads a filter.
 
     Args:
-        text: the expression.
         parameters: values of ``@name``, known with or without the sign.
 
     Returns:
         What gives True, False or `None` for unknown.
-
-    Raises:
-        BrokerError: it cannot be understood, is too long or nests too deep.
     """
     parser = _Parser(text, parameters)
     condition = parser.condition()
@@ -392,9 +388,7 @@ class Token:
     """A token.
 
     Args:
-        kind: what it is.
         text: what it says, without quotes and with what was doubled in them once.
-        at: where it starts, from 0.
     """
 
     kind: Kind
@@ -428,14 +422,8 @@ _TOKEN = re.compile(
 def tokens_of(text: str) -> list[Token]:
     """Cuts an expression up.
 
-    Args:
-        text: the expression.
-
     Returns:
         Its tokens; the last one is the end.
-
-    Raises:
-        BrokerError: it is too long, or holds something that is no token.
     """
     if len(text) > MAX_LENGTH:
         raise BrokerError(ARGUMENT, f"An expression has {len(text)} characters, and {MAX_LENGTH} are allowed.")

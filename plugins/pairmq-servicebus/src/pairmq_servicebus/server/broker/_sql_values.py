@@ -106,9 +106,6 @@ def compute(sign: str, left: object, right: object) -> object:
 
     Returns:
         It; unknown if one of the two is. Whole numbers give whole numbers, rounded towards zero.
-
-    Raises:
-        EvaluationError: a division by zero, or values that have no such thing.
     """
     if left is None or right is None:
         return None

@@ -46,7 +46,6 @@ class Changes:
     Args:
         entities: identity and record; `None` removes it with its sessions and duplicate history.
         messages: key, source, what is known of the message, content; replaces what has the key.
-        removed: keys of messages.
         numbers: source and the first sequence number that may not have been given away.
         sessions: source, session id, instant, state; `None` removes it.
         forgotten: entity and the instant before which its duplicate history is dropped.

@@ -104,7 +104,6 @@ def stored_from(incoming: Incoming, now: float, default_time_to_live: float | No
     """A new message for an entity.
 
     Args:
-        incoming: what was sent.
         now: unix seconds.
         default_time_to_live: of the entity, seconds; the shorter of the two counts (Service Bus documentation:
             "Message expiration (Time to Live)").
@@ -145,7 +144,6 @@ def copy_of(message: Stored, now: float, default_time_to_live: float | None) -> 
     """The copy that another entity gets of a message.
 
     Args:
-        message: the original.
         now: unix seconds; the copy was enqueued then.
         default_time_to_live: of the entity that gets it, seconds.
 

@@ -31,12 +31,7 @@ _MAX_BATCH = 256 * 1024
 
 
 def attach(client: Owner, link: Link) -> None:
-    """Answer a link: at once, or when a session is free for it.
-
-    Args:
-        client: who wants it.
-        link: that waits for its answer.
-    """
+    """Answer a link: at once, or when a session is free for it."""
     path = path_of(link.target if link.peer_role is SENDER else link.source)
     if not path:
         link.reject(AmqpError("amqp:not-implemented", "transactions and dynamic nodes are not offered here", {}))
@@ -124,15 +119,7 @@ def _attach_receiver(client: Owner, link: Link, path: str) -> None:
 
 
 class WaitingLink(Endpoint):
-    """A receiving link that gets its answer when a session is free for it.
-
-    Args:
-        client: whose link it is.
-        link: not answered yet.
-        path: of the source.
-        source: that has sessions.
-        wish: which session, and how long it may take.
-    """
+    """A receiving link that gets its answer when a session is free for it."""
 
     def __init__(self, client: Owner, link: Link, path: str, source: Source, wish: SessionWish) -> None:
         super().__init__(link)

@@ -40,11 +40,7 @@ _SCHEME_AND_HOST = re.compile(r"^[a-z]+://[^/]*/?", re.IGNORECASE)
 
 
 class Endpoint:
-    """A link that was answered, or waits for its answer; what a kind of link has no use for does nothing.
-
-    Args:
-        link: it.
-    """
+    """A link that was answered, or waits for its answer; what a kind of link has no use for does nothing."""
 
     def __init__(self, link: Link) -> None:
         self.link = link

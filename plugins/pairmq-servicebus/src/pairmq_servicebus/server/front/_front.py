@@ -99,11 +99,7 @@ class AmqpFront:
 
 
 class Client(asyncio.Protocol):
-    """A socket with an engine behind it.
-
-    Args:
-        shared: with all other clients.
-    """
+    """A socket with an engine behind it."""
 
     def __init__(self, shared: Shared) -> None:
         self.shared = shared

@@ -54,10 +54,6 @@ class ReceivingLink(Endpoint):
     """One of them.
 
     Args:
-        client: whose link it is.
-        link: answered already.
-        path: of the source.
-        source: what it reads.
         session: that it has locked; None where the source has no sessions.
     """
 
@@ -220,8 +216,6 @@ def settle(source: Source, token: UUID, outcome: Outcome | None) -> None:
     """Settle a message by an outcome of AMQP.
 
     Args:
-        source: where it is locked.
-        token: its lock.
         outcome: accepted completes, released gives back without counting, modified abandons, or defers where the
             client says that it can't be delivered here, rejected dead-letters.
 
@@ -257,9 +251,6 @@ class SendingLink(Endpoint):
     """One of them.
 
     Args:
-        client: whose link it is.
-        link: answered already.
-        path: of the entity.
         limit: bytes of the largest message, or batch, that was announced.
     """
 

@@ -66,13 +66,7 @@ _CORRELATION = (
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request, taken apart.
-
-    Args:
-        sections: the message.
-        value: its body, when that is one value.
-        link: on which it came.
-    """
+    """A request, taken apart."""
 
     sections: Sections
     value: Any
@@ -86,23 +80,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """An answer.
-
-    Args:
-        arguments: the application properties, which hold the status.
-        body: one value.
-    """
+    """An answer."""
 
     arguments: dict[str, Any]
     body: Any
 
 
 class ReplyLink(Endpoint):
-    """A link to the client over which answers go, each as soon as there is credit.
-
-    Args:
-        link: the peer receives on it.
-    """
+    """A link to the client over which answers go, each as soon as there is credit."""
 
     def __init__(self, link: Link) -> None:
         super().__init__(link)
@@ -120,7 +105,6 @@ class ReplyLink(Endpoint):
 
         Args:
             request: what it answers; its message id becomes the correlation id.
-            response: the answer.
         """
         asked = request.sections.properties
         properties = Properties(correlation_id=None if asked is None else asked.message_id)
@@ -141,13 +125,7 @@ class ReplyLink(Endpoint):
 
 
 class Management:
-    """One request.
-
-    Args:
-        client: who asks.
-        path: of the entity.
-        request: what is asked.
-    """
+    """One request."""
 
     def __init__(self, client: Owner, path: str, request: Request) -> None:
         self._client = client
@@ -374,11 +352,7 @@ def _longs(numbers: Iterable[int]) -> Array:
 
 
 def subscription_of(path: str) -> tuple[str, str]:
-    """Take a subscription's path apart: topic and name.
-
-    Raises:
-        BrokerError: it is none.
-    """
+    """Take a subscription's path apart: topic and name."""
     topic, separator, name = path.rpartition("/")
     topic, inner, word = topic.rpartition("/")
     if not separator or not inner or word.lower() != "subscriptions":
@@ -388,9 +362,6 @@ def subscription_of(path: str) -> tuple[str, str]:
 
 def rule_of(body: dict[str, Any]) -> Rule:
     """Read the rule that shall be added.
-
-    Args:
-        body: of the request.
 
     Raises:
         BrokerError: it can't be read.

@@ -40,18 +40,7 @@ _LATEST_MS = 253_402_300_799_999
 
 
 def incoming(payload: bytes, message_format: int) -> list[Incoming]:
-    """Read what a transfer carries.
-
-    Args:
-        payload: the encoded message, or batch of messages.
-        message_format: of the transfer.
-
-    Returns:
-        One message, or those of the batch.
-
-    Raises:
-        AmqpDecodeError: it is no message.
-    """
+    """Read what a transfer carries."""
     if message_format == BATCH_FORMAT:
         return [_incoming(inner) for inner in split_batch(payload)]
     if message_format:
@@ -101,12 +90,7 @@ def _text(value: object) -> str | None:
 
 
 def outgoing(message: Stored, *, locked: bool = True) -> bytes:
-    """Encode a message for a receiver.
-
-    Args:
-        message: as the broker holds it now.
-        locked: it was locked for this receiver, and shall say until when.
-    """
+    """Encode a message for a receiver."""
     sections = split_message(message.content)
     sent = sections.header
     header = Header(

@@ -29,9 +29,6 @@ class RequestLink(Endpoint):
     """A link over which requests come.
 
     Args:
-        client: whose link it is.
-        link: answered already.
-        path: of the node.
         entity: that the node belongs to; None for the node that takes tokens.
     """
 

@@ -71,11 +71,7 @@ class Authorizer:
 
 
 class Grants:
-    """The tokens that one client has put.
-
-    Args:
-        authorizer: judges them: when they come, and again for each link.
-    """
+    """The tokens that one client has put."""
 
     def __init__(self, authorizer: Authorizer) -> None:
         self._authorizer = authorizer
@@ -83,10 +79,6 @@ class Grants:
 
     def put(self, token: str, audience: str) -> str | None:
         """Keep a token, in place of an older one for the same audience.
-
-        Args:
-            token: as it came.
-            audience: what it is for.
 
         Returns:
             None when it is good; else what is wrong.
