@@ -14,7 +14,7 @@ from pairmq.pipeline import run
 from pairmq.pipeline.follow import _follow, follow
 from pairmq.pipeline.journal_io import open_parts
 from pairmq.pipeline.transforms import Settings, Unfinished
-from pairmq.pipeline.transforms.holes import UNWRITTEN
+from pairmq.pipeline.transforms.processes import UNWRITTEN
 
 PATIENCE = 300.0
 STARTED = "host-7-20260202T000001Z-00000000"

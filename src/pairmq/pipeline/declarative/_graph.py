@@ -9,7 +9,8 @@ from pairmq.model import ConfigurationError
 from pairmq.pipeline.declarative._configuration import read_configuration
 from pairmq.pipeline.declarative._journal import source_of
 from pairmq.pipeline.transforms import TABLES, Table
-from pairmq.pipeline.transforms.facts import FACTS, Fact
+from pairmq.pipeline.transforms._fact import Fact
+from pairmq.pipeline.transforms.facts import FACTS
 from pairmq.pipeline.transforms.steps import STEPS, Settings, Step
 
 _JOURNAL = "pairmq_journal"

@@ -11,7 +11,8 @@ from pyspark.sql import DataFrame
 
 from pairmq.pipeline._making import Piece, fact_pieces, write_pieces
 from pairmq.pipeline.journal_io import spark_path
-from pairmq.pipeline.transforms.facts import FACTS, Fact
+from pairmq.pipeline.transforms._fact import Fact
+from pairmq.pipeline.transforms.facts import FACTS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

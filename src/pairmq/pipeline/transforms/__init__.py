@@ -1,17 +1,14 @@
-"""From the journal's rows to facts, and from facts to tables: pure functions, one module each, with fixed schemas."""
+"""From the journal's rows to facts, and from facts to tables: pure functions with fixed schemas."""
 
-from pairmq.pipeline.transforms._table import Field, Table
-from pairmq.pipeline.transforms.availability import AVAILABILITY
-from pairmq.pipeline.transforms.backlog import BACKLOG
-from pairmq.pipeline.transforms.cost import COST
+from pairmq.pipeline.transforms._fact import Fact, Field, Table
+from pairmq.pipeline.transforms.backlog import BACKLOG, ROTATION, SYPHON
 from pairmq.pipeline.transforms.episodes import EPISODES
-from pairmq.pipeline.transforms.facts import FACTS, Fact
+from pairmq.pipeline.transforms.facts import FACTS
 from pairmq.pipeline.transforms.order import ORDER
 from pairmq.pipeline.transforms.processes import PROCESSES
 from pairmq.pipeline.transforms.reconciliation import OBSERVATION, RECONCILIATION
-from pairmq.pipeline.transforms.rotation import ROTATION
 from pairmq.pipeline.transforms.steps import STEPS, Settings, Step, Unfinished, Unread
-from pairmq.pipeline.transforms.syphon import SYPHON
+from pairmq.pipeline.transforms.traffic import AVAILABILITY, COST
 from pairmq.pipeline.transforms.verdicts import FAULTS, RULES, Rule, Verdict
 
 TABLES: tuple[Table, ...] = (

@@ -1,8 +1,15 @@
-"""Small questions about the journal's rows, asked by several tables."""
+"""Small questions about the journal's rows, asked by several tables, and percentiles.
+
+The percentiles come from a histogram: exact counts in buckets 2 % wide, so that rows may have weights and memory is
+bounded. Spark's own approximate percentiles know no weights, and its exact ones keep every value of a group in memory.
+"""
 
 from __future__ import annotations
 
-from pyspark.sql import Column
+import math
+from collections.abc import Sequence
+
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from pairmq.model.events import Event, SendCompleted, SendOutcome
@@ -56,3 +63,48 @@ def start_of(seconds: int) -> Column:
 def place() -> Column:
     """A number for the entity of a pair that a row is about."""
     return F.xxhash64("pair", "entity")
+
+
+_STEP = math.log(1.02)
+_LEAST = 1e-6  # s: everything below falls into one bucket
+
+PERCENTILES = (50, 95, 99)
+"""Those that the tables have."""
+
+
+def bucket_of(value: Column) -> Column:
+    """The number of a value's bucket; null for null."""
+    # Without the condition the greater one of null and the least value would be the latter.
+    return F.when(value.isNotNull(), F.ceil(F.log(F.greatest(value, F.lit(_LEAST))) / F.lit(_STEP)))
+
+
+def percentiles(histogram: DataFrame, keys: Sequence[str], prefix: str, sums: Sequence[str]) -> DataFrame:
+    """Merge a histogram's buckets into one row for each key.
+
+    Args:
+        histogram: one row for each key and ``bucket``, with ``weight`` and ``most``, the bucket's weight and greatest
+            value, both ignored where the bucket is null, and the columns of ``sums``.
+        keys: the columns that make a key.
+        prefix: of the columns' names: ``prefix_p50`` and so on, and ``prefix_max``.
+        sums: columns to add up.
+
+    Returns:
+        The keys, the sums, and the percentiles: each the upper bound of its bucket, 2 % too high at most.
+    """
+    valued = F.when(F.col("bucket").isNotNull(), F.col("weight")).otherwise(0.0)
+    group = Window.partitionBy(*keys)
+    upwards = group.orderBy(F.col("bucket").asc_nulls_first()).rowsBetween(Window.unboundedPreceding, 0)
+    ranked = histogram.withColumn("below", F.sum(valued).over(upwards)).withColumn("all", F.sum(valued).over(group))
+    bound = F.least(F.exp(F.col("bucket") * F.lit(_STEP)), F.max("most").over(group))
+    ranked = ranked.withColumn("bound", bound)
+    return ranked.groupBy(*keys).agg(
+        *(F.sum(name).alias(name) for name in sums),
+        *(_percentile(percent).alias(f"{prefix}_p{percent}") for percent in PERCENTILES),
+        F.max("most").alias(f"{prefix}_max"),
+    )
+
+
+def _percentile(percent: int) -> Column:
+    # Half a millionth below, so that a sum of weights that is rounded down does not skip a bucket.
+    reached = F.col("below") >= F.col("all") * (percent / 100) * (1 - 5e-7)
+    return F.min(F.when(reached & F.col("bucket").isNotNull(), F.col("bound")))

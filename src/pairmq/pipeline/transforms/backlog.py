@@ -1,13 +1,29 @@
-"""The table ``backlog``: how deep each backlog queue was, and how old its oldest message, minute by minute."""
+"""Three tables of the backlog queues.
+
+``backlog`` says minute by minute how deep each queue was and how old its oldest message, ``syphon`` by entity and hour
+what was moved back and how long it had waited, and ``rotation`` each time that a process left a queue out of use.
+"""
 
 from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from pairmq.model.events import MessageDeadLettered, MessageMoved, SendOutcome
-from pairmq.pipeline.transforms._rows import DAY, MINUTE, ended_as, first_at, how_many, last_at, of_kind, start_of
-from pairmq.pipeline.transforms._table import Field, Table
+from pairmq.model.events import MessageDeadLettered, MessageMoved, RotationChanged, SendOutcome
+from pairmq.pipeline.transforms._fact import Field, Table
+from pairmq.pipeline.transforms._rows import (
+    DAY,
+    HOUR,
+    MINUTE,
+    bucket_of,
+    ended_as,
+    first_at,
+    how_many,
+    last_at,
+    of_kind,
+    percentiles,
+    start_of,
+)
 
 BACKLOG = Table(
     "backlog",
@@ -160,3 +176,94 @@ def _oldest(stays: DataFrame, end: DataFrame, days: DataFrame) -> DataFrame:
     last = F.ceil(F.col("gone") / MINUTE) * MINUTE - 2 * MINUTE
     spans = cohorts.withColumn("first", first).withColumn("last", last).filter(F.col("first") <= F.col("last"))
     return _each_minute(spans, days).select(*_QUEUE, F.col("each").alias("minute"), F.col("came").alias("oldest"))
+
+
+SYPHON = Table(
+    "syphon",
+    "the messages of one entity that the syphons moved or set aside within one hour",
+    (
+        Field("pair", "text", "the pair's name"),
+        Field("entity", "text", "the destination; null where it could not be read"),
+        Field("hour", "instant", "start of the hour"),
+        Field("moved", "count", "messages brought home"),
+        Field("unfinished", "count", "of these, not completed in the backlog: a second copy will come"),
+        Field("redelivered", "count", "of these, delivered to a syphon before: perhaps a second copy"),
+        Field("maybe_duplicate", "count", "of these, marked by their sender: the primary may have had one"),
+        Field("dead_lettered", "count", "messages set aside"),
+        Field("lag_p50", "number", "seconds from divert to delivery of half of those moved; 2 % too high at most"),
+        Field("lag_p95", "number", "the same of 95 %"),
+        Field("lag_p99", "number", "the same of 99 %"),
+        Field("lag_max", "number", "the longest, exactly"),
+    ),
+)
+
+_KEYS = ("pair", "entity", "hour")
+_COUNTS = ("moved", "unfinished", "redelivered", "maybe_duplicate", "dead_lettered")
+
+
+def syphon(notes: DataFrame) -> DataFrame:
+    """Count what syphons did by entity and hour.
+
+    Args:
+        notes: of `NOTES`.
+
+    Returns:
+        The table `SYPHON`.
+    """
+    moved = of_kind(MessageMoved)
+    work = notes.filter(of_kind(MessageMoved, MessageDeadLettered)).withColumn("hour", start_of(HOUR))
+    waited = F.when(moved, F.col("waited"))
+    histogram = work.groupBy(*_KEYS, bucket_of(waited).alias("bucket")).agg(
+        how_many(moved).cast("double").alias("weight"),
+        F.max(waited).alias("most"),
+        how_many(moved).alias("moved"),
+        how_many(moved & ~F.col("completed")).alias("unfinished"),
+        how_many(moved & F.col("redelivered")).alias("redelivered"),
+        how_many(moved & F.col("maybe_duplicate")).alias("maybe_duplicate"),
+        how_many(~moved).alias("dead_lettered"),
+    )
+    return SYPHON.of(percentiles(histogram, _KEYS, "lag", _COUNTS))
+
+
+ROTATION = Table(
+    "rotation",
+    "one time that a backlog queue was out of a process's rotation",
+    (
+        Field("process", "text", "whose rotation"),
+        Field("pair", "text", "the pair's name"),
+        Field("queue", "text", "the backlog queue"),
+        Field("left_at", "instant", "it was used no more"),
+        Field("error", "text", "why"),
+        Field("in_use", "count", "queues that were left"),
+        Field("returned_at", "instant", "it was used again; null if it never was"),
+        Field("out_of_use", "number", "seconds until then, else until the process's last row"),
+    ),
+)
+
+
+def rotation(notes: DataFrame, minutes: DataFrame) -> DataFrame:
+    """Find every time that a backlog queue was out of use.
+
+    Args:
+        notes: of `NOTES`.
+        minutes: of `MINUTES`.
+
+    Returns:
+        The table `ROTATION`.
+    """
+    changes = notes.filter(of_kind(RotationChanged)).select(
+        "process", "pair", "queue", "seq", "at", F.col("in_use").alias("used"), "left", "error"
+    )
+    by_seq = Window.partitionBy("process", "pair", "queue").orderBy("seq")
+    later = by_seq.rowsBetween(1, Window.unboundedFollowing)
+    returned = F.min(F.when(F.col("used"), F.col("at"))).over(later)
+    changes = changes.withColumn("returned_at", returned).withColumn("before", F.lag("used").over(by_seq))
+    # A queue that is said twice to be out of use left once.
+    left = changes.filter(~F.col("used") & (F.col("before").isNull() | F.col("before")))
+    ends = minutes.groupBy("process").agg(F.max("last_at").alias("last_at"))
+    left = left.join(F.broadcast(ends), "process")
+    return ROTATION.of(
+        left.withColumn("left_at", F.col("at"))
+        .withColumn("in_use", F.col("left"))
+        .withColumn("out_of_use", F.coalesce("returned_at", "last_at") - F.col("left_at"))
+    )

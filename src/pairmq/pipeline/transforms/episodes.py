@@ -16,8 +16,8 @@ from pairmq.model.events import (
     SendOutcome,
     StateChanged,
 )
+from pairmq.pipeline.transforms._fact import Field, Table
 from pairmq.pipeline.transforms._rows import HOUR, ended_as, first_at, how_many, of_kind
-from pairmq.pipeline.transforms._table import Field, Table
 
 EPISODES = Table(
     "episodes",

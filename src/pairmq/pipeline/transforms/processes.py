@@ -1,14 +1,16 @@
-"""The table ``processes``: which runs of which programs kept the journal, what of it is missing, and how each ended."""
+"""Which runs of which programs kept the journal, how each ended, and the holes: times of which rows may be missing."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from pairmq.model.events import EventsDropped, JournalClosed, JournalOpened
-from pairmq.pipeline.transforms._fact import COUNT, NUMBER, TEXT, Measure, digest
-from pairmq.pipeline.transforms._rows import MINUTE, dated, how_many, of_kind, start_of
-from pairmq.pipeline.transforms._table import Field, Table
+from pairmq.pipeline.transforms._fact import NUMBER, TEXT, Field, Table, schema_of, typed
+from pairmq.pipeline.transforms._rows import SLACK, how_many, of_kind
 
 GONE = 86_400.0
 """Seconds for which a machine may be silent while the journal goes on, before its open processes count as killed.
@@ -16,34 +18,6 @@ GONE = 86_400.0
 With no such limit, one machine that never comes back would end all proofs of loss for good.
 """
 
-
-def _dated(rows: DataFrame) -> DataFrame:
-    """Nothing of a row whose instant can't be counts, but that it is there."""
-    known = {"minute": start_of(MINUTE), "seq": F.col("seq"), "at": F.col("at")}
-    return rows.select(
-        "process",
-        *(F.when(dated(), value).alias(name) for name, value in known.items()),
-        F.when(dated(), 0).otherwise(1).alias("misdated"),
-    )
-
-
-MINUTES = digest(
-    "minutes",
-    _dated,
-    {"process": TEXT, "minute": COUNT},
-    {
-        "rows": Measure(COUNT, "sum", lambda: 1 - F.col("misdated")),
-        "misdated": Measure(COUNT, "sum", lambda: F.col("misdated")),
-        "first_seq": Measure(COUNT, "min", lambda: F.col("seq")),
-        "last_seq": Measure(COUNT, "max", lambda: F.col("seq")),
-        "first_at": Measure(NUMBER, "min", lambda: F.col("at")),
-        "last_at": Measure(NUMBER, "max", lambda: F.col("at")),
-    },
-)
-"""Rows of each process and minute: small, whatever the journal's size, and enough to find every gap.
-
-The rows of a process whose instants can't be have a row of their own, without a minute.
-"""
 
 PROCESSES = Table(
     "processes",
@@ -120,3 +94,160 @@ def _machine() -> Column:
     """Where a process ran, as it says, or else as its name does; one that tells neither is taken to be alone."""
     named = F.regexp_extract("process", "^(.+)-[0-9]+-[0-9]{8}T[0-9]{6}Z-", 1)
     return F.coalesce("host", F.when(named != "", named), "process")
+
+
+DEATH = 120.0
+"""Seconds after its last row within which a process that was killed may have done something that nobody wrote down.
+
+A pair writes a row every minute, which is in a segment a minute later unless the journal's ``max_age`` is longer. What
+is not in a segment by then is in a part, see `Unfinished`.
+"""
+
+UNWRITTEN = 60.0
+"""Seconds after the last change of a part within which its process may have done more: the longest flush interval."""
+
+HOLES = schema_of({"began": NUMBER, "ended": NUMBER})
+"""Seconds since 1970 UTC."""
+
+_UNREAD = schema_of({"process": TEXT, "began": NUMBER, "ended": NUMBER})
+_UNFINISHED = schema_of({"process": TEXT, "written_at": NUMBER})
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A file of the journal that is not read: rows of a process may be missing.
+
+    Args:
+        process: whose rows its name says it has; None if it does not say, so that they may be anyone's.
+        began: the earliest instant at which they may have been written, seconds since 1970 UTC; None for any.
+        ended: the latest.
+    """
+
+    process: str | None
+    began: float | None
+    ended: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A part of the journal that is no segment yet: the rows after a process's last one may be in it.
+
+    Args:
+        process: whose rows its name says it has.
+        written_at: when it was last changed, seconds since 1970 UTC.
+    """
+
+    process: str
+    written_at: float
+
+
+def holes(
+    minutes: DataFrame,
+    notes: DataFrame,
+    *,
+    patience: float,
+    unread: Sequence[Unread] = (),
+    unfinished: Sequence[Unfinished] = (),
+) -> DataFrame:
+    """Tell in which minutes something may have happened that the journal does not tell.
+
+    Rows are missing; events were dropped; a process was killed, with what it had not written yet; or one may be
+    running, and its latest rows have not come; or rows are in a file that is not read, or not finished.
+
+    Args:
+        minutes: of `MINUTES`.
+        notes: of `NOTES`.
+        patience: as for `processes`.
+        unread: the files of which nothing is known.
+        unfinished: the parts that are no segments yet.
+
+    Returns:
+        ``began`` and ``ended`` of each hole, seconds since 1970 UTC.
+    """
+    told = told_of(minutes, notes, patience).filter(F.col("last_at").isNotNull())
+    ends = told.filter(F.col("ended") != "closed").select(
+        F.col("last_at").alias("began"),
+        F.when(F.col("ended") == "killed", F.col("last_at") + DEATH).otherwise(F.col("journal_end")).alias("ended"),
+    )
+    following = Window.partitionBy("process").orderBy("first_seq")
+    broken = (
+        minutes.join(F.broadcast(told.filter("missing > 0").select("process")), "process", "left_semi")
+        .withColumn("next_seq", F.lead("first_seq").over(following))
+        .withColumn("next_at", F.lead("first_at").over(following))
+    )
+    within = F.col("last_seq") - F.col("first_seq") + 1 > F.col("rows")
+    after = F.col("next_seq") > F.col("last_seq") + 1
+    gaps = broken.filter(within | after).select(
+        F.when(within, F.col("first_at")).otherwise(F.col("last_at")).alias("began"),
+        F.when(after, F.col("next_at")).otherwise(F.col("last_at")).alias("ended"),
+    )
+    # Rows are numbered from 0: those before the first that is there are missing as well.
+    starts = minutes.groupBy("process").agg(F.min("first_seq").alias("first_seq"), F.min("first_at").alias("ended"))
+    journal = minutes.agg(F.min("first_at").alias("journal_began"))
+    headless = starts.filter("first_seq > 0").crossJoin(F.broadcast(journal))
+    heads = headless.select(F.least(_started_at("journal_began"), "ended").alias("began"), "ended")
+    dropped = notes.filter(of_kind(EventsDropped)).select(F.col("since").alias("began"), F.col("at").alias("ended"))
+    spans = ends.unionByName(gaps).unionByName(heads).unionByName(dropped)
+    if unread:
+        spans = spans.unionByName(_not_read(minutes, notes, unread))
+    if unfinished:
+        spans = spans.unionByName(_not_finished(minutes, notes, unfinished))
+    return typed(spans.withColumn("ended", F.greatest("began", "ended")), HOLES)
+
+
+def _started_at(otherwise: str) -> Column:
+    """When a process began its journal, as its name says, or else as a column says."""
+    told = F.regexp_extract("process", "-([0-9]{8}T[0-9]{6}Z)-", 1)
+    return F.coalesce(F.try_to_timestamp(told, F.lit("yyyyMMdd'T'HHmmssX")).cast("double"), otherwise)
+
+
+def _not_read(minutes: DataFrame, notes: DataFrame, unread: Sequence[Unread]) -> DataFrame:
+    """The times of the files that are not read, but for those of processes that lack nothing: these were copies."""
+    files = minutes.sparkSession.createDataFrame([(each.process, each.began, each.ended) for each in unread], _UNREAD)
+    missed = files.join(_whole(minutes, notes), "process", "left_anti").crossJoin(_journal(minutes))
+    return missed.select(F.coalesce("began", "first_at").alias("began"), F.coalesce("ended", "last_at").alias("ended"))
+
+
+def _not_finished(minutes: DataFrame, notes: DataFrame, unfinished: Sequence[Unfinished]) -> DataFrame:
+    """From a process's last row to the last change of its parts; these are left over where it lacks nothing."""
+    parts = [(each.process, each.written_at) for each in unfinished]
+    written = minutes.sparkSession.createDataFrame(parts, _UNFINISHED).groupBy("process")
+    latest = written.agg(F.max("written_at").alias("written_at")).join(_whole(minutes, notes), "process", "left_anti")
+    rows = minutes.groupBy("process").agg(F.max("last_at").alias("row_at"))
+    missed = latest.join(rows, "process", "left").crossJoin(_journal(minutes))
+    return missed.select(
+        F.coalesce("row_at", _started_at("first_at")).alias("began"),
+        (F.col("written_at") + UNWRITTEN).alias("ended"),
+    )
+
+
+def _whole(minutes: DataFrame, notes: DataFrame) -> DataFrame:
+    """The processes that have closed their journals and lack nothing."""
+    closed = notes.filter(of_kind(JournalClosed)).select("process").distinct()
+    counted = minutes.groupBy("process").agg(F.max("last_seq").alias("last_seq"), F.sum("rows").alias("rows"))
+    return counted.filter(F.col("last_seq") + 1 == F.col("rows")).join(closed, "process", "left_semi")
+
+
+def _journal(minutes: DataFrame) -> DataFrame:
+    """Its first and its last instant; no row if it is empty."""
+    ends = minutes.agg(F.min("first_at").alias("first_at"), F.max("last_at").alias("last_at"))
+    return ends.filter(F.col("first_at").isNotNull())
+
+
+def with_hole_before(
+    found: DataFrame, columns: Sequence[str], instant: str, spans: DataFrame, *, patience: float
+) -> DataFrame:
+    """Add ``hole``, the end of the last hole that began before the patience was over after an instant.
+
+    The row about a message that had left the backlog by then, or was in a syphon's hands, may be in it.
+
+    Args:
+        found: rows without equals.
+        columns: all of its columns; a declarative pipeline forbids to ask for them.
+        instant: one of them.
+        spans: of `holes`.
+        patience: seconds for which a syphon may hold a message that has left its queue.
+    """
+    until = F.col(instant) + patience + SLACK
+    earlier = found.join(F.broadcast(spans), F.col("began") <= until, "left")
+    return earlier.groupBy(*columns).agg(F.max("ended").alias("hole"))

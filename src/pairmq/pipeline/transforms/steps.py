@@ -13,21 +13,23 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from pairmq.model import Price
-from pairmq.pipeline.transforms._table import Table
-from pairmq.pipeline.transforms.availability import AVAILABILITY, availability
-from pairmq.pipeline.transforms.backlog import BACKLOG, backlog
-from pairmq.pipeline.transforms.blind import ARRIVALS, BLIND, arrivals, blind_minutes
-from pairmq.pipeline.transforms.cost import COST, cost
+from pairmq.pipeline.transforms._fact import Table
+from pairmq.pipeline.transforms.backlog import BACKLOG, ROTATION, SYPHON, backlog, rotation, syphon
 from pairmq.pipeline.transforms.episodes import EPISODES, episodes
-from pairmq.pipeline.transforms.holes import HOLES, Unfinished, Unread, holes
-from pairmq.pipeline.transforms.late import LATE, late
-from pairmq.pipeline.transforms.order import ORDER, order
-from pairmq.pipeline.transforms.places import LANES, PLACES, lanes, places
-from pairmq.pipeline.transforms.processes import PROCESSES, processes
-from pairmq.pipeline.transforms.reconciliation import OBSERVATION, RECONCILIATION, observation, reconciliation
-from pairmq.pipeline.transforms.rotation import ROTATION, rotation
-from pairmq.pipeline.transforms.syphon import SYPHON, syphon
-from pairmq.pipeline.transforms.troubles import STRAYS, TROUBLES, strays, troubles
+from pairmq.pipeline.transforms.order import LATE, ORDER, late, order
+from pairmq.pipeline.transforms.places import ARRIVALS, BLIND, LANES, PLACES, arrivals, blind_minutes, lanes, places
+from pairmq.pipeline.transforms.processes import HOLES, PROCESSES, Unfinished, Unread, holes, processes
+from pairmq.pipeline.transforms.reconciliation import (
+    OBSERVATION,
+    RECONCILIATION,
+    STRAYS,
+    TROUBLES,
+    observation,
+    reconciliation,
+    strays,
+    troubles,
+)
+from pairmq.pipeline.transforms.traffic import AVAILABILITY, COST, availability, cost
 
 Frames = Mapping[str, DataFrame]
 

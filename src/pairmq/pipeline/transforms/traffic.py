@@ -1,78 +1,29 @@
-"""The facts ``traffic`` and ``names``: how many sends and deliveries there were, and what hides behind the keys."""
+"""Two tables of all sends and receives: how sends ended, by entity and hour, and what was asked of each broker, by day.
+
+``availability`` also says how long sends took; ``cost`` has the price of the operations (SPEC 7.9).
+"""
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame
+from collections.abc import Mapping
+from decimal import Decimal
+
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from pairmq.model.events import JournalOpened, MessageDelivered, SendCompleted, SendOutcome
-from pairmq.pipeline.transforms._fact import COUNT, FLAG, NUMBER, TEXT, Measure, digest
-from pairmq.pipeline.transforms._quantiles import bucket_of
-from pairmq.pipeline.transforms._rows import HOUR, ended_as, of_kind, start_of
-from pairmq.pipeline.transforms.messages import key_of
-
-DELIVERED = "delivered"
-"""The end of a delivery, beside those of sends."""
-
-
-def _prepared(rows: DataFrame) -> DataFrame:
-    accepted = F.col("outcome").isin(SendOutcome.PRIMARY.value, SendOutcome.BACKLOG.value)
-    latency = F.when(accepted, F.col("elapsed"))
-    return rows.filter(of_kind(SendCompleted, MessageDelivered)).select(
-        "process",
-        "pair",
-        "entity",
-        "entity_kind",
-        start_of(HOUR).alias("hour"),
-        F.coalesce("outcome", F.lit(DELIVERED)).alias("outcome"),
-        F.coalesce(_may_be_sampled(), F.lit(False)).alias("sampled"),
-        bucket_of(latency).alias("bucket"),
-        latency.alias("latency"),
-    )
-
-
-def _may_be_sampled() -> Column:
-    """Whether a send's row stands for others too, where its process keeps only a part of the healthy ones."""
-    return (
-        ended_as(SendOutcome.PRIMARY)
-        & (F.col("state") == "healthy")
-        & (F.col("attempts") == 1)
-        & ~F.col("maybe_duplicate")
-    )
-
-
-TRAFFIC = digest(
-    "traffic",
-    _prepared,
-    {
-        "process": TEXT,
-        "pair": TEXT,
-        "entity": TEXT,
-        "entity_kind": TEXT,
-        "hour": COUNT,
-        "outcome": TEXT,
-        "sampled": FLAG,
-        "bucket": COUNT,
-    },
-    {
-        "rows": Measure(COUNT, "sum", lambda: F.lit(1)),
-        "most": Measure(NUMBER, "max", lambda: F.col("latency")),
-    },
+from pairmq.model import DAYS_A_MONTH, Price
+from pairmq.model.events import (
+    AttemptFailed,
+    JournalOpened,
+    MessageDeadLettered,
+    MessageMoved,
+    PingCompleted,
+    SendOutcome,
+    Side,
 )
-"""Sends by their outcome, and deliveries, by hour and bucket of the latency: small, whatever the journal's size."""
-
-NAMES = digest(
-    "names",
-    lambda rows: (
-        rows.filter(of_kind(SendCompleted))
-        .select(F.explode(F.array("sender", "session_id")).alias("name"))
-        .filter(F.col("name").isNotNull())
-        .select(key_of("name").alias("key"), "name")
-    ),
-    {"key": COUNT, "name": TEXT},
-    {},
-)
-"""The texts of senders and sessions by their keys."""
+from pairmq.pipeline.transforms._fact import Field, Table
+from pairmq.pipeline.transforms._rows import DAY, of_kind, percentiles, start_of
+from pairmq.pipeline.transforms.facts import DELIVERED, OPERATION_COUNTS
 
 
 def sample_rates(notes: DataFrame) -> DataFrame:
@@ -84,3 +35,219 @@ def sample_rates(notes: DataFrame) -> DataFrame:
 def weight() -> Column:
     """How many sends one row stands for, given ``sampled`` and the ``rate`` of its process."""
     return F.when(F.col("sampled"), 1 / F.coalesce("rate", F.lit(1.0))).otherwise(1.0)
+
+
+AVAILABILITY = Table(
+    "availability",
+    "the sends to one entity that ended within one hour, of all processes",
+    (
+        Field("pair", "text", "the pair's name"),
+        Field("entity", "text", "the queue or topic"),
+        Field("hour", "instant", "start of the hour"),
+        Field("attempted", "number", "sends; where only a part of the healthy ones is kept, each counts for several"),
+        Field("accepted_primary", "number", "accepted by the primary"),
+        Field("accepted_backlog", "number", "accepted by a backlog queue"),
+        Field("refused", "number", "refused"),
+        Field("unknown", "number", "with an unknown outcome"),
+        Field("share_diverted", "number", "`accepted_backlog` / `attempted`"),
+        Field("availability", "number", "accepted / `attempted`"),
+        Field(
+            "primary_availability", "number", "`accepted_primary` / `attempted`: what it would be without the backlog"
+        ),
+        Field(
+            "latency_p50", "number", "seconds from call to receipt of half of the accepted sends; 2 % too high at most"
+        ),
+        Field("latency_p95", "number", "the same of 95 %"),
+        Field("latency_p99", "number", "the same of 99 %"),
+        Field("latency_max", "number", "the longest, exactly"),
+    ),
+)
+
+_KEYS = ("pair", "entity", "hour")
+_OUTCOMES = {
+    "accepted_primary": SendOutcome.PRIMARY,
+    "accepted_backlog": SendOutcome.BACKLOG,
+    "refused": SendOutcome.REFUSED,
+    "unknown": SendOutcome.UNKNOWN,
+}
+
+
+def availability(traffic: DataFrame, notes: DataFrame) -> DataFrame:
+    """Count sends by entity and hour.
+
+    Args:
+        traffic: of `TRAFFIC`.
+        notes: of `NOTES`.
+
+    Returns:
+        The table `AVAILABILITY`.
+    """
+    sends = traffic.filter(F.col("outcome") != DELIVERED)
+    counted = sends.join(F.broadcast(sample_rates(notes)), "process", "left")
+    counted = counted.withColumn("weight", F.col("rows") * weight())
+    histogram = counted.groupBy(*_KEYS, "bucket").agg(
+        F.sum("weight").alias("weight"),
+        F.max("most").alias("most"),
+        *(
+            F.sum(F.when(F.col("outcome") == outcome.value, F.col("weight")).otherwise(0.0)).alias(name)
+            for name, outcome in _OUTCOMES.items()
+        ),
+    )
+    summed = percentiles(histogram, _KEYS, "latency", tuple(_OUTCOMES))
+    attempted = F.col("accepted_primary") + F.col("accepted_backlog") + F.col("refused") + F.col("unknown")
+    return AVAILABILITY.of(
+        summed.withColumn("attempted", attempted)
+        .withColumn("share_diverted", F.col("accepted_backlog") / F.col("attempted"))
+        .withColumn("availability", (F.col("accepted_primary") + F.col("accepted_backlog")) / F.col("attempted"))
+        .withColumn("primary_availability", F.col("accepted_primary") / F.col("attempted"))
+    )
+
+
+COST = Table(
+    "cost",
+    "what one pair asked of one of its brokers on one day (UTC)",
+    (
+        Field("pair", "text", "the pair's name"),
+        Field("side", "text", "`primary` or `secondary`"),
+        Field("day", "instant", "start of the day"),
+        Field(
+            "source",
+            "text",
+            "`counted` by the processes as they worked; `estimated` from the journal's rows, which tell of no empty "
+            "long polls and of no batches; or `mixed`",
+        ),
+        Field("sends", "count", "sends"),
+        Field("receives", "count", "receives"),
+        Field("pings", "count", "pings"),
+        Field(
+            "operations",
+            "count",
+            "`sends` + `receives` + `pings`: what brokers charge for, and what `pairmq cost` counts",
+        ),
+        Field(
+            "settlements",
+            "count",
+            "completions, abandonments and dead-letters, and renewed locks where they are counted",
+        ),
+        Field("admin", "count", "everything else; 0 where it is estimated"),
+        Field("operations_price", "money", "of `operations`"),
+        Field("base_price", "money", "a thirtieth of the base charge"),
+        Field("price", "money", "both"),
+    ),
+)
+
+_COLUMNS = tuple(f"{side.value}_{name}" for side in Side for name in OPERATION_COUNTS)
+_KEY = ("process", "pair", "day")
+_MONEY = Decimal("0.000000000001")  # a millionth of the smallest price of a million that anyone will write
+
+
+def cost(
+    operations: DataFrame,
+    traffic: DataFrame,
+    notes: DataFrame,
+    *,
+    primary: Price | None = None,
+    secondary: Price | None = None,
+) -> DataFrame:
+    """Count operations, and price them.
+
+    Args:
+        operations: of `OPERATIONS`.
+        traffic: of `TRAFFIC`.
+        notes: of `NOTES`.
+        primary: its prices; free when left out.
+        secondary: likewise.
+
+    Returns:
+        The table `COST`.
+    """
+    prices = {Side.PRIMARY: primary or Price(), Side.SECONDARY: secondary or Price()}
+    by_process = _by_process(operations, traffic, notes)
+    # A process either counts, in all of its life, or does not.
+    counts = F.max("reports").over(Window.partitionBy("process", "pair")) > 0
+    by_process = by_process.withColumn("counts", counts)
+    sides = F.explode(F.array(*(_side(side) for side in Side)))
+    each = by_process.select("pair", "day", "counts", sides.alias("side_counts")).select(
+        "pair", "day", "counts", "side_counts.*"
+    )
+    source = (
+        F.when(F.min("counts"), "counted").when(~F.max("counts"), "estimated").otherwise("mixed")  # of all processes
+    )
+    summed = each.groupBy("pair", "side", "day").agg(
+        source.alias("source"), *(F.sum(name).cast("long").alias(name) for name in OPERATION_COUNTS)
+    )
+    summed = summed.withColumn("operations", F.col("sends") + F.col("receives") + F.col("pings"))
+    per_operation = {side: (price.per_million / 1_000_000).quantize(_MONEY) for side, price in prices.items()}
+    per_day = {side: (price.base / DAYS_A_MONTH).quantize(Decimal("0.0001")) for side, price in prices.items()}
+    summed = summed.withColumn(
+        "operations_price",
+        (F.col("operations").cast("decimal(18,0)") * _by_side(per_operation, "decimal(19,12)")).cast("decimal(28,4)"),
+    ).withColumn("base_price", _by_side(per_day, "decimal(19,4)"))
+    return COST.of(summed.withColumn("price", F.col("operations_price") + F.col("base_price")))
+
+
+def _by_side(values: Mapping[Side, Decimal], type_: str) -> Column:
+    """A number that depends on the side."""
+    first, second = (F.lit(str(values[side])).cast(type_) for side in Side)
+    return F.when(F.col("side") == Side.PRIMARY.value, first).otherwise(second)
+
+
+def _by_process(operations: DataFrame, traffic: DataFrame, notes: DataFrame) -> DataFrame:
+    """What each process counted, and what its rows let one guess, for both sides, by pair and day."""
+    # A moved message is received and settled at the secondary and sent to the primary.
+    home, diverted = F.col("outcome") == SendOutcome.PRIMARY.value, F.col("outcome") == SendOutcome.BACKLOG.value
+    delivered = F.col("outcome") == DELIVERED
+    seen = traffic.join(F.broadcast(sample_rates(notes)), "process", "left").select(
+        *_KEY[:2],
+        (F.floor(F.col("hour") / DAY) * DAY).alias("day"),
+        *_guesses(
+            {
+                (Side.PRIMARY, "sends"): F.when(home, F.col("rows") * weight()),
+                (Side.PRIMARY, "receives"): F.when(delivered, F.col("rows")),
+                (Side.PRIMARY, "settlements"): F.when(delivered, F.col("rows")),
+                (Side.SECONDARY, "sends"): F.when(diverted, F.col("rows")),
+            }
+        ),
+    )
+    failed, pinged = of_kind(AttemptFailed), of_kind(PingCompleted)
+    moved, aside = of_kind(MessageMoved), of_kind(MessageDeadLettered)
+    told = notes.filter(failed | pinged | moved | aside).select(
+        *_KEY[:2],
+        start_of(DAY).alias("day"),
+        *_guesses(
+            {
+                (Side.PRIMARY, "sends"): F.when(moved | (failed & F.col("queue").isNull()), 1),
+                (Side.PRIMARY, "pings"): F.when(pinged, 1),
+                (Side.SECONDARY, "sends"): F.when(failed & F.col("queue").isNotNull(), 1),
+                (Side.SECONDARY, "receives"): F.when(moved | aside, 1),
+                (Side.SECONDARY, "settlements"): F.when(moved | aside, 1),
+            }
+        ),
+    )
+    parts = operations.unionByName(seen, allowMissingColumns=True).unionByName(told, allowMissingColumns=True)
+    return parts.groupBy(*_KEY).agg(
+        F.coalesce(F.sum("reports"), F.lit(0)).alias("reports"),
+        *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in _COLUMNS),
+        *(F.round(F.coalesce(F.sum(name), F.lit(0))).alias(name) for name in map(_guess, _COLUMNS)),
+    )
+
+
+def _guesses(values: Mapping[tuple[Side, str], Column]) -> list[Column]:
+    known = {f"{side.value}_{name}": value for (side, name), value in values.items()}
+    return [known.get(name, F.lit(None)).cast("double").alias(_guess(name)) for name in _COLUMNS]
+
+
+def _guess(column: str) -> str:
+    return f"guessed_{column}"
+
+
+def _side(side: Side) -> Column:
+    """One side's counts, from whichever source holds for the process."""
+    counts = (
+        F.when(F.col("counts"), F.col(f"{side.value}_{name}"))
+        .otherwise(F.col(_guess(f"{side.value}_{name}")))
+        .cast("long")
+        .alias(name)
+        for name in OPERATION_COUNTS
+    )
+    return F.struct(F.lit(side.value).alias("side"), *counts)
