@@ -22,7 +22,7 @@ from pairmq.cli import _pipeline_run
 from pairmq.cli._app import run as main
 from pairmq.model import ConfigurationError
 from pairmq.pipeline import _making, batch, run, transforms
-from pairmq.pipeline._swap import check_place, put_in_place
+from pairmq.pipeline._output import check_place, put_in_place
 from pairmq.pipeline.journal_io import look_over
 from pairmq.pipeline.report import Report
 from pairmq.pipeline.transforms import TABLES, Unread
@@ -322,7 +322,7 @@ def test_without_an_exchange_of_names_the_old_one_is_moved_aside_first(tmp_path,
     for name in ("new", "place"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).touch()
-    monkeypatch.setattr("pairmq.pipeline._swap._exchanged", lambda *_: False)
+    monkeypatch.setattr("pairmq.pipeline._output._exchanged", lambda *_: False)
     put_in_place(tmp_path / "new", tmp_path / "place")
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["place", "place/new"]
 

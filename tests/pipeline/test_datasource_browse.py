@@ -11,7 +11,7 @@ import pytest
 
 from pairmq import Message, Pair
 from pairmq.model import ConfigurationError, FailureKind, TransportError
-from pairmq.pipeline.datasource import _browse
+from pairmq.pipeline.datasource import _source
 from pairmq.pipeline.datasource._rows import SCHEMA
 from pairmq.pipeline.datasource._source import PairMQDataSource
 from pairmq_redis.testing import RedisServer
@@ -79,7 +79,7 @@ def test_no_more_messages_are_shown_than_asked_for(brokers):
 
 @pytest.mark.real_server
 def test_very_many_messages_are_shown_only_to_who_asks_for_them(brokers, monkeypatch):
-    monkeypatch.setattr(_browse, "_UNASKED", 20)
+    monkeypatch.setattr(_source, "_UNASKED", 20)
     brokers.send(numbered(21))
     with pytest.raises(ConfigurationError, match="orders holds more than 20 messages: set the option limit"):
         shown(brokers, entity="orders")

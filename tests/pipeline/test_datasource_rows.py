@@ -16,8 +16,7 @@ from pyspark.sql import types as t
 
 from pairmq.core import Diversion, divert
 from pairmq.model import ConfigurationError, Delivery, Entity, Message, property_json
-from pairmq.pipeline.datasource._ids import derived_id
-from pairmq.pipeline.datasource._rows import SCHEMA, Place, RowReader, RowRefused, to_batch
+from pairmq.pipeline.datasource._rows import SCHEMA, Place, RowReader, RowRefused, derived_id, to_batch
 
 PLACE = Place("primary", "orders", "orders")
 BACKLOG = Place("secondary", "east/x-servicebus-transfer/0", "east/x-servicebus-transfer/0", backlog=True)

@@ -13,8 +13,8 @@ from pyspark.sql import types as t
 
 from pairmq.model import Entity, Receipt, Route, SendRefused, SendUnknown
 from pairmq.pipeline.datasource._rows import RowReader, RowRefused
-from pairmq.pipeline.datasource._send import RowSender, RowsNotSent
 from pairmq.pipeline.datasource._source import PairMQDataSource
+from pairmq.pipeline.datasource._write import RowSender, RowsNotSent
 from pairmq_redis.testing import RedisServer
 from spark_brokers import Brokers, ids
 from watching import watching

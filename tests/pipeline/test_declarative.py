@@ -19,8 +19,8 @@ from pairmq.cli._app import run as main
 from pairmq.model import ConfigurationError, Price
 from pairmq.pipeline import run
 from pairmq.pipeline.declarative import Configuration, write_project
-from pairmq.pipeline.declarative._configuration import read_configuration
-from pairmq.pipeline.declarative._journal import source_of
+from pairmq.pipeline.declarative._graph import source_of
+from pairmq.pipeline.declarative._project import read_configuration
 from pairmq.pipeline.journal_io import look_over
 from rich_journal import write_rich_journal
 from spark_programs import LIMIT, assert_same_tables, configured, ended, environment

@@ -14,14 +14,11 @@ import pytest
 
 from pairmq import ConfigurationError, Entity, Message, Pair, PairOptions
 from pairmq.model import Delivery, FailureKind, FailureReason, Source, TransportError
-from pairmq.pipeline.drain import Drain, Ending, Plan, Report, _left, _task, make_plan
-from pairmq.pipeline.drain._counts import Depth
-from pairmq.pipeline.drain._handover import Handover, Worker
-from pairmq.pipeline.drain._job import Job, Outcome
-from pairmq.pipeline.drain._journalled import Journalled, count_journalled
-from pairmq.pipeline.drain._left import EVERY, Counts, FromBroker, FromDriver, Left
+from pairmq.pipeline.drain import Drain, Ending, Plan, Report, _task, make_plan
+from pairmq.pipeline.drain._counts import Depth, Journalled, count_journalled
+from pairmq.pipeline.drain._handover import Handover, Job, Outcome, Worker
 from pairmq.pipeline.drain._spark import check_session, most_at_once, run_job
-from pairmq.pipeline.drain._task import Task, drain_queue
+from pairmq.pipeline.drain._task import EVERY, Counts, FromBroker, FromDriver, Left, Task, drain_queue
 from pairmq.pipeline.session import local_settings
 from pairmq.runner import backlog_properties
 from pairmq.testing import Fault, in_virtual_time, simulated_pair
@@ -233,7 +230,7 @@ def test_a_worker_without_settings_says_so_instead_of_failing_again_and_again(jo
 
 
 async def test_an_observer_that_the_settings_file_names_watches_each_task(tmp_path, monkeypatch):
-    monkeypatch.setattr(_left, "EVERY", 0.0)
+    monkeypatch.setattr(_task, "EVERY", 0.0)
     monkeypatch.setattr(_task, "_LOOK", 0.001)
     config = tmp_path / "pair.toml"
     urls = "primary = 'memory://drained-east'\nsecondary = 'memory://drained-west'\n"
@@ -417,7 +414,7 @@ async def test_a_quick_0_ends_no_drain_before_it_has_begun(monkeypatch):
 
 async def test_a_broker_is_asked_no_more_often_than_every_so_often(monkeypatch):
     now = 100.0
-    monkeypatch.setattr(_left.time, "monotonic", lambda: now)
+    monkeypatch.setattr(_task.time, "monotonic", lambda: now)
     broker = Broker()
     counts = FromBroker(broker, Entity("b"), 5.0)  # type: ignore[arg-type]
     assert [await counts.next() for _ in range(9)] == [Left(4)] + 8 * [None]

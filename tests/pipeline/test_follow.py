@@ -23,11 +23,10 @@ from pairmq.cli._app import run as main
 from pairmq.model import ConfigurationError
 from pairmq.pipeline import run
 from pairmq.pipeline.follow import Stop, follow
-from pairmq.pipeline.follow._identity import STATE, STATE_VERSION, state_of
+from pairmq.pipeline.follow._follow import STATE, STATE_VERSION, state_of
 from pairmq.pipeline.follow._intake import Intake
 from pairmq.pipeline.follow._ledger import Ledger, Waiting
-from pairmq.pipeline.follow._names import Found, Names
-from pairmq.pipeline.follow._stream import each_batch
+from pairmq.pipeline.follow._names import Found, Names, each_batch
 from pairmq.pipeline.transforms import TABLES
 
 pytestmark = pytest.mark.timeout(900)  # seconds: a refresh takes 5, and a minute where others want the processor

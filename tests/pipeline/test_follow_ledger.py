@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 
 from journal_by_hand import Journal, segment_table
 from pairmq.pipeline.follow import _ledger, _names
-from pairmq.pipeline.follow._identity import STATE, state_of
-from pairmq.pipeline.follow._ledger import Entry, Ledger, Waiting
+from pairmq.pipeline.follow._follow import STATE, state_of
+from pairmq.pipeline.follow._intake import new_rows, sift
+from pairmq.pipeline.follow._ledger import Entry, Ledger, Waiting, joined, size, without
 from pairmq.pipeline.follow._names import Names
-from pairmq.pipeline.follow._ranges import joined, size, without
-from pairmq.pipeline.follow._sifting import new_rows, sift
 from pairmq.pipeline.journal_io import look_at
 
 NUMBERS = st.frozensets(st.integers(0, 40), max_size=30)

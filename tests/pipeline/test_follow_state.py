@@ -7,7 +7,7 @@ import json
 
 from journal_by_hand import DRAINING, FAILED_OVER, HEALTHY, TOPIC, Journal, rows_of
 from pairmq.model.events import Cause, Side
-from pairmq.pipeline.follow._identity import STATE_VERSION
+from pairmq.pipeline.follow._follow import STATE_VERSION
 from pairmq.pipeline.transforms import FACTS
 
 COLUMNS = {1: "0d8a1a3c71b3fda0"}

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from journal_by_hand import BACKLOG, PAIR
-from pairmq.pipeline.reporting import _caveats, report
-from pairmq.pipeline.reporting._verdicts import FAULTS, VERDICTS
+from pairmq.pipeline.reporting import _answers, report
+from pairmq.pipeline.reporting._answers import FAULTS, VERDICTS
 from pairmq.pipeline.transforms import FAULTS as RULED_FAULTS
 from pairmq.pipeline.transforms import Verdict
 from tables_by_hand import hour, instant, message, outage, process, side, write_tables
@@ -263,7 +263,7 @@ def test_the_reference_names_what_the_document_holds(content):
     assert [name for cell in cells for name in re.findall(r"`(\w+)`", cell)] == list(content)
     for inner in (content["availability"], content["latency"]["before"], content["series"]["overview"]):
         assert {name for name in inner if f"`{name}`" not in section} == set()
-    kinds = set(re.findall(r'Caveat\(\s*"([a-z-]+)"', (Path(_caveats.__file__)).read_text()))
+    kinds = set(re.findall(r'Caveat\(\s*"([a-z-]+)"', (Path(_answers.__file__)).read_text()))
     kinds |= {"unproven", "unproven-copies", "unknown", "not-journalled"}
     assert {kind for kind in kinds if f"`{kind}`" not in section} == set()
 

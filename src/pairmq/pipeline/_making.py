@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pairmq.pipeline._tag import Tag
 from pairmq.pipeline.journal_io import spark_path, spark_target
+from pairmq.pipeline.session import Tag
 from pairmq.pipeline.transforms.facts import FACTS
 from pairmq.pipeline.transforms.steps import STEPS, Settings
 

@@ -18,9 +18,7 @@ from pyspark.sql import functions as F
 from pairmq.model import ConfigurationError, Price
 from pairmq.pipeline import transforms
 from pairmq.pipeline._making import Progress, fact_pieces, table_pieces, write_pieces
-from pairmq.pipeline._swap import check_place, put_in_place
-from pairmq.pipeline._workspace import work_folder
-from pairmq.pipeline._writing import writing
+from pairmq.pipeline._output import check_place, put_in_place, work_folder, writing
 from pairmq.pipeline.journal_io import BadSegment, Contents, OpenPart, damaged, look_over, read_rows
 from pairmq.pipeline.report import Report
 from pairmq.pipeline.session import session, usable_cores

@@ -1,13 +1,20 @@
-"""The Spark session that a run works in: a local one of its own, or the one that is there already."""
+"""The Spark session that a run works in: a local one of its own, or the one that is there already.
+
+Jobs that can be found again and ended, from whatever thread.
+
+A session's own tags are of the thread that put them on, unless it is one of Spark Connect: ended from another thread,
+nothing is found. Those of its context are known to all threads.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -193,3 +200,34 @@ def heap_of(memory: int | None) -> int:
         memory: bytes that this process may use; None if that is not known.
     """
     return _LARGEST_HEAP if memory is None else max(_SMALLEST_HEAP, min(_LARGEST_HEAP, memory // 2**21))
+
+
+class Tag:
+    """Marks jobs, and no others of the session, which may be somebody else's.
+
+    Args:
+        spark: the session.
+        name: what the jobs do.
+    """
+
+    def __init__(self, spark: SparkSession, name: str) -> None:
+        self._text = f"{name}-{secrets.token_hex(4)}"
+        self._cancel: Callable[[str], object]
+        if hasattr(spark, "_jsparkSession"):
+            context = spark.sparkContext
+            self._add, self._remove, self._cancel = context.addJobTag, context.removeJobTag, context.cancelJobsWithTag
+        else:
+            self._add, self._remove, self._cancel = spark.addTag, spark.removeTag, spark.interruptTag
+
+    @contextmanager
+    def marked(self) -> Iterator[None]:
+        """Mark what this thread begins meanwhile."""
+        self._add(self._text)
+        try:
+            yield
+        finally:
+            self._remove(self._text)
+
+    def interrupt(self) -> None:
+        """End the marked jobs that have begun."""
+        self._cancel(self._text)

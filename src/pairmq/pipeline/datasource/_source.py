@@ -1,19 +1,26 @@
-"""The data source ``pairmq`` as Spark registers it."""
+"""The data source ``pairmq`` as Spark registers it.
+
+``spark.read.format("pairmq")``: looks at messages and leaves them where and as they are.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
-from pyspark.sql.datasource import DataSource
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from pairmq.model import ConfigurationError
+from pairmq.model import ConfigurationError, Delivery, Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.pipeline.datasource import _options
-from pairmq.pipeline.datasource._browse import BrowseReader
-from pairmq.pipeline.datasource._options import Options
-from pairmq.pipeline.datasource._rows import SCHEMA
+from pairmq.pipeline.datasource._options import Brokers, Options
+from pairmq.pipeline.datasource._rows import SCHEMA, Place, to_batch
 from pairmq.pipeline.datasource._stream import SpoolStreamReader
 from pairmq.pipeline.datasource._write import BatchWriter, Destination, StreamWriter
+from pairmq.plugins import registry
 
 _SPECULATION: Final = (
     "spark.speculation is on: a second copy of a task would send its rows a second time. Start the session with "
@@ -76,3 +83,101 @@ class SpeculativeDataSource(PairMQDataSource):
 def _check_schema(schema: StructType) -> None:
     if schema != SCHEMA:
         raise ConfigurationError("the columns of messages are fixed: leave schema(…) out, and select what you need")
+
+
+_UNASKED = 10_000  # messages of a queue that are shown without a limit being set: a broker copies them all at once
+_MOST = 10_000_000
+_BATCH = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    source: Source
+    place: Place
+
+
+class _Partition(InputPartition):
+    """One queue."""
+
+    def __init__(self, part: _Part) -> None:
+        super().__init__(part)
+
+
+class BrowseReader(DataSourceReader):
+    """Shows the oldest messages of each queue through `Admin.peek`.
+
+    Args:
+        brokers: how to find them.
+        side: whose queues they are.
+        parts: what is looked at, a partition each.
+        limit: messages of each; None for all of them, which are refused if they are very many.
+    """
+
+    def __init__(self, brokers: Brokers, side: str, parts: tuple[_Part, ...], limit: int | None) -> None:
+        self._brokers = brokers
+        self._side = side
+        self._parts = parts
+        self._limit = limit
+
+    @classmethod
+    def of(cls, options: Options) -> BrowseReader:
+        """Read the options. Raises `ConfigurationError`."""
+        limit = options.count("limit", 0, _MOST) or None
+        brokers = options.brokers()
+        if not options.switch("backlog"):
+            source, side = options.source(), options.side()
+            brokers.settings(side)  # what is wrong with them is told before any task starts
+            return cls(brokers, side, (_Part(source, Place(side, str(source), source.entity.path)),), limit)
+        for name in ("entity", "path", "subscription", "side"):
+            if options.text(name):
+                raise ConfigurationError(f"option backlog shows all backlog queues of the secondary: leave {name} out")
+        return cls(brokers, "secondary", _backlog_parts(brokers, options.switch("dead_letter")), limit)
+
+    def partitions(self) -> list[InputPartition]:
+        """One for each queue."""
+        return [_Partition(part) for part in self._parts]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Look at one queue.
+
+        Raises:
+            TransportError: the broker can't be asked, or can't show messages.
+            ConfigurationError: there are more than anybody asked for.
+        """
+        part: _Part = partition.value
+        found = asyncio.run(self._peek(part))
+        for at in range(0, len(found), _BATCH):
+            yield to_batch(found[at : at + _BATCH], part.place)
+
+    async def _peek(self, part: _Part) -> list[Delivery]:
+        transport, settings = self._brokers.transport(self._side)
+        most = self._limit or _UNASKED + 1
+        async with transport:
+            try:
+                async with asyncio.timeout(settings.options.attempt_timeout):
+                    found = await transport.admin.peek(part.source, most)
+            except TimeoutError:
+                seconds = settings.options.attempt_timeout
+                raise TransportError(
+                    f"{transport.endpoint} did not show {part.source} within {seconds:g} s: where it is there and has "
+                    "much to show, set attempt_timeout higher",
+                    FailureKind.UNAVAILABLE,
+                    FailureReason.TIMEOUT,
+                ) from None
+            except TransportError as error:
+                if part.place.backlog and error.reason is FailureReason.NOT_FOUND:
+                    return []  # it is made when a pair opens
+                raise
+        if self._limit is None and len(found) > _UNASKED:
+            raise ConfigurationError(
+                f"{part.source} holds more than {_UNASKED} messages: set the option limit to the number that you want "
+                "to see; the broker copies them all at once, and a worker holds them in memory"
+            )
+        return found
+
+
+def _backlog_parts(brokers: Brokers, dead_letter: bool) -> tuple[_Part, ...]:
+    settings = brokers.settings()
+    names = settings.options.backlog_queue_names(registry.transport(settings.primary).endpoint.name)
+    sources = [Source(Entity(name), dead_letter=dead_letter) for name in names]
+    return tuple(_Part(source, Place("secondary", str(source), source.entity.path, backlog=True)) for source in sources)

@@ -4,16 +4,22 @@ A broker's acknowledgement can't be undone, and Spark reads a batch in other pro
 batch is not read from the broker: `latestOffset` moves messages into a spool and acknowledges them when they are on the
 disk, offsets are numbers of the spool's segments, and `commit` deletes segments. Spark tells of a commit one batch
 late, which costs disk space and nothing else.
+
+An event loop in a thread of its own, for code that Spark calls now and then.
+
+Between two calls the loop goes on, or a connection's heartbeats would stop while a batch is computed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -21,7 +27,6 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 
 from pairmq.model import ConfigurationError, FailureKind, Source, TransportError
 from pairmq.pipeline.datasource._intake import Intake
-from pairmq.pipeline.datasource._loop import LoopThread
 from pairmq.pipeline.datasource._options import Brokers, Options
 from pairmq.pipeline.datasource._rows import Place
 from pairmq.pipeline.datasource._spool import Segment, Spool, SpoolError, read_segment
@@ -259,3 +264,32 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def _offset(spool: Spool, number: int) -> dict[str, Any]:
     return {"spool": spool.id, "next": number}
+
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """Runs coroutines from a thread that has no loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="pairmq loop", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:  # the system gives no thread
+            self._loop.close()
+            raise
+
+    def run(self, operation: Coroutine[Any, Any, T]) -> T:
+        """Wait for a coroutine's result; raises what it raises."""
+        return asyncio.run_coroutine_threadsafe(operation, self._loop).result()
+
+    def close(self) -> None:
+        """End the loop; idempotent."""
+        if self._loop.is_closed():
+            return
+        self.run(self._loop.shutdown_default_executor())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

@@ -3,25 +3,26 @@
 Each task opens a pair of its own. It succeeds when each of its rows has a receipt, and so does the job. A job that
 fails has sent rows all the same: a broker can't take them back. What is sent again has the id that it had, so that
 whoever receives can tell the copies.
+
+One task's rows through a pair: chunks in flight side by side, every row's outcome counted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from pairmq.model import ConfigurationError, Entity
-from pairmq.pair import Pair
+from pairmq.model import ConfigurationError, Entity, Message, PairMQError, Receipt, Route, SendError, SendUnknown
+from pairmq.pair import Pair, PairSender
 from pairmq.pipeline.datasource._options import Brokers, Options
-from pairmq.pipeline.datasource._rows import RowReader
-from pairmq.pipeline.datasource._send import RowSender
+from pairmq.pipeline.datasource._rows import RowReader, RowRefused
 
 _log = logging.getLogger("pairmq.pipeline")
 
@@ -154,3 +155,140 @@ class StreamWriter(DataSourceStreamArrowWriter):
         _log.warning(
             "batch %d failed; its tasks that ended well had sent %s", batchId, self._destination.told(messages)
         )
+
+
+_CHUNK = 500
+_CHUNK_BYTES = 1 << 20
+_ATTEMPTS = 3  # sends of a message whose outcome stays unknown
+_NAMED = 5  # rows that an error names
+
+
+class RowsNotSent(PairMQError):
+    """A task has rows without a receipt; the text names the first ones, and tells what was sent."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of the rows so far.
+
+    Args:
+        primary: accepted by the primary.
+        backlog: accepted by a backlog queue.
+        maybe_duplicate: of both, those that the primary may hold a second time.
+        failed: rows without a receipt, the first ones with their error.
+        failures: how many these are.
+    """
+
+    primary: int = 0
+    backlog: int = 0
+    maybe_duplicate: int = 0
+    failed: list[SendError] = field(default_factory=list)
+    failures: int = 0
+
+    @property
+    def sent(self) -> int:
+        """Rows with a receipt."""
+        return self.primary + self.backlog
+
+    def add(self, outcomes: Sequence[Receipt | SendError]) -> None:
+        """Count a chunk."""
+        for outcome in outcomes:
+            if isinstance(outcome, SendError):
+                self.failures += 1
+                if len(self.failed) < _NAMED:
+                    self.failed.append(outcome)
+                continue
+            if outcome.route is Route.PRIMARY:
+                self.primary += 1
+            else:
+                self.backlog += 1
+            self.maybe_duplicate += outcome.maybe_duplicate
+
+
+class RowSender:
+    """Sends the rows of one task.
+
+    Args:
+        sender: of an open pair.
+        reader: makes messages of rows.
+        window: messages in flight at most.
+    """
+
+    def __init__(self, sender: PairSender, reader: RowReader, window: int) -> None:
+        self._sender = sender
+        self._reader = reader
+        self._chunk = min(_CHUNK, window)
+        self._at_once = max(1, window // self._chunk)
+        self._running: set[asyncio.Task[list[Receipt | SendError]]] = set()
+        self._tally = Tally()
+
+    async def send(self, batches: Iterator[pa.RecordBatch]) -> Tally:
+        """Send all rows.
+
+        Args:
+            batches: as Spark gives them; read in a thread, as computing the next one may take long.
+
+        Raises:
+            RowsNotSent: a row was refused, or its outcome stayed unknown. No chunk was begun after that, and those in
+                flight have ended.
+            RowRefused: no message can be made of a row; likewise.
+            PairFaulted: the pair lost a broker for good.
+        """
+        refused: RowRefused | None = None
+        try:
+            async for chunk in self._chunks(batches):
+                await self._make_room(self._at_once - 1)
+                if self._tally.failures:
+                    break
+                self._running.add(asyncio.create_task(self._send_chunk(chunk), name="spark rows"))
+            await self._make_room(0)
+        except RowRefused as error:
+            refused = error
+            await self._make_room(0)
+        finally:
+            for task in self._running:
+                task.cancel()
+        if refused is not None:
+            raise RowRefused(f"{refused}. {self._told()}")
+        if self._tally.failures:
+            first = "; ".join(str(error) for error in self._tally.failed)
+            raise RowsNotSent(f"{self._tally.failures} rows have no receipt: {first}. {self._told()}")
+        return self._tally
+
+    def _told(self) -> str:
+        return (
+            f"{self._tally.sent} rows of this task were sent before, {self._tally.backlog} of them to the backlog; "
+            "when Spark tries the task again they are sent again, under the same message ids"
+        )
+
+    async def _make_room(self, most: int) -> None:
+        while len(self._running) > most:
+            done, self._running = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                self._tally.add(task.result())
+
+    async def _send_chunk(self, chunk: list[Message]) -> list[Receipt | SendError]:
+        outcomes = await self._sender.send_batch(chunk)
+        for _ in range(_ATTEMPTS - 1):
+            unknown = [at for at, outcome in enumerate(outcomes) if isinstance(outcome, SendUnknown)]
+            if not unknown:
+                break
+            _log.warning("the outcome of %d sends is unknown: sending them again under the same ids", len(unknown))
+            again = await self._sender.send_batch([chunk[at] for at in unknown])
+            for at, outcome in zip(unknown, again, strict=True):
+                # This receipt knows nothing of the copy that the send before may have left.
+                outcomes[at] = replace(outcome, maybe_duplicate=True) if isinstance(outcome, Receipt) else outcome
+        return outcomes
+
+    async def _chunks(self, batches: Iterator[pa.RecordBatch]) -> AsyncIterator[list[Message]]:
+        while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+            chunk: list[Message] = []
+            size = 0
+            for message in self._reader.messages(batch):
+                chunk.append(message)
+                size += len(message.body)
+                if len(chunk) >= self._chunk or size >= _CHUNK_BYTES:
+                    yield chunk
+                    chunk, size = [], 0
+            if chunk:
+                yield chunk

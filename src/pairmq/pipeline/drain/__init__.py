@@ -4,7 +4,7 @@ For a backlog that is too large for one process. Safe beside any syphon, at-leas
 workers: see ``docs/how-to/drain-with-spark.md``. Needs PySpark and Java 17: ``pip install 'pairmq[spark]'``.
 """
 
-from pairmq.pipeline.drain._job import Ending
+from pairmq.pipeline.drain._handover import Ending
 from pairmq.pipeline.drain._plan import PATIENCE, Plan, make_plan
 from pairmq.pipeline.drain._report import QueueReport, Report
 from pairmq.pipeline.drain._run import Drain

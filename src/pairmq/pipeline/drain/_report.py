@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pairmq.pipeline.drain._job import Ending
+from pairmq.pipeline.drain._handover import Ending
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pairmq.model import ConfigurationError
-from pairmq.pipeline._tag import Tag
-from pairmq.pipeline.drain._counts import Depth, count, count_surely, set_aside, total
-from pairmq.pipeline.drain._handover import Handover
-from pairmq.pipeline.drain._job import Ending, Job, Outcome
-from pairmq.pipeline.drain._journalled import Journalled, count_journalled
-from pairmq.pipeline.drain._left import EVERY
+from pairmq.pipeline.drain._counts import Depth, Journalled, count, count_journalled, count_surely, set_aside, total
+from pairmq.pipeline.drain._handover import Ending, Handover, Job, Outcome
 from pairmq.pipeline.drain._plan import Plan
 from pairmq.pipeline.drain._report import QueueReport, Report
 from pairmq.pipeline.drain._spark import JobFailed, check_session, is_local, most_at_once, run_job
+from pairmq.pipeline.drain._task import EVERY
+from pairmq.pipeline.session import Tag
 from pairmq.plugins import registry
 from pairmq.runner import backlog_properties, find_agreement
 

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pairmq.model import ConfigurationError, PairMQError
-from pairmq.pipeline.drain._job import Job, Outcome
+from pairmq.pipeline.drain._handover import Job, Outcome
 from pairmq.pipeline.drain._task import Task
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pairmq.pipeline._tag import Tag
+    from pairmq.pipeline.session import Tag
 
 FAILURES = 4
 """How often a task may die before the job fails, in a session of our own: Spark's own number for clusters."""

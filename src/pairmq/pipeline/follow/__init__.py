@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from pairmq.model import Price
-from pairmq.pipeline.follow._stop import Stop
+from pairmq.pipeline.follow._values import Stop
 from pairmq.pipeline.session import check_packages
 
 if TYPE_CHECKING:

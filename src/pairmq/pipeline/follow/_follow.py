@@ -8,36 +8,41 @@ All happens one thing after another, so that it can die between any two of them:
 
 Whether a row was taken is known by its process and number, exactly and for ever: a file that comes late, again or as a
 copy is never dropped for its time, and doubles nothing.
+
+What a kept state was made of: read with another journal or by other rules it would give wrong tables.
+
+How far the tables are complete: until when every process that is known has told all that it will ever tell.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import math
 import os
+import secrets
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from pairmq.model import ConfigurationError, Price
 from pairmq.pipeline import batch
-from pairmq.pipeline._workspace import work_folder
-from pairmq.pipeline.follow._complete import complete_until
-from pairmq.pipeline.follow._facts import merge_facts, read_facts
-from pairmq.pipeline.follow._identity import state_of, unusable
-from pairmq.pipeline.follow._intake import AT_ONCE, Intake, Taken
+from pairmq.pipeline._output import work_folder, writing
+from pairmq.pipeline.follow._intake import AT_ONCE, Intake, Taken, merge_facts, read_facts
 from pairmq.pipeline.follow._ledger import Ledger
-from pairmq.pipeline.follow._names import Found, Names
-from pairmq.pipeline.follow._stop import Stop
-from pairmq.pipeline.follow._stream import each_batch
-from pairmq.pipeline.follow._values import Refreshed
+from pairmq.pipeline.follow._names import Found, Names, each_batch
+from pairmq.pipeline.follow._values import Refreshed, Stop
 from pairmq.pipeline.journal_io import BadSegment, OpenPart, open_parts
 from pairmq.pipeline.report import Report
 from pairmq.pipeline.session import session
+from pairmq.pipeline.transforms import PROCESSES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -242,3 +247,101 @@ def _last_batch(checkpoint: Path) -> int | None:
     commits = checkpoint / "commits"
     numbers = [int(path.name) for path in commits.iterdir() if path.name.isdecimal()] if commits.is_dir() else []
     return max(numbers, default=None)
+
+
+STATE = "_follow"
+"""The folder of the output directory that holds the state."""
+
+STATE_VERSION = 1
+"""Raised with every change of what is kept: the facts' columns, how they are made of rows, the files of the ledger.
+
+Only this decides whether a state can be gone on with, so that an upgrade which changes none of these goes on. The tests
+keep fingerprints of the facts, and fail where these change and this does not.
+"""
+
+_NAME = "follow.json"
+
+
+def state_of(out: Path, journal: Path, *, restart: bool) -> Path:
+    """Give the folder of the state, made where it is missing.
+
+    Args:
+        out: the output directory, which the caller has locked.
+        journal: the journal's directory.
+        restart: delete what is kept, so that the whole journal is read again.
+
+    Raises:
+        ConfigurationError: what is kept there is of another journal, of another `STATE_VERSION`, or damaged.
+        OSError: the directory can't be written.
+    """
+    folder = out / STATE
+    if restart and folder.exists():
+        # One rename, so that a kill leaves the whole state or none; names like this are deleted by the next run.
+        aside = out / f"_work-{secrets.token_hex(4)}"
+        folder.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+    folder.mkdir(exist_ok=True)
+    mine, path = _identity(journal), folder / _NAME
+    if not path.exists():
+        if any(not each.name.startswith(".") for each in folder.iterdir()):
+            raise unusable(folder, "does not say of which journal it is")
+        written = path.with_name(f".{_NAME}")
+        with writing(written):
+            written.write_text(json.dumps(mine, indent=1) + "\n", "utf-8")
+        written.replace(path)
+        return folder
+    try:
+        theirs = json.loads(path.read_text("utf-8"))
+        its_journal, its_version, its_maker = (theirs.get(name) for name in ("journal", "state", "pairmq"))
+    except (ValueError, AttributeError):
+        raise unusable(folder, f"is damaged: {path} can't be read") from None
+    if its_journal != mine["journal"]:
+        raise unusable(folder, f"is of the journal in {its_journal}, not of {mine['journal']}")
+    if its_version != STATE_VERSION:
+        raise unusable(
+            folder,
+            f"was made by PairMQ {its_maker} by other rules (version {its_version} of the state; PairMQ "
+            f"{mine['pairmq']} goes on with version {STATE_VERSION})",
+        )
+    return folder
+
+
+def unusable(folder: Path, why: str) -> ConfigurationError:
+    """The error that says that a state can't be gone on with, and what to do."""
+    return ConfigurationError(
+        f"what is kept in {folder} {why}; --restart (restart=True) deletes it and reads the whole journal again"
+    )
+
+
+def _identity(journal: Path) -> dict[str, Any]:
+    return {
+        "journal": str(journal.resolve()),
+        "state": STATE_VERSION,
+        "pairmq": importlib.metadata.version("pairmq"),  # for people, and for the error above
+    }
+
+
+_HOLES = "_holes"  # what a run works with is out of sight of whoever looks for tables
+
+
+def complete_until(tables: Path, patience: float) -> float | None:
+    """Find the first hole of the journal that reaches into its last seconds.
+
+    An older hole is given up: nobody can tell a row that comes late from one that never comes but by waiting.
+
+    Args:
+        tables: the folder of a run's tables, and of what they were made of.
+        patience: how many seconds at the journal's end may still be filled.
+
+    Returns:
+        Seconds since 1970 UTC: its beginning, else the journal's last row; None if the journal is empty.
+    """
+    processes = pq.read_table(tables / PROCESSES.name, columns=["last_at"], partitioning=None)
+    end = pc.max(processes["last_at"].cast("timestamp[us]").cast("int64")).as_py()
+    if end is None:
+        return None
+    last = float(end) / 1_000_000
+    holes = pq.read_table(tables / _HOLES, columns=["began", "ended"], partitioning=None)
+    late = holes.filter(pc.greater_equal(holes["ended"], last - patience))
+    began = pc.min(late["began"]).as_py()
+    return last if began is None else min(last, float(began))

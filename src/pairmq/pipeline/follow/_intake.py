@@ -1,25 +1,39 @@
-"""Takes the rows of files into the ledger, each once, and keeps the files that can't be read until they can."""
+"""Takes the rows of files into the ledger, each once, and keeps the files that can't be read until they can.
+
+Tells which rows of some files were not taken yet, from footers where these say it exactly, else from two columns.
+
+Facts on the disk: written of new rows, merged, and read for the tables.
+"""
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, types
+from pyspark.sql import functions as F
 
-from pairmq.pipeline.follow._facts import write_facts
-from pairmq.pipeline.follow._ledger import Entry, Ledger, Waiting
+from pairmq.model.records import COLUMNS
+from pairmq.pipeline._making import Piece, fact_pieces, write_pieces
+from pairmq.pipeline.follow._ledger import Entry, Ledger, Ranges, Seen, Waiting, all_joined, joined, size, without
 from pairmq.pipeline.follow._names import Found
-from pairmq.pipeline.follow._sifting import Sifted, new_rows, sift
-from pairmq.pipeline.journal_io import Contents, damaged, look_at
+from pairmq.pipeline.journal_io import Contents, Segment, damaged, look_at, spark_path
+from pairmq.pipeline.schema import rows_schema
+from pairmq.pipeline.transforms._fact import Fact
+from pairmq.pipeline.transforms.facts import FACTS
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 AT_ONCE = 256 << 20
 """Bytes of segments in one batch: what is done again after a kill, some twenty million rows at most."""
@@ -187,3 +201,160 @@ def _lots(paths: Sequence[Path], at_once: int) -> Iterator[Sequence[Path]]:
         room -= size
     if lot:
         yield lot
+
+
+_RANGES = types.StructType(
+    [
+        types.StructField("of", types.StringType(), False),
+        types.StructField("first", types.LongType(), False),
+        types.StructField("last", types.LongType(), False),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sifted:
+    """What is to be read of some files.
+
+    Args:
+        whole: files of which every row is new, and in no other file.
+        partly: files that also have rows which were taken before, or which another of them has as well.
+        wanted: the rows that are to be taken from the latter, each once.
+        new: all rows that are to be taken, of the former too.
+    """
+
+    whole: tuple[Path, ...]
+    partly: tuple[Path, ...]
+    wanted: Seen
+    new: Seen
+
+    @property
+    def count(self) -> int:
+        """How many rows are to be taken."""
+        return sum(size(ranges) for ranges in self.new.values())
+
+
+def sift(segments: Sequence[Segment], seen: Seen) -> Sifted:
+    """Find the rows that were not taken yet.
+
+    Args:
+        segments: good ones.
+        seen: the rows that were taken.
+
+    Raises:
+        OSError, pyarrow.ArrowException: a file whose rows its footer does not tell can't be read.
+    """
+    whole: list[Path] = []
+    partly: list[Path] = []
+    wanted: dict[str, Ranges] = {}
+    new: dict[str, Ranges] = {}
+    for segment in segments:
+        held = _held(segment)
+        fresh = {
+            process: without(ranges, joined(seen.get(process, ()), new.get(process, ())))
+            for process, ranges in held.items()
+        }
+        fresh = {process: ranges for process, ranges in fresh.items() if ranges}
+        if not fresh:
+            continue
+        if fresh == held and sum(map(size, held.values())) == segment.rows:
+            whole.append(segment.path)
+        else:
+            partly.append(segment.path)
+            wanted = all_joined(wanted, fresh)
+        new.update(all_joined({process: new.get(process, ()) for process in fresh}, fresh))
+    return Sifted(tuple(whole), tuple(partly), wanted, new)
+
+
+def new_rows(spark: SparkSession, sifted: Sifted) -> DataFrame:
+    """Give the rows that are to be taken, each once, with all columns of the journal.
+
+    Args:
+        spark: the session.
+        sifted: with one row at least.
+    """
+    schema, names = rows_schema(), [column.name for column in COLUMNS]
+    parts = []
+    if sifted.whole:
+        parts.append(spark.read.schema(schema).parquet(*map(spark_path, sifted.whole)).select(*names))
+    if sifted.partly:
+        found = spark.read.schema(schema).parquet(*map(spark_path, sifted.partly)).select(*names)
+        spans = [(process, *span) for process, ranges in sifted.wanted.items() for span in ranges]
+        inside = (F.col("process") == F.col("of")) & F.col("seq").between(F.col("first"), F.col("last"))
+        wanted = found.join(F.broadcast(spark.createDataFrame(spans, _RANGES)), inside, "left_semi")
+        parts.append(wanted.dropDuplicates(["process", "seq"]))
+    return parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
+
+
+def _held(segment: Segment) -> dict[str, Ranges]:
+    """Exactly the rows that a file has."""
+    if segment.process is not None and segment.first_seq is not None and segment.last_seq is not None:
+        span = (segment.first_seq, segment.last_seq)
+        # As many rows as numbers: the writer uses each once, so that none is missing.
+        if segment.rows == span[1] - span[0] + 1:
+            return {segment.process: (span,)}
+    found: dict[str, list[Ranges]] = {}
+    with pq.ParquetFile(segment.path) as file:
+        for batch in file.iter_batches(columns=["process", "seq"]):
+            for process, numbers in _by_process(batch):
+                found.setdefault(process, []).append(_ranges(numbers))
+    return {process: joined(*parts) for process, parts in found.items()}
+
+
+def _by_process(batch: pa.RecordBatch) -> list[tuple[str, pa.Array]]:
+    column = batch.column("process")
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    found = [
+        (name, batch.column("seq").filter(pc.equal(column, name))) for name in pc.unique(column).drop_null().to_pylist()
+    ]
+    return [(process, numbers.drop_null()) for process, numbers in found if numbers.null_count < len(numbers)]
+
+
+def _ranges(numbers: pa.Array) -> Ranges:
+    each = np.unique(numbers.to_numpy(zero_copy_only=False))
+    ends = np.flatnonzero(np.diff(each) > 1)
+    firsts, lasts = each[np.concatenate(([0], ends + 1))], each[np.concatenate((ends, [each.size - 1]))]
+    return tuple(zip(firsts.tolist(), lasts.tolist(), strict=True))
+
+
+def write_facts(spark: SparkSession, rows: DataFrame, folder: Path) -> None:
+    """Write the facts of some rows.
+
+    Args:
+        spark: the session.
+        rows: the journal's, each once.
+        folder: of nobody else; gets a folder for each fact.
+    """
+    _write(spark, fact_pieces(rows), folder)
+
+
+def merge_facts(spark: SparkSession, parts: Sequence[Path], folder: Path) -> None:
+    """Write what the facts of several parts are together.
+
+    Args:
+        spark: the session.
+        parts: folders that `write_facts` or this wrote.
+        folder: of nobody else.
+    """
+
+    def merged(fact: Fact) -> Piece:
+        union = functools.reduce(DataFrame.unionByName, (_read(spark, fact, part) for part in parts))
+        return Piece(fact.name, fact.schema, (), lambda _: fact.merged(union), "snappy")
+
+    _write(spark, [merged(fact) for fact in FACTS], folder)
+
+
+def read_facts(spark: SparkSession, part: Path | None) -> Mapping[str, DataFrame]:
+    """Give the facts of a part by their names; those of an empty journal for None."""
+    if part is None:
+        return {fact.name: spark.createDataFrame([], fact.schema) for fact in FACTS}
+    return {fact.name: _read(spark, fact, part) for fact in FACTS}
+
+
+def _write(spark: SparkSession, pieces: Sequence[Piece], folder: Path) -> None:
+    write_pieces(spark, pieces, {}, lambda name: folder / name, lambda *_: None)
+
+
+def _read(spark: SparkSession, fact: Fact, part: Path) -> DataFrame:
+    return spark.read.schema(fact.schema).parquet(spark_path(part / fact.name))

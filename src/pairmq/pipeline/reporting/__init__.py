@@ -4,11 +4,32 @@ The page is one file without scripts: its plots are SVG that is made here, so th
 years later, and nothing that a journal says can ever run in it.
 """
 
+from __future__ import annotations
+
+import os
 from typing import TYPE_CHECKING
 
-from pairmq.pipeline.reporting._door import check_reporting, report
+from pairmq.pipeline.session import PipelineUnavailable
 
 if TYPE_CHECKING:
     from pairmq.pipeline.reporting._report import Written as Written
 
 __all__ = ["check_reporting", "report"]
+
+
+def check_reporting() -> None:
+    """Raise `PipelineUnavailable` where a package is missing that the report needs."""
+    try:
+        import jinja2  # noqa: F401  # only whether they are there
+        import numpy  # noqa: F401
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise PipelineUnavailable(f"the report needs more packages: pip install 'pairmq[spark]' ({error})") from None
+
+
+def report(tables: str | os.PathLike[str], to: str | os.PathLike[str] | None = None) -> Written:
+    """Write the report of what a run found; see `pairmq.pipeline.reporting._report.report`."""
+    check_reporting()
+    from pairmq.pipeline.reporting import _report
+
+    return _report.report(tables, to)

@@ -1,16 +1,19 @@
-"""The answers that stand at the head: the verdict in a sentence, and the figures that everybody asks for."""
+"""The answers that stand at the head: the verdict in a sentence, and the figures that everybody asks for.
+
+What can't be known: every reason for which the report may say too little.
+
+The verdicts in words for people, and what kind of answer each is. The rules are in the pipeline's transforms.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
-from pairmq.pipeline.reporting._caveats import Caveat, caveats
 from pairmq.pipeline.reporting._values import Key, Latency, Told
-from pairmq.pipeline.reporting._verdicts import FAULTS, meaning_of
-from pairmq.pipeline.reporting._words import duration, grouped, named, percent, plural
+from pairmq.pipeline.reporting._words import duration, grouped, named, percent, plural, visible
 
 Verdict: TypeAlias = Literal["lost", "faults", "incomplete", "good"]
 
@@ -211,3 +214,167 @@ def _blind(found: Sequence[Caveat]) -> Tile:
     if not found:
         return Tile("Blind spots", "none", "the journal is whole", "good")
     return Tile("Blind spots", grouped(len(found)), "what can't be known: see below")
+
+
+MOST_NAMED = 10
+"""Files, programs and entities that one caveat names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caveat:
+    """One reason.
+
+    Args:
+        kind: a word for programs.
+        count: of what the text counts.
+        text: a sentence.
+        names: what it is about, the first few.
+    """
+
+    kind: str
+    count: int
+    text: str
+    names: Sequence[str] = ()
+
+
+def caveats(told: Told) -> Sequence[Caveat]:
+    """Find them all, the weightiest first."""
+    return tuple(each for each in (*_of_the_journal(told), *_of_the_messages(told), *_of_the_rest(told)) if each.count)
+
+
+def _of_the_journal(told: Told) -> Iterator[Caveat]:
+    bad = told.run["journal"].get("bad_segments") or []
+    yield Caveat(
+        "bad-segments",
+        len(bad),
+        f"{plural(len(bad), 'file')} of the journal could not be read.",
+        tuple(f"{visible(each['path'])}: {visible(each['problem'])}" for each in bad[:MOST_NAMED]),
+    )
+    programs = told.programs
+    names = tuple(visible(each.process) for each in programs.incomplete if each.missing or each.dropped)
+    yield Caveat(
+        "missing-rows", programs.missing, f"{plural(programs.missing, 'row')} of the journal are missing.", names
+    )
+    yield Caveat(
+        "dropped-events", programs.dropped, f"Programs could not write {plural(programs.dropped, 'event')}.", names
+    )
+    yield Caveat(
+        "misdated-rows",
+        programs.misdated,
+        f"{plural(programs.misdated, 'row')} of the journal count for nothing, by whose clock it was before 2020 or "
+        "after 2100.",
+    )
+    parts = told.run["journal"].get("unfinished_parts") or []
+    yield Caveat(
+        "unfinished-parts",
+        len(parts),
+        f"{plural(len(parts), 'part')} of the journal not finished, whose rows are not read: programs that run finish "
+        "theirs, pairmq journal recover finishes what killed ones left.",
+        tuple(visible(each["path"]) for each in parts[:MOST_NAMED]),
+    )
+    killed = programs.ended.get("killed", 0)
+    yield Caveat(
+        "killed",
+        killed,
+        f"{plural(killed, 'program')} ended without a word; what {'it' if killed == 1 else 'they'} did last may be "
+        "missing.",
+        tuple(visible(each.process) for each in programs.incomplete if each.ended == "killed"),
+    )
+    running = programs.ended.get("open", 0)
+    yield Caveat(
+        "running",
+        running,
+        f"{plural(running, 'program')} may be running still, or the latest rows of their machines have not come: what "
+        "happened since is not in the journal.",
+    )
+    yield Caveat(
+        "sampled",
+        programs.sampled,
+        f"{plural(programs.sampled, 'program')} kept only a part of the healthy sends: availability counts for the "
+        "rest, single messages are not known.",
+    )
+
+
+def _of_the_messages(told: Told) -> Iterator[Caveat]:
+    verdicts = told.messages.verdicts
+    unseen = sorted(
+        (key for key, each in told.messages.by_entity.items() if each.get("delivery not observed")),
+        key=lambda key: -told.messages.by_entity[key]["delivery not observed"],
+    )
+    many = verdicts.get("delivery not observed", 0)
+    yield Caveat(
+        "not-observed",
+        many,
+        f"{plural(many, 'message')} at the primary: no journal tells of {'its' if many == 1 else 'their'} delivery. "
+        f"{'It concerns' if len(unseen) == 1 else 'They concern'} {plural(len(unseen), 'entity')}.",
+        tuple(visible(key.entity) for key in unseen[:MOST_NAMED]),
+    )
+    for kind, verdict, text in (
+        ("unproven", "unproven", "may be lost or not: what would tell is in a hole of the journal."),
+        (
+            "unproven-copies",
+            "duplicated, unproven",
+            "completed more than once: what would tell why may be in a hole of the journal, or was not kept.",
+        ),
+        ("unknown", "unknown", "had a sender that never learnt the outcome, and no delivery is in the journal."),
+        ("not-journalled", "not journalled", "turned up of which no accepted send is in the journal."),
+    ):
+        many = verdicts.get(verdict, 0)
+        yield Caveat(kind, many, f"{plural(many, 'message')} {text}")
+
+
+def _of_the_rest(told: Told) -> Iterator[Caveat]:
+    if told.cost.source in ("estimated", "mixed"):
+        yield Caveat(
+            "estimated-cost",
+            1,
+            "Operations are estimated from the journal's rows, which tell of no empty polls and of no batches.",
+        )
+    if dict(told.messages.verdicts) != {name: count for name, count in told.run["messages"].items() if count}:
+        yield Caveat(
+            "changed-tables",
+            1,
+            f"The tables have {plural(told.messages.count, 'message')}, the run told of "
+            f"{grouped(sum(told.run['messages'].values()))}: another run may have been writing. Make the report again.",
+        )
+
+
+Tone: TypeAlias = Literal["arrived", "waiting", "ended", "unseen", "fault"]
+"""It arrived; it is on its way; it ended otherwise, as it was told; nobody can tell; a promise was broken."""
+
+
+class Meaning(NamedTuple):
+    """What a verdict says, and how it is drawn."""
+
+    tone: Tone
+    text: str
+
+
+VERDICTS: dict[str, Meaning] = {
+    "lost": Meaning("fault", "accepted, and gone: the journal shows that it would be there"),
+    "phantom": Meaning("fault", "refused, and delivered all the same"),
+    "duplicated, unexplained": Meaning("fault", "delivered more often than anything in the journal explains"),
+    "out of order": Meaning("fault", "delivered behind a later one, which the options do not allow"),
+    "delivered": Meaning("arrived", "accepted, and completed once by a consumer"),
+    "duplicated, explained": Meaning("arrived", "completed more than once; each further copy has its reason"),
+    "duplicated, unproven": Meaning("arrived", "completed more than once; the journal may lack the row that tells why"),
+    "unknown, delivered": Meaning("arrived", "its sender never learnt the outcome; it was delivered"),
+    "in flight": Meaning("waiting", "at the primary, and not delivered yet"),
+    "diverted": Meaning("waiting", "in the backlog, and not brought home yet"),
+    "unsettled": Meaning("waiting", "a consumer got it, and has not completed it"),
+    "expired": Meaning("ended", "its own time to live ran out"),
+    "dead-lettered": Meaning("ended", "set aside, with a reason"),
+    "refused": Meaning("ended", "never accepted; its sender was told so"),
+    "delivery not observed": Meaning("unseen", "at the primary; no journal tells of its deliveries"),
+    "unproven": Meaning("unseen", "not seen again, and the journal has a hole where that would be told"),
+    "unknown": Meaning("unseen", "its sender never learnt the outcome, and no delivery is in the journal"),
+    "not journalled": Meaning("unseen", "nothing tells of a send of it that was accepted"),
+}
+"""In the order in which they are told."""
+
+FAULTS = tuple(name for name, meaning in VERDICTS.items() if meaning.tone == "fault")
+
+
+def meaning_of(verdict: str) -> Meaning:
+    """A verdict of a later version is not known here."""
+    return VERDICTS.get(verdict, Meaning("unseen", "a verdict that this version does not know"))

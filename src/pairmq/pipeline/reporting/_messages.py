@@ -1,7 +1,15 @@
-"""Reads the table of all messages once, whatever its size, into counts by slot, by entity and by phase."""
+"""Reads the table of all messages once, whatever its size, into counts by slot, by entity and by phase.
+
+How deep the backlog was in each slot: from the messages, or where slots are long, from the table of minutes.
+
+Cuts a time in slots, and finds the times that are worth a closer look.
+
+Percentiles of durations from a histogram, so that any number of them takes the same memory.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -10,9 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pairmq.pipeline.reporting._depth import Depth
-from pairmq.pipeline.reporting._grid import MINUTE
-from pairmq.pipeline.reporting._latency import Histogram, latency_of
+from pairmq.pipeline.reporting._answers import FAULTS
 from pairmq.pipeline.reporting._tables import NEVER, Directory, micros, numbers
 from pairmq.pipeline.reporting._values import (
     Counts,
@@ -26,7 +32,6 @@ from pairmq.pipeline.reporting._values import (
     Series,
     Span,
 )
-from pairmq.pipeline.reporting._verdicts import FAULTS
 
 MOST_FAULTS = 100
 """Messages of each fault that are named."""
@@ -231,3 +236,165 @@ def _overlaps(spans: Sequence[Span], began: Numbers, ended: Numbers) -> NDArray[
 
 def _oldest_first(fault: Fault) -> tuple[bool, float, str]:
     return fault.first_sent_at is None, fault.first_sent_at or 0.0, fault.message_id
+
+
+_FINER = 16  # parts of a slot at whose ends the messages are counted: a peak within a slot is seen nearly as high
+_MOST_MINUTES = 20_000_000
+
+
+class Depth:
+    """The depth of all backlog queues together.
+
+    Args:
+        grid: its slots.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._change = np.zeros(grid.slots * _FINER + 1, np.int64)
+        self._minutes: Counts | None = None
+
+    def add(self, came: Counts, left: Counts) -> None:
+        """Count messages: when each came, and when it left, in microseconds."""
+        there = came != NEVER
+        self._change += self._changes(came[there])
+        self._change -= self._changes(left[there & (left != NEVER)])
+
+    def take_minutes(self, tables: Directory) -> None:
+        """Take the table ``backlog`` instead: the sum of all queues at the end of each minute."""
+        first = int(self._grid.began // MINUTE)
+        many = int(-(-self._grid.ended // MINUTE)) - first
+        if many > _MOST_MINUTES:
+            return
+        depths = np.zeros(max(many, 1))
+        for batch in tables.batches("backlog", ("minute", "depth")):
+            minute = micros(batch.column("minute")) // 60_000_000 - first
+            inside = (minute >= 0) & (minute < many)
+            np.add.at(depths, minute[inside], numbers(batch.column("depth"))[inside])
+        began, width = round(self._grid.began), round(self._grid.width)
+        slot = np.clip(((np.arange(len(depths)) + first) * round(MINUTE) - began) // width, 0, self._grid.slots - 1)
+        most = np.zeros(self._grid.slots)
+        np.maximum.at(most, slot, depths)
+        self._minutes = most.astype(np.int64)
+
+    def most(self) -> Counts:
+        """The most messages in each slot."""
+        if self._minutes is not None:
+            return self._minutes
+        depth = self._change[:-1].cumsum().reshape(self._grid.slots, _FINER)
+        found: Counts = np.maximum(depth.max(axis=1), 0)
+        return found
+
+    def _changes(self, at: Counts) -> Counts:
+        """How many fall into each part of a slot; what was before the grid falls into the first, and counts on."""
+        part = (at - round(self._grid.began * 1e6)) * _FINER // round(self._grid.width * 1e6)
+        return np.bincount(np.clip(part, 0, self._grid.slots * _FINER), minlength=self._change.size)
+
+
+SLOTS = 160
+"""At most: as many as can be told apart on a narrow screen too."""
+
+_WIDTHS = (
+    *(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30),
+    *(60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400),
+)
+_CLOSE_ENOUGH = 10  # slots of the overview that the longest outage covers: more show it well
+
+MINUTE = 60.0
+
+
+def grid_of(span: Span) -> Grid:
+    """Cut a time into slots of a width that people count in, which begin at its multiples.
+
+    Args:
+        span: what to cut; the grid covers all of it.
+    """
+    seconds = max(span.seconds, SLOTS * _WIDTHS[0] / 2)
+    width = next((each for each in _WIDTHS if seconds <= (SLOTS - 1) * each), None)
+    if width is None:
+        width = -(-seconds // ((SLOTS - 1) * 86_400)) * 86_400
+    began = span.began // width * width
+    slots = int((span.ended - began) // width) + 1
+    return Grid(began, width, slots)
+
+
+def closer(grid: Grid, out: Sequence[Span], drained: Sequence[Span]) -> Grid | None:
+    """Choose what a closer look is worth: the longest outage, with what came before and after it.
+
+    Args:
+        grid: of all of the time.
+        out: when any entity was out.
+        drained: when any backlog was drained.
+
+    Returns:
+        None where the grid shows it well enough.
+    """
+    if not out or grid.width < 1:
+        return None
+    longest = max(out, key=lambda span: span.seconds)
+    # Its drain belongs to it, but a drain of hours must not make the outage small again.
+    ends = [span.ended for span in drained if longest.began <= span.began <= longest.ended + 1]
+    ended = min(max([longest.ended, *ends]), longest.ended + 3 * max(longest.seconds, 10.0))
+    margin = max(0.2 * (ended - longest.began), 2.0)
+    if ended - longest.began > _CLOSE_ENOUGH * grid.width:
+        return None
+    return grid_of(Span(max(grid.began, longest.began - margin), min(grid.ended, ended + margin)))
+
+
+_STEP = math.log(1.02)
+_LEAST, _MOST = 1e-6, 1e6  # s: what is below or above falls into the first or last bucket
+_BUCKETS = math.ceil(math.log(_MOST / _LEAST) / _STEP) + 1
+
+
+class Histogram:
+    """Counts of durations in buckets 2 % wide, for several rows.
+
+    Args:
+        rows: how many histograms.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._counts = np.zeros((rows, _BUCKETS), np.int64)
+        self._longest = np.full(rows, np.nan)
+
+    def add(self, rows: Counts, seconds: Numbers) -> None:
+        """Count durations; those that are not a number are left out.
+
+        Args:
+            rows: for each, whose histogram.
+            seconds: as many.
+        """
+        known = ~np.isnan(seconds)
+        rows, seconds = rows[known], seconds[known]
+        buckets = np.ceil(np.log(np.clip(seconds, _LEAST, _MOST) / _LEAST) / _STEP - 1e-9).astype(np.int64)
+        flat = np.bincount(rows * _BUCKETS + buckets, minlength=self._counts.size)
+        self._counts += flat.reshape(self._counts.shape)
+        np.fmax.at(self._longest, rows, seconds)
+
+    def count(self, row: int) -> int:
+        """How many durations one histogram has."""
+        return int(self._counts[row].sum())
+
+    def longest(self) -> Numbers:
+        """The longest of each, exactly; not a number where there is none."""
+        return self._longest
+
+    def quantiles(self, shares: Sequence[float]) -> list[Numbers]:
+        """For each share, the duration that so many don't exceed, in each histogram; 2 % too high at most."""
+        below = self._counts.cumsum(axis=1)
+        total = below[:, -1]
+        found = []
+        for share in shares:
+            reached = below >= np.maximum(np.ceil(total * share - 1e-9), 1)[:, None]
+            bound = _LEAST * np.exp(reached.argmax(axis=1) * _STEP)
+            found.append(np.where(total > 0, np.fmin(bound, self._longest), np.nan))
+        return found
+
+
+def latency_of(histogram: Histogram, row: int) -> Latency | None:
+    """Sum one histogram up; None if it is empty."""
+    count = histogram.count(row)
+    if not count:
+        return None
+    p50, p95, p99 = (float(each[row]) for each in histogram.quantiles((0.5, 0.95, 0.99)))
+    return Latency(count, p50, p95, p99, float(histogram.longest()[row]))

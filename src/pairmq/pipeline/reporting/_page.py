@@ -13,12 +13,10 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 
-from pairmq.pipeline.reporting._answers import Answers, most_out, phases
-from pairmq.pipeline.reporting._bars import bar, reach, scale_of
-from pairmq.pipeline.reporting._course import MOST_ROWS, course, name_of
-from pairmq.pipeline.reporting._states import drawn_wider
+from pairmq.pipeline.reporting._answers import VERDICTS, Answers, meaning_of, most_out, phases
+from pairmq.pipeline.reporting._plots import MOST_ROWS, course, drawn_wider, name_of
+from pairmq.pipeline.reporting._svg import bar, reach, scale_of
 from pairmq.pipeline.reporting._values import Fault, Key, Sends, Series, Spans, Told
-from pairmq.pipeline.reporting._verdicts import VERDICTS, meaning_of
 from pairmq.pipeline.reporting._words import (
     clock,
     date,

@@ -12,12 +12,10 @@ from typing import Any
 
 from pairmq.model import ConfigurationError
 from pairmq.pipeline.reporting._answers import answers
-from pairmq.pipeline.reporting._grid import closer, grid_of
-from pairmq.pipeline.reporting._messages import messages
+from pairmq.pipeline.reporting._messages import closer, grid_of, messages
 from pairmq.pipeline.reporting._page import page
-from pairmq.pipeline.reporting._read import availability, cost, order, outages, programs
 from pairmq.pipeline.reporting._summary import summary
-from pairmq.pipeline.reporting._tables import Directory, TableReplaced
+from pairmq.pipeline.reporting._tables import Directory, TableReplaced, availability, cost, order, outages, programs
 from pairmq.pipeline.reporting._values import Span, Told
 
 PAGE, DOCUMENT = "report.html", "report.json"

@@ -2,17 +2,25 @@
 
 Every text and every value is escaped where it enters; nothing else makes markup. No style attribute is used, which the
 page's policy would not allow: colours come from classes.
+
+Where the lines of a plot are: instants, counts, and durations by powers of ten.
+
+Plots that stand in the rows of tables: the table beside them says the same in numbers.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
-from pairmq.pipeline.reporting._values import Numbers
+from pairmq.pipeline.reporting._values import Grid, Latency, Numbers
+from pairmq.pipeline.reporting._words import clock
 
 WIDE = 1000
 """Units across of a drawing that is stretched to the width of the page."""
@@ -88,3 +96,131 @@ def _runs(chosen: NDArray[np.bool_]) -> Sequence[tuple[int, int]]:
             runs.append((first, slot))
             first = None
     return runs
+
+
+_STEPS = (
+    *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0),
+    *(60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0, 10_800.0, 21_600.0, 43_200.0),
+)
+_DAY = 86_400.0
+_TICKS = 8
+_NARROW_TICKS = 4
+
+
+class Tick(NamedTuple):
+    """A line across time.
+
+    Args:
+        share: where it is, from 0 to 1.
+        label: what stands there.
+        always: whether narrow screens have room for the label too.
+    """
+
+    share: float
+    label: str
+    always: bool
+
+
+def time_ticks(grid: Grid) -> Sequence[Tick]:
+    """Choose round instants within a grid."""
+    seconds = grid.ended - grid.began
+    step = next((each for each in _STEPS if seconds / each <= _TICKS), None)
+    if step is None:
+        step = math.ceil(seconds / _TICKS / _DAY) * _DAY
+    first = math.ceil(grid.began / step - 1e-9)
+    ticks = []
+    number = first
+    # At the very edge a label would be cut.
+    while number * step <= grid.ended - 0.02 * seconds:
+        if number * step >= grid.began + 0.02 * seconds:
+            ticks.append(number * step)
+        number += 1
+    # On a narrow screen half a label is wider than these margins.
+    roomy = [at for at in ticks if 0.08 < grid.share(at) < 0.92]
+    kept = set(roomy[:: max(1, math.ceil(len(roomy) / _NARROW_TICKS))])
+    return [Tick(grid.share(at), _label(at, step), at in kept) for at in ticks]
+
+
+def _label(at: float, step: float) -> str:
+    told = datetime.fromtimestamp(at, UTC)
+    if step >= _DAY or (step >= 3600 and told.hour == 0 and told.minute == 0):
+        return f"{told.day} {told:%b}"
+    if step >= 60:
+        return f"{told:%H:%M}"
+    return clock(at, step)
+
+
+def count_ticks(most: float) -> Sequence[float]:
+    """Choose a round top for a scale from 0, and a line in its middle."""
+    if most <= 1:
+        return (1,)
+    power = 10 ** math.floor(math.log10(most))
+    top = next(factor * power for factor in (1, 1.5, 2, 3, 4, 5, 6, 8, 10) if factor * power >= most)
+    if top < 4 or top != int(top):
+        return (math.ceil(top),)
+    return (top / 2, top) if top % 2 == 0 else (top,)
+
+
+def power_ticks(least: float, most: float) -> Sequence[float]:
+    """Choose powers of ten that hold all durations between them, two at least."""
+    low = math.floor(math.log10(max(least, 1e-6)) + 1e-9)
+    high = math.ceil(math.log10(max(most, 1e-6)) - 1e-9)
+    return [10.0**power for power in range(low, max(high, low + 1) + 1)]
+
+
+_HEIGHT = 12
+_LEAST_SEEN = 0.004  # of the width: a part that is not nothing is not drawn as nothing
+
+
+def bar(parts: Sequence[tuple[str, float]], whole: float) -> Markup:
+    """Draw one bar of coloured parts.
+
+    Args:
+        parts: class and amount of each, from the left.
+        whole: the amount that would fill all of the width.
+    """
+    drawn = [element("rect", width="100%", height=_HEIGHT, rx=2, class_="rail")]
+    x = 0.0
+    for class_, amount in parts:
+        if amount <= 0 or whole <= 0:
+            continue
+        width = max(amount / whole, _LEAST_SEEN)
+        x = min(x, 1 - _LEAST_SEEN)
+        drawn.append(element("rect", x=across(x), width=across(min(width, 1 - x)), height=_HEIGHT, class_=class_))
+        x += width
+    return element("svg", *drawn, class_="bar", width="100%", height=_HEIGHT, aria_hidden="true")
+
+
+def scale_of(latencies: Sequence[Latency]) -> tuple[float, float]:
+    """The powers of ten, as exponents, between which all of them are."""
+    least = min(each.p50 for each in latencies)
+    most = max(each.longest for each in latencies)
+    low = math.floor(math.log10(max(least, 1e-6)))
+    return low, max(low + 1, math.ceil(math.log10(max(most, 1e-6))))
+
+
+def reach(latency: Latency, scale: tuple[float, float], class_: str) -> Markup:
+    """Draw from where to where durations reach, on a scale by powers of ten: half, 99 %, and the longest."""
+
+    def place(seconds: float) -> float:
+        return min(1.0, max(0.0, (math.log10(max(seconds, 1e-6)) - scale[0]) / (scale[1] - scale[0])))
+
+    half, most, longest = place(latency.p50), place(latency.p99), place(latency.longest)
+    lines = [
+        element("line", x1=across(each), x2=across(each), y1=0, y2=_HEIGHT, class_="grid")
+        for each in (number / (scale[1] - scale[0]) for number in range(int(scale[1] - scale[0]) + 1))
+    ]
+    return element(
+        "svg",
+        *lines,
+        element("line", x1=across(half), x2=across(longest), y1=6, y2=6, class_="whisker"),
+        element(
+            "rect", x=across(half), width=across(max(most - half, _LEAST_SEEN)), y=2, height=8, rx=2, class_=class_
+        ),
+        element("circle", cx=across(half), cy=6, r=4, class_="knob"),
+        element("line", x1=across(longest), x2=across(longest), y1=2, y2=10, class_="whisker"),
+        class_="bar reach",
+        width="100%",
+        height=_HEIGHT,
+        aria_hidden="true",
+    )

@@ -1,10 +1,18 @@
-"""Opens the tables of a directory, and gives their rows batch by batch: a table may be larger than the memory."""
+"""Opens the tables of a directory, and gives their rows batch by batch: a table may be larger than the memory.
+
+Reads the small tables: outages, availability, cost, programs.
+"""
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import heapq
 import json
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +22,22 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pairmq.model import ConfigurationError
-from pairmq.pipeline.reporting._values import Counts, Numbers
+from pairmq.pipeline.reporting._values import (
+    Availability,
+    Cost,
+    Counts,
+    Key,
+    Numbers,
+    Operations,
+    Order,
+    Outage,
+    Outages,
+    Program,
+    Programs,
+    Sends,
+    Span,
+    Spans,
+)
 
 NEVER = np.iinfo(np.int64).min
 """Stands for a null among instants."""
@@ -129,3 +152,173 @@ def _run_document(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict) or not all(isinstance(document.get(part), dict) for part in _PARTS):
         raise ConfigurationError(f"{file} is no document of a run: make the tables again with 'pairmq pipeline run'")
     return document
+
+
+MOST_OUTAGES = 25
+"""Outages that are told one by one."""
+
+MOST_PROGRAMS = 10
+"""Programs that are named."""
+
+_OPEN = ("journal ends", "process killed", "pair closed")
+_AGAIN = "failed again"
+
+
+def programs(tables: Directory) -> Programs:
+    """Read who wrote the journal, and what is missing of it."""
+    names = ("process", "sample_healthy", "first_at", "last_at", "rows", "missing", "dropped", "misdated", "ended")
+    ended: Counter[str] = Counter()
+    sums: Counter[str] = Counter()
+    bad: list[Program] = []
+    firsts: list[float] = []
+    lasts: dict[str, float] = {}
+    for row in tables.rows("processes", names):
+        ended[row["ended"]] += 1
+        for name in ("rows", "missing", "dropped", "misdated"):
+            sums[name] += row[name] or 0
+        sums["sampled"] += row["sample_healthy"] is not None and row["sample_healthy"] < 1
+        if (row["missing"] or row["dropped"] or row["ended"] == "killed") and len(bad) < MOST_PROGRAMS:
+            bad.append(Program(row["process"], row["missing"] or 0, row["dropped"] or 0, row["ended"] or ""))
+        if row["first_at"] is not None and row["last_at"] is not None:
+            firsts.append(row["first_at"])
+            lasts[row["process"]] = row["last_at"]
+    return Programs(
+        count=sum(ended.values()),
+        rows=sums["rows"],
+        missing=sums["missing"],
+        dropped=sums["dropped"],
+        misdated=sums["misdated"],
+        ended=dict(ended),
+        sampled=sums["sampled"],
+        incomplete=tuple(bad),
+        first_at=min(firsts, default=None),
+        last_at=max(lasts.values(), default=None),
+        lasts=lasts,
+    )
+
+
+def outages(tables: Directory, wrote: Programs) -> Outages:
+    """Read the outages.
+
+    Args:
+        tables: where they are.
+        wrote: tells how far an outage is known that did not end.
+    """
+    names = (
+        *("process", "pair", "entity", "started_at", "failed_over_at", "up_at", "ended_at", "open_because", "cause"),
+        *("failure_kind", "time_to_divert", "downtime", "time_to_recover", "drain_time", "diverted", "refused"),
+        *("unknown", "peak_backlog"),
+    )
+    count = still_open = peak = 0
+    worst: list[tuple[float, int, Outage]] = []
+    spans: dict[Key, tuple[list[Span], list[Span], list[Span]]] = defaultdict(lambda: ([], [], []))
+    starts: dict[tuple[str, Key], list[float]] = defaultdict(list)
+    broken: list[tuple[str, Key, float]] = []
+    for row in tables.rows("episodes", names):
+        outage = _outage(row, wrote)
+        count += 1
+        still_open += outage.open_because in _OPEN
+        peak = max(peak, outage.peak_backlog)
+        heapq.heappush(worst, (outage.out, -count, outage))
+        if len(worst) > MOST_OUTAGES:
+            heapq.heappop(worst)
+        for kept, span in zip(spans[outage.key], _states(outage), strict=True):
+            if span is not None:
+                kept.append(span)
+        starts[outage.process, outage.key].append(outage.started_at)
+        if outage.open_because == _AGAIN and outage.up_at is not None:
+            broken.append((outage.process, outage.key, outage.up_at))
+    for each in starts.values():
+        each.sort()
+    for process, key, up in broken:
+        # Its backlog was drained until it failed again.
+        following = starts[process, key]
+        next_start = bisect.bisect_right(following, up)
+        if next_start < len(following):
+            spans[key][2].append(Span(up, following[next_start]))
+    merged = {
+        key: Spans(union(each[0]), union(each[1]), union(each[2]), union(chain(each[0], each[1])))
+        for key, each in spans.items()
+    }
+    return Outages(
+        count=count,
+        still_open=still_open,
+        worst=tuple(outage for *_, outage in sorted(worst, key=lambda each: (-each[0], -each[1]))),
+        spans=merged,
+        union=union(chain.from_iterable(each.out for each in merged.values())),
+        peak=peak,
+    )
+
+
+def union(spans: Iterable[Span]) -> Sequence[Span]:
+    """Join times that overlap or touch; in order."""
+    joined: list[Span] = []
+    for span in sorted(spans):
+        if joined and span.began <= joined[-1].ended:
+            joined[-1] = Span(joined[-1].began, max(joined[-1].ended, span.ended))
+        else:
+            joined.append(span)
+    return tuple(joined)
+
+
+def _outage(row: Mapping[str, Any], wrote: Programs) -> Outage:
+    marks = (row["ended_at"], row["up_at"], row["failed_over_at"], row["started_at"])
+    until = max(mark for mark in marks if mark is not None)
+    if row["open_because"] == "journal ends" and wrote.last_at is not None:
+        until = max(until, wrote.last_at)
+    elif row["open_because"] in _OPEN:
+        until = max(until, wrote.lasts.get(row["process"], until))
+    values = {name: value for name, value in row.items() if name not in ("pair", "entity")}
+    for name in ("diverted", "refused", "unknown", "peak_backlog"):
+        values[name] = values[name] or 0
+    return Outage(key=Key(row["pair"], row["entity"]), until=until, **values)
+
+
+def _states(outage: Outage) -> tuple[Span | None, Span | None, Span | None]:
+    """When it was failing, failed over and draining."""
+    over, up = outage.failed_over_at, outage.up_at
+    gone = outage.until if up is None else up
+    return (
+        Span(outage.started_at, gone if over is None else over),
+        None if over is None else Span(over, gone),
+        None if up is None or outage.until <= up else Span(up, outage.until),
+    )
+
+
+def availability(tables: Directory) -> Availability:
+    """Read how sends ended."""
+    outcomes = ("accepted_primary", "accepted_backlog", "refused", "unknown")
+    total, entities, hours = Sends(), defaultdict[Key, Sends](Sends), defaultdict[float, Sends](Sends)
+    for row in tables.rows("availability", ("pair", "entity", "hour", "attempted", *outcomes)):
+        sends = Sends(*(row[name] or 0.0 for name in ("attempted", *outcomes)))
+        for sums in (total, entities[Key(row["pair"], row["entity"])], hours[row["hour"]]):
+            sums.add(sends)
+    return Availability(total, dict(entities), dict(hours))
+
+
+def order(tables: Directory) -> Order:
+    """Read how many messages were overtaken by design."""
+    delivered = overtaken = 0
+    for batch in tables.batches("order", ("delivered", "overtaken")):
+        delivered += int(numbers(batch.column("delivered")).sum())
+        overtaken += int(numbers(batch.column("overtaken")).sum())
+    return Order(delivered, overtaken)
+
+
+def cost(tables: Directory) -> Cost:
+    """Read what was asked of the brokers."""
+    sides: dict[str, Operations] = {}
+    days: dict[float, Counter[str]] = defaultdict(Counter)
+    sources = set()
+    for row in tables.rows("cost", ("side", "day", "source", "sends", "receives", "pings", "operations", "price")):
+        side = sides.setdefault(row["side"], Operations())
+        side.sends += row["sends"] or 0
+        side.receives += row["receives"] or 0
+        side.pings += row["pings"] or 0
+        side.price += row["price"] or Decimal()
+        days[row["day"]][row["side"]] += row["operations"] or 0
+        sources.add(row["source"])
+    source = "mixed" if len(sources) > 1 else next(iter(sources), None)
+    return Cost(
+        sides, {day: dict(each) for day, each in sorted(days.items())}, source, any(s.price for s in sides.values())
+    )

@@ -1,17 +1,116 @@
-"""The plots below the states: sends, the backlog and latency, each with its head and its own scale."""
+"""The plot of what happened: states, sends, backlog and latency, one below the other over the same time.
+
+The plots below the states: sends, the backlog and latency, each with its head and its own scale.
+
+The states of each entity over the time of a plot.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup
 
-from pairmq.pipeline.reporting._axes import count_ticks, power_ticks
-from pairmq.pipeline.reporting._svg import element, stairs, steps, stretched, text
-from pairmq.pipeline.reporting._values import Numbers, Series
-from pairmq.pipeline.reporting._words import duration, grouped
+from pairmq.pipeline.reporting._svg import (
+    across,
+    count_ticks,
+    element,
+    power_ticks,
+    stairs,
+    steps,
+    stretched,
+    text,
+    time_ticks,
+)
+from pairmq.pipeline.reporting._values import Grid, Key, Numbers, Series, Span, Spans
+from pairmq.pipeline.reporting._words import clock, date, duration, grouped, named
+
+MOST_ROWS = 8
+"""Entities whose states are drawn."""
+
+_GAP = 20  # px
+_NAME = 30  # characters of an entity's name beside its state
+
+
+def course(series: Series, spans: Mapping[Key, Spans], rows: Sequence[Key], names: Mapping[Key, str]) -> Markup:
+    """Draw it.
+
+    Args:
+        series: what happened in each slot.
+        spans: the states of the entities.
+        rows: whose states are drawn, in this order.
+        names: what they are called.
+
+    Returns:
+        One ``svg`` element, as wide as what it is in.
+    """
+    grid = series.grid
+    top = len(rows) * ROW + 14
+    panels = (sends_panel(series), backlog_panel(series), latency_panel(series))
+    height = top + len(panels) * (HEAD + PLOT + _GAP) + 4
+    # After the labels of the states, which must not be veiled.
+    drawn = [states(grid, spans.get(key, Spans()), names[key], number * ROW) for number, key in enumerate(rows)]
+    union = [span for key in rows for span in spans.get(key, Spans()).out]
+    plots = []
+    for number, panel in enumerate(panels):
+        y = top + number * (HEAD + PLOT + _GAP)
+        shade = [
+            element("rect", x=across(x), width=across(w), y=y + HEAD, height=PLOT, class_="shade")
+            for x, w in pieces(union, grid)
+        ]
+        plots.append(element("g", *shade, *panel.drawn(y)))
+    bottom = height - _GAP + 10
+    ticks = time_ticks(grid)
+    lines = [
+        element("line", x1=across(tick.share), x2=across(tick.share), y1=0, y2=bottom - 12, class_="grid")
+        for tick in ticks
+    ]
+    labels = [
+        text(tick.label, tick.share, bottom, class_="tick" if tick.always else "tick wide", end="middle")
+        for tick in ticks
+    ]
+    hits = [_hit(series, panels, slot, top, bottom) for slot in range(grid.slots)]
+    title = f"States, sends, backlog and latency from {date(grid.began)} {clock(grid.began)} to {clock(grid.ended)} UTC"
+    return element(
+        "svg",
+        *lines,
+        *drawn,
+        *plots,
+        *labels,
+        *hits,
+        class_="course",
+        width="100%",
+        height=height,
+        role="img",
+        aria_label=title,
+    )
+
+
+def _hit(series: Series, panels: Sequence[Panel], slot: int, top: float, bottom: float) -> Markup:
+    """What is shown while the pointer is on a slot: a line across all plots, and the values in place of the legends."""
+    grid = series.grid
+    x = (slot + 0.5) / grid.slots
+    began = grid.began + slot * grid.width
+    told = clock(began, grid.width) if grid.width < 3600 else f"{date(began)} {clock(began)}"
+    parts = [element("line", x1=across(x), x2=across(x), y1=0, y2=bottom - 12, class_="cross")]
+    for number, panel in enumerate(panels):
+        y = top + number * (HEAD + PLOT + _GAP)
+        parts.append(element("rect", y=y + 17, width="100%", height=19, class_="veil"))
+        parts.append(text(panel.readouts[slot], 0, y + 30, class_="legend"))
+    parts.append(element("rect", y=bottom - 11, width="100%", height=16, class_="veil"))
+    end = "start" if x < 0.1 else "end" if x > 0.9 else "middle"
+    parts.append(text(told, x, bottom, class_="tick strong", end=end))
+    area = element("rect", x=across(slot / grid.slots), width=across(1 / grid.slots), y=0, height=bottom, class_="area")
+    return element("g", area, element("g", *parts, class_="tip"), class_="hit")
+
+
+def name_of(key: Key, several: bool) -> str:
+    """What an entity is called beside its state; with its pair where there are several."""
+    name = named(key.entity, _NAME)
+    return f"{name} · {named(key.pair, _NAME)}" if several else name
+
 
 PLOT, HEAD = 104, 40
 """Pixels of a plot's height, and of the head above it."""
@@ -89,7 +188,7 @@ class _Unit(NamedTuple):
 _UNITS = (_Unit(1.0, "a second", "s"), _Unit(60.0, "a minute", "min"), _Unit(3600.0, "an hour", "h"))
 
 
-def sends(series: Series) -> Panel:
+def sends_panel(series: Series) -> Panel:
     """Plot where sends went."""
     unit = _unit(series)
     width = series.grid.width / unit.seconds
@@ -144,7 +243,7 @@ def _cut_peaks(rates: Numbers, top: float, unit: _Unit) -> Sequence[tuple[float,
     return [((slot + (slot < len(rates) / 2)) / len(rates), 11, f" ▲ {unit.of(float(rates[slot]))} ") for slot in kept]
 
 
-def backlog(series: Series) -> Panel:
+def backlog_panel(series: Series) -> Panel:
     """Plot how many messages were in the backlog."""
     depth = series.depth.astype(np.float64)
     lines = count_ticks(float(depth.max()))
@@ -161,7 +260,7 @@ def backlog(series: Series) -> Panel:
     )
 
 
-def latency(series: Series) -> Panel:
+def latency_panel(series: Series) -> Panel:
     """Plot how long accepted sends took, by powers of ten."""
     known = series.p50[~np.isnan(series.p50)]
     title = "Send latency, from call to receipt"
@@ -213,3 +312,63 @@ def _unit(series: Series) -> _Unit:
     """The shortest unit of time in which the busiest slot has a message."""
     rate = float(np.max(series.primary + series.backlog + series.moved, initial=0)) / series.grid.width
     return next((unit for unit in _UNITS if rate * unit.seconds >= 1), _UNITS[-1])
+
+
+ROW = 38
+"""Pixels of one entity's row."""
+
+_BAR = 14  # px
+_THINNEST = 0.003  # of the width: a shorter outage is drawn this wide, so that it is seen
+_MOST_PIECES = 150
+_CELLS = 400
+
+
+def states(grid: Grid, spans: Spans, name: str, y: float) -> Markup:
+    """Draw one entity's row at a height."""
+    out = sum(min(span.ended, grid.ended) - max(span.began, grid.began) for span in spans.out if _meets(span, grid))
+    line = y + 18
+    parts = [
+        text(name, 0, y + 12, class_="title"),
+        text(f"out for {duration(out)}" if out > 0 else "never out", 1, y + 12, class_="tick", end="end"),
+        element("rect", x=0, width="100%", y=line + _BAR - 4, height=4, rx=1, class_="healthy"),
+    ]
+    # The heights tell the states apart without their colours.
+    for class_, which, high in (
+        ("draining", spans.draining, 8),
+        ("failing", spans.failing, 11),
+        ("over", spans.failed_over, 14),
+    ):
+        parts += [
+            element("rect", x=across(x), width=across(w), y=line + _BAR - high, height=high, class_=class_)
+            for x, w in pieces(which, grid)
+        ]
+    return element("g", *parts)
+
+
+def pieces(spans: Sequence[Span], grid: Grid) -> Sequence[tuple[float, float]]:
+    """Where times are on the page: place and width. Many are drawn in cells, so that a page has a bound."""
+    shares = sorted((grid.share(span.began), grid.share(span.ended)) for span in spans if _meets(span, grid))
+    if len(shares) > _MOST_PIECES:
+        cells = sorted(
+            {cell for x, end in shares for cell in range(int(x * _CELLS), min(_CELLS, int(end * _CELLS) + 1))}
+        )
+        shares = [(cell / _CELLS, (cell + 1) / _CELLS) for cell in cells]
+    found: list[tuple[float, float]] = []
+    for x, end in shares:
+        width = max(end - x, _THINNEST)
+        x = min(x, 1 - width)
+        if found and x <= found[-1][0] + found[-1][1] + 1e-9:
+            before = found.pop()
+            x, width = before[0], max(before[1], x + width - before[0])
+        found.append((x, width))
+    return found
+
+
+def drawn_wider(spans: Mapping[Key, Spans], rows: Sequence[Key], grid: Grid) -> bool:
+    """Whether an outage is too short for its place."""
+    least = _THINNEST * (grid.ended - grid.began)
+    return any(span.seconds < least and _meets(span, grid) for key in rows for span in spans.get(key, Spans()).out)
+
+
+def _meets(span: Span, grid: Grid) -> bool:
+    return span.ended > grid.began and span.began < grid.ended
