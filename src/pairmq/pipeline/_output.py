@@ -1,9 +1,4 @@
-"""The output directory while somebody writes to it: one writer at a time, who works aside.
-
-Puts a directory in the place of another at one stroke, so that nobody ever sees half of it.
-
-What is said of a file that can't be written.
-"""
+"""The output directory: one writer at a time, who works aside, and puts each table in place at one stroke."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 """The Spark session that a run works in: a local one of its own, or the one that is there already.
 
-Jobs that can be found again and ended, from whatever thread.
-
-A session's own tags are of the thread that put them on, unless it is one of Spark Connect: ended from another thread,
-nothing is found. Those of its context are known to all threads.
+A run's jobs are tagged, so that they can be found again and ended from any thread.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A message as a row and back: one schema for browsing, for streams and for writing.
 
-Message ids that are made of a row's own values, so that a row that is sent again has the id that it had.
+A message's id can be made of its row's own values, so that a row that is sent again has the id that it had.
 """
 
 from __future__ import annotations

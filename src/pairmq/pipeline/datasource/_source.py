@@ -1,7 +1,4 @@
-"""The data source ``pairmq`` as Spark registers it.
-
-``spark.read.format("pairmq")``: looks at messages and leaves them where and as they are.
-"""
+"""The data source ``pairmq`` as Spark registers it, and ``spark.read``, which leaves messages where and as they are."""
 
 from __future__ import annotations
 

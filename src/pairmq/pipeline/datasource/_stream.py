@@ -2,12 +2,11 @@
 
 A broker's acknowledgement can't be undone, and Spark reads a batch in other processes, perhaps several times. So a
 batch is not read from the broker: `latestOffset` moves messages into a spool and acknowledges them when they are on the
-disk, offsets are numbers of the spool's segments, and `commit` deletes segments. Spark tells of a commit one batch
-late, which costs disk space and nothing else.
+disk, offsets are numbers of the spool's segments, and `commit` deletes segments. Spark reports a commit one batch late,
+which costs disk space and nothing else.
 
-An event loop in a thread of its own, for code that Spark calls now and then.
-
-Between two calls the loop goes on, or a connection's heartbeats would stop while a batch is computed.
+Spark calls this now and then. The event loop has a thread of its own and goes on between two calls, or a connection's
+heartbeats would stop while a batch is computed.
 """
 
 from __future__ import annotations

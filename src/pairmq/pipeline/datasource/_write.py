@@ -1,10 +1,8 @@
 """``df.write`` and ``df.writeStream`` with ``format("pairmq")``: rows go through a pair, failover included.
 
-Each task opens a pair of its own. It succeeds when each of its rows has a receipt, and so does the job. A job that
-fails has sent rows all the same: a broker can't take them back. What is sent again has the id that it had, so that
-whoever receives can tell the copies.
-
-One task's rows through a pair: chunks in flight side by side, every row's outcome counted.
+Each task opens a pair of its own and keeps chunks of rows in flight side by side. It succeeds when each of its rows has
+a receipt, and so does the job. A job that fails has sent rows all the same: a broker can't take them back. What is sent
+again has the id that it had, so that consumers can tell the copies.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Where a pipeline's rows come from: a directory that this computer sees, or a URL that Spark alone can read."""
+"""The journal, its facts and its tables as definitions of a pipeline.
+
+The rows come from a directory that this computer sees, or from a URL that Spark alone can read.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Writes the folder that ``spark-pipelines`` runs, with somebody's own places in it.
-
-What a spec's ``configuration`` says to PairMQ.
-"""
+"""The folder that ``spark-pipelines`` runs, and what its spec's ``configuration`` says to PairMQ."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the backlog queues hold, as their broker counts it.
+"""What the backlog queues hold, as their broker counts it, and what the tasks did, as their journals count it.
 
-Counts what the tasks did from their journals: an attempt that died has told nobody else.
+The journals are the only record of an attempt that died.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""A private directory that the driver shares with workers on the same machine.
+"""What passes between the driver and its workers.
 
-It holds what must not go through Spark, the URLs that were given to the driver alone; the driver's word to stop; what
-the driver counted; and who began to work, so that those who died are known. Only this user can read it, and it ends
-with the drain.
-
-What goes to the workers and what comes back: values that hold no secret, as Spark may show or log them.
+A job and its outcome go through Spark: values that hold no secret, as Spark may show or log them. The rest is in a
+private directory that the driver shares with workers on the same machine: the URLs that were given to the driver alone;
+its request to stop; what it counted; and who began to work, so that those who died are known. Only this user can read
+it, and it ends with the drain.
 """
 
 from __future__ import annotations

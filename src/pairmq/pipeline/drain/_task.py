@@ -2,13 +2,12 @@
 
 The work is the pair's own syphon and nothing else: it sends, has that confirmed and completes, under renewed locks. So
 a task may be killed at any point, and may run beside another copy of itself or beside any other syphon: the broker's
-locks decide who has a message, and one that was sent and not yet completed comes home a second time.
+locks decide who has a message, and one that was sent and not yet completed is redelivered.
 
-What a task's queue still holds: as the driver tells it, where that is near; else as the broker does.
-
-A count is an operation of the broker's management, which some brokers throttle. So the driver counts for all tasks,
-which is what it shows to people anyway, and a task asks by itself only on another machine, or where the driver tells it
-that nothing is left: a broker that does not tell what others hold locked tells each process what that one holds itself.
+What a queue still holds is counted by the driver, where it is on the same machine; else by the task. A count is an
+operation of the broker's management, which some brokers throttle. So the driver counts for all tasks, which is what it
+shows to people anyway, and a task asks by itself only on another machine, or where the driver reports that nothing is
+left: a broker that does not count what others have locked reports to each process what that one has locked itself.
 """
 
 from __future__ import annotations

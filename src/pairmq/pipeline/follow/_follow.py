@@ -6,12 +6,9 @@ All happens one thing after another, so that it can die between any two of them:
 2. The rows of these that were not taken before become facts, and are committed to the ledger.
 3. What is in the ledger is merged into one part, and the tables are made of it, and put in place.
 
-Whether a row was taken is known by its process and number, exactly and for ever: a file that comes late, again or as a
-copy is never dropped for its time, and doubles nothing.
-
-What a kept state was made of: read with another journal or by other rules it would give wrong tables.
-
-How far the tables are complete: until when every process that is known has told all that it will ever tell.
+Whether a row was taken is known by its process and number, exactly and forever: a file that comes late, again or as a
+copy is never dropped for its time, and doubles nothing. The state says of which journal it is and by which rules it was
+made: read with another journal or by other rules it would give wrong tables.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Takes the rows of files into the ledger, each once, and keeps the files that can't be read until they can.
 
-Tells which rows of some files were not taken yet, from footers where these say it exactly, else from two columns.
-
-Facts on the disk: written of new rows, merged, and read for the tables.
+Which rows were not taken yet is read from the files' footers where these say it exactly, else from two columns. The new
+rows are written as facts, and read again for the tables.
 """
 
 from __future__ import annotations

@@ -6,10 +6,9 @@
     OUT/_follow/ledger/000042-000042.json   one commit
     OUT/_follow/facts/000042-000042-<token>/<fact>/*.parquet
 
-A commit's facts are written first, into a folder that nobody else ever writes to, and are on the disk before the entry
-that names the folder is put in place by one rename. What no entry names is a dead writer's, and is deleted.
-
-Sets of whole numbers as ranges: which rows of a process were taken, in as many pairs as there are gaps, plus one.
+A commit's facts are written first, into a folder that no other writer uses, and are on the disk before the entry that
+names the folder is put in place by one rename. What no entry names is a dead writer's, and is deleted. Which rows of a
+process were taken is kept as ranges: as many pairs of numbers as there are gaps, plus one.
 """
 
 from __future__ import annotations

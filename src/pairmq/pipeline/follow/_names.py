@@ -1,4 +1,4 @@
-"""Notes which files there are, in small lists that the stream reads: a file that was changed is noted again.
+"""Notes which files there are, in small lists that a stream reads: a file that was changed is noted again.
 
 ::
 
@@ -6,12 +6,9 @@
     OUT/_follow/names/_known.jsonl          lists that the stream has read, put together
 
 Spark could watch the journal's own directory, but its account is by name alone: a file that it found empty or gone
-between two looks, or torn, would never be seen again.
-
-The stream: files that were noted, batch by batch, each once; Spark's checkpoint says how far it has come.
-
-Only names go through the stream. What is in the files is read by the code that a batch run has for it, which sets a
-torn one aside; a stream of rows would stop at it.
+between two looks, or torn, would never be seen again. So only names go through the stream, and its checkpoint says how
+far it has come. What is in the files is read by the code that a batch run has for it, which puts a torn one aside; a
+stream of rows would stop at it.
 """
 
 from __future__ import annotations

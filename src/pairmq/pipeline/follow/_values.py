@@ -1,7 +1,4 @@
-"""What a follower tells.
-
-Asks a follower to end, from a signal's handler or from another thread.
-"""
+"""What a follower reports, and how it is asked to end."""
 
 from __future__ import annotations
 

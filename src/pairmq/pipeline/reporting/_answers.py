@@ -1,8 +1,6 @@
-"""The answers that stand at the head: the verdict in a sentence, and the figures that everybody asks for.
+"""The answers at the head: the verdict in a sentence, the main figures, and every reason for which they may be too low.
 
-What can't be known: every reason for which the report may say too little.
-
-The verdicts in words for people, and what kind of answer each is. The rules are in the pipeline's transforms.
+The rules by which messages are judged are in the pipeline's transforms.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Reads the table of all messages once, whatever its size, into counts by slot, by entity and by phase.
 
-How deep the backlog was in each slot: from the messages, or where slots are long, from the table of minutes.
-
-Cuts a time in slots, and finds the times that are worth a closer look.
-
-Percentiles of durations from a histogram, so that any number of them takes the same memory.
+A slot is a part of the time that a plot shows. The depth of the backlog in each comes from the messages, or where slots
+are long, from the table of minutes. Percentiles come from histograms, which take the same memory for any number of
+durations.
 """
 
 from __future__ import annotations

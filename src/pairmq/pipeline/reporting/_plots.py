@@ -1,9 +1,4 @@
-"""The plot of what happened: states, sends, backlog and latency, one below the other over the same time.
-
-The plots below the states: sends, the backlog and latency, each with its head and its own scale.
-
-The states of each entity over the time of a plot.
-"""
+"""The plot of what happened: states, sends, backlog and latency, one below the other over the same time."""
 
 from __future__ import annotations
 

@@ -3,9 +3,7 @@
 Every text and every value is escaped where it enters; nothing else makes markup. No style attribute is used, which the
 page's policy would not allow: colours come from classes.
 
-Where the lines of a plot are: instants, counts, and durations by powers of ten.
-
-Plots that stand in the rows of tables: the table beside them says the same in numbers.
+The pieces are elements, the places of a plot's lines, and the small plots in the rows of tables.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Opens the tables of a directory, and gives their rows batch by batch: a table may be larger than the memory.
+"""Opens the tables of a directory, gives their rows batch by batch, and reads the small ones whole.
 
-Reads the small tables: outages, availability, cost, programs.
+A table may be larger than the memory. Outages, availability, cost and programs are small.
 """
 
 from __future__ import annotations
