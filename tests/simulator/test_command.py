@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pkgutil
 import re
 import signal
 import subprocess
@@ -13,12 +14,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pairmq.cli._app import run
 from pairmq.runner._job import Endings
 from pairmq.testing.simulator import Scenario, Settings, scenario_of
+from pairmq.testing.simulator._loop import SimulationLoop
 
 
 @pytest.fixture
@@ -174,6 +177,61 @@ def test_faults_can_be_chosen(in_folder, capfd):
     scenario = replace(scenario_of(Settings(seed=1, hours=0.2)), faults=())
     (in_folder / "s.json").write_text(scenario.to_json())
     assert run(["simulate", "--replay", "s.json", "--json"]) == 0
+
+
+class Interrupting:
+    """Python prints and drops what is raised where this is collected."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def interrupt() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.usefixtures("in_folder")
+@pytest.mark.parametrize("interrupted", [interrupt, Interrupting])
+@pytest.mark.parametrize(
+    ("moment", "done"),
+    [
+        ("pairmq.testing.simulator._simulate.World", 1),  # is made
+        ("pairmq.testing.simulator._world.World._strike", 1),
+        ("pairmq.testing.simulator._loop.SimulationLoop.bury", 2),
+        ("pairmq.testing.simulator._simulate.judged", 2),
+        ("pairmq.testing.simulator._campaign.Outcome", 2),
+    ],
+)
+def test_ctrl_c_ends_it_at_the_next_step(capfd, monkeypatch, moment, done, interrupted):
+    original = pkgutil.resolve_name(moment)
+    outcomes = []
+    monkeypatch.setattr("pairmq.cli._simulate_run._Book.enter", lambda book, outcome: outcomes.append(outcome))
+
+    def then(*arguments: Any, **named: Any) -> Any:
+        result = original(*arguments, **named)
+        if len(outcomes) == 1:
+            interrupted()
+        return result
+
+    monkeypatch.setattr(moment, then)
+    loops = count_loops(monkeypatch)
+    assert run(["simulate", "--seeds", "0..9", "--hours", "0.05", "--jobs", "1"]) == 130
+    assert len(outcomes) == done
+    assert all(loop.is_closed() for loop in loops)
+    assert "stopped after" in capfd.readouterr().err
+
+
+def count_loops(monkeypatch: pytest.MonkeyPatch) -> list[SimulationLoop]:
+    """Those that are made from now on."""
+    loops: list[SimulationLoop] = []
+    make = SimulationLoop.__init__
+
+    def made(self: SimulationLoop) -> None:
+        make(self)
+        loops.append(self)
+
+    monkeypatch.setattr(SimulationLoop, "__init__", made)
+    return loops
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import typer
@@ -19,6 +21,9 @@ def main(application: typer.Typer | None = None, *, name: str = "pairmq") -> Non
             statuses; PairMQ's own commands when left out.
         name: what the program is called in its help.
     """
+    # While modules are imported there is nothing to end, and no more when all is done: there Ctrl-C ends the process as
+    # it ends any other, without a traceback.
+    _ctrl_c(signal.default_int_handler, signal.SIG_DFL)
     try:
         from pairmq.cli._app import app, run
     except ModuleNotFoundError as error:
@@ -27,4 +32,14 @@ def main(application: typer.Typer | None = None, *, name: str = "pairmq") -> Non
             raise
         sys.stderr.write("error: the command line needs typer and rich: pip install 'pairmq[cli]'\n")
         raise SystemExit(1) from None
-    raise SystemExit(run(application=application or app, name=name))
+    _ctrl_c(signal.SIG_DFL, signal.default_int_handler)
+    status = run(application=application or app, name=name)
+    _ctrl_c(signal.default_int_handler, signal.SIG_DFL)
+    raise SystemExit(status)
+
+
+def _ctrl_c(before: object, handler: Any) -> None:
+    """Change what Ctrl-C does; not where it is ignored, nor outside the main thread, which no signal reaches."""
+    if signal.getsignal(signal.SIGINT) is before:
+        with contextlib.suppress(ValueError):
+            signal.signal(signal.SIGINT, handler)

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import _thread
-import contextlib
 import hashlib
 import json as json_
-import signal
-import sys
-import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pairmq
 from pairmq.cli._errors import BadUsage, CommandFailed, file_problem
@@ -80,14 +74,13 @@ def many(runs: Sequence[Settings], *, jobs: int, state: str | None, json: bool) 
     began = time.monotonic()
     interrupted = False
     try:
-        with Progress("simulated", "seeds") as progress, _Interrupts() as interrupts:
+        with Progress("simulated", "seeds") as progress:
             for outcome in campaign(book.left, jobs=jobs):
                 book.enter(outcome)
                 if not outcome.ok and not json:
                     say(f"{outcome.text}\n\n{_again(outcome.settings)}\n", style=FAIL)
                 text = f"{grouped(book.hours)} h, {plural(len(book.failed), 'failure')}"
                 progress.update(book.done, text=text)
-                interrupts.check()
     except KeyboardInterrupt:
         interrupted = True
     book.close()
@@ -160,54 +153,6 @@ def _tell(book: _Book, seconds: float) -> None:
         say(f"violations with seeds {', '.join(map(str, sorted(book.failed)))}", style=FAIL)
     else:
         say("no violation", style=OK)
-
-
-class _Interrupts:
-    """Remembers Ctrl-C, and repeats it where it is lost.
-
-    Python prints and drops a KeyboardInterrupt that comes in a callback of its own, as while it collects garbage.
-    """
-
-    def __init__(self) -> None:
-        self._asked = self._over = False
-        self._repetition: threading.Timer | None = None
-        self._before: Any = None
-        self._hook_before = sys.unraisablehook
-
-    def check(self) -> None:
-        """Raise `KeyboardInterrupt` if Ctrl-C was pressed."""
-        if self._asked:
-            raise KeyboardInterrupt
-
-    def __enter__(self) -> Self:
-        with contextlib.suppress(ValueError):  # not the main thread: no signal comes here
-            self._before = signal.signal(signal.SIGINT, self._ask)
-            sys.unraisablehook = self._again
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._over = True
-        if self._repetition is not None:
-            self._repetition.cancel()
-            self._repetition.join()
-        if self._before is not None:
-            sys.unraisablehook = self._hook_before
-            signal.signal(signal.SIGINT, self._before)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self._asked = True
-        if not self._over:
-            raise KeyboardInterrupt
-
-    def _again(self, dropped: sys.UnraisableHookArgs) -> None:
-        if dropped.exc_type is KeyboardInterrupt:
-            # A little later: here it would be dropped once more.
-            self._repetition = threading.Timer(0.01, _thread.interrupt_main)
-            self._repetition.start()
-        else:
-            self._hook_before(dropped)
 
 
 class _Book:

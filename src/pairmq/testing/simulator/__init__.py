@@ -10,6 +10,7 @@ world (`_world`, `_process`, `_network`, `_broker`, `_transport`) writes a histo
 
 from pairmq.testing.simulator._campaign import Outcome, campaign
 from pairmq.testing.simulator._generate import scenario_of
+from pairmq.testing.simulator._interrupts import interrupts_noted
 from pairmq.testing.simulator._report import Counts, Report
 from pairmq.testing.simulator._scenario import (
     FAULT_KINDS,
@@ -39,6 +40,7 @@ __all__ = [
     "Verdict",
     "Violation",
     "campaign",
+    "interrupts_noted",
     "replay",
     "scenario_of",
     "shrink",

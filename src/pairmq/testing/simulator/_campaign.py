@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from pairmq.testing.simulator._interrupts import check
 from pairmq.testing.simulator._report import Counts, Report
 from pairmq.testing.simulator._scenario import Settings
 from pairmq.testing.simulator._simulate import simulate
+
+_EVERY = 0.1  # s between two looks at whether Ctrl-C was pressed
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,9 @@ def campaign(runs: Sequence[Settings], *, jobs: int = 1) -> Iterator[Outcome]:
         One outcome each. Leaving early, by Ctrl-C too, ends the processes.
     """
     if jobs == 1 or len(runs) < 2:
-        yield from map(outcome_of, runs)
+        for each in runs:
+            yield outcome_of(each)
+            check()
         return
     # Not forked: the parent may have an event loop, threads and signal handlers of its own.
     context = multiprocessing.get_context("spawn")
@@ -66,7 +71,8 @@ def campaign(runs: Sequence[Settings], *, jobs: int = 1) -> Iterator[Outcome]:
         # A few at a time: all of them at once would have to be taken back one by one on Ctrl-C.
         running: set[Future[Outcome]] = _submit(pool, islice(waiting, 2 * jobs))
         while running:
-            done, running = wait(running, return_when=FIRST_COMPLETED)
+            done, running = wait(running, timeout=_EVERY, return_when=FIRST_COMPLETED)
+            check()
             running |= _submit(pool, islice(waiting, len(done)))
             for future in done:
                 yield future.result()

@@ -18,6 +18,7 @@ from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
 
 from pairmq.testing._loop import DeadlockError, JumpingSelector, VirtualTimeLoop
+from pairmq.testing.simulator._interrupts import check
 
 T = TypeVar("T")
 
@@ -83,6 +84,7 @@ class _NoSelector(JumpingSelector):
     rounds = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        check()
         if timeout is None:
             raise DeadlockError("every task waits, and no timer is set")
         self.rounds += 1
@@ -170,11 +172,6 @@ class SimulationLoop(VirtualTimeLoop):
             return self.run_until_complete(main)
         finally:
             asyncio.set_event_loop(None)
-
-    def __del__(self) -> None:
-        """Close without asyncio's warning: Ctrl-C may come while a world is made, before anything could bury it."""
-        if not self.is_closed():
-            self.close()
 
     def bury(self) -> None:
         """Let go of all tasks that are left, and close.
