@@ -15,7 +15,7 @@ from pairmq.model import FailureKind, FailureReason, Message, TransportError
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock
 from pairmq.runner._job import Endings, Job, SenderState, worst_kind
-from pairmq.runner._limits import TimeLimits
+from pairmq.runner._limits import Limit, TimeLimits
 from pairmq.runner._ordered import Key
 from pairmq.runner._sizes import MessageLimits
 from pairmq.transport import Sender
@@ -102,8 +102,17 @@ class Attempts:
         """One attempt at the primary for all jobs; those accepted or refused get their result."""
         runner = state.runner
         answered = False
+        failures: Sequence[TransportError | None]
         try:
-            failures = await self._attempt(state.primary, jobs, [job.message for job in jobs], limit)
+            if len(jobs) == 1:  # as in `_attempt`, but without a coroutine of its own: every healthy send pays for it
+                jobs[0].attempts += 1
+                failures = _TAKEN
+                with self._limits.limit(limit) as limited:
+                    await state.primary.send(jobs[0].message)
+                if limited.failure is not None:
+                    failures = (_without_trace(limited),)
+            else:
+                failures = await self._attempt(state.primary, jobs, [job.message for job in jobs], limit)
             answered = True
         finally:
             if not answered:  # cancelled
@@ -260,16 +269,22 @@ class Attempts:
         """One operation at a broker, until ``limit`` at most."""
         for job in jobs:
             job.attempts += 1
-        try:
+        with self._limits.limit(limit) as limited:
             if len(messages) == 1:
-                await self._limits.run(sender.send(messages[0]), limit)
+                await sender.send(messages[0])
                 return _TAKEN
-            return await self._limits.run(sender.send_batch(messages), limit)
-        except TransportError as error:
-            # Its send keeps it: with its trace it would keep all frames that it went through, and thousands of those
-            # make the garbage collector stop the loop for long. What caused it has its own.
-            return [error.with_traceback(None)] * len(messages)
+            return await sender.send_batch(messages)
+        return [_without_trace(limited)] * len(messages)
 
     def _envelope(self, state: SenderState, job: Job) -> Message:
         at = self._clock.instant()
         return divert(job.message, Diversion(state.runner.entity, at, state.sender_id, state.sequence, job.unknown))
+
+
+def _without_trace(limited: Limit) -> TransportError:
+    """The failure of an attempt, to be kept by its send.
+
+    With its trace it would keep all frames that it went through, and thousands of those make the garbage collector stop
+    the loop for long. What caused it has its own.
+    """
+    return limited.take_failure().with_traceback(None)

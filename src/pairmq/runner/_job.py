@@ -78,7 +78,7 @@ class Job:
         self.attempts = 0
         self.fits = False
         self.unknown = False
-        self.causes: list[BaseException] = []
+        self.causes: tuple[BaseException, ...] = ()
         self.result: Receipt | SendError | None = None
 
 
@@ -122,8 +122,9 @@ class Endings:
     ) -> None:
         """One attempt failed; with ``final`` the message is refused by it."""
         if len(job.causes) >= _MOST_CAUSES:
-            del job.causes[1]  # how it began, and what came last, are what somebody wants to know
-        job.causes.append(failure)
+            # How it began, and what came last, are what somebody wants to know.
+            job.causes = (job.causes[0], *job.causes[2:])
+        job.causes = (*job.causes, failure)
         job.unknown = job.unknown or failure.maybe_applied
         if self._emit.active:
             self._emit(
@@ -141,7 +142,7 @@ class Endings:
 
     def reject(self, state: SenderState, job: Job, problem: TransportError) -> None:
         """A broker could never take it: it is refused without an attempt (SPEC 3.8)."""
-        job.causes.append(problem)
+        job.causes = (*job.causes, problem)
         self._refuse_for(state, job, problem)
 
     def _refuse_for(self, state: SenderState, job: Job, failure: TransportError) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import heapq
 import math
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from pairmq.model import FailureKind, FailureReason, TransportError
 from pairmq.transport import is_nothing_sent
@@ -33,7 +33,7 @@ class TimeLimits:
     """
 
     def __init__(self) -> None:
-        self._limits: list[tuple[float, int, _Limit]] = []  # a heap; the number makes equal instants first come, first
+        self._limits: list[tuple[float, int, Limit]] = []  # a heap; the number makes equal instants first come, first
         self._number = 0
         self._ended = 0  # of those in the heap
         self._cost = 0.0  # s that each of many cancelled operations takes, as measured
@@ -67,32 +67,17 @@ class TimeLimits:
                 it most likely tells of a connection, and taking it for a refusal would lose what failover can still
                 save.
         """
-        limit = self._begin(min(limit_at, self._ends_at))
-        timed_out = False
-        try:
-            try:
-                return await operation
-            finally:
-                timed_out = self._leave(limit)
-        except TransportError:
-            raise
-        except asyncio.CancelledError as error:
-            if not timed_out:
-                if limit.task.cancelling():
-                    raise
-                # Nobody cancelled us: a driver's own task or future was cancelled, as some do with a lost connection.
-                raise _unmapped(error) from error
-            failure = TransportError(
-                "no answer within the time limit",
-                FailureKind.UNAVAILABLE,
-                FailureReason.TIMEOUT,
-                maybe_applied=not is_nothing_sent(error),
-            )
-        except Exception as error:
-            raise _unmapped(error) from error
-        # Not among the handlers: it is kept for as long as its send lasts, and would keep the cancellation with it, and
-        # all frames that this went through. With thousands of them the garbage collector stops the loop for seconds.
-        raise failure
+        with self.limit(limit_at) as limit:
+            return await operation
+        raise limit.take_failure()
+
+    def limit(self, limit_at: float) -> Limit:
+        """The limit of one operation, for a ``with`` around it in the same task; see `run`.
+
+        A failure does not leave the ``with``: it is in ``failure`` then. So a send needs no coroutine for its limit,
+        which the garbage collector would go through with all other objects of thousands of sends in flight.
+        """
+        return Limit(self, limit_at)
 
     def end_by(self, instant: float) -> None:
         """Let no operation, running or new, last longer than ``instant``."""
@@ -101,17 +86,16 @@ class TimeLimits:
         self._keep([entry if entry[2].reached else (min(entry[0], instant), *entry[1:]) for entry in running])
         self._arm()
 
-    def _begin(self, at: float) -> _Limit:
-        limit = _Limit(asyncio.get_running_loop().time())
+    def _begin(self, limit: Limit, at: float) -> None:
+        at = min(at, self._ends_at)
         self._number += 1
         if self._ended > _MANY and 2 * self._ended > len(self._limits):
             self._keep([entry for entry in self._limits if entry[2].running])
         heapq.heappush(self._limits, (at, self._number, limit))
         if at < self._armed_for or (self._cost and not self._number % _MANY):  # as more of them run, `lead` grows
             self._arm()
-        return limit
 
-    def _leave(self, limit: _Limit) -> bool:
+    def _leave(self, limit: Limit) -> bool:
         """The operation has ended; tell whether its limit, and nothing else, has cancelled it."""
         limit.running = False
         self._ended += 1
@@ -121,7 +105,7 @@ class TimeLimits:
             limit.task.uncancel()
         return limit.task.cancelling() <= limit.cancelling
 
-    def _keep(self, limits: list[tuple[float, int, _Limit]]) -> None:
+    def _keep(self, limits: list[tuple[float, int, Limit]]) -> None:
         heapq.heapify(limits)
         self._limits = limits
         self._ended = 0
@@ -137,7 +121,7 @@ class TimeLimits:
         self._armed_for = self._reached_at(limits[0]) if limits else math.inf
         self._timer = asyncio.get_running_loop().call_at(self._armed_for, self._reach) if limits else None
 
-    def _reached_at(self, entry: tuple[float, int, _Limit]) -> float:
+    def _reached_at(self, entry: tuple[float, int, Limit]) -> float:
         """When to cancel an operation: at its limit, or so much earlier that the others get their turn in time."""
         at, _, limit = entry
         return at - min(self.lead, max(0.0, (at - limit.began_at) / 2))
@@ -168,20 +152,61 @@ class TimeLimits:
             self._cost = cost if not self._cost else 0.9 * self._cost + 0.1 * cost
 
 
-class _Limit:
-    """The limit of one operation, in the task that awaits it; ``reached`` counts how often that was cancelled."""
+class Limit:
+    """The limit of one operation, in the task that awaits it; ``reached`` counts how often that was cancelled.
 
-    __slots__ = ("began_at", "cancelling", "reached", "running", "task")
+    Args:
+        limits: made it.
+        at: instant of the loop's clock.
+    """
 
-    def __init__(self, began_at: float) -> None:
+    __slots__ = ("_at", "_limits", "began_at", "cancelling", "failure", "reached", "running", "task")
+
+    def __init__(self, limits: TimeLimits, at: float) -> None:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a time limit needs a task")
+        self._limits = limits
+        self._at = at
         self.task = task
-        self.began_at = began_at
+        self.began_at = asyncio.get_running_loop().time()
         self.cancelling = task.cancelling()
         self.running = True
         self.reached = 0
+        self.failure: TransportError | None = None
+
+    def __enter__(self) -> Self:
+        self._limits._begin(self, self._at)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        timed_out = self._limits._leave(self)
+        if error is None:
+            return False
+        if isinstance(error, TransportError):
+            self.failure = error
+        elif isinstance(error, asyncio.CancelledError):
+            if timed_out:
+                # Without the cancellation, which would keep all frames that it went through for as long as its send
+                # lasts: with thousands of them the garbage collector stops the loop for seconds.
+                self.failure = TransportError(
+                    "no answer within the time limit",
+                    FailureKind.UNAVAILABLE,
+                    FailureReason.TIMEOUT,
+                    maybe_applied=not is_nothing_sent(error),
+                )
+            elif not self.task.cancelling():
+                # Nobody cancelled us: a driver's own task or future was cancelled, as some do with a lost connection.
+                self.failure = _unmapped(error)
+        elif isinstance(error, Exception):
+            self.failure = _unmapped(error)
+        return self.failure is not None
+
+    def take_failure(self) -> TransportError:
+        """Give the failure, to be raised: kept here it would be in a circle with the frame that raises it."""
+        failure, self.failure = self.failure, None
+        assert failure is not None  # noqa: S101  # only a failure ends the `with` without leaving it
+        return failure
 
 
 async def settled_within(seconds: float, closing: Awaitable[None]) -> TransportError | None:
@@ -202,6 +227,8 @@ async def settled_within(seconds: float, closing: Awaitable[None]) -> TransportE
 
 
 def _unmapped(error: BaseException) -> TransportError:
-    return TransportError(
+    made = TransportError(
         f"unexpected {type(error).__name__}: {error}", FailureKind.UNAVAILABLE, FailureReason.OTHER, maybe_applied=True
     )
+    made.__cause__ = error
+    return made

@@ -294,7 +294,7 @@ class SendProcedure:
         for job in jobs:
             known = besides(runner.last_failure, job.causes)
             extra = besides(self._backlog.last_failure, job.causes) if diverting else None
-            job.causes = [cause for cause in (known, *job.causes, extra, self._fault) if cause is not None]
+            job.causes = tuple(cause for cause in (known, *job.causes, extra, self._fault) if cause is not None)
             last = f": {job.causes[-1]}" if job.causes and self._fault is None else ""
             self._given_back += self._ends_at is not None and job.unknown
             self._endings.refuse(state, job, kind, f"{why}{last}")
