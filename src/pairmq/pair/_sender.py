@@ -72,13 +72,17 @@ class PairSender:
         self._in_flight += 1
         try:
             if self._tracing is None:
-                return await self._engine.send(self._state, message, limit)
-            result = (await self._send_traced(self._tracing, (message,), limit))[0]
+                result = (await self._engine.send(self._state, (message,), limit))[0]
+            else:
+                result = (await self._send_traced(self._tracing, (message,), limit))[0]
         finally:
             self._leave()
         if isinstance(result, Receipt):
             return result
-        raise result
+        try:
+            raise result
+        finally:
+            del result  # its trace has this frame, and together only the garbage collector would free them
 
     async def send_batch(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -192,7 +196,7 @@ class PairSender:
         self._in_flight += 1
         try:
             if self._tracing is None:
-                return await self._engine.send_batch(self._state, list(chunk), limit)
+                return await self._engine.send(self._state, chunk, limit)
             return await self._send_traced(self._tracing, chunk, limit)
         except (PairClosed, PairFaulted) as error:
             # The pair ended between two chunks: the earlier results must not be lost with it.
@@ -216,7 +220,7 @@ class PairSender:
         self, tracing: SendTracing, messages: Sequence[Message], limit: float
     ) -> list[Receipt | SendError]:
         async def operation(messages: list[Message]) -> list[Receipt | SendError]:
-            return await self._engine.send_batch(self._state, messages, limit)
+            return await self._engine.send(self._state, messages, limit)
 
         return await tracing.run(self._entity, messages, operation)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
@@ -216,15 +216,11 @@ class Engine:
 
     # Handed on, not awaited: between a send and its broker stand coroutines enough.
 
-    def send(self, state: SenderState, message: Message, timeout: float) -> Coroutine[Any, Any, Receipt]:
-        """Send one message; see `SendProcedure.send`."""
-        return self._sends.send(state, message, timeout)
-
-    def send_batch(
-        self, state: SenderState, messages: list[Message], timeout: float
+    def send(
+        self, state: SenderState, messages: Sequence[Message], timeout: float
     ) -> Coroutine[Any, Any, list[Receipt | SendError]]:
-        """Send several; see `SendProcedure.send_batch`."""
-        return self._sends.send_batch(state, messages, timeout)
+        """Send one message or several; see `SendProcedure.send`."""
+        return self._sends.send(state, messages, timeout)
 
     def operator(self, entity: Entity, word: str) -> None:
         """Carry out ``mark_healthy``, ``force_failover`` or ``hold`` (SPEC 4.7)."""

@@ -7,7 +7,8 @@ failed go round again. Each message ends in exactly one way: a receipt, a refusa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 from pairmq.core import Backoff, PairOptions, ToBacklog, ToPrimary
 from pairmq.model import (
@@ -111,54 +112,40 @@ class SendProcedure:
             except TimeoutError:
                 return
 
-    async def send(self, state: SenderState, message: Message, timeout: float) -> Receipt:
-        """Send one message.
+    def send(
+        self, state: SenderState, messages: Sequence[Message], timeout: float
+    ) -> Coroutine[Any, Any, list[Receipt | SendError]]:
+        """Send one message or several inside one deadline.
 
         Args:
             state: the sender's.
-            message: with or without an id.
+            messages: with or without ids.
             timeout: seconds for everything.
 
         Returns:
-            The receipt.
+            To be awaited at once: one result a message, in order.
 
         Raises:
-            SendError: refused or unknown.
-            PairClosed, PairFaulted: the pair ended before the message was given to a broker.
+            PairClosed, PairFaulted: the pair ended before a message was given to a broker.
             TypeError, ValueError: no message, or a timeout of 0 or less.
 
-        Cancellation leaves the outcome unknown; the machine is told that the attempt was given up.
+        Cancellation leaves the outcome of those without a result unknown; the machine is told that the attempt was
+        given up.
         """
-        started = self._start(timeout)
-        job = self._endings.begin(state, message)
-        await self._carry_out(state, [job], started, started + timeout)
-        result = job.result
-        if isinstance(result, Receipt):
-            return result
-        assert result is not None  # noqa: S101  # what is carried out has a result
-        raise result
-
-    async def send_batch(
-        self, state: SenderState, messages: Sequence[Message], timeout: float
-    ) -> list[Receipt | SendError]:
-        """Send several messages inside one deadline; one result each, in order. Raises as `send`, but no `SendError`.
-
-        Cancellation leaves the outcome of those without a result unknown.
-        """
-        started = self._start(timeout)
-        jobs = [self._endings.begin(state, message) for message in messages]
-        await self._carry_out(state, jobs, started, started + timeout)
-        return [job.result for job in jobs if job.result is not None]
-
-    def _start(self, timeout: float) -> float:
         self._check_open()
         if not timeout > 0:
             raise ValueError(f"timeout is {timeout!r}: it must be more than 0 seconds")
-        return self._clock.now()
+        started = self._clock.now()
+        jobs = [self._endings.begin(state, message) for message in messages]
+        return self._carry_out(state, jobs, started, started + timeout)
 
-    async def _carry_out(self, state: SenderState, jobs: list[Job], started: float, deadline: float) -> None:
+    async def _carry_out(
+        self, state: SenderState, jobs: list[Job], started: float, deadline: float
+    ) -> list[Receipt | SendError]:
         """Give each job its result."""
-        pending = [job for job in jobs if job.result is None]
+        pending = jobs
+        if any(job.result is not None for job in jobs):
+            pending = [job for job in jobs if job.result is None]
         places: Sequence[Place] = () if self._orders is None else self._orders.line_up(state, pending)
         entered = not pending or self._admission.try_enter(len(pending))
         try:
@@ -181,6 +168,7 @@ class SendProcedure:
                 if not self._admission.in_flight:
                     self._idle.set()
             self._endings.report(state, jobs, started)
+        return [job.result for job in jobs if job.result is not None]
 
     # The rounds: route, attempt, and again for what is left.
 

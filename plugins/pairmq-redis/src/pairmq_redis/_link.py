@@ -77,8 +77,16 @@ class _Call:
 
     def __init__(self, expected: int, future: asyncio.Future[object]) -> None:
         self.expected = expected
-        self.replies: list[Reply] = []
+        self.replies: list[Reply] | None = None  # until the first one comes: thousands may be in flight
         self.future = future
+
+    def take(self, reply: Reply) -> bool:
+        """Add a reply; tell whether it was the last one."""
+        if self.replies is None:
+            self.replies = [reply]
+        else:
+            self.replies.append(reply)
+        return len(self.replies) == self.expected
 
 
 class _Session:
@@ -94,7 +102,8 @@ class _Session:
         self.usable = True
         self.reader = start_task(self._read())
 
-    async def call(self, commands: Sequence[Command], scope: Scope) -> list[Reply]:
+    def begin(self, commands: Sequence[Command]) -> _Call:
+        """Write commands, to be followed by `finish`."""
         call = _Call(len(commands), asyncio.get_running_loop().create_future())
         try:
             self._wire.write(commands)
@@ -103,18 +112,13 @@ class _Session:
             raise NotSent(error) from error
         self._calls.append(call)
         self._waiting += 1
-        scope.add(call.future)
-        try:
-            await call.future
-            return call.replies
-        except asyncio.CancelledError:
-            self.retire()
-            raise
-        finally:
-            scope.discard(call.future)
-            self._waiting -= 1
-            if self._retired and not self._waiting:
-                self.end(ConnectionAbortedError("the connection was dropped"))
+        return call
+
+    def finish(self) -> None:
+        """A call waits no longer for its replies."""
+        self._waiting -= 1
+        if self._retired and not self._waiting:
+            self.end(ConnectionAbortedError("the connection was dropped"))
 
     def end(self, cause: BaseException) -> None:
         """Drop the connection; calls in flight get `Unanswered` in place of each missing reply."""
@@ -123,8 +127,8 @@ class _Session:
         self.reader.cancel()
         calls, self._calls = self._calls, deque()
         for call in calls:
-            missing = call.expected - len(call.replies)
-            call.replies.extend(Unanswered(cause) for _ in range(missing))
+            while not call.take(Unanswered(cause)):
+                pass
             if not call.future.done():
                 call.future.set_result(None)
 
@@ -150,8 +154,7 @@ class _Session:
         if not self._calls:
             raise ConnectionError("the server sent a reply that nobody asked for")
         call = self._calls[0]
-        call.replies.append(reply)
-        if len(call.replies) == call.expected:
+        if call.take(reply):
             self._calls.popleft()
             if not call.future.done():
                 call.future.set_result(None)
@@ -190,11 +193,29 @@ class Link:
         """
         scope.check()
         session = self._session
+        call = None
         if session is not None and session.usable and not self._queued:
             try:
-                return await session.call(commands, scope)
+                call = session.begin(commands)
             except NotSent:
-                pass  # it was lost a moment ago and nothing left: this call is the next one, which connects anew
+                call = None  # it was lost a moment ago and nothing left: this is the next call, which connects anew
+        if session is None or call is None:
+            session = await self._connected(scope)
+            call = session.begin(commands)
+        del commands  # of thousands of calls in flight the garbage collector would go through them each time
+        scope.add(call.future)
+        try:
+            await call.future
+        except asyncio.CancelledError:
+            session.retire()
+            raise
+        finally:
+            scope.discard(call.future)
+            session.finish()
+        return call.replies or []
+
+    async def _connected(self, scope: Scope) -> _Session:
+        """Wait for a connection, behind the calls that wait for one already."""
         self._queued += 1
         try:
             if self._usable():
@@ -213,7 +234,7 @@ class Link:
         session = self._session
         if session is None or not session.usable:
             raise NotSent(ConnectionResetError("the connection was lost as soon as it was made"))
-        return await session.call(commands, scope)
+        return session
 
     def _usable(self) -> bool:
         return self._session is not None and self._session.usable

@@ -48,9 +48,11 @@ class RedisSender(Sender):
         command, size = self._command(message)
         if size > MAX_MESSAGE_BYTES:
             raise self._too_large(size)
-        commands = [command] if self._wait is None else [command, self._wait]
+        commands = (command,) if self._wait is None else (command, self._wait)
+        call = self._context.sending.call(commands, self._scope)
+        del command, commands  # they are the call's, which drops them when they are written
         try:
-            replies = await self._context.sending.call(commands, self._scope)
+            replies = await call
         except NotSent as error:
             unsent = _errors.failure(error, self._doing)
             raise unsent from unsent.__cause__
