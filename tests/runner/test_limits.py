@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pairmq import Message, SendError
+from pairmq import Message, Route, SendError
 from pairmq.model import FailureKind, FailureReason, TransportError
 from pairmq.runner import TimeLimits
 from pairmq.testing import Fault, in_virtual_time, run_virtual
@@ -306,3 +306,38 @@ def test_thousands_of_sends_end_by_their_deadline_when_both_brokers_hang(world):
     with asyncio.Runner(loop_factory=ProcessorTimeLoop) as runner:
         runner.run(send_all())
     assert max(late) < 0.25
+
+
+@pytest.mark.parametrize("route", Route)
+def test_a_send_is_attempted_at_both_brokers_when_what_others_cost_exceeds_its_time(world, route):
+    """Ten thousand end early by what all of them cost; a new send must not, before it has tried both."""
+    selector = JumpingSelector()
+
+    async def hang() -> None:
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            selector.now += 0.0005
+
+    async def end_late(limits: TimeLimits) -> None:
+        for limit in (now() + 1, now() + 1000):
+            with suppress(TransportError):
+                await limits.run(hang(), limit)
+
+    async def send() -> None:
+        async with world(send_timeout=3.0, failover_interval=0.0) as w:
+            limits = w.pair._engine._limits
+            others = [asyncio.create_task(end_late(limits)) for _ in range(10_000)]
+            await asyncio.sleep(60)
+            assert limits.lead > 3.0
+            if route is Route.BACKLOG:
+                w.east.fail(Fault.HANG)
+            receipt = await w.pair.sender("orders").send(Message(b"1"))
+            w.east.heal()
+            assert receipt.route is route
+            for other in others:
+                other.cancel()
+            await asyncio.wait(others)
+
+    with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(selector)) as runner:
+        runner.run(send())

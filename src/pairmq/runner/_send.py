@@ -201,16 +201,19 @@ class SendProcedure:
         key = None if place is None else place.key
         retry = transient = 0
         well = runner.seen in _UP  # then the primary itself says at once what it can't hold
-        waited = False
+        waited, first = False, True
         while pending:
             if self._ends_at is not None:
                 deadline = min(deadline, self._ends_at)
             now = self._clock.now()
             enabled = well or self._primary_enabled(runner)
-            if now >= deadline - self._limits.lead:
+            # Never early before the first attempt, and by half of its time at most: both brokers are to have one.
+            early = 0.0 if first else min(self._limits.lead, (deadline - started) / 2)
+            if now >= deadline - early:
                 why = f"{_NO_QUEUE} until the deadline" if waited and not enabled else "the deadline passed"
                 self._give_up(state, pending, why, key=key)
                 return
+            first = False
             waits = not enabled and not self._backlog.usable(None if key is None else key.queue)
             if not well:
                 pending = self._attempts.fitting(state, pending, waiting=waits and not waited)
