@@ -106,6 +106,35 @@ async def test_a_hold_diverts_and_marking_healthy_drains():
         assert page.it.pair.state("orders") is EntityState.HEALTHY
 
 
+@in_virtual_time
+async def test_a_hold_may_keep_the_syphon_too_and_is_shown():
+    async with shown(changes={"failover_interval": 0}) as page:
+        body = {"word": "hold", "entity": "orders", "kind": "queue", "syphon": True}
+        assert (await page.client.post("/api/operate", json=body, headers=OPERATOR)).status_code == 200
+        await page.it.pair.sender("orders").send(Message(b"1"))
+        await asyncio.sleep(60)
+        assert page.it.delivered("orders") == []
+        told = (await page.status())["entities"]
+        assert (told["held"], told["syphon_held"]) == (1, 1)
+        assert [(row["held"], row["syphon_held"], row["shut"]) for row in told["rows"]] == [
+            (True, True, "held by an operator")
+        ]
+        await page.operate("mark_healthy", "orders")
+        await asyncio.sleep(1)
+        assert len(page.it.delivered("orders")) == 1
+        told = (await page.status())["entities"]
+        assert (told["held"], told["syphon_held"], told["rows"][0]["syphon_held"]) == (0, 0, False)
+
+
+@in_virtual_time
+async def test_a_hold_of_the_syphon_is_refused_when_the_process_has_none():
+    async with shown(changes={"enable_syphon": False}) as page:
+        body = {"word": "hold", "entity": "orders", "kind": "queue", "syphon": True}
+        answer = await page.client.post("/api/operate", json=body, headers=OPERATOR)
+        assert (answer.status_code, "has no syphon" in answer.json()["error"]) == (400, True)
+        assert page.it.pair.state("orders") is EntityState.HEALTHY
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -160,6 +189,8 @@ async def test_a_read_only_dashboard_lets_nobody_act():
         b'{"word": "__init__", "entity": "orders", "kind": "queue"}',
         b'{"word": ["hold"], "entity": "orders", "kind": "queue"}',
         b'{"word": "hold", "entity": 7, "kind": "queue"}',
+        b'{"word": "hold", "entity": "orders", "kind": "queue", "syphon": "yes"}',
+        b'{"word": "mark_healthy", "entity": "orders", "kind": "queue", "syphon": true}',
         b'{"word": "hold", "entity": "../x", "kind": "queue"}',
         b'{"word": "hold", "entity": "orders", "kind": "exchange"}',
         b'{"word": "hold", "entity": "orders", "kind": ["queue"]}',

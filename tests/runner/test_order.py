@@ -705,3 +705,24 @@ async def test_one_batch_is_held_while_the_whole_primary_is_away(world):
         async with syphon(w, backlog_queue_count=1, syphon_batch=10) as other:
             await asyncio.sleep(300)
             assert other._engine.syphon.in_hand == 10
+
+
+@in_virtual_time
+async def test_a_hold_of_the_syphon_keeps_the_order_of_a_session_and_holds_up_no_other(world):
+    async with world(ordering="session", backlog_queue_count=1, enable_syphon=True, syphon_batch=10) as w:
+        w.pair.hold("orders", syphon=True)
+        w.pair.hold("prices")
+        sender = w.pair.sender("orders")
+        for number in range(40):
+            await sender.send(of(f"s{number % 3}", str(number)))
+        await w.pair.sender("prices").send(of("p", "price"))
+        await asyncio.sleep(300)
+        assert (w.home(), w.home("prices")) == ([], [b"price"])
+        w.pair.mark_healthy("orders")
+        for number in range(40, 80):
+            await sender.send(of(f"s{number % 3}", str(number)))
+        await asyncio.sleep(300)
+        for session in range(3):
+            bodies = [int(body) for body in w.home() if int(body) % 3 == session]
+            assert bodies == list(range(session, 80, 3))
+        assert not any(event.redelivered for event in w.of(MessageMoved))

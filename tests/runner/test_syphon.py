@@ -13,7 +13,7 @@ import pytest
 from pairmq import ConfigurationError, Message, Route
 from pairmq.core import Diversion, PairOptions, divert
 from pairmq.model import Entity, EntityState, TransportError
-from pairmq.model.events import MessageDeadLettered, MessageMoved
+from pairmq.model.events import DestinationChanged, MessageDeadLettered, MessageMoved
 from pairmq.runner import Clock, Emitter
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._limits import TimeLimits
@@ -685,3 +685,88 @@ async def test_a_scheduled_message_in_the_past_goes_out_at_once(world):
         leave(w, envelope(b"1", scheduled_enqueue_at=past))
         await drained(w)
         assert w.east.messages("orders")[0].scheduled_enqueue_at == past
+
+
+@in_virtual_time
+async def test_a_hold_of_the_syphon_keeps_an_entity_s_messages_and_moves_the_others(world):
+    async with world(enable_syphon=True, syphon_batch=5, backlog_queue_count=1) as w:
+        w.pair.hold("orders", syphon=True)
+        assert w.pair.syphon_holds == {ORDERS}
+        leave(w, *(envelope(b"o%d" % n) for n in range(40)), *(envelope(b"p%d" % n, "prices") for n in range(10)))
+        await asyncio.sleep(300)
+        assert w.home() == []
+        assert sorted(w.home("prices")) == [b"p%d" % n for n in range(10)]
+        assert [(e.entity, e.open, e.error) for e in w.of(DestinationChanged)] == [
+            (ORDERS, False, "held by an operator")
+        ]
+        w.pair.mark_healthy("orders")
+        assert w.pair.syphon_holds == frozenset()
+        await drained(w, 6)  # what went to the tail is seen again after a ``ping_primary_interval``
+        assert sorted(w.home()) == sorted(b"o%d" % n for n in range(40))
+        # All of it has cost no message a delivery, nor brought one to the dead letters.
+        assert not any(event.redelivered for event in w.of(MessageMoved))
+        assert w.west.dead_letters(QUEUE) == []
+
+
+@in_virtual_time
+@pytest.mark.parametrize("end", ["mark_healthy", "force_failover", "hold"])
+async def test_a_hold_of_the_syphon_ends_at_once_when_it_is_released(world, end):
+    async with world(enable_syphon=True) as w:
+        w.pair.hold("orders", syphon=True)
+        leave(w, envelope(b"1"))
+        await asyncio.sleep(600)
+        assert w.home() == []
+        getattr(w.pair, end)("orders")
+        await asyncio.sleep(0.1)
+        assert w.home() == [b"1"]
+        assert [event.open for event in w.of(DestinationChanged)] == [False, True]
+
+
+@in_virtual_time
+async def test_a_hold_of_the_syphon_stops_a_drain_that_is_under_way_after_one_operation(world):
+    async with world(enable_syphon=True, syphon_batch=10, syphon_max_rate=10, backlog_queue_count=1) as w:
+        leave(w, *(envelope(b"%d" % n) for n in range(100)))
+        await asyncio.sleep(3)
+        w.pair.hold("orders", syphon=True)
+        await asyncio.sleep(1)
+        moved = len(w.home())
+        assert 0 < moved < 50
+        await asyncio.sleep(600)
+        assert len(w.home()) == moved
+        w.pair.mark_healthy("orders")
+        await drained(w)
+        assert len(w.home()) == 100
+
+
+@in_virtual_time
+async def test_a_good_probe_ends_no_hold_of_the_syphon(world):
+    async with world(enable_syphon=True, syphon_batch=5) as w:
+        w.east.fail(Fault.DOWN, entities=["orders"])
+        leave(w, *(envelope(b"%d" % n) for n in range(20)))
+        await asyncio.sleep(30)
+        w.pair.hold("orders", syphon=True)
+        w.east.heal()
+        await asyncio.sleep(600)
+        assert w.home() == []
+        w.pair.force_failover("orders")
+        await drained(w)
+        assert len(w.home()) == 20
+
+
+@in_virtual_time
+async def test_a_hold_of_the_syphon_is_refused_when_the_process_has_none(world):
+    async with world() as w:
+        with pytest.raises(ConfigurationError, match="this process has no syphon"):
+            w.pair.hold("orders", syphon=True)
+        assert w.pair.state("orders") is EntityState.HEALTHY
+        assert w.pair.syphon_holds == frozenset()
+
+
+@in_virtual_time
+async def test_a_held_destination_is_remembered_when_a_thousand_others_follow(world):
+    async with world(enable_syphon=True) as w:
+        w.pair.hold("orders", syphon=True)
+        leave(w, *(envelope(b"%d" % n, f"no-such-{n}") for n in range(1200)), envelope(b"1"))
+        await asyncio.sleep(600)
+        assert w.home() == []
+        assert w.pair.syphon_holds == {ORDERS}

@@ -105,6 +105,12 @@ def test_a_send_that_a_signal_interrupts_is_over_when_the_caller_goes_on(servers
     assert sender.send(Message(b"after"), timeout=20).route is Route.PRIMARY
 
 
+def test_a_hold_of_the_syphon_is_refused_when_the_process_has_none(pair):
+    with pytest.raises(ConfigurationError, match="this process has no syphon"):
+        pair.hold("orders", syphon=True)
+    assert pair.syphon_holds == frozenset()
+
+
 def test_a_receive_that_a_signal_interrupts_loses_nothing(pair):
     receiver = pair.receiver("orders")
     interrupted_in(0.3, lambda: receiver.receive(wait=30))

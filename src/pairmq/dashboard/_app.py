@@ -231,18 +231,23 @@ class Dashboard:
         act = _WORDS.get(word) if isinstance(word, str) else None
         if act is None or not isinstance(path, str) or kind not in tuple(EntityKind):
             return _refusal(400, f"word must be one of {', '.join(_WORDS)}, entity a path, kind queue or topic")
+        syphon = told.get("syphon", False)
+        if not isinstance(syphon, bool) or (syphon and word != "hold"):
+            return _refusal(400, "syphon must be true or false, and belongs to the word hold")
+        more = {"syphon": True} if syphon else {}
         unknown = None if told.get("unknown") is True else await self._doubt(pair, path, EntityKind(kind))
         if unknown is not None:
             return unknown
         try:
-            act(pair, path, kind=kind)
+            act(pair, path, kind=kind, **more)
             state = pair.state(path, kind=kind)
         except ConfigurationError as error:
             return _refusal(400, str(error))
         except PairMQError as error:
             return _refusal(409, str(error))
         asked_by = "somebody" if request.client is None else request.client.host
-        _log.info("dashboard: %s of %s %s, asked for from %s", word, kind, shown(path), asked_by)
+        done = f"{word}, syphon included," if syphon else word
+        _log.info("dashboard: %s of %s %s, asked for from %s", done, kind, shown(path), asked_by)
         self._kept.clear()
         return JSONResponse({"entity": path, "kind": kind, "state": state.value}, headers=_HEADERS)
 

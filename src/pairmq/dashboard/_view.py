@@ -173,7 +173,7 @@ class View:
     # The entities.
 
     def _entities(self, query: Query) -> dict[str, Any]:
-        states, pasts = self._watched.states(), self._history.pasts
+        states, pasts, kept = self._watched.states(), self._history.pasts, self._watched.syphon_holds()
         every: dict[Entity, EntityState | None] = dict(states)
         for entity in (*pasts, *self._looks.entities):
             every.setdefault(entity, None)
@@ -189,9 +189,12 @@ class View:
             "found": sum(map(len, ranks.values())),
             "by_state": {state.value: by_state[state] for state in EntityState},
             "held": sum(1 for past in pasts.values() if past.held),
+            "syphon_held": len(kept),
             "shut": len(shut),
             "refusing": sum(1 for answer in self._looks.probes.values() if answer.error is not None),
-            "rows": [self._row(entity, every[entity], pasts.get(entity)) for entity in rows],
+            "rows": [
+                self._row(entity, every[entity], pasts.get(entity)) | {"syphon_held": entity in kept} for entity in rows
+            ],
         }
 
     def _ranks(

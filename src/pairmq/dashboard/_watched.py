@@ -79,6 +79,13 @@ class Watched:
         except ConfigurationError:
             return {}
 
+    def syphon_holds(self) -> frozenset[Entity]:
+        """The entities that an operator keeps this process's syphon from delivering to."""
+        try:
+            return frozenset() if self.pair is None else self.pair.syphon_holds
+        except ConfigurationError:
+            return frozenset()
+
     def moved(self) -> int:
         """Messages that this process's syphon has brought home."""
         try:

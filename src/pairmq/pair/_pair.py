@@ -366,12 +366,26 @@ class Pair:
         """Divert from now on; pings begin after one ``ping_primary_interval`` and may end it (SPEC 4.7)."""
         self._opened.operator(self._entity(path, kind), "force_failover")
 
-    def hold(self, path: str, *, kind: str = "queue") -> None:
+    def hold(self, path: str, *, kind: str = "queue", syphon: bool = False) -> None:
         """Divert until `mark_healthy` or `force_failover`, without pings (SPEC 4.7).
 
-        It is about sends: a syphon goes on moving to the entity what waits in the backlog. To keep that too, stop it.
+        Args:
+            path: the entity's.
+            kind: ``queue`` or ``topic``.
+            syphon: keep this process's syphon from delivering to the entity too: see `syphon_holds`. Without it a
+                syphon goes on moving to the entity what waits in the backlog.
+
+        Raises:
+            ConfigurationError: ``syphon`` in a process that has none; then nothing is held. Or the path is invalid.
+            PairClosed, PairFaulted: the pair has ended.
         """
-        self._opened.operator(self._entity(path, kind), "hold")
+        self._opened.operator(self._entity(path, kind), "hold", syphon=syphon)
+
+    @property
+    def syphon_holds(self) -> frozenset[Entity]:
+        """Entities that this process's syphon delivers nothing to, by `hold` with ``syphon=True``."""
+        syphon = self._opened.syphon
+        return frozenset() if syphon is None else syphon.gates.held
 
     @property
     def options(self) -> PairOptions:

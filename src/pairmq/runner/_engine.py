@@ -20,7 +20,16 @@ from pairmq.core import (
     Input,
     PairOptions,
 )
-from pairmq.model import Entity, EntityState, Message, PairClosed, PairFaulted, Receipt, SendError
+from pairmq.model import (
+    ConfigurationError,
+    Entity,
+    EntityState,
+    Message,
+    PairClosed,
+    PairFaulted,
+    Receipt,
+    SendError,
+)
 from pairmq.model.events import PairEnded, PairOpened, Side
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock
@@ -222,9 +231,29 @@ class Engine:
         """Send one message or several; see `SendProcedure.send`."""
         return self._sends.send(state, messages, timeout)
 
-    def operator(self, entity: Entity, word: str) -> None:
-        """Carry out ``mark_healthy``, ``force_failover`` or ``hold`` (SPEC 4.7)."""
-        self.runner(entity).operator(_WORDS[word])
+    def operator(self, entity: Entity, word: str, *, syphon: bool = False) -> None:
+        """Carry out ``mark_healthy``, ``force_failover`` or ``hold`` (SPEC 4.7).
+
+        Args:
+            entity: which one.
+            word: what to do.
+            syphon: of a hold: this process's syphon delivers nothing to the entity either.
+
+        Raises:
+            ConfigurationError: there is no syphon in this process; nothing was done.
+            PairClosed, PairFaulted: the pair has ended.
+        """
+        runner = self.runner(entity)
+        if syphon and self.syphon is None:
+            raise ConfigurationError(
+                f"{entity} was not held: this process has no syphon that could be kept from delivering to it; hold it "
+                "with syphon=True in the process that has one, and without here"
+            )
+        if self.syphon is not None and syphon:
+            self.syphon.gates.hold(entity)
+        runner.operator(_WORDS[word])
+        if self.syphon is not None and not syphon:
+            self.syphon.gates.release(entity)
 
     async def agreement(self, time_limit: float, *, everywhere: bool) -> Agreement:
         """Look for what other processes of the pair use, and let the syphon know; see `find_agreement`."""

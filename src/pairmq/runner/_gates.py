@@ -1,7 +1,8 @@
 """Which destinations the syphon delivers to: one gate each, shut while the destination is unavailable (SPEC 7.3, 7.5).
 
 The gates know nothing of the entity machines: another process may have diverted the messages, and this one may never
-have sent to the entity (SPEC 7.5). A machine that recovers in this process only opens its entity's gate sooner.
+have sent to the entity (SPEC 7.5). A machine that recovers in this process only opens its entity's gate sooner. An operator who holds
+an entity may keep its gate shut as well: then nothing opens it but the operator.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
 from pairmq.transport import start_task
 
+_BY_OPERATOR = "held by an operator"
 _MOST = 1000
 """Gates that are kept without anyone at them. Paths in a backlog queue are anyone's words, and each costs memory."""
 
@@ -29,11 +31,12 @@ class Gate:
         entity: the destination.
     """
 
-    __slots__ = ("entity", "failures", "most", "opened", "probing", "try_after", "users")
+    __slots__ = ("entity", "failures", "held", "most", "opened", "probing", "try_after", "users")
 
     def __init__(self, entity: Entity) -> None:
         self.entity = entity
         self.failures = 0
+        self.held = False  # by an operator: no probe opens it
         self.opened = asyncio.Event()
         self.opened.set()
         self.probing: asyncio.Task[None] | None = None
@@ -77,16 +80,22 @@ class Gates:
         self._dropped = dropped
         self._gates: OrderedDict[Entity, Gate] = OrderedDict()  # the one asked for last stands last
         self._troubled: set[Gate] = set()  # failed, and have not taken a message since
+        self._held: set[Gate] = set()
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.any_opened = asyncio.Event()
 
     @property
     def all_deliver(self) -> bool:
-        """Whether every destination that failed, and that messages wait for, has taken one since."""
+        """Whether every destination that failed or is held, and that messages wait for, has taken one since."""
         if self._troubled:
             self._troubled = {gate for gate in self._troubled if gate.users or not gate.is_open}
-        return not self._troubled
+        return not self._troubled and not any(gate.users for gate in self._held)
+
+    @property
+    def held(self) -> frozenset[Entity]:
+        """The destinations that an operator holds."""
+        return frozenset(gate.entity for gate in self._held)
 
     def of(self, entity: Entity) -> Gate:
         """The gate of a destination, open until it fails."""
@@ -109,6 +118,28 @@ class Gates:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def hold(self, entity: Entity) -> None:
+        """Deliver nothing more to a destination until `release`, whatever probes say of it (SPEC 4.7)."""
+        gate = self.of(entity)
+        if gate.held or self._closed:
+            return
+        gate.held = True
+        self._held.add(gate)
+        gate.opened.clear()
+        task, gate.probing = gate.probing, None
+        if task is not None:
+            task.cancel()
+        self._emit(DestinationChanged, entity=entity, open=False, error=_BY_OPERATOR)
+
+    def release(self, entity: Entity) -> None:
+        """End a `hold`: what waits is sent at once, and finds out whether the destination takes it."""
+        gate = self._gates.get(entity)
+        if gate is not None and gate.held:
+            gate.held = False
+            self._held.discard(gate)
+            gate.failures = 0
+            self._open(gate)
+
     def delivered(self, gate: Gate) -> None:
         """A delivery was confirmed: the next failure starts from short waits again."""
         gate.failures = 0
@@ -117,7 +148,7 @@ class Gates:
     def recovered(self, entity: Entity) -> None:
         """This process's own ping found the entity working."""
         gate = self._gates.get(entity)
-        if gate is not None and not gate.is_open:
+        if gate is not None:
             self._open(gate)
 
     def forget(self, entity: Entity) -> None:
@@ -133,7 +164,7 @@ class Gates:
         excess = len(self._gates) - _MOST
         if excess <= 0:
             return
-        idle = (gate for gate in self._gates.values() if not gate.users and gate is not besides)
+        idle = (gate for gate in self._gates.values() if not gate.users and not gate.held and gate is not besides)
         for gate in list(itertools.islice(idle, excess)):
             del self._gates[gate.entity]
             self._open(gate)
@@ -153,7 +184,7 @@ class Gates:
         Not more often than its growing waits allow: probes may go on being good while messages are not taken.
         """
         now = self._clock.now()
-        if gate.is_open or now < gate.try_after:
+        if gate.is_open or gate.held or now < gate.try_after:
             return gate.is_open
         gate.try_after = now + self._backoff.wait(gate.failures, 0.0)
         gate.failures += 1
@@ -180,7 +211,7 @@ class Gates:
         return True
 
     def _open(self, gate: Gate) -> None:
-        if gate.is_open:
+        if gate.is_open or gate.held:
             return
         task, gate.probing = gate.probing, None
         if task is not None and task is not asyncio.current_task():

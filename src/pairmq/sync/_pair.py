@@ -228,9 +228,24 @@ class Pair:
         """Divert from now on; pings begin after one ``ping_primary_interval`` and may end it (SPEC 4.7)."""
         self._asked(lambda pair: pair.force_failover(path, kind=kind))
 
-    def hold(self, path: str, *, kind: str = "queue") -> None:
-        """Divert until `mark_healthy` or `force_failover`, without pings; a syphon goes on delivering (SPEC 4.7)."""
-        self._asked(lambda pair: pair.hold(path, kind=kind))
+    def hold(self, path: str, *, kind: str = "queue", syphon: bool = False) -> None:
+        """Divert until `mark_healthy` or `force_failover`, without pings; as `pairmq.Pair.hold` (SPEC 4.7).
+
+        Args:
+            path: the entity's.
+            kind: ``queue`` or ``topic``.
+            syphon: keep this process's syphon from delivering to the entity too.
+
+        Raises:
+            ConfigurationError: ``syphon`` in a process that has none; then nothing is held. Or the path is invalid.
+            PairClosed, PairFaulted: the pair has ended.
+        """
+        self._asked(lambda pair: pair.hold(path, kind=kind, syphon=syphon))
+
+    @property
+    def syphon_holds(self) -> frozenset[Entity]:
+        """Entities that this process's syphon delivers nothing to, by `hold` with ``syphon=True``."""
+        return self._asked(lambda pair: pair.syphon_holds)
 
     def agreement(self, *, everywhere: bool = False, timeout: float = 5.0) -> asynchronous.Agreement:
         """Ask the secondary whether the processes of this pair agree, as `pairmq.Pair.agreement`.

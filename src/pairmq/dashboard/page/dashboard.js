@@ -6,7 +6,7 @@ const LONGEST = 8000; // ms that an answer may take
 const PAGE = 200; // entities that are shown at first
 const HEADERS = { "x-pairmq-dashboard": "1", "content-type": "application/json" };
 const WORDS = {
-  hold: ["Hold", "Its sends go to the backlog, and no ping ends that, until somebody marks it healthy or fails it over without a hold. A syphon goes on moving what waits there to it: to keep that too, stop the syphon."],
+  hold: ["Hold", "Its sends go to the backlog, and no ping ends that, until somebody marks it healthy or fails it over without a hold."],
   force_failover: ["Fail over", "Its sends go to the backlog until pings find the primary working, or somebody marks it healthy."],
   mark_healthy: ["Mark healthy", "Its sends go to the primary at once, and a hold ends."],
 };
@@ -213,7 +213,7 @@ function entities(told) {
     reasons(element.querySelector(".reasons"), row, told.at);
     timeline(element.querySelector(".line"), row, from, told.at);
     const buttons = element.querySelectorAll(".acts button");
-    buttons[0].disabled = row.held;
+    buttons[0].disabled = row.held && (row.syphon_held || !told.syphon);
     buttons[1].disabled = row.state === "failed-over" && !row.held;
     buttons[2].disabled = row.state === "healthy" || row.state === "draining";
   }, frozen);
@@ -247,7 +247,7 @@ function newRow(row) {
 
 function reasons(element, row, now) {
   const lines = [];
-  if (row.held) lines.push(["", `for ${span(now - row.since)}, by an operator's word; no pings`]);
+  if (row.held) lines.push(["", `for ${span(now - row.since)}, by an operator's word; no pings${row.syphon_held ? "; the syphon delivers nothing to it" : ""}`]);
   else if (row.since !== null) lines.push(["", `for ${span(now - row.since)}: ${row.cause}`]);
   if (row.ping && !row.held) lines.push(["", row.ping.ok ? "the last ping was good" : `ping ${span(now - row.ping.at)} ago: ${row.ping.error}`]);
   if (row.shut !== null && row.state !== "failed-over") lines.push(["bad", `the syphon waits: ${row.shut}`]);
@@ -365,6 +365,10 @@ function confirm(word, row) {
   const [label, text] = WORDS[word];
   say($("ask-title"), `${label}: ${row.path}`);
   say($("ask-text"), text);
+  $("ask-syphon").hidden = word !== "hold";
+  $("ask-keep").checked = row.syphon_held;
+  $("ask-keep").disabled = !last.syphon;
+  say($("ask-keep-text"), last.syphon ? "Keep this process's syphon from delivering to it too" : "This process has no syphon: where one runs, it goes on moving what waits in the backlog");
   say($("ask-scope"), "This reaches the pair of the process that serves this page, and no other.");
   say($("ask-yes"), label);
   say($("ask-wrong"), "");
@@ -376,7 +380,7 @@ $("ask").querySelector("form").addEventListener("submit", async (event) => {
   const { word, row } = asked;
   $("ask-yes").disabled = true;
   try {
-    const body = JSON.stringify({ word, entity: row.path, kind: row.kind });
+    const body = JSON.stringify({ word, entity: row.path, kind: row.kind, syphon: word === "hold" && $("ask-keep").checked });
     const answer = await ask("api/operate", { method: "POST", headers: HEADERS, body });
     if (answer.ok) $("ask").close();
     else say($("ask-wrong"), (await answer.json()).error);

@@ -81,6 +81,8 @@ class Transfer:
         gate.users += 1
         try:
             while items:
+                if gate.held:
+                    return items  # since the last operation
                 part, items = self._next(gate, items)
                 left = await self._bring_part(gate, part)
                 if left:
@@ -106,7 +108,7 @@ class Transfer:
 
     async def _bring_part(self, gate: Gate, items: list[Item]) -> list[Item]:
         """The same in one operation."""
-        if not await self._rate.take(len(items), self._stopping):
+        if not await self._rate.take(len(items), self._stopping) or gate.held:
             return items
         due, overdue = self._screen.unexpired(await self._hand.fresh(items))
         while overdue:
