@@ -8,6 +8,7 @@ import json
 import pytest
 
 from pairmq import Entity, Message, Pair, PairOptions
+from pairmq.model import FailureKind, FailureReason, TransportError
 from pairmq.plugins import registry
 
 pytestmark = pytest.mark.timeout(180)
@@ -151,3 +152,30 @@ def test_the_backlog_commands_look_at_queues_beyond_their_options(cli, brokers) 
     assert (listed["pending"], len(listed["queues"])) == (40, 10)
     assert len(cli("backlog", "peek", "-n", "100", "--json", *few).out.splitlines()) == 40
     assert json.loads(cli("backlog", "purge", "--yes", "--json", *few).out)["deleted"] == 40
+
+
+def unreadable(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """Let the secondary refuse one question: what it would have answered is unknown then."""
+
+    async def refuse(self, *arguments):
+        raise TransportError("no permission", FailureKind.REFUSED, FailureReason.UNAUTHORIZED)
+
+    monkeypatch.setattr(f"pairmq_redis._admin.RedisAdmin.{method}", refuse)
+
+
+def test_until_empty_calls_the_backlog_empty_only_when_it_was_looked_for_everywhere(cli, brokers, monkeypatch) -> None:
+    divert(brokers, 5)
+    unreadable(monkeypatch, "list_entities")
+    ended = cli("syphon", "--until-empty", *brokers)
+    assert ended.status == 0
+    assert "moved 5 messages; the queues of this pair are empty" in ended.err
+    assert "backlog queues under other names of this primary were not looked for: no permission" in ended.err
+
+
+def test_status_is_not_ok_when_it_can_not_be_seen_what_others_use(cli, brokers, monkeypatch) -> None:
+    divert(brokers, 5)
+    unreadable(monkeypatch, "peek")
+    ended = cli("status", "--json", *brokers)
+    seen = json.loads(ended.out)
+    assert (ended.status, seen["ok"]) == (1, False)
+    assert "can't be read" in seen["agreement"]["unread"]

@@ -16,7 +16,7 @@ from pairmq.core.record import Configuration
 from pairmq.model import Entity
 from pairmq.pair import Agreement
 from pairmq.testing.servers import free_port
-from pairmq.transport import QueueCounts
+from pairmq.transport import ConfirmRisk, QueueCounts
 from pairmq_rabbitmq._transport import CAPABILITIES, RabbitTransport
 from pairmq_redis.testing import RedisServer
 
@@ -119,6 +119,21 @@ def test_the_doctor_is_content_with_a_sound_pair(cli, brokers) -> None:
     assert ended.status == 0
     assert "backlog queues: 10 of 10 as they should be" in ended.out
     assert "FAIL" not in ended.out
+
+
+def test_the_doctor_calls_no_queue_sound_when_it_could_not_look_at_all_of_it(cli, brokers, monkeypatch) -> None:
+    cli("send", "-e", "q", "--create", *brokers, stdin=b"")
+
+    async def unseen(self, queue=None):
+        return () if queue is None else (ConfirmRisk("policies were not looked at", "give management="),)
+
+    monkeypatch.setattr("pairmq_redis._admin.RedisAdmin.confirm_risks", unseen)
+    durable = property(lambda self: replace(self._capabilities, durable=True))
+    monkeypatch.setattr("pairmq_redis._transport.StreamsTransport.capabilities", durable)
+    ended = cli("doctor", *brokers)
+    assert ended.status == 0
+    assert "warn  10 backlog queues: policies were not looked at\n      → give management=" in ended.out
+    assert "as they should be" not in ended.out
 
 
 def test_the_doctor_says_what_the_pair_can_not_carry(cli, brokers, monkeypatch: pytest.MonkeyPatch) -> None:

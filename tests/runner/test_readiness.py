@@ -31,6 +31,7 @@ async def test_an_entity_that_its_primary_takes_is_ready(world):
                     "reasons": [],
                 }
             ],
+            "reasons": [],
         }
 
 
@@ -151,3 +152,15 @@ async def test_a_driver_that_fails_in_its_own_way_is_a_reason_and_raises_nothing
         [found] = (await w.pair.check("orders")).entities
         assert not found.ready
         assert [type(failure).__name__ in reason for reason in found.reasons] == [True, True]
+
+
+@in_virtual_time
+async def test_a_pair_without_entities_is_ready_when_a_broker_answers_and_not_otherwise(world):
+    async with world() as w:
+        assert (await w.pair.check()).ready
+        w.east.fail(Fault.DOWN)
+        assert (await w.pair.check()).ready
+        w.west.fail(Fault.DOWN)
+        readiness = await w.pair.check()
+        assert not readiness.ready
+        assert [reason.split(":")[0] for reason in readiness.as_json()["reasons"]] == ["primary", "backlog"]

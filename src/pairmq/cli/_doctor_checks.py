@@ -238,7 +238,7 @@ def _size(primary: Transport, secondary: Transport) -> Finding:
     """Whether the largest message of the primary fits the secondary in its backlog form (SPEC 3.8)."""
     most, room = primary.capabilities.max_message_bytes, secondary.capabilities.max_message_bytes
     if room is None:
-        return Finding(Grade.OK, "message size", "the secondary takes messages of any size")
+        return Finding(Grade.OK, "message size", "its transport knows no limit of the secondary's")
     sample = Message(message_id="0" * 32)
     envelope = divert(sample, Diversion(Entity("e" * 100), datetime.now(UTC), "0" * 32, 1, True))
     needed = secondary.measure(envelope) - primary.measure(sample)
@@ -247,7 +247,8 @@ def _size(primary: Transport, secondary: Transport) -> Finding:
         own = "of any size" if most is None else f"up to {grouped(most)} bytes"
         text = f"the primary takes messages {own}, the backlog up to about {grouped(largest)} bytes"
         return Finding(Grade.WARN, "message size", text, "larger ones are refused during an outage: keep them smaller")
-    return Finding(Grade.OK, "message size", f"up to about {grouped(min(most, largest))} bytes fit both brokers")
+    text = f"up to about {grouped(min(most, largest))} bytes, where the brokers are not set to take less"
+    return Finding(Grade.OK, "message size", text)
 
 
 async def _risks(transport: Transport, queue: Entity | None, limit: float) -> Sequence[ConfirmRisk]:
@@ -295,7 +296,8 @@ async def _queues(
                 continue
             yield Finding(Grade.FAIL, f"backlog queue {queue}", at_broker(secondary, error), "look at the secondary")
             return
-        for risk in await _risks(secondary, queue, limit):
+        risks = await _risks(secondary, queue, limit)
+        for risk in risks:
             risky.setdefault(risk, []).append(queue)
         differences = wanted.differences(actual)
         if differences:
@@ -305,7 +307,7 @@ async def _queues(
                 "; ".join(differences),
                 "an existing queue is left as it is: change it at the broker if that matters",
             )
-        else:
+        elif not risks:
             sound += 1
     for risk, those in risky.items():
         subject = f"backlog queue {those[0]}" if len(those) == 1 else f"{len(those)} backlog queues"

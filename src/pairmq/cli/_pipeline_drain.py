@@ -152,7 +152,8 @@ def _end(report: Report, stop: Stop | None, *, json: bool) -> int:
     source = "" if report.moved is None else f", by the {'journal' if report.counted_from == 'journal' else 'brokers'}"
     if report.workers_lost and report.moved != report.gone and report.gone is not None:
         source += f" without the last moment of who died ({grouped(report.gone)} left the queues)"
-    empty = "the queues of this pair are empty" if report.elsewhere else "the backlog is empty"
+    known = not report.elsewhere and report.unread is None
+    empty = "the backlog is empty" if known else "the queues of this pair are empty"
     left = empty if report.emptied else f"left in the backlog: {_number(report.left)}"
     note(f"{moved}{source}; {left}; {short_duration(report.seconds)}")
     return status
@@ -179,6 +180,8 @@ def _explain(report: Report) -> None:
         warn(f"dead-lettered {plural(report.dead_lettered, 'message')}: {hint}")
     for text in report.elsewhere:
         warn(text)
+    if report.unread is not None:
+        warn(report.unread)
     if report.dead_lettered is None and report.emptied:
         warn("dead-lettered: not known, as a queue could not be asked at the start")
     if report.problem is not None:

@@ -65,7 +65,7 @@ def status(
     """Show whether both brokers answer, what the backlog queues hold, and whether entities take messages.
 
     Exit status: 0 when all brokers and entities asked for answer, 1 when not, or when messages wait in a backlog queue
-    that this pair's syphon does not drain.
+    that this pair's syphon does not drain, or when that can't be found out.
     """
     entities = tuple(entity_of(name, kind) for name in entity or ())
     settings = pair.settings()

@@ -90,8 +90,11 @@ class Look:
 
     @property
     def ok(self) -> bool:
-        """Whether everything that was asked answered well, and no messages wait where they are not moved."""
-        if self.agreement.conflict is not None or any(stray.certain for stray in self.agreement.strays):
+        """Whether everything was asked and answered well, and no messages wait where they are not moved."""
+        agreement = self.agreement
+        if agreement.conflict is not None or agreement.unread is not None:
+            return False
+        if any(stray.certain for stray in agreement.strays):
             return False
         parts = (self.primary.error, self.secondary.error, self.backlog.error, *(one.error for one in self.entities))
         return all(error is None for error in parts)

@@ -319,14 +319,14 @@ class SyphonJob:
         if self._json:
             put_json(self._record(ended=True, emptied=emptied, signal=stop.name or None, exit_status=status))
         moved = plural(self._pair.moved, "message")
-        if emptied and not self._stranded:
-            note(f"moved {moved}; the backlog is empty")
-            if self._agreement is not None and self._agreement.unread is not None:
-                warn(self._agreement.unread)
-        elif emptied:
-            note(f"moved {moved}; the queues of this pair are empty")
-            for stray in self._stranded:
-                warn(str(stray))
+        elsewhere = [str(stray) for stray in self._stranded]
+        if self._agreement is not None and self._agreement.unread is not None:
+            elsewhere.append(self._agreement.unread)
+        if emptied:
+            empty = "the queues of this pair are empty" if elsewhere else "the backlog is empty"
+            note(f"moved {moved}; {empty}")
+            for text in elsewhere:
+                warn(text)
         else:
             left = None if self._depths is None else self._depths.pending
             note(f"moved {moved}; left in the backlog: {'not known' if left is None else grouped(left)}")

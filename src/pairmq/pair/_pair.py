@@ -301,7 +301,8 @@ class Pair:
         Nothing about the entities' states is changed.
 
         Args:
-            entities: paths of queues, or entities; without any, all of `states`.
+            entities: paths of queues, or entities; without any, all of `states`. Where that is none either, the pair is
+                ready when the primary answers or a backlog queue takes messages.
             timeout: seconds that each side has to answer.
 
         Returns:

@@ -53,19 +53,26 @@ class Readiness:
     Args:
         pair: its name.
         entities: one entry for each that was asked for, in that order.
+        reasons: where there was no entity to ask for, why neither broker would take a message; else empty.
     """
 
     pair: str
     entities: tuple[EntityReadiness, ...]
+    reasons: tuple[str, ...] = ()
 
     @property
     def ready(self) -> bool:
-        """Whether all of them are."""
-        return all(entity.ready for entity in self.entities)
+        """Whether all of them are; without any, whether a broker takes messages."""
+        return not self.reasons and all(entity.ready for entity in self.entities)
 
     def as_json(self) -> dict[str, Any]:
         """For programs; holds no secret."""
-        return {"ready": self.ready, "pair": self.pair, "entities": [entity.as_json() for entity in self.entities]}
+        return {
+            "ready": self.ready,
+            "pair": self.pair,
+            "entities": [entity.as_json() for entity in self.entities],
+            "reasons": list(self.reasons),
+        }
 
 
 async def find_readiness(engine: Engine, pair: str, entities: Sequence[Entity], timeout: float) -> Readiness:
@@ -80,6 +87,12 @@ async def find_readiness(engine: Engine, pair: str, entities: Sequence[Entity], 
     Returns:
         What was found; a broker's failure is part of it.
     """
+    if not entities:
+        down, backlog = await asyncio.gather(
+            _failure(engine.primary.admin.check(), timeout), _failure(engine.backlog.probe(), timeout)
+        )
+        both = down is not None and backlog is not None
+        return Readiness(pair, (), (f"primary: {down}", f"backlog: {backlog}") if both else ())
     backlog, *primary = await asyncio.gather(
         _failure(engine.backlog.probe(), timeout),
         *(_primary_failure(engine, entity, timeout) for entity in entities),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,17 @@ from pairmq_rabbitmq._url import QueueType
 
 # What the backlog queues of a pair are (SPEC 5.2), which are asked about most.
 _LIKELY = QueueProperties(max_size_megabytes=5120, max_delivery_count=2**31 - 1)
+
+_ASK = "add ?management=http://host:15672 to the URL, so that it is looked at; or look with rabbitmqctl list_queues"
+_POLICIES_UNSEEN = ConfirmRisk(
+    "whether a policy makes it drop messages that it has confirmed (overflow drop-head, message-ttl, expires) was not "
+    "looked at: AMQP does not show policies",
+    f"{_ASK} name policy operator_policy_definition effective_policy_definition",
+)
+_UNREAD = ConfirmRisk(
+    "whether it keeps what it has confirmed is unknown: the broker does not show its settings and policies over AMQP",
+    f"{_ASK} name type durable arguments effective_policy_definition",
+)
 
 
 class RabbitAdmin(Admin):
@@ -220,27 +231,23 @@ class RabbitAdmin(Admin):
         await self._probe.probe(entity)
 
     async def confirm_risks(self, queue: Entity | None = None) -> Sequence[ConfirmRisk]:
-        """Look at the type of a queue, and whether it is durable; the broker as a whole has no setting that matters."""
+        """Look at the type of a queue, and whether it is durable; the broker as a whole has no setting that matters.
+
+        What policies make of a queue is in its `properties`; without the management plugin that can't be seen, which is
+        a risk of its own.
+        """
         if queue is None or queue.kind is EntityKind.TOPIC:
             return ()
         doing = f"read the settings of {queue}"
         await self._context.count(queue.path, doing)
         if self._management is not None:
             told = await self._management.queue(queue.path, doing)
-            arguments, durable = told["arguments"], told["durable"]
-        else:
-            guess = arguments_of(
-                _LIKELY, await self._queue_type("quorum", doing), _names.dead_letter_of(queue.path), doing
-            )
-            found = await interrogate(self._context, queue.path, guess, doing, until=frozenset((QUEUE_TYPE,)))
-            arguments, durable = found.arguments, found.durable
-        advice = "delete it when it is empty, and let PairMQ make it again, as a quorum queue"
-        if not durable:
-            return (ConfirmRisk("it is not durable: a server that restarts deletes it with all that is in it", advice),)
-        if arguments.get(QUEUE_TYPE, "classic") == "classic":
-            text = "it is a classic queue: what is in it is on one server alone, and lost with its disk"
-            return (ConfirmRisk(text, advice),)
-        return ()
+            return _queue_risks(told["arguments"], durable=told["durable"])
+        guess = arguments_of(_LIKELY, await self._queue_type("quorum", doing), _names.dead_letter_of(queue.path), doing)
+        found = await interrogate(self._context, queue.path, guess, doing, until=frozenset((QUEUE_TYPE,)))
+        if not found.complete and QUEUE_TYPE not in found.arguments:
+            return (_UNREAD,)
+        return (*_queue_risks(found.arguments, durable=found.durable), _POLICIES_UNSEEN)
 
     def is_system_entity(self, entity: Entity) -> bool:
         """Names that begin with ``amq.`` or ``pairmq.``, and those with a segment that begins with ``$``."""
@@ -354,3 +361,13 @@ def _entities(names: Iterable[str], kind: EntityKind) -> Iterable[Entity]:
             continue  # somebody else's, which PairMQ has no name for
         if not _names.is_system(entity):
             yield entity
+
+
+def _queue_risks(arguments: Mapping[str, Any], *, durable: bool) -> tuple[ConfirmRisk, ...]:
+    advice = "delete it when it is empty, and let PairMQ make it again, as a quorum queue"
+    if not durable:
+        return (ConfirmRisk("it is not durable: a server that restarts deletes it with all that is in it", advice),)
+    if arguments.get(QUEUE_TYPE, "classic") == "classic":
+        text = "it is a classic queue: what is in it is on one server alone, and lost with its disk"
+        return (ConfirmRisk(text, advice),)
+    return ()

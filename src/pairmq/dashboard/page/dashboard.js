@@ -132,9 +132,10 @@ function verdict(told) {
     said = left ? "Messages wait in the backlog." : "The backlog is being looked at.";
   } else {
     said = told.sends ? "All is well." : "Both brokers answer.";
+    if (unread) [tone, sign, said] = ["warn", "!", "What the other processes of this pair use is not known."];
     if (differences.length) [tone, sign, said] = ["warn", "!", "Processes of this pair have different settings."];
-    if (left === null) said = told.backlog.error ? "The backlog can't be counted." : "Looking at the brokers.";
-    if (left === null) [tone, sign] = ["warn", "…"];
+    const unasked = left === null || !told.agreement || !told.brokers.primary.answer || !told.brokers.secondary.answer;
+    if (unasked) [tone, sign, said] = ["warn", "…", told.backlog.error ? "The backlog can't be counted." : "Looking at the brokers."];
   }
   // What changes from second to second stands here, and not in the sentence, which screen readers say aloud.
   if (left) more.push(`${plural(left, "message")} in the backlog`);

@@ -51,6 +51,7 @@ class Report:
         stopped: a person or the system asked for the end.
         seconds: from the first count to the last.
         elsewhere: backlog queues that hold messages and that this drain leaves alone, each with the reason.
+        unread: why it was not looked whether messages wait elsewhere; None when it was.
     """
 
     queues: tuple[QueueReport, ...]
@@ -67,6 +68,7 @@ class Report:
     stopped: bool = False
     seconds: float = 0.0
     elsewhere: tuple[str, ...] = ()
+    unread: str | None = None
 
     @property
     def emptied(self) -> bool:
@@ -93,6 +95,7 @@ class Report:
             "shut": dict(self.shut),
             "problem": self.problem,
             "elsewhere": list(self.elsewhere),
+            "unread": self.unread,
             "stopped": self.stopped,
             "seconds": round(self.seconds, 3),
             "queues": [

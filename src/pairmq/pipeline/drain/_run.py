@@ -44,6 +44,7 @@ class Drain:
         self._began_at = time.monotonic()
         self.before: tuple[Depth, ...] = ()
         self._elsewhere: tuple[str, ...] = ()
+        self._unread: str | None = None
 
     @property
     def pending(self) -> int | None:
@@ -71,6 +72,7 @@ class Drain:
             self._plan = self._plan.with_queues(endpoint.name, agreement.found)
             others = [queue for queue in agreement.found if queue not in self._plan.queues]
             counts = zip(others, await count(secondary, others, options.attempt_timeout), strict=True)
+        self._unread = agreement.unread
         self._elsewhere = (
             *map(str, agreement.strays),
             *(f"{queue} has another template: 'pairmq syphon' drains it" for queue, depth in counts if depth.pending),
@@ -219,6 +221,7 @@ class Drain:
             gone=gone,
             counted_from="brokers" if journalled is None else "journal",
             elsewhere=self._elsewhere,
+            unread=self._unread,
             moved_again=None if journalled is None else journalled.again,
             dead_lettered=dead_lettered,
             workers_lost=max(0, sum(attempts.values()) - len(outcomes)),
