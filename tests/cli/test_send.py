@@ -366,7 +366,8 @@ def test_a_full_disk_is_one_error_after_the_summary(brokers, arguments: list[str
         ended = subprocess.run(command, input=b"a\n" * 3000, stdout=out, stderr=subprocess.PIPE, check=False)
     lines = ended.stderr.decode().splitlines()
     assert ended.returncode == 1
-    assert "3 000 messages accepted" in lines[0]
+    # A busy machine may be a second without a result, which is reported before.
+    assert sum("3 000 messages accepted" in line for line in lines) == 1
     assert lines[-1] == f"error: can't write {says}: No space left on device"
     assert sum(line.startswith("error: ") for line in lines) == 1
 
