@@ -42,7 +42,8 @@ async def test_a_reader_without_pairmq_restores_what_was_diverted(rabbit: Rabbit
         orders = pair.sender("orders")
         message = Message(b"1", message_id="a", session_id="s", time_to_live=12.5, scheduled_enqueue_at=AT, priority=3)
         assert (await orders.send(message)).route is Route.BACKLOG
-        await pair.sender("news", kind="topic").send(Message(b"2", message_id="b", application_properties={"tenant": "x"}))
+        news = pair.sender("news", kind="topic")
+        await news.send(Message(b"2", message_id="b", application_properties={"tenant": "x"}))
     first, second = read(rabbit.url)
     assert (
         first.items()
