@@ -24,7 +24,7 @@ from pairmq.testing import TcpProxy
 from pairmq.transport import Sender, Transport, is_nothing_sent
 from pairmq_rabbitmq import _context, _link
 from pairmq_rabbitmq._link import Session
-from pairmq_rabbitmq._outlet import Outlet
+from pairmq_rabbitmq._publisher import Publisher
 from pairmq_rabbitmq.testing import RabbitServer
 
 pytestmark = pytest.mark.real_server
@@ -421,15 +421,15 @@ async def test_a_batch_given_up_in_its_midst_is_in_doubt(
     """Its first part is stored, and the next one has to connect anew, to a server that hangs."""
     sender = transport.sender(QUEUE)
     await sender.send(message())
-    answers = Outlet._answers
+    answers = Publisher._answers
 
-    async def then_hang(self: Outlet, written: Any, scope: Any) -> Any:
+    async def then_hang(self: Publisher, written: Any, scope: Any) -> Any:
         found = await answers(self, written, scope)
         rabbit.pause()
         written.channel.session.end(ConnectionResetError("lost"))
         return found
 
-    monkeypatch.setattr(Outlet, "_answers", then_hang)
+    monkeypatch.setattr(Publisher, "_answers", then_hang)
     try:
         with pytest.raises(TimeoutError) as caught:
             async with asyncio.timeout(3):
@@ -566,7 +566,7 @@ async def test_a_cancelled_send_leaves_the_sender_usable(rabbit: RabbitServer, s
 async def test_more_entities_than_channels_share_them(
     rabbit: RabbitServer, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_context, "_MOST_OUTLETS", 5)
+    monkeypatch.setattr(_context, "_MAX_PUBLISHERS", 5)
     names = [f"q{n}" for n in range(20)]
     for name in names:
         declare(rabbit, name)

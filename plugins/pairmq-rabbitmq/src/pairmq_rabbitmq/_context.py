@@ -26,7 +26,7 @@ from pairmq_rabbitmq import _errors
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._link import Link, Session
 from pairmq_rabbitmq._markers import MarkerLine
-from pairmq_rabbitmq._outlet import Outlet
+from pairmq_rabbitmq._publisher import Publisher
 from pairmq_rabbitmq._scope import Scope
 from pairmq_rabbitmq._url import RabbitUrl
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 _SILENCE = 0.1  # s without a frame from the broker after which giving up a question says something about the connection
 _MOST_FORSAKEN = 20  # questions without an answer, with a channel each, until a connection is changed to be rid of them
 _SAFE_NAME = 60  # bytes, with those of the virtual host's: the broker's longest sentences have 190 beside them
-_MOST_OUTLETS = 1500  # with a channel each; RabbitMQ's default limit is 2047 a connection
+_MAX_PUBLISHERS = 1500  # with a channel each; RabbitMQ's default limit is 2047 a connection
 
 
 class _Closable(Protocol):
@@ -70,20 +70,22 @@ class Context:
         self.closed = False
         self.max_body_bytes: int | None = None
         """The server's own limit for a body, as its last refusal told; None while it has told none."""
-        self._outlets: OrderedDict[Entity, Outlet] = OrderedDict()
+        self._publishers: OrderedDict[Entity, Publisher] = OrderedDict()
         self._idle: list[tuple[Session, Channel]] = []
 
-    def outlet(self, entity: Entity) -> Outlet:
-        """The entity's outlet; one for all senders of it."""
-        outlet = self._outlets.get(entity)
-        if outlet is None:
+    def publisher(self, entity: Entity) -> Publisher:
+        """The entity's publisher; one for all senders of it."""
+        publisher = self._publishers.get(entity)
+        if publisher is None:
             doing = f"send to {entity}"
             topic = entity.kind is EntityKind.TOPIC
-            outlet = Outlet(self.publishing, doing, (lambda: self.find_exchange(entity.path, doing)) if topic else None)
-            self._outlets[entity] = outlet
-            self._limit_outlets()
-        self._outlets.move_to_end(entity)
-        return outlet
+            publisher = Publisher(
+                self.publishing, doing, (lambda: self.find_exchange(entity.path, doing)) if topic else None
+            )
+            self._publishers[entity] = publisher
+            self._limit_publishers()
+        self._publishers.move_to_end(entity)
+        return publisher
 
     def consuming_of(self, queue: str) -> Link:
         """The link to read a queue over.
@@ -192,10 +194,10 @@ class Context:
                 return channel
         return await session.open_channel(confirms=False)
 
-    def _limit_outlets(self) -> None:
+    def _limit_publishers(self) -> None:
         """Give back the channels of the entities that were not sent to for the longest time."""
-        for entity in list(self._outlets)[: max(0, len(self._outlets) - _MOST_OUTLETS)]:
-            outlet = self._outlets[entity]
-            if outlet.idle:
-                outlet.release()
-                del self._outlets[entity]
+        for entity in list(self._publishers)[: max(0, len(self._publishers) - _MAX_PUBLISHERS)]:
+            publisher = self._publishers[entity]
+            if publisher.idle:
+                publisher.release()
+                del self._publishers[entity]

@@ -187,8 +187,8 @@ async def close_channel(channel: Channel) -> None:
             return  # the broker closed it, and the number may be another one's by now
         if not getattr(channel, "close_sent", False):
             channel.close_sent = True  # type: ignore[attr-defined]
-            goodbye = commands.Channel.Close(reply_code=_SUCCESS, reply_text="", class_id=0, method_id=0)
-            await channel.write_queue.put(ChannelFrame.marshall(channel.number, [goodbye]))
+            close = commands.Channel.Close(reply_code=_SUCCESS, reply_text="", class_id=0, method_id=0)
+            await channel.write_queue.put(ChannelFrame.marshall(channel.number, [close]))
         with contextlib.suppress(Exception):  # which is how the driver tells it
             await channel.closing
 

@@ -289,10 +289,10 @@ class Session:
             self._background(self._connection.close())
 
     async def close(self, timeout: float) -> None:
-        """Say goodbye to the broker within ``timeout`` seconds, then drop the connection."""
+        """Do the close handshake within ``timeout`` seconds, then drop the connection."""
         if self.cause is None and self._connection is not None and not self.wire.blocked:
-            goodbye = self._background(self._connection.close())
-            await asyncio.wait((goodbye, self._ended), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            closing = self._background(self._connection.close())
+            await asyncio.wait((closing, self._ended), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         self.end(ConnectionAbortedError("the connection was closed"))
         if self._tasks:  # nobody may run the loop any more when this is over
             await asyncio.wait(self._tasks, timeout=_CLEARED)
@@ -305,10 +305,10 @@ class Session:
 
     def _why_refused(self, error: Exception) -> Exception:
         """Why the login failed: the broker's words, which the driver passes on for a wrong password only."""
-        goodbye = self.wire.goodbye
-        if goodbye is None or goodbye.reply_code == ACCESS_REFUSED:
+        close_frame = self.wire.close_frame
+        if close_frame is None or close_frame.reply_code == ACCESS_REFUSED:
             return error
-        return exception_by_code(goodbye)
+        return exception_by_code(close_frame)
 
     async def _detached(self, operation: Coroutine[Any, Any, T]) -> T:
         task = self._background(operation)
@@ -349,9 +349,9 @@ class Session:
             task.exception()  # seen: nobody may be waiting for it any more
 
     def _lost(self, cause: BaseException) -> None:
-        goodbye = self.wire.goodbye
-        if goodbye is not None:
-            cause = exception_by_code(goodbye)
+        close_frame = self.wire.close_frame
+        if close_frame is not None:
+            cause = exception_by_code(close_frame)
         elif not isinstance(cause, Exception):
             cause = ConnectionResetError("the connection was lost")
         if self._connection is None:

@@ -13,8 +13,8 @@ from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Transpo
 from pairmq_rabbitmq import _errors, _names
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._inspection import fetch_one
-from pairmq_rabbitmq._outlet import Outlet
 from pairmq_rabbitmq._publish import Answer, Lost, Nacked, Parcel, Returned, publish_method
+from pairmq_rabbitmq._publisher import Publisher
 from pairmq_rabbitmq._scope import Scope
 
 PING_QUEUE: Final = _names.OWN_PREFIX + "ping"
@@ -55,7 +55,7 @@ class Probe:
     def __init__(self, context: Context, scope: Scope) -> None:
         self._context = context
         self._scope = scope
-        self._outlet = Outlet(context.publishing, "ping")
+        self._publisher = Publisher(context.publishing, "ping")
 
     async def probe(self, entity: Entity) -> None:
         """Ping one entity."""
@@ -123,7 +123,7 @@ class Probe:
     async def _publish(self, routing_key: str) -> Answer:
         properties = Basic.Properties(message_id=uuid.uuid4().hex, delivery_mode=2)
         parcel = Parcel.of(publish_method("", routing_key), properties, b"")
-        [answer] = await self._outlet.publish([parcel], self._scope)
+        [answer] = await self._publisher.publish([parcel], self._scope)
         return answer
 
     async def _make(self, doing: str) -> bool:

@@ -101,7 +101,7 @@ class RabbitSender(Sender):
     async def send(self, message: Message) -> None:
         self._check_open()
         parcel = self._parcel(message, *(await self._where(message) if self._is_special(message) else (self._method,)))
-        [answer] = await self._context.outlet(self._entity).publish([parcel], self._scope)
+        [answer] = await self._context.publisher(self._entity).publish([parcel], self._scope)
         if answer is not None:
             [failed] = await self._explain([answer])
             if failed is not None:
@@ -123,7 +123,7 @@ class RabbitSender(Sender):
             else:
                 packed.append(parcel)
                 parcels.append(parcel)
-        answers = await self._context.outlet(self._entity).publish(parcels, self._scope) if parcels else []
+        answers = await self._context.publisher(self._entity).publish(parcels, self._scope) if parcels else []
         if answers.count(None) == len(packed):
             return [None] * len(packed)
         outcomes = iter(await self._explain(answers))
@@ -132,7 +132,7 @@ class RabbitSender(Sender):
     async def make_ready(self) -> None:
         self._check_open()
         try:
-            await self._context.outlet(self._entity).open(self._scope)
+            await self._context.publisher(self._entity).open(self._scope)
         except Unsent as error:
             failed = _errors.failure(error, self._doing)
             raise failed from failed.__cause__

@@ -31,7 +31,7 @@ CAPABILITIES = Capabilities(
 """What RabbitMQ does through this transport; its README tells the fine print."""
 
 _RECEIVERS = 1.2  # s
-_GOODBYE = 0.5
+_CLOSE = 0.5
 
 
 class RabbitTransport(Transport):
@@ -86,4 +86,4 @@ class RabbitTransport(Transport):
         closing = [asyncio.ensure_future(receiver.close()) for receiver in list(self._context.receivers)]
         if closing:
             await asyncio.wait(closing, timeout=_RECEIVERS)
-        await self._context.close(_GOODBYE)
+        await self._context.close(_CLOSE)

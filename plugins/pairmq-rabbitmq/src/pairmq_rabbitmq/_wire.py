@@ -52,18 +52,14 @@ class Wire:
         self.lane = Lane(asyncio.get_running_loop().time)
         self.blocked = False
         self._on_lost: Callable[[BaseException], None] | None = on_lost
-        self._goodbye: commands.Connection.Close | None = None
+        self.close_frame: commands.Connection.Close | None = None
+        """The broker's reason when it closed the connection."""
         self._writer: asyncio.StreamWriter | None = None
 
     @property
     def frames(self) -> int:
         """Frames received so far."""
         return self.lane.frames
-
-    @property
-    def goodbye(self) -> commands.Connection.Close | None:
-        """The broker's own words when it closed the connection."""
-        return self._goodbye
 
     def opened(self, writer: asyncio.StreamWriter) -> None:
         """The socket is there."""
@@ -90,9 +86,9 @@ class Wire:
         elif method == _UNBLOCKED:
             self.blocked = False
         elif method == _CLOSE:
-            self._goodbye = commands.Connection.Close()
+            self.close_frame = commands.Connection.Close()
             with contextlib.suppress(ValueError, struct.error):
-                self._goodbye.unmarshal(payload[4:])
+                self.close_frame.unmarshal(payload[4:])
             self.lost(ConnectionResetError("the broker closed the connection"))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pairmq.plugins import LocalServer, TransportRecord, hookimpl
-from pairmq.transport import Transport
 from pairmq_rabbitmq._transport import CAPABILITIES, RabbitTransport
 
 
@@ -15,15 +14,11 @@ def pairmq_transports() -> Iterable[TransportRecord]:
     yield TransportRecord(
         name="rabbitmq",
         schemes=("amqp", "amqps"),
-        factory=_rabbitmq,
+        factory=RabbitTransport,
         capabilities=CAPABILITIES,
         description="RabbitMQ, 3.8 or newer: AMQP 0-9-1 with publisher confirms",
         local_server=_local_server,
     )
-
-
-def _rabbitmq(url: str) -> Transport:
-    return RabbitTransport(url)
 
 
 def _local_server() -> LocalServer:

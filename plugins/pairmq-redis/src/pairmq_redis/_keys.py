@@ -24,9 +24,6 @@ META_PATTERN = b"pairmq:{*}:meta"
 QUEUE_GROUP = b"pairmq"
 """The consumer group of queues and dead-letter queues; a subscription's group has the subscription's name."""
 
-RETURNED = b"returned"
-"""The consumer that holds what was given back, until the next receiver takes it."""
-
 _BRACKETS = frozenset("{}")
 
 

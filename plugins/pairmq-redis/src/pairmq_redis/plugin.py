@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pairmq.plugins import BrokerControl, LocalServer, TransportRecord, hookimpl
-from pairmq.transport import Transport
+from pairmq.plugins import LocalServer, TransportRecord, hookimpl
 from pairmq_redis._memory import MEMORY_CAPABILITIES, MemoryTransport, memory_control
 from pairmq_redis._transport import CAPABILITIES, RedisTransport
 
@@ -16,7 +15,7 @@ def pairmq_transports() -> Iterable[TransportRecord]:
     yield TransportRecord(
         name="redis",
         schemes=("redis", "rediss"),
-        factory=_redis,
+        factory=RedisTransport,
         capabilities=CAPABILITIES,
         description="Redis or Valkey, 6.2 or newer: one stream per queue or topic",
         local_server=_local_server,
@@ -24,26 +23,14 @@ def pairmq_transports() -> Iterable[TransportRecord]:
     yield TransportRecord(
         name="memory",
         schemes=("memory",),
-        factory=_memory,
+        factory=MemoryTransport,
         capabilities=MEMORY_CAPABILITIES,
         description="a broker in this process, for tests and trials: lost with the process",
-        broker_control=_control,
+        broker_control=memory_control,
     )
-
-
-def _redis(url: str) -> Transport:
-    return RedisTransport(url)
 
 
 def _local_server() -> LocalServer:
     from pairmq_redis.testing import RedisServer  # only for who asks for a server
 
     return RedisServer()
-
-
-def _memory(url: str) -> Transport:
-    return MemoryTransport(url)
-
-
-def _control(url: str) -> BrokerControl:
-    return memory_control(url)

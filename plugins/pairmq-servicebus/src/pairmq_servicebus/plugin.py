@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pairmq.plugins import LocalServer, TransportRecord, hookimpl
-from pairmq.transport import Transport
 from pairmq_servicebus._transport import CAPABILITIES, ServiceBusTransport
 
 
@@ -15,15 +14,11 @@ def pairmq_transports() -> Iterable[TransportRecord]:
     yield TransportRecord(
         name="servicebus",
         schemes=("sb",),
-        factory=_servicebus,
+        factory=ServiceBusTransport,
         capabilities=CAPABILITIES,
         description="Azure Service Bus, its emulator, and the local server of this distribution: AMQP 1.0",
         local_server=_local_server,
     )
-
-
-def _servicebus(url: str) -> Transport:
-    return ServiceBusTransport(url)
 
 
 def _local_server() -> LocalServer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -13,9 +13,9 @@ from pairmq.model import FailureKind, FailureReason, TransportError
 from pairmq_rabbitmq import _codec, _errors, _names
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._header import is_costly
-from pairmq_rabbitmq._outlet import Outlet
 from pairmq_rabbitmq._properties import dead_letter_arguments, queue_type_for
 from pairmq_rabbitmq._publish import Answer, Lost, Nacked, Parcel, Returned, publish_method
+from pairmq_rabbitmq._publisher import Publisher
 from pairmq_rabbitmq._receiving._delivery_channel import DeliveryChannel
 from pairmq_rabbitmq._receiving._settling import Locked, State
 from pairmq_rabbitmq._scope import Scope, Waits
@@ -33,30 +33,34 @@ class _Entry(NamedTuple):
     description: str
 
 
-class Aside:
-    """Messages of one receiver that nobody is to get."""
+class DeadLetters:
+    """The messages that one receiver dead-letters: those that no caller can get, and those that its caller asks for."""
 
-    def __init__(self, dead_letters: Callable[[], DeadLetters], scope: Scope, waits: Waits) -> None:
-        self._dead_letters = dead_letters
+    def __init__(self, context: Context, queue: str, scope: Scope, waits: Waits, doing: str) -> None:
+        self._context = context
+        self._name = _names.dead_letter_of(queue)
         self._scope = scope
         self._waits = waits
+        self._doing = doing
+        self._publisher = Publisher(context.publishing, doing)
+        self._preparing = asyncio.Lock()
         self._entries: dict[Locked, _Entry] = {}
         self._turn = asyncio.Lock()
         self._retries: asyncio.Task[None] | None = None
 
     def add(self, channel: DeliveryChannel, locked: Locked, reason: str, description: str) -> None:
         """Take a message from those that wait for a caller."""
-        channel.set_aside(locked)
+        channel.withdraw(locked)
         self._entries[locked] = _Entry(channel, reason, description)
 
-    async def put_away(self) -> None:
-        """Dead-letter them, and wait a moment for that; what can't be now stays locked, and is tried again.
+    async def flush(self) -> None:
+        """Dead-letter what was added, and wait a moment for that; what can't be now stays locked, and is tried again.
 
         A cancelled call lets it go on.
         """
-        await self._waits.until(self._waits.begin(self._put_away()), seconds=_MOMENT)
+        await self._waits.until(self._waits.begin(self._flush()), seconds=_MOMENT)
 
-    async def _put_away(self) -> None:
+    async def _flush(self) -> None:
         await self._try()
         if self._entries and self._retries is None:
             self._retries = self._waits.begin(self._retry())
@@ -73,13 +77,12 @@ class Aside:
 
     async def _try(self) -> None:
         async with self._turn:
-            # What was lost with its channel comes again.
+            # What was lost with its channel is redelivered.
             tried = {
                 one: entry for one, entry in self._entries.items() if one.state is State.BUSY and entry.channel.usable
             }
-            queue = self._dead_letters()
-            copies = [queue.pack(one.properties, one.body, *entry[1:]) for one, entry in tried.items()]
-            outcomes = await queue.publish(copies) if copies else []
+            copies = [self.pack(one.properties, one.body, *entry[1:]) for one, entry in tried.items()]
+            outcomes = await self.publish(copies) if copies else []
             left: dict[Locked, _Entry] = {}
             settled: dict[DeliveryChannel, list[Locked]] = {}
             for (locked, entry), failed in zip(tried.items(), outcomes, strict=True):
@@ -97,19 +100,6 @@ class Aside:
             self._entries = left | new
             for channel, messages in settled.items():
                 await self._waits.until(channel.settle(messages, requeue=False).done)
-
-
-class DeadLetters:
-    """The dead-letter queue of one queue, as its receiver writes to it."""
-
-    def __init__(self, context: Context, queue: str, scope: Scope, doing: str) -> None:
-        self._context = context
-        self._name = _names.dead_letter_of(queue)
-        self._scope = scope
-        self._doing = doing
-        self._method = publish_method("", self._name)
-        self._outlet = Outlet(context.publishing, doing)
-        self._preparing = asyncio.Lock()
 
     def pack(self, properties: Basic.Properties, body: bytes, reason: str, description: str) -> Parcel:
         """Pack a copy of a message, without its properties where nobody could read them.
@@ -137,11 +127,11 @@ class DeadLetters:
         if not properties.message_id:
             # The copy has one that the original had not: without it, a publish that no queue took would not be noticed.
             properties.message_id = uuid4().hex
-        return Parcel.of(self._method, properties, body)
+        return Parcel.of(publish_method("", self._name), properties, body)
 
     async def publish(self, copies: Sequence[Parcel]) -> list[TransportError | None]:
         """Publish copies; one outcome each, None for confirmed."""
-        answers = await self._outlet.publish(copies, self._scope)
+        answers = await self._publisher.publish(copies, self._scope)
         again = [index for index, answer in enumerate(answers) if isinstance(answer, Returned | Nacked)]
         if again:
             missing = any(isinstance(answer, Returned) for answer in answers)
@@ -150,14 +140,14 @@ class DeadLetters:
             except TransportError as error:
                 second: Sequence[Answer] = [error for _ in again]
             else:
-                second = await self._outlet.publish([copies[index] for index in again], self._scope)
+                second = await self._publisher.publish([copies[index] for index in again], self._scope)
             for index, answer in zip(again, second, strict=True):
                 answers[index] = answer
         return [self._outcome(answer) for answer in answers]
 
     def release(self) -> None:
         """Give the channel back to the broker."""
-        self._outlet.release()
+        self._publisher.release()
 
     async def _prepare(self, *, missing: bool) -> None:
         """See to it that the queue is there; one that is being made rejects what comes."""

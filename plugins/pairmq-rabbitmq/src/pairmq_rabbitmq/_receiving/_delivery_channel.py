@@ -151,13 +151,13 @@ class LockingChannel:
             if locked.until < self._looks_at:
                 self._look_at(locked.until)
 
-    def set_aside(self, locked: Locked) -> None:
-        """Take a message that nobody is to get out of `waiting`."""
+    def withdraw(self, locked: Locked) -> None:
+        """Take a message that no caller is to get out of `waiting`."""
         self.waiting.remove(locked)
         locked.state = State.BUSY
 
     def settle(self, messages: Sequence[Locked], *, requeue: bool) -> Job:
-        """Begin to settle messages that were given, or set aside; as `Settling.settle`."""
+        """Begin to settle messages that were given, or withdrawn; as `Settling.settle`."""
         return self._settling.settle(messages, requeue=requeue)
 
     def is_locked(self, locked: Locked) -> bool:

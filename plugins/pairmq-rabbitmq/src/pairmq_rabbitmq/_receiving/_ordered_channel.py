@@ -126,7 +126,7 @@ class OrderedChannel(DeliveryChannel):
         self._answer_markers()
 
     def settle(self, messages: Sequence[Locked], *, requeue: bool) -> Job:
-        """Begin to settle messages that were given, or set aside; to give one back is to give back all."""
+        """Begin to settle messages that were given, or withdrawn; to give one back is to give back all."""
         if requeue:
             return self._give_all_back(messages)
         job = super().settle(messages, requeue=False)

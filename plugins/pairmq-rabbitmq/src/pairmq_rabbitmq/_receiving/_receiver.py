@@ -24,7 +24,7 @@ from pairmq.transport import Receiver, start_task
 from pairmq_rabbitmq import _codec, _errors, _header, _names, _plain
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._errors import Unsent
-from pairmq_rabbitmq._receiving._dead_letter import Aside, DeadLetters
+from pairmq_rabbitmq._receiving._dead_letter import DeadLetters
 from pairmq_rabbitmq._receiving._delivery_channel import Cancelled, DeliveryChannel, Opening
 from pairmq_rabbitmq._receiving._ordered_channel import GivenBack, is_for_one_consumer, ordered_channel
 from pairmq_rabbitmq._receiving._settling import Job, Locked, Share, State
@@ -52,13 +52,11 @@ class RabbitReceiver(Receiver):
         self._moving = f"dead-letter a delivery of {source}"
         self._scope = Scope()
         self._waits = Waits(self._scope)
-        self._until = self._waits.until
         self._turn = asyncio.Lock()
         self._channel: DeliveryChannel | None = None
         self._ahead = 0
         self._opening: Opening | None = None
-        self._dead_letters: DeadLetters | None = None
-        self._aside = Aside(self._dead_letter_queue, self._scope, self._waits)
+        self._dead_letters = DeadLetters(context, self._queue, self._scope, self._waits, self._moving)
         self._closing: asyncio.Task[None] | None = None
         context.scopes.add(self._scope)
         context.receivers.add(self)
@@ -105,7 +103,7 @@ class RabbitReceiver(Receiver):
                 self._opening = Opening(session)
             opening = self._opening
             try:
-                await self._until(opening.task)
+                await self._waits.until(opening.task)
             except asyncio.CancelledError:
                 if opening.silent:
                     self._opening = None
@@ -129,9 +127,9 @@ class RabbitReceiver(Receiver):
     async def _fetch(self, channel: DeliveryChannel, most: int, deadline: float) -> None:
         try:
             if channel.fetching is not None:  # of a call that was cancelled
-                await self._until(channel.fetching)
+                await self._waits.until(channel.fetching)
                 self._check_open(self._doing)
-            await self._until(channel.fetch(most, deadline))
+            await self._waits.until(channel.fetch(most, deadline))
         except asyncio.CancelledError:
             channel.stop()
             self._doubt(channel)
@@ -148,11 +146,11 @@ class RabbitReceiver(Receiver):
         for locked in first:
             problem = read(locked, self._dead)
             if problem is not None:
-                self._aside.add(channel, locked, *problem)
+                self._dead_letters.add(channel, locked, *problem)
                 bad = True
         if not bad:
             return first
-        await self._aside.put_away()
+        await self._dead_letters.flush()
         self._check_open(self._doing)
         found: list[Locked] = []
         for locked in channel.waiting:
@@ -207,9 +205,8 @@ class RabbitReceiver(Receiver):
         locked, channel = token.locked, token.channel
         locked.state = State.BUSY  # its lock does not end while the copy is on its way
         try:
-            queue = self._dead_letter_queue()
-            copy = queue.pack(locked.properties, locked.body, reason, description)
-            [failed] = await queue.publish([copy])
+            copy = self._dead_letters.pack(locked.properties, locked.body, reason, description)
+            [failed] = await self._dead_letters.publish([copy])
         finally:
             if locked.state is State.BUSY:
                 locked.state = State.GIVEN
@@ -263,7 +260,7 @@ class RabbitReceiver(Receiver):
         """Wait for what becomes of settlements."""
         job.forsaken = False
         try:
-            await self._until(job.done)
+            await self._waits.until(job.done)
         except asyncio.CancelledError:
             job.forsaken = True
             self._doubt(channel)
@@ -276,11 +273,6 @@ class RabbitReceiver(Receiver):
         if isinstance(cause, Unsent):
             return _errors.lock_lost(self._settling)
         return _errors.failure(cause, self._settling)
-
-    def _dead_letter_queue(self) -> DeadLetters:
-        if self._dead_letters is None:
-            self._dead_letters = DeadLetters(self._context, self._queue, self._scope, self._moving)
-        return self._dead_letters
 
     async def close(self) -> None:
         if self._closing is None:
@@ -297,8 +289,7 @@ class RabbitReceiver(Receiver):
         channel = self._channel
         if channel is not None and not await channel.close(_CLOSE):
             self._link.retire(channel.session, silent=True)
-        if self._dead_letters is not None:
-            self._dead_letters.release()
+        self._dead_letters.release()
         self._waits.cancel()
 
     def _check_open(self, doing: str) -> None:

@@ -33,7 +33,6 @@ BATCH_FORMAT = 0x80013700
 
 _SCHEDULED = Symbol("x-opt-scheduled-enqueue-time")
 _PARTITION_KEY = Symbol("x-opt-partition-key")
-_VIA_PARTITION_KEY = Symbol("x-opt-via-partition-key")
 _MAX_UINT = 2**32 - 1
 _LATEST_MS = 253_402_300_799_999
 """The last instant of the year 9999, beyond which clients can't read."""

@@ -1,4 +1,4 @@
-"""An outlet's channel, whatever becomes of those who asked for it: no broker is needed to see it."""
+"""A publisher's channel, whatever becomes of those who asked for it: no broker is needed to see it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, cast
 import pytest
 
 from pairmq.model import TransportError
-from pairmq_rabbitmq import _outlet
+from pairmq_rabbitmq import _publisher
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._lane import Lane
 from pairmq_rabbitmq._link import Link, Session
-from pairmq_rabbitmq._outlet import Outlet
 from pairmq_rabbitmq._publish import Parcel
+from pairmq_rabbitmq._publisher import Publisher
 from pairmq_rabbitmq._scope import Scope
 
 PARCEL = Parcel(b"", "m", b"", b"")
@@ -24,7 +24,7 @@ PARCEL = Parcel(b"", "m", b"", b"")
 class Broker:
     """A link whose connections, and the channels on them, come when the test says so.
 
-    Of the connections it does the part that an outlet asks for.
+    Of the connections it does the part that a publisher asks for.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Broker:
             return SimpleNamespace(number=len(self.openings), closing=closing, is_closed=False)
 
         async def run(operation: Any) -> None:
-            operation.close()  # nothing but a goodbye to a channel is run here
+            operation.close()  # nothing but the close of a channel is run here
             self.closed.append(session)
 
         session = cast(
@@ -82,8 +82,8 @@ def broker() -> Broker:
 
 
 @pytest.fixture
-def outlet(broker: Broker) -> Outlet:
-    return Outlet(cast("Link", broker), "send to orders")
+def publisher(broker: Broker) -> Publisher:
+    return Publisher(cast("Link", broker), "send to orders")
 
 
 async def until(true: Callable[[], object]) -> None:
@@ -105,14 +105,14 @@ async def settled() -> None:
 
 
 async def test_the_failure_of_an_attempt_that_nobody_waited_for_is_told_to_no_later_send(
-    broker: Broker, outlet: Outlet
+    broker: Broker, publisher: Publisher
 ) -> None:
-    first = asyncio.create_task(outlet.publish([PARCEL], Scope()))
+    first = asyncio.create_task(publisher.publish([PARCEL], Scope()))
     await until(lambda: broker.attempts)
     await given_up(first)
     broker.attempts[0].set_exception(Unsent(TimeoutError("long ago")))
     await settled()
-    second = asyncio.create_task(outlet.publish([PARCEL], Scope()))
+    second = asyncio.create_task(publisher.publish([PARCEL], Scope()))
     await until(lambda: second.done() or len(broker.attempts) == 2)
     assert not second.done()
     broker.attempts[1].set_exception(Unsent(ConnectionRefusedError("of this very attempt")))
@@ -121,66 +121,66 @@ async def test_the_failure_of_an_attempt_that_nobody_waited_for_is_told_to_no_la
     assert "of this very attempt" in str(answer)
 
 
-async def test_a_call_finds_the_channel_that_one_given_up_had_asked_for(broker: Broker, outlet: Outlet) -> None:
+async def test_a_call_finds_the_channel_that_one_given_up_had_asked_for(broker: Broker, publisher: Publisher) -> None:
     broker.current = broker.connection()
-    first = asyncio.create_task(outlet.open(Scope()))
+    first = asyncio.create_task(publisher.open(Scope()))
     await until(lambda: broker.openings)
     await given_up(first)  # too early to tell a slow broker from one that hangs
-    second = asyncio.create_task(outlet.open(Scope()))
+    second = asyncio.create_task(publisher.open(Scope()))
     await settled()
     broker.openings[0].set_result(None)
     await second
-    await outlet.open(Scope())
+    await publisher.open(Scope())
     assert (len(broker.openings), broker.closed) == (1, [])
 
 
 async def test_an_opening_that_was_given_up_takes_no_successors_place(
-    broker: Broker, outlet: Outlet, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_outlet, "_SILENCE", 0.0)  # whoever gives up has waited long enough
+    monkeypatch.setattr(_publisher, "_SILENCE", 0.0)  # whoever gives up has waited long enough
     hung, sound = broker.connection(), broker.connection()
     broker.current = hung
-    first = asyncio.create_task(outlet.open(Scope()))
+    first = asyncio.create_task(publisher.open(Scope()))
     await until(lambda: broker.openings)
     await given_up(first)
     assert broker.current is None
     broker.current = sound
-    second = asyncio.create_task(outlet.open(Scope()))
+    second = asyncio.create_task(publisher.open(Scope()))
     await until(lambda: len(broker.openings) == 2)
     broker.openings[1].set_result(None)
     await second
     broker.openings[0].set_result(None)
     await until(lambda: broker.closed)
-    await outlet.open(Scope())
+    await publisher.open(Scope())
     assert (len(broker.openings), broker.closed) == (2, [hung])
 
 
 async def test_an_opening_that_was_given_up_leaves_its_successor_alone_while_that_is_on_its_way(
-    broker: Broker, outlet: Outlet, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_outlet, "_SILENCE", 0.0)
+    monkeypatch.setattr(_publisher, "_SILENCE", 0.0)
     hung, sound = broker.connection(), broker.connection()
     broker.current = hung
-    first = asyncio.create_task(outlet.open(Scope()))
+    first = asyncio.create_task(publisher.open(Scope()))
     await until(lambda: broker.openings)
     await given_up(first)
     broker.current = sound
-    second = asyncio.create_task(outlet.open(Scope()))
+    second = asyncio.create_task(publisher.open(Scope()))
     await until(lambda: len(broker.openings) == 2)
     broker.openings[0].set_result(None)
     await until(lambda: broker.closed)
     broker.openings[1].set_result(None)
     await second
-    await outlet.open(Scope())
+    await publisher.open(Scope())
     assert (len(broker.openings), broker.closed) == (2, [hung])
 
 
-async def test_a_channel_that_comes_after_the_release_is_given_back(broker: Broker, outlet: Outlet) -> None:
+async def test_a_channel_that_comes_after_the_release_is_given_back(broker: Broker, publisher: Publisher) -> None:
     broker.current = broker.connection()
-    first = asyncio.create_task(outlet.open(Scope()))
+    first = asyncio.create_task(publisher.open(Scope()))
     await until(lambda: broker.openings)
     await given_up(first)
-    outlet.release()
+    publisher.release()
     broker.openings[0].set_result(None)
     await settled()
     assert broker.closed == [broker.current]

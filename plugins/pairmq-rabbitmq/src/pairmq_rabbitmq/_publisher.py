@@ -28,11 +28,11 @@ from pairmq_rabbitmq._scope import Scope
 CHUNK_MESSAGES = 250
 CHUNK_BYTES = 1 << 20
 _SILENCE = 0.1  # s without a frame from the broker after which giving up a publish says something about the connection
-_GOODBYE = 5.0
+_CLOSE = 5.0
 _MOST_FORSAKEN = 20  # channels with publishes that nobody waits for, until a connection is changed to get rid of them
 
 
-class Outlet:
+class Publisher:
     """Publishes for one entity.
 
     Args:
@@ -259,7 +259,7 @@ class Outlet:
     @staticmethod
     async def _give_back(channel: PublishChannel) -> None:
         with contextlib.suppress(Exception):
-            async with asyncio.timeout(_GOODBYE):
+            async with asyncio.timeout(_CLOSE):
                 await channel.close()
 
 
