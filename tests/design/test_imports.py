@@ -31,7 +31,7 @@ def circle(imports: dict[str, set[str]]) -> list[str]:
 def test_no_modules_import_each_other_in_a_circle():
     """Imports inside of functions and those for types alone count as well."""
     graph = grimp.build_graph(*PACKAGES, cache_dir=None)
-    assert len(graph.modules) > 600
+    assert graph.modules > set(PACKAGES)
     assert circle({module: graph.find_modules_directly_imported_by(module) for module in graph.modules}) == []
 
 

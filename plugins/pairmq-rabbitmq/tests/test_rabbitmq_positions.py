@@ -11,7 +11,7 @@ import pytest
 from ordered_queue import PATIENCE, QUEUE, SOURCE, Connect, receive, with_queue
 from pairmq.model import Entity, FailureKind, FailureReason, Message, TransportError
 from pairmq.transport import QueuePositions, Transport
-from pairmq_rabbitmq import _positions
+from pairmq_rabbitmq import _contents
 from pairmq_rabbitmq._markers import WINDOW
 from pairmq_rabbitmq._receiving import RabbitReceiver
 from pairmq_rabbitmq.testing import RabbitServer
@@ -139,7 +139,7 @@ async def test_what_came_later_does_not_keep_a_proof_away(looker: Transport, con
 async def test_an_answer_proves_nothing_of_what_stands_behind_its_marker(
     looker: Transport, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_positions, "_FIRST_PAUSE", 0.0)  # each look has a marker of its own
+    monkeypatch.setattr(_contents, "_FIRST_PAUSE", 0.0)  # each look has a marker of its own
     reader = connect().receiver(SOURCE)
     await put(looker, "a")
     [first] = await receive(reader, 1)
@@ -246,7 +246,7 @@ async def test_markers_of_processes_that_are_gone_are_cleared_by_whoever_reads(
 async def test_the_longer_nothing_moves_the_fewer_markers_are_published(
     looker: Transport, rabbit: RabbitServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_positions, "_FIRST_PAUSE", 3600.0)
+    monkeypatch.setattr(_contents, "_FIRST_PAUSE", 3600.0)
     await put(looker, "a")
     for _ in range(20):
         await look(looker)

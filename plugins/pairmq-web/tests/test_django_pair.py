@@ -168,7 +168,7 @@ from pairmq_web.django import _pair
 with _pair._lock:  # as a thread holds it that opens the pair
     child = os.fork()
     if child == 0:
-        signal.alarm(100)  # one that waits for ever would outlive the test
+        signal.alarm(100)  # one that waits forever would outlive the test
         close_pair()
         os._exit(0)
 print(os.waitpid(child, 0)[1])

@@ -6,7 +6,7 @@ should failover do about it*:
 
 - **unavailable**: nobody can use this broker now, and another one can take the message. Locked for longer than a
   client waits, a full disk, a damaged file, a directory that was unmounted: all the same to a sender.
-- **refused**: it fails wherever it is sent, or somebody has to mend the configuration. Diverting such a message would
+- **refused**: it fails wherever it is sent, or somebody has to fix the configuration. Diverting such a message would
   only hide the mistake. A file that belongs to another program is one.
 - **busy** and **transient** are for brokers that ask for patience. SQLite does not throttle. Waiting for the
   file's lock is `_worker`'s business, within ``busy_timeout``, and who waited in vain finds it unavailable.

@@ -19,7 +19,7 @@ class Settings:
     Args:
         lock_duration: how long a lock lasts.
         max_delivery_count: deliveries after which a message is dead-lettered; None for no limit.
-        default_time_to_live: how long a message lives at most; None for ever.
+        default_time_to_live: how long a message lives at most; None forever.
         dead_letter_on_expiration: whether an expired message is dead-lettered, or dropped.
         single_consumer: whether nobody gets a message while somebody else holds one.
         told: all settings as JSON, kept to be told again.

@@ -184,7 +184,7 @@ class Store:
         return until
 
     def dead_letter(self, place: Place, number: int, lock: str, reason: str, description: str) -> None:
-        """Move a message that a lock holds to the dead letters, where it lives for ever."""
+        """Move a message that a lock holds to the dead letters, where it lives forever."""
         query = """
             UPDATE message SET shelf = :dead, free_at = 0, lock = NULL, expires_at = NULL,
                 reason = :reason, description = :description

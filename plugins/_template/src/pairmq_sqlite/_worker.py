@@ -107,7 +107,7 @@ class Worker:
             thread.start()
         except RuntimeError as error:
             raise Failed(error) from None
-        # Not before it runs: jobs for a thread that never came would wait for ever.
+        # Not before it runs: jobs for a thread that never came would wait forever.
         self._thread, self._ended = thread, loop.create_future()
 
     async def outcome(self, job: Job[T]) -> T:

@@ -12,11 +12,10 @@ from aiormq.exceptions import ConnectionInternalError
 from pairmq.model import Delivery, Entity, EntityKind, FailureReason, Source, TransportError
 from pairmq.transport import Admin, ConfirmRisk, QueueCounts, QueuePositions, QueueProperties
 from pairmq_rabbitmq import _errors, _names
+from pairmq_rabbitmq._contents import Positions, peek, peek_in_turn
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._inspection import count_certainly, interrogate
 from pairmq_rabbitmq._management import Management, not_configured
-from pairmq_rabbitmq._peek import peek, peek_in_turn
-from pairmq_rabbitmq._positions import Positions
 from pairmq_rabbitmq._probe import Probe
 from pairmq_rabbitmq._properties import (
     QUEUE_TYPE,
@@ -158,7 +157,7 @@ class RabbitAdmin(Admin):
         return QueueCounts(active=active, locked=locked, dead_letter=dead or 0)
 
     async def positions(self, entity: Entity) -> QueuePositions:
-        """Tell how far a queue has been settled, by markers that travel through it: see `_positions`.
+        """Tell how far a queue has been settled, by markers that travel through it: see `_contents`.
 
         What an earlier look has shown is told until a later marker is answered. Whoever reads the queue through this
         transport answers them; where nobody does, it is read for a moment.

@@ -5,7 +5,7 @@ The first row that fits decides. What is worth a second look:
 - 404 has two meanings: there is no such queue, or its node is down, its leader gone, its process stopped. Only the
   first says anything about the message; the others are *unavailable*.
 - A certificate that is not the broker's is *unavailable*: who answers there is not the broker, nothing was sent, and
-  the backlog is what keeps the messages until it is mended.
+  the backlog is what keeps the messages until it is fixed.
 - A virtual host that is missing or closed to the user is *refused* like a wrong password: no message is wrong, so that
   the syphon waits and dead-letters nothing (reasons *disabled* and *unauthorized*).
 - A channel that is closed under publishes in flight leaves all of them in doubt but one that was alone on it.

@@ -248,7 +248,7 @@ async def why_nacked(context: Context, entity: Entity, doing: str) -> TransportE
     if rejects:
         context.full_until.pop(entity.path, None)
         return TransportError(f"{text}: the queue is full (overflow is reject-publish)", unavailable, quota)
-    # Of a queue that has failed the number says nothing about room: the probe shall not wait for ever.
+    # Of a queue that has failed the number says nothing about room: the probe shall not wait forever.
     context.full_until[entity.path] = asyncio.get_running_loop().time() + _TRUSTED
     return TransportError(
         f"{text}: the queue is full, by a policy, or has failed", unavailable, quota, maybe_applied=True

@@ -157,7 +157,7 @@ class Management:
     def _body(self, response: http.client.HTTPResponse, deadline: float, doing: str) -> bytes:
         parts: list[bytes] = []
         size = 0
-        # read1, so that a server which sends a byte now and then can't hold the thread for ever.
+        # read1, so that a server which sends a byte now and then can't hold the thread forever.
         while part := response.read1(_READ):
             size += len(part)
             if size > _MOST_BYTES:

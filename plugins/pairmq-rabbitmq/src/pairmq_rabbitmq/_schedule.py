@@ -17,7 +17,7 @@ away only when the next queue has confirmed it. With classic queues, which have 
 one that waits is as safe as in any durable queue. After the crash messages are late by as long as the broker was away,
 and a few by some three minutes more: while it starts, a queue may find no way on, and tries again after that time.
 
-One thing was measured with RabbitMQ 3.10 that this can't mend: when the node was killed within some two seconds after
+One thing was measured with RabbitMQ 3.10 that this can't fix: when the node was killed within some two seconds after
 the delay queues were made, messages were gone in some runs, and held back in others. It did not happen with queues that
 were five seconds old. The cause was not found. It concerns the first messages that need a level.
 
@@ -168,7 +168,7 @@ class Schedule:
         await self._declare_queue(names.undeliverable, arguments, doing)
         await self._declare_exchange(names.undeliverable, "fanout", doing)
         await self._ask(doing, lambda channel: channel.queue_bind(names.undeliverable, names.undeliverable, ""))
-        # A quorum queue that can't get rid of a message tries for ever, and holds up others: each must have a way.
+        # A quorum queue that can't get rid of a message tries forever, and holds up others: each must have a way.
         await self._declare_exchange(names.deliver, "topic", doing, {"alternate-exchange": names.undeliverable})
 
     async def _make_exchange(self, level: int, doing: str) -> None:

@@ -168,7 +168,7 @@ class RedisReceiver(Receiver):
         """Wait for new messages in the server, until the poll interval or ``seconds`` are over."""
         loop = asyncio.get_running_loop()
         poll = self._context.url.poll_interval
-        block_ms = max(math.ceil(min(seconds, poll) * 1000), 1)  # 0 would be for ever
+        block_ms = max(math.ceil(min(seconds, poll) * 1000), 1)  # 0 would be forever
         read = (b"XREADGROUP", b"GROUP", self._source.group, self._name, b"COUNT", b"%d" % min(want, MAX_BLOCKED))
         waiting = (*read, b"BLOCK", b"%d" % block_ms, b"STREAMS", self._source.stream, b">")
         # Redis notices that a wait is over when anything happens, but else up to 100 ms late: where the instant

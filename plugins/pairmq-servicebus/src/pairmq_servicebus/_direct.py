@@ -54,7 +54,7 @@ async def send(sender: ServiceBusSender, parts: Parts) -> None:
     await sender._do_retryable_operation(fail)
 
 
-def mend_reads(sender: ServiceBusSender) -> None:
+def fix_reads(sender: ServiceBusSender) -> None:
     """Let the client wait for a frame without a task of its own for each: with `asyncio.wait_for` of Python 3.11 it
     costs two turns of the event loop, and may swallow a cancellation. From 3.12 on that is done as it is here.
     """

@@ -147,7 +147,7 @@ _CLASSES: Final[tuple[tuple[type[BaseException], Verdict], ...]] = (
     (core.ServiceRequestTimeoutError, _TIMEOUT),
     (core.ServiceResponseTimeoutError, _TIMEOUT),
     (TimeoutError, Verdict(_UNAVAILABLE, FailureReason.TIMEOUT, "the service did not answer in time")),
-    # Who answers there is not the namespace: nothing was sent, and the backlog keeps the messages until it is mended.
+    # Who answers there is not the namespace: nothing was sent, and the backlog keeps the messages until it is fixed.
     (ssl.SSLCertVerificationError, _CONNECTION),
 )
 

@@ -181,7 +181,7 @@ class Outbox:
             parcel.state = _State.OVER  # one that waits is passed over when its turn comes
             parcel.done.cancel()  # of a list, the call had waited for one of them only
         if given_up and not flush.awaited:
-            # The last caller of this batch gave up; the client might wait for its answer for ever.
+            # The last caller of this batch gave up; the client might wait for its answer forever.
             flush.batch = []
             self._lane.cut(flush)
             self.wake()

@@ -88,8 +88,8 @@ def was_answered(error: BaseException) -> bool:
     return any(kind.__name__ == "MessageException" for kind in type(inner).__mro__)
 
 
-def mend_answers(sender: ServiceBusSender) -> None:
-    """Let the client understand each answer to a transfer: of some it says nothing, and its send waits for ever.
+def fix_answers(sender: ServiceBusSender) -> None:
+    """Let the client understand each answer to a transfer: of some it says nothing, and its send waits forever.
 
     It takes the third field of a rejection's error without looking whether it is there (a peer may leave it out: AMQP
     1.0, part 1.4), and knows no outcomes but *accepted* and *rejected*.
@@ -115,7 +115,7 @@ def _whole(state: Any) -> Any:
     return {_REJECTED: [error, *fields[1:]]}
 
 
-def mend_arrivals(receiver: ServiceBusReceiver) -> None:
+def fix_arrivals(receiver: ServiceBusReceiver) -> None:
     """Let the client live through messages that it can't decode: one that says so takes the place of each.
 
     Its decoder knows no char and no decimal of 32 or 64 bits, which other senders may well write, and takes no map
@@ -143,7 +143,7 @@ def mend_arrivals(receiver: ServiceBusReceiver) -> None:
     link._incoming_transfer = arrive
 
 
-def mend_peeks(receiver: ServiceBusReceiver) -> None:
+def fix_peeks(receiver: ServiceBusReceiver) -> None:
     """The same for messages that are looked at: they come many in one answer, and one would spoil them all."""
     handler: Any = handler_of(receiver)
     asked = handler.mgmt_request_async
@@ -314,7 +314,7 @@ def settle_by_token(message: ServiceBusReceivedMessage) -> None:
 
 
 def socket_of(client: ServiceBusSender | ServiceBusReceiver) -> asyncio.WriteTransport | None:
-    """The socket, to be shut at once: closing waits for the peer, and for ever where that is gone without a word.
+    """The socket, to be shut at once: closing waits for the peer, and forever where that is gone without a word.
 
     The client also forgets to close it after some failures. None while there is none, or through a web socket.
     """

@@ -29,8 +29,8 @@ class ClientSendLink:
         self._namespace = namespace
         self.client = client
         self._handler = _private.handler_of(client)
-        _private.mend_answers(client)
-        _direct.mend_reads(client)
+        _private.fix_answers(client)
+        _direct.fix_reads(client)
         self.max_batch_bytes = max_batch_bytes
         self.max_message_bytes = _private.max_message_bytes(client)
 

@@ -139,7 +139,7 @@ def test_a_thread_that_could_not_be_started_fails_its_call_alone(
     if started:
         tried[0].join(PATIENCE)
         assert not tried[0].is_alive()
-    # In another thread, as it may wait for ever.
+    # In another thread, as it may wait forever.
     results: list[int] = []
     calling = threading.Thread(target=lambda: results.append(portal.run(answer)), daemon=True)
     calling.start()

@@ -411,7 +411,7 @@ def client(server: ServiceBusServer) -> Iterator[ServiceBusClient]:
 def test_the_stock_sender_fails_as_it_does_with_the_service(
     server: ServiceBusServer, client: ServiceBusClient, make_queue: MakeQueue
 ) -> None:
-    """Of an error without its info field, at a send, the client says nothing: it waits for ever."""
+    """Of an error without its info field, at a send, the client says nothing: it waits forever."""
     cases: list[tuple[dict[str, Any], type[ServiceBusError]]] = [
         ({"at": "send", "action": "error", **BUSY}, ServiceBusServerBusyError),
         ({"at": "attach", "action": "error", **BUSY}, ServiceBusServerBusyError),

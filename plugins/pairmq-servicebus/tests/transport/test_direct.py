@@ -86,7 +86,7 @@ async def test_an_outcome_that_is_no_acceptance_fails_the_send(
     try:
         sender = namespace.new_sender(queue)
         await namespace.open(sender, "open")
-        _private.mend_answers(sender)
+        _private.fix_answers(sender)
         handler: Any = _private.handler_of(sender)
         told = handler._on_send_complete_async
 
@@ -108,7 +108,7 @@ async def test_a_frame_that_does_not_come_is_waited_for_no_longer_than_allowed(
     try:
         sender = namespace.new_sender(queue)
         await namespace.open(sender, "open")
-        _direct.mend_reads(sender)
+        _direct.fix_reads(sender)
         handler: Any = _private.handler_of(sender)
         transport = handler._connection._transport
         async with asyncio.timeout(30):

@@ -144,7 +144,7 @@ async def test_a_refusal_without_an_info_map_ends_by_the_callers_limit(
     sender = transport.sender(queue)
     await sender.send(message())
     server.fault({"at": "send", "action": "error", "condition": "amqp:internal-error", "info": False, "times": 1})
-    # The client waits for ever where the error's list ends before the map, and fails at once where it holds a null.
+    # The client waits forever where the error's list ends before the map, and fails at once where it holds a null.
     with pytest.raises((TimeoutError, TransportError)) as caught:
         async with asyncio.timeout(5):
             await sender.send(message())
@@ -341,7 +341,7 @@ async def test_too_many_properties_are_refused_before_they_are_sent(
 async def test_an_answer_without_all_its_fields_is_understood(
     transport: ServiceBusTransport, server: ServiceBusServer, queue: Entity, message: Make
 ) -> None:
-    """The client alone would wait for ever for the error's third field."""
+    """The client alone would wait forever for the error's third field."""
     rule = {"at": "send", "action": "error", "condition": "amqp:not-allowed", "info": False, "times": 1}
     sender = transport.sender(queue)
     await sender.send(message("first"))

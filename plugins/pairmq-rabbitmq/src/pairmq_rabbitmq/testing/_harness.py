@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pairmq.testing.conformance import Interruption, Server, ServerHarness
-from pairmq_rabbitmq.testing._server import KEEP_MENDED, RabbitServer, pool
+from pairmq_rabbitmq.testing._server import KEEP_RUNNING, RabbitServer, pool
 
 
 class RabbitHarness(ServerHarness):
@@ -65,7 +65,7 @@ class RabbitHarness(ServerHarness):
             await self.by_hand(self._rabbit().come_up)
             self._gone = False
         await self.by_hand(self._rabbit().unblock)
-        await self.by_hand(lambda: self._rabbit().erl(KEEP_MENDED))
+        await self.by_hand(lambda: self._rabbit().erl(KEEP_RUNNING))
 
     def close(self) -> None:
         """End the pool, since no other user of it is left at the end of the run."""

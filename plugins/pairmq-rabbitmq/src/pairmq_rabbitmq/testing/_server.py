@@ -29,15 +29,15 @@ from pairmq_rabbitmq.testing._operator import DEFAULT_VHOST, Faults, Operator
 
 # Everything that tests make; what a server has from the start stays, with its first values. The supervisor of quorum
 # queues' dead-lettering ends for good when two of its workers fail within 5 s, as they may when a queue is deleted in
-# the midst of its work; without it no such queue can be made or deleted. Hence the mending, and two attempts.
+# the midst of its work; without it no such queue can be made or deleted. Hence the restarts, and two attempts.
 RESET: Final = """
 Us = <<"pairmq-reset">>, Vh = <<"/">>,
-Mend = fun() -> case whereis(rabbit_fifo_dlx_sup) of
+Restart = fun() -> case whereis(rabbit_fifo_dlx_sup) of
  undefined -> supervisor:restart_child(rabbit_sup, rabbit_fifo_dlx_sup); _ -> ok end end,
-Mend(),
+Restart(),
 rabbit_networking:close_all_connections("reset by a test"),
 [catch rabbit_vhost:delete(V, Us) || V <- rabbit_vhost:list_names(), V =/= Vh],
-Mend(),
+Restart(),
 [rabbit_vhost:delete(V, Us) || V <- rabbit_vhost:list_names(), V =/= Vh],
 case rabbit_vhost:exists(Vh) of true -> ok; false -> rabbit_vhost:add(Vh, Us) end,
 [rabbit_runtime_parameters:clear_any(Vh, proplists:get_value(component, P), proplists:get_value(name, P), Us)
@@ -45,9 +45,9 @@ case rabbit_vhost:exists(Vh) of true -> ok; false -> rabbit_vhost:add(Vh, Us) en
 [rabbit_policy:delete(Vh, proplists:get_value(name, P), Us)
  || P <- rabbit_policy:list(Vh) ++ rabbit_policy:list_op(Vh)],
 [catch rabbit_amqqueue:delete(Q, false, false, Us) || Q <- rabbit_amqqueue:list(Vh)],
-Mend(),
+Restart(),
 [rabbit_amqqueue:delete(Q, false, false, Us) || Q <- rabbit_amqqueue:list(Vh)],
-Mend(),
+Restart(),
 [rabbit_exchange:delete(element(2, X), false, Us) || X <- rabbit_exchange:list(Vh),
  case element(4, element(2, X)) of <<>> -> false; <<"amq.", _/binary>> -> false; _ -> true end],
 Guest = <<"guest">>,
@@ -63,9 +63,9 @@ length(rabbit_amqqueue:list())
 
 # The same supervisor may also end a moment after the reset, or in a test that takes the broker down with quorum queues
 # in it. This process starts it again whenever that happens; it lives as long as the virtual machine.
-KEEP_MENDED: Final = """
-case whereis(pairmq_mender) of
- undefined -> Us = self(), spawn(fun() -> true = register(pairmq_mender, self()), Us ! watching,
+KEEP_RUNNING: Final = """
+case whereis(pairmq_keeper) of
+ undefined -> Us = self(), spawn(fun() -> true = register(pairmq_keeper, self()), Us ! watching,
   (fun Watch() -> case whereis(rabbit_fifo_dlx_sup) of
    undefined -> catch supervisor:restart_child(rabbit_sup, rabbit_fifo_dlx_sup), timer:sleep(20), Watch();
    Sup -> Ref = monitor(process, Sup), receive {'DOWN', Ref, _, _, _} -> Watch() end end end)() end),

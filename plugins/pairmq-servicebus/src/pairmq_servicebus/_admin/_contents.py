@@ -218,7 +218,7 @@ async def _receive_all(namespace: Namespace, source: Source, doing: str, **sessi
     client = namespace.new_receiver(source, delete=True, **session)
     limit = namespace.url.connect_timeout + (_NO_SESSION if session else 0.0)
     await namespace.open(client, doing, limit)
-    _private.mend_arrivals(client)
+    _private.fix_arrivals(client)
     removed = 0
     try:
         while True:

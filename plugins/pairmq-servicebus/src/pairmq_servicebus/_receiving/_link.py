@@ -47,8 +47,8 @@ class ReceiveLink:
         self.client = client
         if client.session is not None:
             self.locks_end_with_it = True
-        _private.mend_arrivals(client)
-        _private.mend_peeks(client)
+        _private.fix_arrivals(client)
+        _private.fix_peeks(client)
         self.round_trip = round_trip
         self.ended = False
         """It was given up: what came over it as part of a session is lost with it."""

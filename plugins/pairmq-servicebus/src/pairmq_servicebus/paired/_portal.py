@@ -66,7 +66,7 @@ class Portal:
         """
         self._check_process()
         if threading.current_thread() is self._thread:
-            raise RuntimeError("a callback of the paired client called it back: it would wait for itself for ever")
+            raise RuntimeError("a callback of the paired client called it back: it would wait for itself forever")
         future: concurrent.futures.Future[T] | None = None
         try:
             with self._lock:
@@ -109,7 +109,7 @@ class Portal:
         if self.elsewhere:
             return  # the thread exists in the parent only
         if threading.current_thread() is self._thread:
-            raise RuntimeError("a callback of the paired client closed it: it would wait for itself for ever")
+            raise RuntimeError("a callback of the paired client closed it: it would wait for itself forever")
         with self._lock:
             self.abandon()
         if self._thread is not None:
@@ -140,7 +140,7 @@ class Portal:
             try:
                 thread = threading.Thread(target=self._serve, args=(loop,), name=self._name, daemon=True)
                 thread.start()
-                # Not before: work given to a loop that nobody runs is waited for for ever.
+                # Not before: work given to a loop that nobody runs is waited for forever.
                 self._loop, self._thread = loop, thread
             except BaseException:
                 loop.close()

@@ -63,7 +63,7 @@ class FaultRule:
         apply: whether what was asked is done all the same, before the fault; without a meaning at *connection* and
             *attach*.
         seconds: how late, for *delay*.
-        times: how often it strikes before it is over; None for ever.
+        times: how often it strikes before it is over; None forever.
         skip: how many it lets pass first.
     """
 

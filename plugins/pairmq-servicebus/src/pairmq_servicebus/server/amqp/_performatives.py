@@ -45,7 +45,7 @@ class AmqpError:
         condition: a symbol such as ``amqp:not-found``.
         description: for people.
         info: more details; where it is None the field is left out, as the service may do it, and a client is known to
-            wait for ever for it.
+            wait forever for it.
     """
 
     condition: str

@@ -121,7 +121,7 @@ class Client(asyncio.Protocol):
         self._transport = transport
         transport.set_write_buffer_limits(_HIGH_WATER)
         self.shared.clients.add(self)
-        # A peer that never opens must not keep a socket for ever, however often it says something.
+        # A peer that never opens must not keep a socket forever, however often it says something.
         self._patience = self._loop.call_later(HANDSHAKE, self._check_handshake)
 
     def data_received(self, data: bytes) -> None:
