@@ -11,7 +11,7 @@ from azure.servicebus.aio.management import ServiceBusAdministrationClient
 from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Source, TransportError
 from pairmq.transport import Admin, QueueCounts, QueuePositions, QueueProperties
 from pairmq_servicebus import _errors, _names
-from pairmq_servicebus._admin._contents import Peek, Positions, purge
+from pairmq_servicebus._admin._contents import Contents, purge
 from pairmq_servicebus._admin._probe import Probe
 from pairmq_servicebus._admin._service import Service, fewer_deliveries, queue_settings, topic_settings
 from pairmq_servicebus._client import Namespace
@@ -32,8 +32,7 @@ class BusAdmin(Admin):
         self._service = Service(namespace)
         self._maker = Maker(namespace, self._service)
         self._probe = Probe(namespace)
-        self._positions = Positions(namespace)
-        self._peek = Peek(namespace, self._positions)
+        self._contents = Contents(namespace)
         namespace.single_consumers.ask = self.properties
 
     async def check(self) -> None:
@@ -124,7 +123,7 @@ class BusAdmin(Admin):
                 text = "it was not made for one consumer at a time"
                 raise _errors.refused(doing, text, FailureReason.NOT_SUPPORTED)
         try:
-            return await self._positions.look(entity)
+            return await self._contents.positions(entity)
         except TransportError as error:
             if error.reason is FailureReason.NOT_FOUND:
                 known.forget(entity)
@@ -164,7 +163,7 @@ class BusAdmin(Admin):
         *not-supported*.
         """
         _names.check_source(source)
-        return await self._peek.peek(source, max_messages)
+        return await self._contents.peek(source, max_messages)
 
     async def purge(self, source: Source) -> int:
         """Receive and delete until nothing comes; messages that others hold locked stay."""
@@ -182,8 +181,7 @@ class BusAdmin(Admin):
     async def close(self) -> None:
         """Close its connections; never raises."""
         await self._probe.close()
-        await self._positions.close()
-        await self._peek.close()
+        await self._contents.close()
         await self._service.close()
 
 

@@ -44,16 +44,19 @@ _QUIET = 1.0  # s without a message after which it is empty
 _NO_SESSION = 1.0  # s without a free session after which there is none
 
 
-class Positions:
-    """Looks into the queues of one namespace."""
+class Contents:
+    """Looks into the queues and subscriptions of one namespace."""
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
-        self._lanes: Lanes[Entity, ClientSendLink] = Lanes(
+        self._senders: Lanes[Entity, ClientSendLink] = Lanes(
             namespace, lambda queue: open_send_link(namespace, queue, f"look at {queue}")
         )
+        self._receivers: Lanes[Source, ReceiveLink] = Lanes(
+            namespace, lambda source: open_receive_link(namespace, source, f"look into {source}")
+        )
 
-    async def look(self, queue: Entity) -> QueuePositions:
+    async def positions(self, queue: Entity) -> QueuePositions:
         """Tell how far a queue with one consumer at a time has been settled.
 
         Raises:
@@ -64,20 +67,48 @@ class Positions:
         async def ask(link: ClientSendLink) -> QueuePositions:
             return await _look(link.client, queue)
 
-        lane = self._lanes.get(queue)
+        lane = self._senders.get(queue)
         return await lane.call(ask, self._namespace.url.operation_timeout, f"look at {queue}")
 
-    async def browse(self, queue: Entity, most: int) -> list[ServiceBusReceivedMessage]:
+    async def peek(self, source: Source, most: int) -> list[Delivery]:
+        """Show the oldest messages; as `BusAdmin.peek`."""
+        known = self._namespace.single_consumers
+        if is_queue_itself(source) and known.knows(source.entity):
+            return [_shown(message) for message in await self._browse(source.entity, most)]
+        try:
+            return await self._show(source, most)
+        except TransportError as error:
+            if error.reason is not FailureReason.NOT_SUPPORTED or not is_queue_itself(source):
+                raise
+            if not await known.learn(source.entity):
+                raise
+        return await self.peek(source, most)
+
+    async def close(self) -> None:
+        """Close its links; never raises."""
+        await self._senders.close()
+        await self._receivers.close()
+
+    async def _browse(self, queue: Entity, most: int) -> list[ServiceBusReceivedMessage]:
         """Show the oldest messages, locked and deferred ones included, scheduled ones and markers not."""
 
         async def ask(link: ClientSendLink) -> list[ServiceBusReceivedMessage]:
             return await browse_oldest(partial(_private.browse, link.client), _is_message, most)
 
-        return await self._lanes.get(queue).call(ask, self._namespace.url.operation_timeout, f"peek into {queue}")
+        return await self._senders.get(queue).call(ask, self._namespace.url.operation_timeout, f"peek into {queue}")
 
-    async def close(self) -> None:
-        """Close its links; never raises."""
-        await self._lanes.close()
+    async def _show(self, source: Source, most: int) -> list[Delivery]:
+        """Show what a receiver's link may look at: of a source with sessions, nothing."""
+
+        async def look(link: ReceiveLink) -> list[Delivery]:
+            async def show(first: int, count: int) -> Sequence[ServiceBusReceivedMessage]:
+                return await link.client.peek_messages(count, sequence_number=first)
+
+            found = await browse_oldest(show, _is_visible, most)
+            return [_shown(message, dead_letter=source.dead_letter) for message in found]
+
+        lane = self._receivers.get(source)
+        return await lane.call(look, self._namespace.url.operation_timeout, f"peek into {source}")
 
 
 async def _look(client: ServiceBusSender, queue: Entity) -> QueuePositions:
@@ -120,48 +151,6 @@ def _is_message(message: ServiceBusReceivedMessage) -> bool:
 def _marker() -> _codec.Parts:
     properties = {"message_id": uuid.uuid4().hex, "group_id": SESSION, "content_type": MARKER}
     return _codec.Parts({}, {}, properties, {}, b"")
-
-
-class Peek:
-    """Shows the messages of one namespace's queues and subscriptions."""
-
-    def __init__(self, namespace: Namespace, positions: Positions) -> None:
-        self._namespace = namespace
-        self._positions = positions
-        self._lanes: Lanes[Source, ReceiveLink] = Lanes(
-            namespace, lambda source: open_receive_link(namespace, source, f"look into {source}")
-        )
-
-    async def peek(self, source: Source, most: int) -> list[Delivery]:
-        """Show the oldest messages; as `BusAdmin.peek`."""
-        known = self._namespace.single_consumers
-        if is_queue_itself(source) and known.knows(source.entity):
-            return [_shown(message) for message in await self._positions.browse(source.entity, most)]
-        try:
-            return await self._look(source, most)
-        except TransportError as error:
-            if error.reason is not FailureReason.NOT_SUPPORTED or not is_queue_itself(source):
-                raise
-            if not await known.learn(source.entity):
-                raise
-        return await self.peek(source, most)
-
-    async def close(self) -> None:
-        """Close its links; never raises."""
-        await self._lanes.close()
-
-    async def _look(self, source: Source, most: int) -> list[Delivery]:
-        """Show what a receiver's link may look at: of a source with sessions, nothing."""
-
-        async def look(link: ReceiveLink) -> list[Delivery]:
-            async def show(first: int, count: int) -> Sequence[ServiceBusReceivedMessage]:
-                return await link.client.peek_messages(count, sequence_number=first)
-
-            found = await browse_oldest(show, _is_visible, most)
-            return [_shown(message, dead_letter=source.dead_letter) for message in found]
-
-        lane = self._lanes.get(source)
-        return await lane.call(look, self._namespace.url.operation_timeout, f"peek into {source}")
 
 
 def _is_visible(message: ServiceBusReceivedMessage) -> bool:

@@ -48,7 +48,9 @@ class Service:
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
-        self._http = AdminClient(namespace)
+        self._session: aiohttp.ClientSession | None = None
+        self._client: ServiceBusAdministrationClient | None = None
+        self._made_at = 0.0
 
     async def ask(self, doing: str, question: Callable[[ServiceBusAdministrationClient], Awaitable[T]]) -> T:
         """Ask something.
@@ -59,7 +61,7 @@ class Service:
         if self._namespace.closed:
             raise _errors.closed(doing)
         try:
-            return await question(self._http.get())
+            return await question(self._good_client())
         except Exception as error:
             failed = _errors.failure(error, doing, maybe_applied=True)
             raise failed from failed.__cause__
@@ -86,49 +88,18 @@ class Service:
 
     async def close(self) -> None:
         """Close its connections; never raises."""
-        await self._http.close()
+        session, self._session, self._client = self._session, None, None
+        if session is not None:
+            with contextlib.suppress(Exception):
+                await session.close()
 
-
-class AdminTransport(AioHttpTransport):  # type: ignore[misc]  # exported lazily, so that its type is unknown
-    """aiohttp for the administration's client."""
-
-    def __init__(self, session: aiohttp.ClientSession, *, plain: bool, authorization: str | None) -> None:
-        super().__init__(session=session, session_owner=False, use_env_settings=False)
-        self._plain = plain
-        self._authorization = authorization
-
-    async def send(self, request: Any, **config: Any) -> Any:
-        """Send a request, with what the client could not know."""
-        if self._plain:
-            request.url = "http://" + request.url.removeprefix("https://")
-        if self._authorization is not None:
-            request.headers["Authorization"] = self._authorization
-        return await super().send(request, **config)
-
-
-class AdminClient:
-    """Keeps one client of the administration; made when first needed."""
-
-    def __init__(self, namespace: Namespace) -> None:
-        self._namespace = namespace
-        self._session: aiohttp.ClientSession | None = None
-        self._client: ServiceBusAdministrationClient | None = None
-        self._made_at = 0.0
-
-    def get(self) -> ServiceBusAdministrationClient:
-        """Give a client whose token is good; no IO."""
+    def _good_client(self) -> ServiceBusAdministrationClient:
+        """The client, made anew before its token ends; no IO."""
         now = asyncio.get_running_loop().time()
         if self._client is None or now - self._made_at > _TOKEN_LIFE:
             self._client = self._make()
             self._made_at = now
         return self._client
-
-    async def close(self) -> None:
-        """Close its connections; never raises."""
-        session, self._session, self._client = self._session, None, None
-        if session is not None:
-            with contextlib.suppress(Exception):
-                await session.close()
 
     def _make(self) -> ServiceBusAdministrationClient:
         namespace, url = self._namespace, self._namespace.url
@@ -149,6 +120,23 @@ class AdminClient:
             return ServiceBusAdministrationClient(url.admin.host, namespace.identity, **options)
         text = connection_string(url, url.admin.host)
         return ServiceBusAdministrationClient.from_connection_string(text, **options)
+
+
+class AdminTransport(AioHttpTransport):  # type: ignore[misc]  # exported lazily, so that its type is unknown
+    """aiohttp for the administration's client."""
+
+    def __init__(self, session: aiohttp.ClientSession, *, plain: bool, authorization: str | None) -> None:
+        super().__init__(session=session, session_owner=False, use_env_settings=False)
+        self._plain = plain
+        self._authorization = authorization
+
+    async def send(self, request: Any, **config: Any) -> Any:
+        """Send a request, with what the client could not know."""
+        if self._plain:
+            request.url = "http://" + request.url.removeprefix("https://")
+        if self._authorization is not None:
+            request.headers["Authorization"] = self._authorization
+        return await super().send(request, **config)
 
 
 def queue_settings(asked: QueueProperties | None, doing: str) -> dict[str, Any]:
