@@ -180,7 +180,7 @@ class Database:
             self.connection.close()
 
     def _check_whose(self) -> None:
-        """Look at a file before anything is written to it, as it may be somebody else's."""
+        """Look at a file before anything is written to it, as it may be another program's."""
         if 0 < self._path.stat().st_size < _HEADER_BYTES:  # which SQLite would take for an empty file
             raise NotOurs
         # In a transaction, so that it is one look: another process may be making the tables at this moment.

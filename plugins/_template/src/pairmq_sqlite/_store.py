@@ -207,7 +207,7 @@ class Store:
         self._execute(query, {"now": now_us(), "shelf": place.shelf, "locks": locks})
 
     def take_back(self, place: Place, lock: str) -> None:
-        """Undo a `take` that nobody waits for any more: it never was a delivery."""
+        """Undo a `take` that no caller waits for any more: it never was a delivery."""
         query = """
             UPDATE message SET free_at = 0, lock = NULL, deliveries = deliveries - 1
             WHERE shelf = :shelf AND free_at > :now AND lock = :lock

@@ -40,7 +40,7 @@ class _State(enum.Enum):
 
 
 class Job(Generic[T]):
-    """A piece of work, and whoever waits for it.
+    """A piece of work, and the caller that waits for it.
 
     Args:
         work: what to do with the store, in a transaction.
@@ -183,7 +183,7 @@ class Worker:
         self._tell(loop, self._do(database, self._begin_jobs()))
 
     def _wait_for_lock(self) -> None:
-        """Wait a little for somebody else's lock, or less if anything changes here."""
+        """Wait a little for another program's lock, or less if anything changes here."""
         with self._changed:
             if not self._stopping:
                 self._changed.wait(self._pause)

@@ -121,7 +121,7 @@ class PairedRabbitBroker(RabbitBroker):
             await super().stop(exc_type, exc_val, exc_tb)
         finally:
             # FastStream stops a broker whose start goes on, and cancels that start only then, at each of its awaits:
-            # it could close nothing any more, and a connection that nobody closes keeps the program alive.
+            # it could close nothing any more, and a connection that is not closed keeps the program alive.
             await self._let_go()
             pair, self._pair, self._middleware = self._pair, None, None
             if pair is not None:

@@ -106,7 +106,7 @@ class Senders(Generic[S]):
 
     @contextmanager
     def using(self, entity: Entity) -> Iterator[S]:
-        """Lend the sender to an entity; nobody closes it meanwhile."""
+        """Lend the sender to an entity; it is not closed meanwhile."""
         kept = self._lend(entity)
         if kept is None:
             made = self._make(entity)  # asks the pair's thread, and so not under the lock

@@ -334,7 +334,7 @@ class PairedChannel(base.StdChannel):
         return self.connection is not None
 
     def close(self, *arguments: Any, **kwargs: Any) -> None:
-        """Close the channel; its messages that nobody has acknowledged go back to their queues."""
+        """Close the channel; its messages that are not acknowledged go back to their queues."""
         channels = (self._real, self._confirming)
         self._real = self._confirming = self.connection = None
         for channel in channels:

@@ -135,14 +135,14 @@ class RabbitAdmin(Admin):
         return properties_of(found.arguments, lock, auto_delete=found.auto_delete, server_version=version)
 
     async def counts(self, source: Source) -> QueueCounts:
-        """Count what waits, and what this process holds locked: RabbitMQ tells nobody what other consumers hold.
+        """Count what waits, and what this process holds locked: RabbitMQ does not report what other consumers hold.
 
         That nothing waits is certain for a queue that this admin was asked to create with settings, as a pair asks for
         its backlog queues; `count_certainly` says how. Of other queues, from which nothing is fetched, RabbitMQ tells
         too few messages for a moment after it was killed and started again, and 0 while a queue has no leader.
 
         Messages that wait for their time are in queues which all entities share, and are not counted. Markers of looks
-        by ended processes count as messages until somebody reads the queue.
+        by ended processes count as messages until a consumer reads the queue.
         """
         doing = f"count {source}"
         queue = _names.queue_of(source)
@@ -160,7 +160,7 @@ class RabbitAdmin(Admin):
         """Tell how far a queue has been settled, by markers that travel through it: see `_contents`.
 
         What an earlier look has shown is told until a later marker is answered. Whoever reads the queue through this
-        transport answers them; where nobody does, it is read for a moment.
+        transport answers them; where none does, it is read for a moment.
         """
         doing = f"look how far {entity} is settled"
         _names.check(entity)
@@ -170,7 +170,7 @@ class RabbitAdmin(Admin):
         """Delete a queue with its dead-letter queue, or a topic.
 
         Only the management plugin can tell a topic's subscriptions: they are deleted with it if the URL names the
-        plugin. Otherwise their queues stay, with what they hold, and can be read until somebody deletes them.
+        plugin. Otherwise their queues stay, with what they hold, and can be read until an operator deletes them.
         """
         doing = f"delete {entity}"
         _names.check(entity)
@@ -205,7 +205,7 @@ class RabbitAdmin(Admin):
     async def peek(self, source: Source, max_messages: int) -> list[Delivery]:
         """Show the oldest messages by fetching them and giving them back: see `_peek.peek`.
 
-        A queue for one consumer at a time can't be looked into while somebody reads it.
+        A queue for one consumer at a time can't be looked into while a consumer reads it.
         """
         doing = f"peek into {source}"
         queue = _names.queue_of(source)
@@ -216,7 +216,7 @@ class RabbitAdmin(Admin):
         return await peek(self._context, queue, max(max_messages, 1), doing)
 
     async def purge(self, source: Source) -> int:
-        """Delete what waits in a queue; messages that anyone holds locked stay."""
+        """Delete what waits in a queue; messages that a consumer holds locked stay."""
         doing = f"purge {source}"
         queue = _names.queue_of(source)
         if not await self._count(queue, source, doing):
@@ -226,7 +226,7 @@ class RabbitAdmin(Admin):
         return purged.message_count or 0
 
     async def probe(self, entity: Entity) -> None:
-        """Look for the entity, and publish to a queue that nobody reads; `Probe` says what that proves."""
+        """Look for the entity, and publish to a queue that no consumer reads; `Probe` says what that proves."""
         await self._probe.probe(entity)
 
     async def confirm_risks(self, queue: Entity | None = None) -> Sequence[ConfirmRisk]:
@@ -322,7 +322,7 @@ class RabbitAdmin(Admin):
 
     @staticmethod
     async def _unless_another_is_there(declaring: Any) -> bool:
-        """Tell whether it was made: somebody else may have been quicker, and theirs is left as it is."""
+        """Tell whether it was made: another client may have made it first, and theirs is left as it is."""
         try:
             await declaring
         except TransportError as error:
@@ -357,7 +357,7 @@ def _entities(names: Iterable[str], kind: EntityKind) -> Iterable[Entity]:
         try:
             entity = Entity(name, kind)
         except ValueError:
-            continue  # somebody else's, which PairMQ has no name for
+            continue  # another program's, which PairMQ has no name for
         if not _names.is_system(entity):
             yield entity
 

@@ -9,7 +9,7 @@ to be published, and ``oldest`` is one more than that of the newest marker answe
 an earlier look, all that was there then is settled. A look whose own marker is answered at once shows that nothing is
 left.
 
-While nothing moves, markers come ever more seldom: each is a message more in the queue until somebody reads it.
+While nothing moves, markers come ever more seldom: each is a message more in the queue until a consumer reads it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ async def peek(context: Context, queue: str, most: int, doing: str) -> list[Deli
 
     For that moment nobody else can receive them. RabbitMQ counts it as a delivery: classic queues mark the messages as
     redelivered, quorum queues count one up, and dead-letter a message that reaches its ``max_delivery_count`` so. Not
-    shown are messages that somebody holds locked.
+    shown are messages that a consumer holds locked.
 
     Args:
         queue: its name; it exists.
@@ -65,7 +65,7 @@ async def peek(context: Context, queue: str, most: int, doing: str) -> list[Deli
     fetched = await context.ask(doing, lambda channel: _fetch(channel, queue, expected), about=queue)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _GIVING_BACK
-    # A quorum queue takes its time to have them back; somebody else may be quicker to get them.
+    # A quorum queue takes its time to have them back; another consumer may get them first.
     while fetched and loop.time() < deadline:
         back, _ = await context.count(queue, doing)
         if back >= waiting:
@@ -78,7 +78,7 @@ async def peek_in_turn(context: Context, queue: str, most: int, doing: str) -> l
     """Look into a queue for one consumer at a time, as its consumer for a moment; else as `peek`.
 
     Raises:
-        TransportError: reason *not-supported* while somebody reads it; or the broker could not be asked.
+        TransportError: reason *not-supported* while a consumer reads it; or the broker could not be asked.
     """
     waiting, consumers = await context.count(queue, doing)
     if consumers:

@@ -103,7 +103,7 @@ class Context:
         *,
         about: str = "",
     ) -> T:
-        """Ask the broker something, on a channel that nobody else uses meanwhile.
+        """Ask the broker something, on a channel that no other call uses meanwhile.
 
         Args:
             link: whose connection to ask over; the control link's when left out.

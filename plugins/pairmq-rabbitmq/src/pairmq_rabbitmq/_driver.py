@@ -215,7 +215,7 @@ class _OursAreForDebugging(logging.Filter):
         return self._logger.isEnabledFor(logging.DEBUG)
 
 
-# Without a handler of anybody's Python would write what is left to stderr.
+# Without any handler Python would write what is left to stderr.
 for _name in ("aio_pika", "aiormq"):
     logging.getLogger(_name).addHandler(logging.NullHandler())
 for _name, _level in _DEMOTED.items():

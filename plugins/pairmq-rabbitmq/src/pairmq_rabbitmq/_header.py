@@ -4,7 +4,7 @@ pamqp's parser copies what is left of the header for each value in it, and reads
 name: that is most of what receiving a message costs. The properties and types that nearly every message has are read
 here in one pass; any header with others in it, or with a mistake, is pamqp's, whose reading is the same.
 
-Anyone may publish: a header that can't be read gives properties with nothing but the mark `UNREADABLE`. So does one
+Any client may publish: a header that can't be read gives properties with nothing but the mark `UNREADABLE`. So does one
 that would take too long to read. pamqp copies the rest of a table for each value in it: a table of many thousands of
 tiny values in one frame of 128 KiB keeps the event loop busy for seconds, and with it every other message and the
 connection's heartbeat. A few such messages would stop a receiver. So the values are counted first.
@@ -160,7 +160,7 @@ def is_costly(header: bytes, *, sending: bool = False) -> bool:
     """Tell whether reading a content header would hold up everything else; one look at each value.
 
     Args:
-        header: the payload of a content header frame; anyone may have written its properties. Of one that can't be
+        header: the payload of a content header frame; any client may have written its properties. Of one that can't be
             parsed, what comes before the mistake counts, as the parser reads no further either.
         sending: leave room for the headers that the broker adds to a message which it redelivers or dead-letters: one
             that was accepted must not become too costly on its way.

@@ -1,10 +1,10 @@
 """A link: one connection at a time, made when first needed and made anew after it was lost or given up.
 
-No connection is made that nobody asked for, and none is waited for on its way back: whether and when to try again is
+No connection is made that no caller asked for, and none is waited for on its way back: whether and when to try again is
 decided above (SPEC 3.6).
 
 A call that was given up says little about its connection: distance and a short stall look like a dead one. So the next
-calls get another connection, and those that go on with this one keep it, until nobody uses it or the driver misses its
+calls get another connection, and those that go on with this one keep it, until no call uses it or the driver misses its
 heartbeats (SPEC 14.3).
 """
 
@@ -86,7 +86,7 @@ class Link:
         finally:
             self._waiters -= 1
             if not self._waiters and self._attempt is attempt:
-                # Nobody waits any more. The next one shall not wait for an attempt whose time is half over.
+                # No caller waits any more. The next one shall not wait for an attempt whose time is half over.
                 self._attempt = None
                 attempt.cancel()
         if attempt.cancelled():
@@ -97,7 +97,7 @@ class Link:
         return attempt.result()
 
     def retire(self, session: Session, *, silent: bool) -> None:
-        """Use a connection no more for new calls; it ends when nobody uses it any more.
+        """Use a connection no more for new calls; it ends when no call uses it any more.
 
         Args:
             silent: nothing comes from the broker; as soon as something does, new calls may use it again.
@@ -161,13 +161,13 @@ def _lives(session: Session, then: int | None) -> bool:
 class Session:
     """One open connection: calls on it end at the latest when it does.
 
-    It never comes back: whoever finds it ended asks the link for the next one.
+    It never comes back: a caller that finds it ended asks the link for the next one.
     """
 
     def __init__(self) -> None:
         self.wire = Wire(self._lost)
         self.cause: BaseException | None = None
-        self.forsaken = 0  # calls that nobody waits for any more, and that have not ended
+        self.forsaken = 0  # calls that no caller waits for any more, and that have not ended
         self.users = 0  # who would lose something with it: calls that are waited for, and channels that lock messages
         self._connection: aio_pika.Connection | None = None
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -178,7 +178,7 @@ class Session:
 
     @property
     def usable(self) -> bool:
-        """Whether it is open, as far as anybody knows."""
+        """Whether it is open, as far as is known."""
         return self.cause is None
 
     @property
@@ -227,7 +227,7 @@ class Session:
             raise Unsent(self.cause or (error.cause if isinstance(error, Unsent) else error)) from error
 
     def reserve_publisher(self) -> None:
-        """Open a channel for publishing ahead of whoever asks next, and another one when that is taken.
+        """Open a channel for publishing ahead of the next caller, and another one when that is taken.
 
         The first publish to an entity then takes one question to the broker, its own, and not three.
         """
@@ -253,7 +253,7 @@ class Session:
         never answer; that goes on behind the scenes.
 
         Raises:
-            Exception: the driver's, or why the connection ended; never a cancellation that nobody asked for.
+            Exception: the driver's, or why the connection ended; never a cancellation that no caller asked for.
         """
         if self.cause is not None:
             operation.close()
@@ -346,7 +346,7 @@ class Session:
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # seen: nobody may be waiting for it any more
+            task.exception()  # seen: no caller may be waiting for it any more
 
     def _lost(self, cause: BaseException) -> None:
         close_frame = self.wire.close_frame

@@ -1,7 +1,7 @@
 """The management plugin's HTTP interface, for what AMQP 0-9-1 has no question for: lists, and queues' arguments.
 
 Used only when the URL names it. One request at a time per call, in a thread, with time limits and a bound on the
-answer; a redirect is never followed, as it would hand the password to whoever it names.
+answer; a redirect is never followed, as it would hand the password to the host that it names.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ confirmed before, and the consumer that meets it answers when everything it was 
 consumer hands out in order, so that what earlier consumers were given is settled by then, or was given to this one.
 
 No message of PairMQ's senders looks like a marker: a diverted one has headers, and none has its correlation id for a
-message id. Who may write to the queue can forge one, and gains nothing: it is answered to nobody but its own channel.
+message id. Who may write to the queue can forge one, and gains nothing: it is answered to its own channel only.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from pairmq_rabbitmq._publisher import Publisher
 from pairmq_rabbitmq._scope import Scope
 
 PING_QUEUE: Final = _names.OWN_PREFIX + "ping"
-"""Where pings go; nobody reads it, and it holds the last one."""
+"""Where pings go; no consumer reads it, and it holds the last one."""
 
 _PING_ARGUMENTS: dict[str, Any] = {
     # Stated, so that no default or policy makes it anything else.
@@ -39,7 +39,7 @@ class Probe:
     - the entity exists and its process answers; a quorum queue that holds no message has a leader with a majority,
       which had to answer that (where the user may read it);
     - publishing works to the end, on the connection that sends use: the broker confirmed a persistent message, or
-      told that nobody takes one;
+      told that no queue takes one;
     - a queue that rejected a message for lack of room, as far as this process knows, holds fewer messages now.
 
     What it can't prove: that the next, larger message fits; that the nodes and disks which hold the entity's own

@@ -57,7 +57,7 @@ def arguments_of(asked: QueueProperties, queue_type: QueueType, dead_letter: str
     rejects = False
     if asked.single_consumer:
         if queue_type != "quorum":
-            # Anybody may take messages out of a classic one beside its consumer, by basic.get.
+            # Any client may take messages out of a classic one beside its consumer, by basic.get.
             text = "single_consumer: it needs a quorum queue, of RabbitMQ 3.10 or newer, that the URL does not forbid"
             raise _errors.refused(doing, text, FailureReason.NOT_SUPPORTED)
         arguments[SINGLE_CONSUMER] = True
@@ -97,7 +97,7 @@ def queue_type_for(wanted: QueueType | None, server_version: tuple[int, ...], de
 
 
 def dead_letter_arguments(queue_type: QueueType) -> dict[str, Any]:
-    """Give the arguments of a dead-letter queue: without any limit, as nobody could take what it refuses."""
+    """Give the arguments of a dead-letter queue: without any limit, as no queue could take what it refuses."""
     arguments: dict[str, Any] = {QUEUE_TYPE: queue_type}
     if queue_type == "quorum":
         arguments[DELIVERY_LIMIT] = _NO_LIMIT

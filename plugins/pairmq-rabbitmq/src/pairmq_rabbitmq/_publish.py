@@ -194,14 +194,14 @@ class PublishChannel:
         """
         raw = self._raw
         try:
-            if not self.usable or raw.is_closed:  # nobody would answer
+            if not self.usable or raw.is_closed:  # no answer would come
                 raise ConnectionAbortedError("the channel is closed")
             payload = b"".join(self._frames(parcels))
             flight = _Flight(batch, self._last + 1, [parcel.message_id for parcel in parcels])
             self._flights.append(flight)
             self._numbers.update(zip(flight.ids, range(flight.first, flight.last + 1), strict=True))
             self._last = flight.last
-            # The future makes the driver heed the socket's buffer; nobody waits for it.
+            # The future makes the driver heed the socket's buffer; no caller waits for it.
             drained = asyncio.get_running_loop().create_future()
             frame = ChannelFrame(payload, should_close=False, drain_future=drained)
             if raw.write_queue.full():
@@ -230,7 +230,7 @@ class PublishChannel:
     def returned(self, header: bytes) -> None:
         """No queue took a publish; its ack follows, and means nothing.
 
-        Where nobody can tell which one it was, all that have no answer are in doubt.
+        Where it is not known which one it was, all that have no answer are in doubt.
         """
         message_id = _header.read(header).message_id
         if not message_id:
@@ -326,7 +326,7 @@ class PublishChannel:
             self.session.remove_on_end(self._lost)
             self._changed.set()
             self.session.wire.lane.close(self._raw.number, self)
-        # Whatever was known before: nobody else will answer these.
+        # Whatever was known before: nothing else will answer these.
         # A connection is never closed because of a publish that we write; a channel may be.
         self._give_up(self._cause, alone=len(self._numbers) == 1 and isinstance(cause, AMQPChannelError))
 

@@ -202,7 +202,7 @@ class Publisher:
     async def _opened(self, scope: Scope) -> PublishChannel:
         """Open a channel, or wait for the one that is being opened: a caller that is cancelled leaves it to the next.
 
-        A failure is for those who wait then: whoever comes later tries anew.
+        A failure is for those who wait then: a later caller tries anew.
 
         Raises:
             Unsent: it can't be opened.
@@ -239,7 +239,7 @@ class Publisher:
         return channel
 
     def _doubt(self, written: _Written) -> None:
-        """Somebody stopped waiting for answers: see what that says about the channel and the connection."""
+        """A caller stopped waiting for answers: see what that says about the channel and the connection."""
         channel, session = written.channel, written.channel.session
         if self._channel is channel:
             self._channel = None

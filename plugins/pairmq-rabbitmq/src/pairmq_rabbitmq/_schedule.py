@@ -24,7 +24,7 @@ were five seconds old. The cause was not found. It concerns the first messages t
 What becomes of messages that can't be delivered when their time comes:
 
 - of a queue that was deleted meanwhile: they go to the queue ``pairmq.delay.undeliverable``, and stay for two weeks;
-- of a topic without a subscription: nobody gets them, like any message of a topic from which nobody wants any;
+- of a topic without a subscription: no consumer gets them, like any message of a topic from which nobody wants any;
 - of a full queue: quorum queues keep them and try again after some minutes. More than 32 such messages at a time hold
   up others whose delay ends in the same level. Classic queues drop them.
 
@@ -62,7 +62,7 @@ MAX_DELAY: Final = (2**LEVELS - 2) * UNIT / 1000
 
 _KEPT = 14 * 24 * 60 * 60 * 1000  # ms
 # What was made is taken for granted for a while, since each question costs a round trip; then it is looked at again, as
-# somebody may have deleted it. A target may be deleted and made anew, without its binding, at any moment.
+# an operator may have deleted it. A target may be deleted and made anew, without its binding, at any moment.
 _LEVELS_TRUSTED = 60.0
 _LANES_SINCE, _LANES_UNTIL = (4, 0), (4, 3)
 _TARGET_TRUSTED = 0.1

@@ -109,7 +109,7 @@ class Waits:
         await asyncio.wait((*futures, self._ended), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
     def begin(self, operation: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Let something go on, whoever waits for it, until `cancel`."""
+        """Let something go on, whether or not a caller waits, until `cancel`."""
         task = start_task(operation)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

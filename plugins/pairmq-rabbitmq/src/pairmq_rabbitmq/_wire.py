@@ -11,7 +11,7 @@ Messages and confirms of busy channels don't go through the driver at all: see `
 They also keep one poisoned message from ending the connection for everyone: a header that the driver's parser can't
 read (a timestamp beyond the year 9999 will do) is replaced by an empty one with a mark, and the message under it is the
 receiver's to put away.
-Exchange names and routing keys that are no text, which nobody here reads, are blanked.
+Exchange names and routing keys that are no text, which are not read here, are blanked.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class _WatchedReader:
 
 
 def _nameable(start: bytes, rest: bytes) -> bytes:
-    """A method frame of a message that the driver can parse: exchange and routing key, which nobody here reads, may
+    """A method frame of a message that the driver can parse: exchange and routing key, which are not read here, may
     be any bytes for the broker, and have to be text for the driver."""
     try:
         pamqp.frame.unmarshal(start + rest)

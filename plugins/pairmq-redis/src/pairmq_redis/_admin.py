@@ -272,4 +272,4 @@ def _entity_of(path: str | None, kind: bytes | None) -> Entity | None:
     try:
         return Entity(path or "", EntityKind((kind or b"").decode()))
     except ValueError:
-        return None  # somebody else's key
+        return None  # another program's key

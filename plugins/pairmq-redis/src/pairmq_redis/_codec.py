@@ -6,7 +6,7 @@ own types carry str, bool, int, float (Python keeps 1, 1.0 and true apart), None
 with one tagged member carries the rest, nested mappings included. Fields that this version does not know are
 ignored, so that a newer one may add some; names that begin with ``!`` are the dead-letter queue's.
 
-Whoever can write to Redis can put anything into a stream: decoding raises `MalformedEntry` and nothing
+Any client of Redis can put anything into a stream: decoding raises `MalformedEntry` and nothing
 else, and evaluates nothing.
 """
 

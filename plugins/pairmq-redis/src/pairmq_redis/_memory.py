@@ -47,7 +47,7 @@ _STORING_SCRIPTS = frozenset(
     for script in (_scripts.CREATE, _scripts.PROBE, _scripts.SCHEDULE, _scripts.SUBSCRIBE)
     for name in (script.sha, script.text)
 )
-# What may put a message into a stream that somebody waits for.
+# What may put a message into a stream that a receiver waits for.
 _FEEDING_SCRIPTS = frozenset(name for s in (_scripts.SCHEDULE, _scripts.TAKE) for name in (s.sha, s.text))
 
 _REFUSALS = {

@@ -11,7 +11,7 @@ abandoned deliveries. So it is cut into slices that end at the next such instant
 and after ``poll_interval`` for the others. A queue with one consumer at a time is asked by the script
 alone, after growing pauses up to ``poll_interval``: a blocking read would not ask whose turn it is.
 
-A call that was cut off (cancelled, connection lost) may have fetched messages that nobody was given. Until
+A call that was cut off (cancelled, connection lost) may have fetched messages that no caller was given. Until
 their locks would have ended, the next calls hand the script the ids that *were* given, and it puts back the
 others. Locks don't end with a connection: a receiver that closes while the server is out of reach leaves them behind,
 and the transport's next receiver of the same source gives them back before it asks (SPEC 7.6). Only locks of this
@@ -220,7 +220,7 @@ class RedisReceiver(Receiver):
         return deliveries
 
     async def _put_away(self, script: Script, arguments: Sequence[bytes]) -> bool:
-        """Move entries out of the way that nobody is to get; False when Redis can't now, such as for want of memory.
+        """Move entries out of the way that no caller is to get; False when Redis can't now, such as for want of memory.
 
         Then they stay locked and come back when the lock has ended, and the others are delivered meanwhile.
         """
@@ -252,7 +252,7 @@ class RedisReceiver(Receiver):
             return False
 
     def _prune(self) -> None:
-        """Forget deliveries that nobody settled, long after their locks ended."""
+        """Forget deliveries that were not settled, long after their locks ended."""
         if len(self._given) > 10 * MAX_TAKE:
             limit_ms = time.time() * 1000 - 2 * self._lock_ms
             self._given = {id_: until for id_, until in self._given.items() if until > limit_ms}

@@ -58,7 +58,7 @@ class Job(ABC, Generic[L]):
     """Something to do on the link.
 
     Args:
-        limit: seconds after which it is cut off, whoever waits for it.
+        limit: seconds after which it is cut off, whether or not a caller waits.
         yields: it waits for what may come, and is interrupted when there is something to do; it then goes on.
     """
 
@@ -124,7 +124,7 @@ class Lane(Generic[L]):
     """The jobs of one link.
 
     Args:
-        idle_limit: seconds that nobody asked for anything, after which the link is closed; None to keep it.
+        idle_limit: seconds that no caller asked for anything, after which the link is closed; None to keep it.
         spares: whether a link takes more with it than its calls, so that one that is given up goes on to its end there.
     """
 
@@ -199,7 +199,7 @@ class Lane(Generic[L]):
         return outcome
 
     def withdraw(self, job: Job[L]) -> bool:
-        """Take a job back that nobody waits for.
+        """Take a job back that no caller waits for.
 
         Returns:
             Whether it had not begun; one that had is cut off.

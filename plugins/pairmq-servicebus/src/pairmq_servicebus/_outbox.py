@@ -170,7 +170,7 @@ class Outbox:
         self._queued = False
 
     def _withdraw(self, parcels: Sequence[Parcel]) -> bool:
-        """Take parcels back that nobody waits for; tells whether the client has had none of them."""
+        """Take parcels back that no caller waits for; tells whether the client has had none of them."""
         untouched = all(parcel.state is _State.WAITING for parcel in parcels)
         flush = self._flush
         given_up = False

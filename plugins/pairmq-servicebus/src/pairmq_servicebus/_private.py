@@ -133,7 +133,7 @@ def fix_arrivals(receiver: ServiceBusReceiver) -> None:
             link._received_payload = bytearray()
             stand_in = _stand_in(error, b"")
             state = await link._process_incoming_message(link._first_frame, stand_in)
-            if state and not frame[4]:  # nobody waits for it: it is released
+            if state and not frame[4]:  # no caller waits for it: it is released
                 first, tag = link._first_frame[1], link._first_frame[2]
                 await link._outgoing_disposition(
                     first=first, last=first, delivery_tag=tag, settled=True, state=state, batchable=None

@@ -76,7 +76,7 @@ class NamespaceUrl:
         tls_ca: file of authorities to trust instead of the usual ones; None for these.
         websocket: AMQP through a web socket on port 443, for networks that let nothing else out.
         connect_timeout: seconds for opening a link, logging in included.
-        operation_timeout: seconds after which a single call of the client is given up, whoever waits for it.
+        operation_timeout: seconds after which a single call of the client is given up, whether or not a caller waits.
     """
 
     endpoint: Endpoint

@@ -5,14 +5,14 @@ Service Bus (``group-id``, ``to``, ``x-opt-partition-key`` and the like), applic
 own names. Three things need more than that, and only messages that need it carry it:
 
 - a property that would be taken for something else on the way, or be taken away (``CC`` sends copies elsewhere,
-  ``group-id`` is the session), stands in the table ``application-properties``, where nobody acts on it; so does one
+  ``group-id`` is the session), stands in the table ``application-properties``, where nothing acts on it; so does one
   whose name is too long for a table: then the whole is an array of names and values in turn;
 - a value that AMQP has no type for is readable text, and the table ``application-property-types`` says what it was. It
   has the shape of the headers themselves: members by name, elements by their index, and under the name ``""`` that an
   array was a mapping;
 - text too long for an AMQP property stands in a header instead.
 
-Anyone may put anything into a queue: decoding raises `MalformedMessage` and nothing else.
+Any client may put anything into a queue: decoding raises `MalformedMessage` and nothing else.
 
 `_encode` and `_decode` are the two directions. Both go by the `_layout` of names and times, and convert `_values` to
 AMQP's types and back. `_dead_letter` writes and reads the copy in a dead-letter queue, and what the broker noted.

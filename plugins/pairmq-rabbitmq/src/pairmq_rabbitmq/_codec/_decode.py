@@ -1,4 +1,4 @@
-"""A message from AMQP properties that anyone may have written."""
+"""A message from AMQP properties that any client may have written."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def decode(properties: Basic.Properties, body: bytes) -> Message:
     """Read a message.
 
     Args:
-        properties: as received; anyone may have written them.
+        properties: as received; any client may have written them.
         body: its bytes.
 
     Returns:

@@ -1,6 +1,6 @@
 """Values of application properties as pamqp's types, and back: the tree of types tells what these can't.
 
-Properties that somebody would act on, or whose names are too long for a table, stand in a header of their own.
+Properties that a broker would act on, or whose names are too long for a table, stand in a header of their own.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def types_by_name(pairs: list[Any], node: dict[str, Any], refuse: Callable[[str]
 
 
 def shelter(headers: dict[str, Any], name: str) -> None:
-    """Move a foreign header to where nobody acts on it and `decode` finds it."""
+    """Move a foreign header to where nothing acts on it and `decode` finds it."""
     value = headers.pop(name)
     there = headers.get(SHELTER)
     if there is None:

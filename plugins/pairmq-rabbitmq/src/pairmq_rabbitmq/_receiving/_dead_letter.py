@@ -102,7 +102,7 @@ class DeadLetters:
                 await self._waits.until(channel.settle(messages, requeue=False).done)
 
     def pack(self, properties: Basic.Properties, body: bytes, reason: str, description: str) -> Parcel:
-        """Pack a copy of a message, without its properties where nobody could read them.
+        """Pack a copy of a message, without its properties where no receiver could read them.
 
         The broker's return of the copy is read too: it must show the message id.
         """
@@ -117,7 +117,7 @@ class DeadLetters:
                 problem = "with the reason they hold more values than a receiver can read in good time"
             else:
                 return parcel
-        except Exception as error:  # anyone may have written them, and the message must leave the queue
+        except Exception as error:  # any client may have written them, and the message must leave the queue
             problem = str(error) or type(error).__name__
         bare = Basic.Properties(message_id=properties.message_id, content_type=properties.content_type)
         description = f"{description[: _codec.MAX_REASON_LENGTH // 2]} (properties are not kept: {problem})"

@@ -3,7 +3,7 @@
 The broker keeps a message locked as long as the channel lives. The end of a lock is ours: a message whose time is over
 is given back.
 
-RabbitMQ delivers to a consumer as much as its window allows, whether anybody asks or not. So there is a consumer only
+RabbitMQ delivers to a consumer as much as its window allows, whether a caller asks or not. So there is a consumer only
 while a call of ``receive`` lasts, with a window no larger than the call asked for: what was not asked for stays in the
 queue, for the next caller.
 
@@ -67,7 +67,7 @@ class Opening:
         return self._calls.silent()
 
     def forsake(self) -> None:
-        """Nobody will use it: give it back when it is there."""
+        """It will not be used: give it back when it is there."""
         self.task.add_done_callback(self._give_back)
 
     async def _open(self) -> Channel:
@@ -84,7 +84,7 @@ class Opening:
 
 
 def give_back(session: Session, raw: Channel) -> None:
-    """Close a channel some time, whoever waits."""
+    """Close a channel some time; no caller waits."""
 
     async def close() -> None:
         with contextlib.suppress(Exception):  # gone already
@@ -110,7 +110,7 @@ class LockingChannel:
         self.session = session
         self.cause: BaseException | None = None
         self.waiting: deque[Locked] = deque()
-        """What came and was not given to anyone yet, in the broker's order."""
+        """What came and was not given to a caller yet, in the broker's order."""
         self._raw = raw
         self._lock = lock
         self._loop = asyncio.get_running_loop()
@@ -124,12 +124,12 @@ class LockingChannel:
 
     @property
     def usable(self) -> bool:
-        """Whether it is open, as far as anybody knows."""
+        """Whether it is open, as far as is known."""
         return self.cause is None and self.session.usable
 
     @property
     def empty(self) -> bool:
-        """Whether nobody would lose anything with it: nothing is locked on it, or being settled."""
+        """Whether nothing would be lost with it: nothing is locked on it, or being settled."""
         return self._settling.empty
 
     @property
@@ -193,7 +193,7 @@ class LockingChannel:
             self._look_at(max(locked.until, self._loop.time() + _LEAST_PAUSE))
 
     def _look_at(self, instant: float) -> None:
-        """See to it that somebody looks after the locks at an instant, or before."""
+        """See to it that a timer looks after the locks at an instant, or before."""
         if self._looks_at <= instant:
             return
         if self._timer is not None:
@@ -304,7 +304,7 @@ class DeliveryChannel(LockingChannel):
         return self.fetching
 
     def stop(self) -> None:
-        """Nobody waits any more for what is being fetched; what comes stays for the next call."""
+        """No caller waits any more for what is being fetched; what comes stays for the next call."""
         self._stopped = True
         self._wake()
 
@@ -313,7 +313,7 @@ class DeliveryChannel(LockingChannel):
         if self.cause is not None:
             return
         now = self._loop.time()
-        # Nobody asked for it yet: it is given back when half a lock is over.
+        # No caller asked for it yet: it is given back when half a lock is over.
         until = now + self._lock / 2
         locked = Locked(tag, redelivered, header, body, now, until)
         self._settling.add(locked)

@@ -2,11 +2,11 @@
 
 It differs from the plain one in what a quorum queue with a single active consumer makes of it:
 
-- The consumer stays, with the same window as every other one's, and what nobody asked for yet waits here. A consumer
+- The consumer stays, with the same window as every other one's, and what no caller asked for yet waits here. A consumer
   that is cancelled lets the next one on at once, ahead of what this channel still holds.
 - Messages are given back by closing the channel, all at once and in their order. One that is given back alone comes
   again behind those that were given back before it. So when the lock of one ends, all that is held is given back.
-- Markers are met here, and answered once all that came before them is settled; nobody above sees them.
+- Markers are met here, and answered once all that came before them is settled; nothing above sees them.
 
 The queue belongs to this reader while it reads or holds something; soon after that the channel is closed, so that
 another one may have it.
@@ -37,7 +37,7 @@ from pairmq_rabbitmq._receiving._delivery_channel import LONGEST_HOLD, MAX_WINDO
 from pairmq_rabbitmq._receiving._settling import Job, Locked, Share, State
 
 _REST = 1.0  # s without a call that an empty-handed reader keeps its queue
-_ANSWER = 10.0  # s for an answer, with a connection to be made first; whoever asked asks again
+_ANSWER = 10.0  # s for an answer, with a connection to be made first; the asker asks again
 _GIVE_BACK = 2.0  # s
 
 _BARE = {QUEUE_TYPE: "quorum", SINGLE_CONSUMER: True}
@@ -79,7 +79,7 @@ class OrderedChannel(DeliveryChannel):
 
     @property
     def usable(self) -> bool:
-        """Whether it is open, as far as anybody knows, and nothing is being given back."""
+        """Whether it is open, as far as is known, and nothing is being given back."""
         return self._giving_back is None and super().usable
 
     @property
@@ -153,7 +153,7 @@ class OrderedChannel(DeliveryChannel):
             task.add_done_callback(self._answers.discard)
 
     async def _answer(self, met: Sequence[tuple[Locked, Marker]]) -> None:
-        # One that can't be answered now is removed all the same: whoever asked publishes another one.
+        # One that can't be answered now is removed all the same: the asker publishes another one.
         with contextlib.suppress(Exception):
             async with asyncio.timeout(_ANSWER):
                 await self._tell([marker for _, marker in met])
@@ -198,7 +198,7 @@ class OrderedChannel(DeliveryChannel):
         elif self.fetching is None:
             instants.append(self._asked_at + _REST)
         if self.waiting and not given and self.fetching is None:
-            # Nobody asked for what waits here.
+            # No caller asked for what waits here.
             instants.append(max(self._asked_at, self.waiting[0].arrived) + half)
         if any(instant <= now for instant in instants):
             self._give_all_back(())
@@ -255,7 +255,7 @@ async def visit(
 ) -> list[Locked]:
     """Read a queue for a moment as its one consumer, and give back all that came, in its order.
 
-    What it meets of markers is answered; while somebody else reads the queue, nothing comes.
+    What it meets of markers is answered; while another consumer reads the queue, nothing comes.
 
     Args:
         patience: seconds after which it has to do.
@@ -287,7 +287,7 @@ async def visit(
         await channel.close(patience)
     finally:
         channel.discard()
-    # The queue takes its time to have them back, and counts too few so long; somebody else may be quicker to get them.
+    # The queue takes its time to have them back, and counts too few so long; another consumer may get them first.
     until = asyncio.get_running_loop().time() + _TAKEN_BACK
     while found and asyncio.get_running_loop().time() < until:
         back, _ = await context.count(queue, doing)

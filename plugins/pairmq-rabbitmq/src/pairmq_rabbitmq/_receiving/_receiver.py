@@ -164,7 +164,7 @@ class RabbitReceiver(Receiver):
         self._channel = None
         channel.discard()
         cause = channel.cause
-        self._context.one_consumer.pop(self._queue, None)  # whoever makes it again may make another kind of queue
+        self._context.one_consumer.pop(self._queue, None)  # it may be made again as another kind of queue
         if isinstance(cause, Cancelled):
             try:
                 await self._scope.race(self._context.count(self._queue, self._doing))
@@ -325,7 +325,7 @@ def read(locked: Locked, dead: bool) -> tuple[str, str] | None:
         dead: whether it comes from a dead-letter queue, where every message is shown somehow.
 
     Returns:
-        Reason and description if nobody is to get it; else None.
+        Reason and description if no caller is to get it; else None.
     """
     if locked.message is not None:
         return None

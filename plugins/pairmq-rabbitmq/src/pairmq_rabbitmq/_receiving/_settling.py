@@ -173,7 +173,7 @@ class Settling:
         self._share.count += 1
 
     def settle(self, messages: Sequence[Locked], *, requeue: bool) -> Job:
-        """Begin to settle messages; it goes on whoever waits for it."""
+        """Begin to settle messages; it goes on whether or not a caller waits."""
         job = Job(messages, requeue=requeue)
         if self._lost is not None:
             job.end(Unsent(self._lost))

@@ -182,7 +182,7 @@ def _returned(message: AbstractMessage, exchange: str, routing_key: str) -> Publ
     """The error that aio-pika makes of what the broker returns."""
     frame = Basic.Return(reply_code=_NO_ROUTE, reply_text="NO_ROUTE", exchange=exchange, routing_key=routing_key)
     header = ContentHeader(properties=message.properties, body_size=len(message.body))
-    # There is no channel that it came back on: nobody can settle a returned message.
+    # There is no channel that it came back on: nothing can settle a returned message.
     return PublishError(DeliveredMessage(frame, header, message.body, cast(Any, None)), frame)
 
 

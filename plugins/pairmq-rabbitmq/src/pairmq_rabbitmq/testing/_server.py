@@ -351,4 +351,4 @@ class RabbitPool:
 
 
 pool = RabbitPool()
-"""The servers of this process, for all test folders of one run; whoever uses it closes it at the end of the run."""
+"""The servers of this process, for all test folders of one run; its user closes it at the end of the run."""

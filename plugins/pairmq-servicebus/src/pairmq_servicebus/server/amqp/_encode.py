@@ -87,7 +87,7 @@ def wrap_compound(small: int, items: bytes | bytearray, count: int) -> bytes:
 
 
 def _inherited(value: Any) -> Writer:
-    # A type of somebody else's that inherits from one of ours or of Python's, such as the members of a StrEnum.
+    # A type of another library that inherits from one of ours or of Python's, such as the members of a StrEnum.
     for base in type(value).__mro__:
         if base in _WRITERS:
             return _WRITERS[base]

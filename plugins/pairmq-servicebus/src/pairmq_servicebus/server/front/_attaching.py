@@ -135,7 +135,7 @@ class WaitingLink(Endpoint):
         return self._client.endpoints.get(self.link) is self
 
     def _on_ready(self) -> None:
-        # The broker is in the middle of somebody else's call.
+        # The broker is in the middle of another call.
         self._client.soon(self.pump)
 
     def pump(self) -> None:

@@ -122,7 +122,7 @@ class ReceivingLink(Endpoint):
         return len(payload)
 
     def _on_ready(self) -> None:
-        # The broker is in the middle of somebody else's call.
+        # The broker is in the middle of another call.
         self._pump_soon()
 
     def _pump_soon(self) -> None:
