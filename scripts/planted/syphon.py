@@ -60,7 +60,7 @@ SYPHON = (
     ),
     Mutant(
         "the backlog is called empty without asking for queues of another name",
-        "src/pairmq/cli/_syphon_job.py",
+        "src/pairmq/cli/_syphon.py",
         "        return () if self._agreement is None else self._agreement.strays\n",
         "        return ()\n",
         tests=("tests/cli/test_agreement.py",),

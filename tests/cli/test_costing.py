@@ -2,11 +2,12 @@ from decimal import Decimal
 
 import pytest
 
-from pairmq.cli._costing import Price, cost
+from pairmq.cli._cost import cost_of
+from pairmq.model import Price
 
 
 def test_the_defaults_cost_40_receives_an_hour_960_a_day_28_800_in_30_days() -> None:
-    result = cost()
+    result = cost_of()
     assert result.receives_per_hour == 40
     assert result.idle_receives_in(1) == 960
     assert result.idle_receives == result.idle_receives_in(30) == 28_800
@@ -14,22 +15,22 @@ def test_the_defaults_cost_40_receives_an_hour_960_a_day_28_800_in_30_days() -> 
 
 @pytest.mark.parametrize(("queues", "wait", "per_day"), [(1, 900, 96), (10, 60, 14_400), (4, 3600, 96), (1, 7, 12_343)])
 def test_idle_receives_are_one_for_each_queue_and_long_poll(queues: int, wait: float, per_day: int) -> None:
-    assert cost(backlog_queues=queues, receive_wait=wait).idle_receives_in(1) == per_day
+    assert cost_of(backlog_queues=queues, receive_wait=wait).idle_receives_in(1) == per_day
 
 
 def test_a_diverted_message_costs_two_operations_at_each_broker() -> None:
-    result = cost(messages_diverted=1000)
+    result = cost_of(messages_diverted=1000)
     assert (result.primary_operations, result.secondary_operations) == (2000, 2000)
     assert result.operations == 28_800 + 4320 + 4000
 
 
 def test_every_process_looks_at_the_record_six_times_an_hour() -> None:
-    assert cost(days=1).record_looks == 144
-    assert cost(days=1, processes=50).record_looks == 7200
+    assert cost_of(days=1).record_looks == 144
+    assert cost_of(days=1, processes=50).record_looks == 7200
 
 
 def test_each_broker_has_its_own_prices() -> None:
-    result = cost(
+    result = cost_of(
         messages_diverted=1_000_000,
         primary=Price(Decimal("0.80"), Decimal(10)),
         secondary=Price(Decimal("0.05")),
@@ -40,5 +41,5 @@ def test_each_broker_has_its_own_prices() -> None:
 
 
 def test_the_base_charge_is_for_30_days() -> None:
-    assert cost(days=15, primary=Price(base=Decimal(10))).primary_money == 5
-    assert cost(days=365, primary=Price(base=Decimal(30))).primary_money == 365
+    assert cost_of(days=15, primary=Price(base=Decimal(10))).primary_money == 5
+    assert cost_of(days=365, primary=Price(base=Decimal(30))).primary_money == 365

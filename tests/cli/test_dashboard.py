@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pairmq.cli import _dashboard, _dashboard_serve
+from pairmq.cli import _dashboard
 from pairmq.cli._signals import Stop
 from pairmq.model.events import Event, PairEnded, PairOpened
 from pairmq.plugins import ObserverRecord, hookimpl, registry
@@ -207,7 +207,7 @@ def test_beyond_loopback_it_warns_and_asks_everyone_for_the_token(program, broke
 
 
 def test_it_says_what_to_install(cli, brokers, monkeypatch) -> None:
-    monkeypatch.setattr(_dashboard_serve.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(_dashboard.importlib.util, "find_spec", lambda name: None)
     for command in (("dashboard",), ("syphon", "--dashboard", "0")):
         ended = cli(*command, *brokers)
         assert ended.status == 2

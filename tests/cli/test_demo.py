@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pairmq.cli._demo_plan import Plan, Texts
-from pairmq.cli._demo_tally import Tally
+from pairmq.cli._demo_tally import Plan, Tally, Texts
 from pairmq.model import Entity, Receipt, Route, SendRefused, SendUnknown
 
 _QUICK = ["--rate", "400", "--failover-interval", "200ms", "--ping-interval", "100ms"]

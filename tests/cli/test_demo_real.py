@@ -14,11 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from pairmq.cli._demo_consumer import Consumer
-from pairmq.cli._demo_plan import Plan
-from pairmq.cli._demo_scene import EntityScene, Scene
-from pairmq.cli._demo_tally import Tally
-from pairmq.cli._demo_view import verdict_table
+from pairmq.cli._demo_run import Consumer
+from pairmq.cli._demo_tally import Plan, Tally
+from pairmq.cli._demo_view import EntityScene, Scene, verdict_table
 from pairmq.cli._output import stdout_console
 from pairmq.model import Delivery, Entity, Message, Receipt, Route
 from pairmq.plugins import Registry, TransportRecord, hookimpl, registry

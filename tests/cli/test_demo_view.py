@@ -6,9 +6,8 @@ import pytest
 from rich.console import Console
 
 from pairmq.cli._backlog_counts import Depth, Depths
-from pairmq.cli._demo_scene import EntityScene, Scene
 from pairmq.cli._demo_tally import Tally
-from pairmq.cli._demo_view import DemoView
+from pairmq.cli._demo_view import DemoView, EntityScene, Scene
 from pairmq.model import Entity
 from pairmq.transport import QueueCounts
 

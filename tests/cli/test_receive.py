@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pairmq.cli._receive_job import ReceiveJob
+from pairmq.cli._receive import ReceiveJob
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pairmq.cli._receive_job import ReceiveJob
+from pairmq.cli._receive import ReceiveJob
 from pairmq.cli._signals import Stop
 from pairmq.model import Delivery, Entity, Message, Source
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time

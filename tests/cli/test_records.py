@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from pairmq.cli._records import delivery_record
+from pairmq.cli._output import delivery_record
 from pairmq.model import Delivery, Message
 
 AT = datetime(2025, 3, 4, 5, 6, 7, 890123, UTC)

@@ -10,8 +10,7 @@ from rich.console import Console
 
 from pairmq import PairOptions
 from pairmq.cli._backlog_counts import Depth, Depths
-from pairmq.cli._status import _watched
-from pairmq.cli._status_look import BrokerLook, Look
+from pairmq.cli._status import BrokerLook, Look, _watched
 from pairmq.core.record import Configuration
 from pairmq.model import Entity
 from pairmq.pair import Agreement

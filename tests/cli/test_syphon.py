@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pairmq.cli import _syphon_job
+from pairmq.cli import _syphon
 from pairmq.cli._backlog_counts import Depths
 from pairmq.testing.servers import free_port
 
@@ -147,20 +147,20 @@ def test_an_idle_syphon_does_not_count_its_queues_again_and_again(
 ) -> None:
     first, second = servers
     counted, told = [], []
-    count_queues, tell = _syphon_job.count_queues, _syphon_job.SyphonJob._tell
+    count_queues, tell = _syphon.count_queues, _syphon.SyphonJob._tell
 
     async def count(*arguments: Any) -> Depths:
         counted.append(arguments)
         return await count_queues(*arguments)
 
-    def tell_and_stop(job: _syphon_job.SyphonJob) -> None:
+    def tell_and_stop(job: _syphon.SyphonJob) -> None:
         tell(job)
         told.append(job)
         if len(told) == 10:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(_syphon_job, "count_queues", count)
-    monkeypatch.setattr(_syphon_job.SyphonJob, "_tell", tell_and_stop)
+    monkeypatch.setattr(_syphon, "count_queues", count)
+    monkeypatch.setattr(_syphon.SyphonJob, "_tell", tell_and_stop)
     pair = ["--primary", first.url, "--secondary", second.url]
     ended = cli("syphon", "--metrics-interval", "200ms", *pair)
     assert ended.status == 0

@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from pairmq.cli import _syphon_job
+from pairmq.cli import _syphon
 from pairmq.cli._backlog_counts import Depth, Depths
-from pairmq.cli._syphon_job import Failures, SyphonJob
+from pairmq.cli._syphon import Failures, SyphonJob
 from pairmq.model import Entity
 from pairmq.model.events import SyphonFailed
 from pairmq.pair import Pair
@@ -87,7 +87,7 @@ def test_an_old_count_is_shown_with_its_age(job):
     job._depths_at = time.monotonic() - 25
     assert "left 100 (counted 25." in job._line()
     assert job._record()["left_age"] >= 25
-    assert _syphon_job._OLD < 25
+    assert _syphon._OLD < 25
 
 
 DRAWN = """

@@ -10,7 +10,7 @@ import duckdb
 import pytest
 
 from doc_blocks import PAGES, Block, blocks, in_languages
-from pairmq.cli._prices import read_prices
+from pairmq.cli._values import read_prices
 from pairmq.pair._settings import load_settings
 
 RUN = {"python", "sh", "console", "sql"}

@@ -14,7 +14,7 @@ from pathlib import Path
 from pairmq import Pair, PairOptions
 from pairmq.cli._common import transport_of
 from pairmq.cli._signals import run_async
-from pairmq.cli._syphon_job import SyphonJob
+from pairmq.cli._syphon import SyphonJob
 from pairmq.model.events import Event, MessageMoved
 
 

@@ -18,7 +18,7 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from journal_by_hand import START, Journal, segment_table
-from pairmq.cli import _pipeline_run
+from pairmq.cli import _pipeline
 from pairmq.cli._app import run as main
 from pairmq.model import ConfigurationError
 from pairmq.pipeline import _making, batch, run, transforms
@@ -243,7 +243,7 @@ def test_a_message_id_cannot_steer_the_terminal(capsys):
     faults = {"lost": [("east>west", "orders", "\x1b]0;owned\x07")]}
     blank = dict.fromkeys((field.name for field in fields(Report)), 0)
     known = {"bad": (), "processes": {}, "verdicts": {"lost": 1}, "faults": faults, "tables": {}}
-    _pipeline_run._show(Report(**blank | known), "out")  # type: ignore[arg-type]
+    _pipeline._show(Report(**blank | known), "out")  # type: ignore[arg-type]
     assert "lost: \\x1b]0;owned\\x07 of orders" in capsys.readouterr().out
 
 

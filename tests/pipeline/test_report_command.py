@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pairmq.cli import _demo_report
+from pairmq.cli import _demo
 from pairmq.cli._app import run as main
 from pairmq.pipeline.reporting import _report
 from pairmq.pipeline.reporting._tables import Directory
@@ -132,7 +132,7 @@ def test_a_demo_keeps_its_journal_where_there_is_none_yet(monkeypatch, tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("pairmq.pipeline.session.check_java", lambda: 17)
     for folder in (tmp_path, tmp_path / "new"):
-        assert _demo_report.DemoReport(str(folder), aside=False, open=False).journal == str(folder)
+        assert _demo.DemoReport(str(folder), aside=False, open=False).journal == str(folder)
 
 
 def test_open_without_a_report_is_bad_usage(capsys):
@@ -143,7 +143,7 @@ def test_open_without_a_report_is_bad_usage(capsys):
 def test_a_demo_that_was_stopped_has_no_report(monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("pairmq.pipeline.session.check_java", lambda: 17)
-    made = _demo_report.DemoReport(None, aside=False, open=False)
+    made = _demo.DemoReport(None, aside=False, open=False)
     assert made.make(130) == 130
     assert list(tmp_path.iterdir()) == []
 

@@ -33,8 +33,7 @@ from pairmq.cli import (
 )
 from pairmq.cli._common import examples
 from pairmq.cli._errors import BadUsage, CommandFailed, OutputClosed, file_problem, without_secrets
-from pairmq.cli._extensions import ExtensibleGroup
-from pairmq.cli._flags import show_no_values
+from pairmq.cli._extensions import ExtensibleGroup, show_no_values
 from pairmq.cli._output import complain, open_closed_streams, say, silence_stdout, stdout_written, warn
 from pairmq.model import ConfigurationError, PairMQError
 

@@ -1,17 +1,13 @@
-"""``pairmq backlog``: look at the backlog queues, empty them, and bring back what was set aside."""
+"""``pairmq backlog``: look at the backlog queues, empty them, and requeue what was dead-lettered."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import AsyncIterator
+from typing import Annotated
 
 import typer
-from rich.console import Group, RenderableType
-from rich.text import Text
 
-from pairmq.cli._backlog_counts import MISSING, Depths, count_queues
-from pairmq.cli._backlog_requeue import requeue_queue
+from pairmq.cli._backlog_counts import agreement_as_json, count_queues, depths_as_json, show_depths
 from pairmq.cli._common import (
     BACKLOG,
     Json,
@@ -24,8 +20,7 @@ from pairmq.cli._common import (
     within,
 )
 from pairmq.cli._errors import BadUsage, CommandFailed, printable
-from pairmq.cli._output import FAIL, cells, complain, note, put_json, say, stdout_console, table, warn
-from pairmq.cli._records import delivery_record
+from pairmq.cli._output import delivery_record, note, put_json, say, warn
 from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._values import grouped, plural
 from pairmq.core import restore
@@ -41,7 +36,6 @@ _EPILOG = examples(
     "pairmq backlog adopt",
 )
 
-_ALL_SHOWN = 16
 
 group = typer.Typer(no_args_is_help=True, help="Look after the backlog queues on the secondary.", epilog=_EPILOG)
 
@@ -249,109 +243,6 @@ def requeue(pair: PairArguments, index: Index = None, json: Json = False) -> int
     return run_async(run, graceful=True)
 
 
-def show_depths(depths: Depths, agreement: Agreement) -> None:
-    """Print the queues as a table, and what is not in it."""
-    stdout_console().print(depths_table(depths))
-    if depths.error:
-        complain(depths.error)
-    for text in agreement_lines(agreement):
-        warn(text)
-
-
-def agreement_lines(agreement: Agreement) -> list[str]:
-    """What a person should know of the other processes of a pair, the worst first; empty where they agree."""
-    worst = [] if agreement.conflict is None else [agreement.conflict]
-    last = [] if agreement.unread is None else [agreement.unread]
-    return [*worst, *map(str, agreement.strays), *agreement.differences, *last]
-
-
-def agreement_as_json(agreement: Agreement) -> dict[str, Any]:
-    """The same for programs."""
-    return {
-        "conflict": agreement.conflict,
-        "stranded": [
-            {
-                "queue": stray.queue.path,
-                "messages": stray.pending,
-                "reason": stray.reason,
-                "certain": stray.certain,
-            }
-            for stray in agreement.strays
-        ],
-        "differences": list(agreement.differences),
-        "unread": agreement.unread,
-    }
-
-
-def depths_table(depths: Depths, *, most: int | None = None) -> RenderableType:
-    """The queues as a table, with their sum; of many, only those that hold something or are missing.
-
-    Args:
-        depths: of all queues.
-        most: rows that there is room for: those in trouble first, then the fullest; None for all, by their index.
-    """
-    listing = table(("queue", "right"), *((name, "right") for name in ("active", "locked", "scheduled", "dead-letter")))
-    sums = [0, 0, 0, 0]
-    hidden = 0
-    rows: list[tuple[float, Sequence[object], str | None]] = []
-    for index, depth in enumerate(depths.queues):
-        counts = depth.counts
-        if counts is None:
-            rows.append((math.inf, (index, "missing" if depth.missing else "?", "", "", ""), FAIL))
-            continue
-        values = [counts.active, counts.locked, counts.scheduled, counts.dead_letter]
-        sums = [sum(pair) for pair in zip(sums, values, strict=True)]
-        if (len(depths.queues) > _ALL_SHOWN or (most is not None and most < len(depths.queues))) and not any(values):
-            hidden += 1
-            continue
-        rows.append((sum(values), (index, *map(grouped, values)), None))
-    less = 0
-    if most is not None:
-        rows.sort(key=lambda row: -row[0])
-        less, rows = max(0, len(rows) - most), rows[:most]
-    # The sum comes first: a terminal that is too low for all queues cuts the last ones off.
-    listing.add_row(
-        *cells(("all", *(map(grouped, sums) if depths.error is None else "????")), "bold"), end_section=True
-    )
-    for _, row, style in rows:
-        listing.add_row(*cells(row, style))
-    parts: list[RenderableType] = [Text(f"backlog queues {printable(depths.name)}"), listing]
-    missing = sum(depth.missing for depth in depths.queues)
-    if missing:
-        parts.append(Text(f"{plural(missing, 'queue')} to be made: {MISSING}", FAIL))
-    if less:
-        parts.append(Text(f"{plural(less, 'queue')} not shown: they hold less"))
-    if hidden:
-        parts.append(Text(f"{plural(hidden, 'queue')} not shown: empty"))
-    return Group(*parts)
-
-
-def depths_as_json(depths: Depths) -> dict[str, Any]:
-    """The queues for programs."""
-    return {
-        "pending": depths.pending,
-        "dead_letter": depths.dead_letter,
-        "queues": [
-            {
-                "queue": depth.queue.path,
-                "exists": None if depth.error else depth.counts is not None,
-                "error": depth.error,
-                **(
-                    {
-                        "active": depth.counts.active,
-                        "locked": depth.counts.locked,
-                        "scheduled": depth.counts.scheduled,
-                        "dead_letter": depth.counts.dead_letter,
-                    }
-                    if depth.counts is not None
-                    else {}
-                ),
-            }
-            for depth in depths.queues
-        ],
-    }
-
-
 def _show_message(index: int, delivery: Delivery) -> None:
     try:
         message, diversion = restore(delivery.message)
@@ -367,3 +258,52 @@ def _show_message(index: int, delivery: Delivery) -> None:
     )
     if delivery.dead_letter_reason:
         say(printable(f"   dead-lettered: {delivery.dead_letter_reason}: {delivery.dead_letter_description or ''}"))
+
+
+_BATCH = 100
+
+
+async def requeue_queue(transport: Transport, queue: Entity, time_limit: float, stop: Stop) -> AsyncIterator[int]:
+    """Move everything that is in the queue's dead-letter queue now, or until a signal.
+
+    Args:
+        transport: the secondary's.
+        queue: the backlog queue.
+        time_limit: seconds of one operation.
+        stop: ends it between two batches.
+
+    Yields:
+        How many messages were moved, batch by batch.
+
+    Raises:
+        TransportError: a message could not be sent, or the queue not be read; what was not confirmed is left where it
+            is.
+    """
+    source = Source(queue, dead_letter=True)
+    # What a running syphon sets aside again meanwhile is not moved a second time: it would never end.
+    left = (await within(time_limit, transport.admin.counts(Source(queue)))).dead_letter
+    receiver, sender = transport.receiver(source), transport.sender(queue)
+    try:
+        while left > 0 and not stop.asked:
+            deliveries = await within(time_limit, receiver.receive(min(_BATCH, left), 0))
+            if not deliveries:
+                return
+            left -= len(deliveries)
+            results = await within(time_limit, sender.send_batch([one.message for one in deliveries]))
+            sent: list[Delivery] = []
+            failure = None
+            for delivery, result in zip(deliveries, results, strict=True):
+                if result is None:
+                    sent.append(delivery)
+                else:
+                    failure = result
+            completed = await within(time_limit, receiver.complete_batch(sent)) if sent else ()
+            twice = sum(1 for result in completed if result is not None)
+            if twice:
+                warn(f"{queue}: {plural(twice, 'message')} requeued but not removed, so that a second copy is left")
+            yield len(sent)
+            if failure is not None:
+                raise failure
+    finally:
+        await receiver.close()
+        await sender.close()

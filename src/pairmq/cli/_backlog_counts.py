@@ -1,12 +1,21 @@
-"""How much is in the backlog, as far as it can be counted."""
+"""How much is in the backlog, as far as it can be counted, as a table and as JSON; and whether its processes agree."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from pairmq.cli._common import at_broker
+from pairmq.cli._errors import printable
+from pairmq.cli._output import FAIL, cells, complain, stdout_console, table, warn
+from pairmq.cli._values import grouped, plural
 from pairmq.model import Entity, FailureReason, TransportError
+from pairmq.runner import Agreement
 from pairmq.transport import QueueCounts, Transport, counts_of
 
 MISSING = (
@@ -102,3 +111,109 @@ def _depth(transport: Transport, queue: Entity, told: QueueCounts | TransportErr
         return Depth(queue, told)
     missing = told.reason is FailureReason.NOT_FOUND
     return Depth(queue, None, None if missing else at_broker(transport, told))
+
+
+_ALL_SHOWN = 16
+
+
+def show_depths(depths: Depths, agreement: Agreement) -> None:
+    """Print the queues as a table, and what is not in it."""
+    stdout_console().print(depths_table(depths))
+    if depths.error:
+        complain(depths.error)
+    for text in agreement_lines(agreement):
+        warn(text)
+
+
+def agreement_lines(agreement: Agreement) -> list[str]:
+    """What a person should know of the other processes of a pair, the worst first; empty where they agree."""
+    worst = [] if agreement.conflict is None else [agreement.conflict]
+    last = [] if agreement.unread is None else [agreement.unread]
+    return [*worst, *map(str, agreement.strays), *agreement.differences, *last]
+
+
+def agreement_as_json(agreement: Agreement) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "conflict": agreement.conflict,
+        "stranded": [
+            {
+                "queue": stray.queue.path,
+                "messages": stray.pending,
+                "reason": stray.reason,
+                "certain": stray.certain,
+            }
+            for stray in agreement.strays
+        ],
+        "differences": list(agreement.differences),
+        "unread": agreement.unread,
+    }
+
+
+def depths_table(depths: Depths, *, most: int | None = None) -> RenderableType:
+    """The queues as a table, with their sum; of many, only those that hold something or are missing.
+
+    Args:
+        depths: of all queues.
+        most: rows that there is room for: those in trouble first, then the fullest; None for all, by their index.
+    """
+    listing = table(("queue", "right"), *((name, "right") for name in ("active", "locked", "scheduled", "dead-letter")))
+    sums = [0, 0, 0, 0]
+    hidden = 0
+    rows: list[tuple[float, Sequence[object], str | None]] = []
+    for index, depth in enumerate(depths.queues):
+        counts = depth.counts
+        if counts is None:
+            rows.append((math.inf, (index, "missing" if depth.missing else "?", "", "", ""), FAIL))
+            continue
+        values = [counts.active, counts.locked, counts.scheduled, counts.dead_letter]
+        sums = [sum(pair) for pair in zip(sums, values, strict=True)]
+        if (len(depths.queues) > _ALL_SHOWN or (most is not None and most < len(depths.queues))) and not any(values):
+            hidden += 1
+            continue
+        rows.append((sum(values), (index, *map(grouped, values)), None))
+    less = 0
+    if most is not None:
+        rows.sort(key=lambda row: -row[0])
+        less, rows = max(0, len(rows) - most), rows[:most]
+    # The sum comes first: a terminal that is too low for all queues cuts the last ones off.
+    listing.add_row(
+        *cells(("all", *(map(grouped, sums) if depths.error is None else "????")), "bold"), end_section=True
+    )
+    for _, row, style in rows:
+        listing.add_row(*cells(row, style))
+    parts: list[RenderableType] = [Text(f"backlog queues {printable(depths.name)}"), listing]
+    missing = sum(depth.missing for depth in depths.queues)
+    if missing:
+        parts.append(Text(f"{plural(missing, 'queue')} to be made: {MISSING}", FAIL))
+    if less:
+        parts.append(Text(f"{plural(less, 'queue')} not shown: they hold less"))
+    if hidden:
+        parts.append(Text(f"{plural(hidden, 'queue')} not shown: empty"))
+    return Group(*parts)
+
+
+def depths_as_json(depths: Depths) -> dict[str, Any]:
+    """The queues for programs."""
+    return {
+        "pending": depths.pending,
+        "dead_letter": depths.dead_letter,
+        "queues": [
+            {
+                "queue": depth.queue.path,
+                "exists": None if depth.error else depth.counts is not None,
+                "error": depth.error,
+                **(
+                    {
+                        "active": depth.counts.active,
+                        "locked": depth.counts.locked,
+                        "scheduled": depth.counts.scheduled,
+                        "dead_letter": depth.counts.dead_letter,
+                    }
+                    if depth.counts is not None
+                    else {}
+                ),
+            }
+            for depth in depths.queues
+        ],
+    }

@@ -1,31 +1,28 @@
-"""Options that commands share, and the settings that they make."""
+"""Options that commands share, the settings that they make, and the journal that a command keeps."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeVar
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from pairmq.cli._errors import CommandFailed
 from pairmq.cli._values import duration, positive
 from pairmq.core import PairOptions
-from pairmq.model import (
-    ConfigurationError,
-    Entity,
-    EntityKind,
-    FailureKind,
-    FailureReason,
-    Source,
-    TransportError,
-)
+from pairmq.model import ConfigurationError, Entity, EntityKind, FailureKind, FailureReason, Source, TransportError
 from pairmq.pair import Settings, check_distinct, load_settings
 from pairmq.plugins import registry
 from pairmq.transport import Transport
+
+if TYPE_CHECKING:
+    from pairmq.observe.journal import Journal
 
 T = TypeVar("T")
 
@@ -355,3 +352,36 @@ def failed_at(transport: Transport, error: TransportError) -> CommandFailed:
     if error.reason is FailureReason.CONNECTION:
         text = f"{text.rstrip('.')}: start the broker, or correct its URL"
     return CommandFailed(text)
+
+
+_LONGEST = 10.0  # s that the end of a command waits for its journal
+
+
+def journal_package() -> ModuleType:
+    """Import the journal's package, which takes longer than a command that needs none of it should.
+
+    Raises:
+        ConfigurationError: pyarrow is not installed; says how to install it.
+    """
+    try:
+        from pairmq.observe import journal
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(str(error)) from error
+    return journal
+
+
+@contextmanager
+def kept_journal(directory: str | None) -> Iterator[Journal | None]:
+    """Give a command the journal in a directory, and close it in the end; None for none.
+
+    Raises:
+        ConfigurationError: it can't be kept there.
+    """
+    if directory is None:
+        yield None
+        return
+    journal = journal_package().Journal(directory)
+    try:
+        yield journal
+    finally:
+        journal.close(_LONGEST)

@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
+import enum
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import stat
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
 import typer
 
-from pairmq.cli._common import BACKLOG, Json, PairArguments, examples, with_pair
-from pairmq.cli._doctor_checks import Finding, Grade, all_checks
-from pairmq.cli._errors import printable
+from pairmq.cli._backlog_counts import MISSING
+from pairmq.cli._common import (
+    BACKLOG,
+    Json,
+    PairArguments,
+    at_broker,
+    backlog_queues,
+    examples,
+    transport_of,
+    with_pair,
+    within,
+)
+from pairmq.cli._errors import printable, without_secrets
 from pairmq.cli._output import FAIL, OK, WARN, put_json, say
 from pairmq.cli._signals import Stop, run_async
-
-_STYLES = {Grade.OK: OK, Grade.WARN: WARN, Grade.FAIL: FAIL}
+from pairmq.cli._status import see_broker
+from pairmq.cli._values import grouped, plural, short_duration
+from pairmq.core import Diversion, PairOptions, divert
+from pairmq.model import ConfigurationError, Entity, FailureReason, Message, TransportError
+from pairmq.pair import Settings, check_available, misspelt_variables
+from pairmq.pipeline import PipelineUnavailable
+from pairmq.pipeline.session import check_java, check_packages
+from pairmq.plugins import registry
+from pairmq.runner import Agreement, backlog_properties, find_agreement
+from pairmq.transport import ConfirmRisk, Transport
 
 
 def add(app: typer.Typer) -> None:
@@ -45,3 +76,300 @@ def _show(finding: Finding) -> None:
     say(f"{finding.grade.value:<5} {finding.subject}: {printable(finding.text)}", style=_STYLES[finding.grade])
     if finding.advice:
         say(f"      → {printable(finding.advice)}")
+
+
+_SLOW = 0.5  # s: a broker that answers slower than this makes every send slow
+_ROOM = 0.95  # share of the primary's largest message that the backlog should take
+_WANTED = ("probes", "dead_letter", "lock_renewal", "time_to_live", "scheduling", "durable")
+
+
+_DISCLAIMED = {"time_to_live": "a time-to-live", "scheduling": "a schedule"}
+
+
+class Grade(enum.StrEnum):
+    """How bad it is."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "FAIL"
+
+
+_STYLES = {Grade.OK: OK, Grade.WARN: WARN, Grade.FAIL: FAIL}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check.
+
+    Args:
+        grade: how bad it is.
+        subject: what was checked.
+        text: what was found.
+        advice: what to do about it.
+    """
+
+    grade: Grade
+    subject: str
+    text: str
+    advice: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {"grade": self.grade.value.lower(), "subject": self.subject, "text": self.text, "advice": self.advice}
+
+
+async def all_checks(pair: PairArguments) -> AsyncIterator[Finding]:
+    """Check everything; what can't be checked because an earlier check failed is left out."""
+    yield _python()
+    for finding in _plugins():
+        yield finding
+    # Java takes a moment to tell its version.
+    yield await asyncio.to_thread(_pipeline)
+    for name, meant in misspelt_variables(os.environ):
+        yield Finding(Grade.WARN, "environment", f"nothing reads {name}", f"did you mean {meant}?")
+    for finding in _file(pair.config or os.environ.get("PAIRMQ_CONFIG")):
+        yield finding
+    try:
+        settings = pair.settings()
+        transports = (transport_of(settings.primary), transport_of(settings.secondary))
+    except ConfigurationError as error:
+        yield Finding(Grade.FAIL, "settings", without_secrets(str(error)), "mend it, and run this again")
+        return
+    for finding in _settings(settings, *transports):
+        yield finding
+    primary, secondary = transports
+    limit = settings.options.attempt_timeout
+    async with primary, secondary:
+        reachable = {}
+        for side, transport in (("primary", primary), ("secondary", secondary)):
+            seen = await see_broker(transport, limit)
+            reachable[side] = seen.error is None
+            yield _broker(side, transport, seen.seconds, seen.error)
+            if reachable[side]:
+                yield _capabilities(side, transport)
+                for risk in await _risks(transport, None, limit):
+                    yield Finding(Grade.WARN, f"{side} keeps", risk.text, risk.advice)
+        yield _carried(primary)
+        if all(reachable.values()):
+            yield _size(primary, secondary)
+        if reachable["secondary"]:
+            agreement = await find_agreement(primary.endpoint, secondary, settings.options, limit, everywhere=True)
+            for finding in _agreement(agreement):
+                yield finding
+            async for finding in _queues(primary, secondary, settings.options, limit, agreement):
+                yield finding
+
+
+def _python() -> Finding:
+    return Finding(Grade.OK, "python", f"{platform.python_version()} on {platform.system()}")
+
+
+def _plugins() -> Iterator[Finding]:
+    for plugin in registry.plugins:
+        name = f"plugin {plugin.name}"
+        if plugin.error:
+            yield Finding(Grade.FAIL, name, plugin.error, f"reinstall or remove {plugin.distribution or 'it'}")
+        else:
+            schemes = [f"{scheme}://" for record in plugin.transports for scheme in record.schemes]
+            yield Finding(
+                Grade.OK, name, f"{plugin.distribution or 'registered by hand'}: {', '.join(schemes) or 'observers'}"
+            )
+    for conflict in registry.conflicts():
+        yield Finding(Grade.FAIL, "plugins", conflict)
+    if not registry.plugins:
+        yield Finding(Grade.FAIL, "plugins", "none installed", "pip install 'pairmq-redis[memory]', or another one")
+
+
+def _pipeline() -> Finding:
+    """Whether Spark could make tables of a journal here; who keeps none, or makes them elsewhere, needs no Spark."""
+    if importlib.util.find_spec("pyspark") is None:
+        return Finding(Grade.OK, "pipeline", "PySpark is not installed: tables of a journal can't be made here")
+    try:
+        check_packages()
+        java = check_java()
+    except PipelineUnavailable as error:
+        advice = "`pairmq pipeline` can't work until then; nothing else needs it"
+        return Finding(Grade.WARN, "pipeline", str(error), advice)
+    return Finding(Grade.OK, "pipeline", f"PySpark {importlib.metadata.version('pyspark')} on Java {java}")
+
+
+def _file(path: str | None) -> Iterator[Finding]:
+    """Whether others can read the passwords in the settings file; a file that can't be read is an error of its own."""
+    try:
+        if not path or not stat.S_IMODE(os.stat(path).st_mode) & stat.S_IROTH:
+            return
+        text = Path(path).read_text("utf-8")
+    except (OSError, ValueError):
+        return
+    if without_secrets(text) != text:
+        shown = without_secrets(path)
+        yield Finding(
+            Grade.WARN,
+            "settings file",
+            f"every user of this machine can read {shown}, and the passwords in it",
+            f"chmod o= {shown}, and let the service's group read it",
+        )
+
+
+def _settings(settings: Settings, primary: Transport, secondary: Transport) -> Iterator[Finding]:
+    yield Finding(
+        Grade.OK, "settings", f"{primary.endpoint} backed by {secondary.endpoint}{_changed(settings.options)}"
+    )
+    if primary.endpoint.identity == secondary.endpoint.identity:
+        yield Finding(
+            Grade.FAIL, "settings", "primary and secondary are the same broker", "pair two that can fail independently"
+        )
+    elif primary.endpoint.identity[1:2] == secondary.endpoint.identity[1:2]:
+        yield Finding(
+            Grade.WARN,
+            "settings",
+            "primary and secondary are on the same host",
+            "a host that fails takes both away: use another one in production",
+        )
+    options = settings.options
+    try:
+        check_available(options, secondary)
+    except ConfigurationError as error:
+        yield Finding(Grade.FAIL, "settings", str(error), "no program can open the pair: mend it")
+    if options.attempt_timeout >= options.send_timeout:
+        yield Finding(
+            Grade.WARN,
+            "settings",
+            f"attempt_timeout ({options.attempt_timeout:g} s) reaches send_timeout ({options.send_timeout:g} s)",
+            "a primary that hangs would leave no time for the backlog: lower attempt_timeout",
+        )
+    if options.while_failing == "wait" and options.failover_interval >= options.send_timeout:
+        yield Finding(
+            Grade.WARN,
+            "settings",
+            f"failover_interval ({options.failover_interval:g} s) reaches send_timeout ({options.send_timeout:g} s)",
+            "sends would end before failover is engaged: raise send_timeout",
+        )
+
+
+def _changed(options: PairOptions) -> str:
+    """The options that differ from their defaults."""
+    usual = PairOptions()
+    changed = [
+        f"{entry.name}={getattr(options, entry.name)!r}"
+        for entry in fields(options)
+        if getattr(options, entry.name) != getattr(usual, entry.name)
+    ]
+    return f"; {', '.join(changed)}" if changed else "; all options at their defaults"
+
+
+def _broker(side: str, transport: Transport, seconds: float, error: str | None) -> Finding:
+    if error is not None:
+        return Finding(Grade.FAIL, side, at_broker(transport, Exception(error)), "start it, or correct its URL")
+    if seconds > _SLOW:
+        text = f"{transport.endpoint} answers in {short_duration(seconds)}"
+        return Finding(Grade.WARN, side, text, "every send takes at least that long: use a nearer broker")
+    return Finding(Grade.OK, side, f"{transport.endpoint} answers in {short_duration(seconds)}")
+
+
+def _capabilities(side: str, transport: Transport) -> Finding:
+    capabilities = transport.capabilities
+    missing = [name.replace("_", "-") for name in _WANTED if not getattr(capabilities, name)]
+    subject = f"{side} can"
+    if missing:
+        consequence = "what it accepts is lost with its process" if "durable" in missing else "see the transport's docs"
+        return Finding(Grade.WARN, subject, f"not: {', '.join(missing)}", consequence)
+    return Finding(Grade.OK, subject, "all that a pair uses")
+
+
+def _carried(primary: Transport) -> Finding:
+    """Which messages the pair never carries, as the primary could not hold them (SPEC 3.8)."""
+    refused = [text for name, text in _DISCLAIMED.items() if not getattr(primary.capabilities, name)]
+    if refused:
+        text = f"no messages with {' or '.join(refused)}: the primary does not keep it"
+        return Finding(Grade.WARN, "pair carries", text, "they are refused in every state: send them without it")
+    return Finding(Grade.OK, "pair carries", "messages with a time-to-live and with a schedule")
+
+
+def _size(primary: Transport, secondary: Transport) -> Finding:
+    """Whether the largest message of the primary fits the secondary in its backlog form (SPEC 3.8)."""
+    most, room = primary.capabilities.max_message_bytes, secondary.capabilities.max_message_bytes
+    if room is None:
+        return Finding(Grade.OK, "message size", "its transport knows no limit of the secondary's")
+    sample = Message(message_id="0" * 32)
+    envelope = divert(sample, Diversion(Entity("e" * 100), datetime.now(UTC), "0" * 32, 1, True))
+    needed = secondary.measure(envelope) - primary.measure(sample)
+    largest = room - needed
+    if most is None or largest < _ROOM * most:
+        own = "of any size" if most is None else f"up to {grouped(most)} bytes"
+        text = f"the primary takes messages {own}, the backlog up to about {grouped(largest)} bytes"
+        return Finding(Grade.WARN, "message size", text, "larger ones are refused during an outage: keep them smaller")
+    text = f"up to about {grouped(min(most, largest))} bytes, where the brokers are not set to take less"
+    return Finding(Grade.OK, "message size", text)
+
+
+async def _risks(transport: Transport, queue: Entity | None, limit: float) -> Sequence[ConfirmRisk]:
+    """What the broker may lose although it confirmed it; one that can't be asked says so elsewhere."""
+    if not transport.capabilities.durable:
+        return ()  # said of the transport already
+    try:
+        return await within(limit, transport.admin.confirm_risks(queue))
+    except TransportError as error:
+        text = f"{at_broker(transport, error)}: it is unknown what its confirm is worth"
+        return (ConfirmRisk(text, "look at its settings yourself"),)
+
+
+def _agreement(agreement: Agreement) -> Iterator[Finding]:
+    """Whether all processes of the pair have the same settings (SPEC 13)."""
+    subject = "processes of the pair"
+    if agreement.conflict is not None:
+        yield Finding(Grade.FAIL, subject, agreement.conflict, "no program can open the pair")
+        return
+    for stray in agreement.strays:
+        yield Finding(Grade.FAIL if stray.certain else Grade.WARN, "stranded messages", str(stray))
+    for text in agreement.differences:
+        yield Finding(Grade.WARN, subject, text)
+    if agreement.unread is not None:
+        yield Finding(Grade.WARN, subject, agreement.unread)
+    if not agreement.differences and agreement.unread is None:
+        known = agreement.own in agreement.record.configurations
+        text = "those seen so far have these settings" if known else "none of this release has opened it so far"
+        yield Finding(Grade.OK, subject, text)
+
+
+async def _queues(
+    primary: Transport, secondary: Transport, options: PairOptions, limit: float, agreement: Agreement
+) -> AsyncIterator[Finding]:
+    """Whether the backlog queues are what SPEC 5.2 and 8.2 ask for."""
+    queues, wanted = backlog_queues(primary, options), backlog_properties(options)
+    missing, sound = [], 0
+    risky: dict[ConfirmRisk, list[Entity]] = {}
+    for queue in queues:
+        try:
+            actual = await within(limit, secondary.admin.properties(queue))
+        except TransportError as error:
+            if error.reason is FailureReason.NOT_FOUND:
+                missing.append(queue)
+                continue
+            yield Finding(Grade.FAIL, f"backlog queue {queue}", at_broker(secondary, error), "look at the secondary")
+            return
+        risks = await _risks(secondary, queue, limit)
+        for risk in risks:
+            risky.setdefault(risk, []).append(queue)
+        differences = wanted.differences(actual)
+        if differences:
+            yield Finding(
+                Grade.WARN,
+                f"backlog queue {queue}",
+                "; ".join(differences),
+                "an existing queue is left as it is: change it at the broker if that matters",
+            )
+        elif not risks:
+            sound += 1
+    for risk, those in risky.items():
+        subject = f"backlog queue {those[0]}" if len(those) == 1 else f"{len(those)} backlog queues"
+        yield Finding(Grade.WARN, subject, risk.text, risk.advice)
+    if missing:
+        text = f"{plural(len(missing), 'queue')} of {len(queues)} missing, the first is {missing[0]}"
+        if agreement.own in agreement.record.configurations:
+            text += ", and a program with these settings has made them: somebody deleted them"
+            yield Finding(Grade.FAIL, "backlog queues", text, "restart a program of the pair: it makes them again")
+        else:
+            yield Finding(Grade.WARN, "backlog queues", text, MISSING)
+    if sound:
+        yield Finding(Grade.OK, "backlog queues", f"{sound} of {len(queues)} as they should be")

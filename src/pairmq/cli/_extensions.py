@@ -16,7 +16,6 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command as command_of
 
 from pairmq.cli._errors import CommandFailed
-from pairmq.cli._flags import show_no_values
 
 GROUP = "pairmq.commands"
 
@@ -139,3 +138,18 @@ def _described(error: BaseException) -> str:
         return f"{name}: {error}"
     except Exception:  # a plugin's exception is a plugin's code too
         return name
+
+
+def show_no_values(command: Any, context: Any) -> None:
+    """Leave out the ``<bool>`` and ``<int>`` that Typer writes behind flags: nobody may give them a value.
+
+    Args:
+        command: the parser's command, with all that are below it.
+        context: the parser's context for it, which knows the names of the option for help.
+    """
+    for option in (*command.params, command.get_help_option(context)):
+        takes_none = getattr(option, "is_flag", False) or getattr(option, "count", False)
+        if takes_none and option.metavar is None:
+            option.metavar = ""
+    for name, below in getattr(command, "commands", {}).items():
+        show_no_values(below, below.context_class(below, info_name=name, parent=context))

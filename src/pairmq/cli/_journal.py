@@ -13,9 +13,8 @@ import typer
 from rich.console import Group
 from rich.text import Text
 
-from pairmq.cli._common import Json, examples
+from pairmq.cli._common import Json, examples, journal_package
 from pairmq.cli._errors import BadUsage, CommandFailed, file_problem, printable
-from pairmq.cli._journal_kept import journal_package
 from pairmq.cli._output import WARN, cells, note, put_json, say, stdout_console, stdout_written, table, warn
 from pairmq.cli._values import grouped, plural
 from pairmq.model import ConfigurationError

@@ -1,21 +1,31 @@
-"""Where commands write: results on stdout, everything for people's eyes on stderr."""
+"""What commands print: lines, tables, JSON, messages as JSON, and on a terminal a line that says how far a command is."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import contextlib
 import io
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any, TextIO
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self, TextIO
 
 from rich import box
 from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from pairmq.cli._errors import CommandFailed, OutputClosed, file_problem, printable
+from pairmq.cli._values import grouped, rate
+from pairmq.model import Delivery
+from pairmq.model.property_json import plain
 
 # Nothing that is printed is ever read as markup: names, bodies and error texts come from elsewhere.
 _PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "emoji": False}
@@ -150,3 +160,112 @@ def table(*columns: str | tuple[str, str]) -> Table:
 def cells(values: Sequence[object], style: str | None = None) -> list[Text]:
     """A row's cells, safe to print."""
     return [Text(printable(str(value)), style=style or "") for value in values]
+
+
+SLOW = 1.0
+"""Seconds after which a command says what it waits for."""
+
+_EVERY = 0.1  # s between two drawings
+
+
+@asynccontextmanager
+async def told_when_slow(text: str) -> AsyncIterator[None]:
+    """Print what is waited for once it takes longer than people wait without a word."""
+    timer = asyncio.get_running_loop().call_later(SLOW, mention, f"{text} …")
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+class Speed:
+    """Things a second, smoothed over the last few seconds."""
+
+    def __init__(self) -> None:
+        self._points: list[tuple[float, int]] = []
+
+    def update(self, now: float, count: int) -> float:
+        """Note how many there are now; returns things a second."""
+        self._points.append((now, count))
+        while len(self._points) > 2 and now - self._points[0][0] > 5:
+            self._points.pop(0)
+        began, first = self._points[0]
+        return (count - first) / (now - began) if now > began else 0.0
+
+
+class Progress:
+    """The line.
+
+    Args:
+        verb: what was done to things: ``sent``.
+        things: what is counted: ``lines``.
+        total: size of the whole input, None when unknown.
+    """
+
+    def __init__(self, verb: str, things: str, total: int | None = None) -> None:
+        self._verb = verb
+        self._things = things
+        self._total = total
+        self._speed = Speed()
+        self._next = 0.0
+        console = stderr_console()
+        self._live = Live(console=console, transient=True, auto_refresh=False) if console.is_terminal else None
+
+    def update(self, count: int, *, position: int = 0, text: str = "") -> None:
+        """Tell how far it is; cheap to call for each message."""
+        if self._live is None:
+            return
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _EVERY
+        speed = self._speed.update(now, count)
+        parts = [f"{self._verb} {grouped(count)} {self._things}", rate(speed)]
+        if self._total:
+            parts.append(f"{min(100.0, 100 * position / self._total):.0f} %")
+        if text:
+            parts.append(text)
+        self._live.update(Text(", ".join(parts), no_wrap=True, overflow="ellipsis"), refresh=True)
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+
+def delivery_record(delivery: Delivery) -> dict[str, Any]:
+    """A delivery as a JSON object: the body in base64, what is not set left out."""
+    message = delivery.message
+    record: dict[str, Any] = {
+        "message_id": message.message_id,
+        "body": base64.b64encode(message.body).decode("ascii"),
+        "session_id": message.session_id,
+        "time_to_live": message.time_to_live,
+        "scheduled_enqueue_at": _instant(message.scheduled_enqueue_at),
+        "content_type": message.content_type,
+        "content_encoding": message.content_encoding,
+        "correlation_id": message.correlation_id,
+        "subject": message.subject,
+        "to": message.to,
+        "reply_to": message.reply_to,
+        "reply_to_session_id": message.reply_to_session_id,
+        "partition_key": message.partition_key,
+        "priority": message.priority,
+        "application_properties": {k: plain(v) for k, v in message.application_properties.items()} or None,
+        "delivery_count": delivery.delivery_count,
+        "sequence_number": delivery.sequence_number or None,
+        "enqueued_at": _instant(delivery.enqueued_at),
+        "dead_letter_reason": delivery.dead_letter_reason,
+        "dead_letter_description": delivery.dead_letter_description,
+    }
+    return {key: value for key, value in record.items() if value is not None}
+
+
+def _instant(at: datetime | None) -> str | None:
+    return None if at is None else at.isoformat()

@@ -1,15 +1,36 @@
-"""``pairmq pipeline``: what Spark does: tables of what a journal tells, and the emptying of a backlog."""
+"""``pairmq pipeline``: what Spark does: tables of what a journal says, made once or kept up to date, and their report."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import contextlib
+import os
+import shlex
+import signal
+import threading
+import time
+import webbrowser
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from pairmq.cli import _pipeline_drain, _pipeline_report, _pipeline_spec
+from pairmq.cli import _pipeline_drain
 from pairmq.cli._common import Json, examples
-from pairmq.cli._errors import BadUsage
-from pairmq.cli._values import duration
+from pairmq.cli._errors import BadUsage, printable
+from pairmq.cli._output import FAIL, OK, WARN, Progress, cells, put_json, say, stdout_console, table, warn
+from pairmq.cli._values import duration, grouped, plural, read_prices, short_duration
+from pairmq.model import Price
+from pairmq.pipeline import run as run_pipeline
+from pairmq.pipeline.declarative import Configuration, is_url, write_project
+from pairmq.pipeline.follow import Stop
+from pairmq.pipeline.follow import follow as follow_journal
+
+if TYPE_CHECKING:
+    from pairmq.pipeline.follow._values import Refreshed
+    from pairmq.pipeline.journal_io import BadSegment
+    from pairmq.pipeline.report import Report
+    from pairmq.pipeline.reporting import Written
 
 _RUN_EPILOG = examples(
     "pairmq pipeline run --journal /var/lib/pairmq/journal --out tables",
@@ -24,9 +45,9 @@ def add(app: typer.Typer) -> None:
     """Enter the commands into the application."""
     group = typer.Typer(no_args_is_help=True, help="Work for Spark: tables of what a journal tells, a backlog emptied.")
     group.command("run", epilog=_RUN_EPILOG)(run)
-    _pipeline_report.add(group)
+    group.command("report", epilog=_REPORT_EPILOG)(report)
     _pipeline_drain.add(group)
-    _pipeline_spec.add(group)
+    group.command("spec", epilog=_SPEC_EPILOG)(spec)
     app.add_typer(group, name="pipeline")
 
 
@@ -97,16 +118,279 @@ def run(
         raise BadUsage("--every, --once, --until-idle and --restart are for --follow")
     if once and until_idle is not None:
         raise BadUsage("--once and --until-idle exclude each other")
-    # Spark is no part of what other commands need.
     if follow:
-        from pairmq.cli import _pipeline_follow
-
-        wishes = _pipeline_follow.Wishes(
-            every=60.0 if every is None else every, once=once, until_idle=until_idle, restart=restart
+        return _run_following(
+            journal,
+            out,
+            patience=patience,
+            prices=prices,
+            cores=cores,
+            json=json,
+            every=60.0 if every is None else every,
+            once=once,
+            until_idle=until_idle,
+            restart=restart,
         )
-        return _pipeline_follow.run(
-            journal, out, patience=patience, prices=prices, cores=cores, json=json, wishes=wishes
-        )
-    from pairmq.cli import _pipeline_run
+    return _run_once(journal, out, patience=patience, prices=prices, cores=cores, json=json)
 
-    return _pipeline_run.run(journal, out, patience=patience, prices=prices, cores=cores, json=json)
+
+_MOST_BAD = 20  # files that are named on the screen; run.json names all
+
+
+def _run_once(journal: str, out: str, *, patience: float, prices: str | None, cores: int | None, json: bool) -> int:
+    """Make the tables; the exit status. Raises as `pairmq.pipeline.run`, and `BadUsage` for the price list."""
+    charged = None if prices is None else dict(zip(("primary", "secondary"), read_prices(prices), strict=True))
+    with Progress("made", "tables") as progress:
+
+        def tell(name: str, number: int, total: int) -> None:
+            progress.update(number, text=f"of {total}; now {name}")
+
+        report = run_pipeline(journal, out, cores=cores, prices=charged, patience=patience, progress=tell)
+    if json:
+        put_json(report.to_dict(), indent=1)
+    else:
+        _show(report, out)
+    return 1 if report.lost else 0
+
+
+def _show(report: Report, out: str) -> None:
+    for bad in report.bad[:_MOST_BAD]:
+        warn(f"{bad.path} is not read: {bad.problem}")
+    if len(report.bad) > _MOST_BAD:
+        warn(f"and {grouped(len(report.bad) - _MOST_BAD)} more, which {Path(out, 'run.json')} names")
+    if report.missing or report.dropped:
+        warn(
+            f"the journal lacks {plural(report.missing, 'row')}, and its processes dropped "
+            f"{plural(report.dropped, 'event')}: what may have been there is called unproven, not lost"
+        )
+    if report.misdated:
+        warn(f"{plural(report.misdated, 'row')} count for nothing: by their clock it was before 2020 or after 2100")
+    if report.unfinished:
+        say(
+            f"{plural(len(report.unfinished), 'part')} not finished, whose rows are not read: programs that run finish "
+            "theirs, `pairmq journal recover` finishes what killed ones left"
+        )
+    say(
+        f"{plural(report.rows, 'row')} of {plural(sum(report.processes.values()), 'run')} of programs, in "
+        f"{plural(report.segments, 'segment')}; {short_duration(report.seconds)}"
+    )
+    shown = table("became of messages", ("how many", "right"))
+    for verdict, count in sorted(report.verdicts.items(), key=lambda each: -each[1]):
+        shown.add_row(*cells((verdict, grouped(count)), FAIL if verdict in report.faults else None))
+    stdout_console().print(shown)
+    for verdict, messages in report.faults.items():
+        for _, entity, message in messages[:3]:
+            say(printable(f"{verdict}: {message} of {entity}"), style=FAIL)
+    _conclude(report, out)
+
+
+def _conclude(report: Report, out: str) -> None:
+    where = f"tables in {out}"
+    if report.lost:
+        say(f"{plural(report.lost, 'message')} lost; {where}", style=FAIL)
+    elif report.faults:
+        say(f"nothing lost, but see above; {where}", style=WARN)
+    elif report.verdict == "incomplete":
+        say(f"nothing is known to be lost, but the journal has holes: see above; {where}", style=WARN)
+    elif report.unfinished or set(report.processes) - {"closed"}:
+        say(f"nothing lost in what was read; {where}", style=OK)
+    else:
+        say(f"nothing lost; {where}", style=OK)
+
+
+_FOLLOWING_STYLES = {"lost": FAIL, "faults": WARN, "good": OK}
+
+
+def _run_following(
+    journal: str,
+    out: str,
+    *,
+    patience: float,
+    prices: str | None,
+    cores: int | None,
+    json: bool,
+    every: float,
+    once: bool,
+    until_idle: float | None,
+    restart: bool,
+) -> int:
+    """Keep the tables up to date; the exit status. Raises as `pairmq.pipeline.follow`, and `BadUsage` for prices."""
+    charged = None if prices is None else dict(zip(("primary", "secondary"), read_prices(prices), strict=True))
+    stop, teller = _Signals(), _Teller(out, json=json)
+    with Progress("took", "rows") as progress:
+        report = follow_journal(
+            journal,
+            out,
+            cores=cores,
+            prices=charged,
+            patience=patience,
+            every=every,
+            once=once,
+            until_idle=until_idle,
+            restart=restart,
+            stop=stop,
+            told=teller.tell,
+            progress=lambda rows, text: progress.update(rows, text=text),
+        )
+    if report.lost:
+        return 1
+    return 128 + signal.SIGINT if stop.first == signal.SIGINT else 0
+
+
+class _Teller:
+    """Prints a line for every refresh.
+
+    Args:
+        out: the directory of the tables.
+        json: print documents for programs.
+    """
+
+    def __init__(self, out: str, *, json: bool) -> None:
+        self._out = out
+        self._json = json
+        self._bad: set[BadSegment] = set()
+
+    def tell(self, refreshed: Refreshed) -> None:
+        """Tell of one."""
+        if self._json:
+            put_json(refreshed.to_dict())
+            return
+        report = refreshed.report
+        fresh = [bad for bad in report.bad if bad not in self._bad]
+        for bad in fresh[:_MOST_BAD]:
+            warn(f"{bad.path} is not read: {bad.problem}")
+        if len(fresh) > _MOST_BAD:
+            warn(f"and {grouped(len(fresh) - _MOST_BAD)} more, which {Path(self._out, 'run.json')} names")
+        self._bad = set(report.bad)
+        parts = [
+            f"{grouped(refreshed.new_rows)} new of {plural(report.rows, 'row')}",
+            plural(sum(report.verdicts.values()), "message"),
+        ]
+        if report.lost:
+            parts.append(f"{grouped(report.lost)} lost, see {Path(self._out, 'run.json')}")
+        else:
+            parts.append({"good": "nothing lost"}.get(report.verdict, f"nothing lost, {report.verdict}"))
+        if refreshed.complete_until is not None:
+            parts.append(f"complete until {short_duration(max(0.0, time.time() - refreshed.complete_until))} ago")
+        parts.append(f"took {short_duration(refreshed.taking + report.seconds)}")
+        say("; ".join(parts), style=_FOLLOWING_STYLES.get(report.verdict))
+
+
+class _Signals(Stop):
+    """Asked by the first SIGINT or SIGTERM; the second one ends the process at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        # Only the main thread may watch signals; elsewhere (in tests) there are none to watch.
+        if threading.current_thread() is threading.main_thread():
+            self._before = {
+                number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)
+            }
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Put back the handlers that were there."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.first is not None:
+            os._exit(128 + number)  # Spark's virtual machine ends when its standard input does
+        self.first = number
+        self.ask()
+        with contextlib.suppress(OSError, ValueError):
+            os.write(2, b"ending after what is in hand; once more ends at once\n")
+
+
+_REPORT_EPILOG = examples(
+    "pairmq pipeline report --out tables",
+    "pairmq pipeline report --out tables --to outage.html --open",
+    "pairmq pipeline report --out tables --json | jq .outages",
+)
+STYLES = {"good": OK, "incomplete": WARN, "faults": WARN, "lost": FAIL}
+"""How the verdict is printed."""
+
+
+def report(
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Directory of the tables, where a run put them.")],
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="FILE", help="The page; the JSON stands beside it. Default DIR/report.html."),
+    ] = None,
+    open: Annotated[bool, typer.Option("--open", metavar="", help="Show the page in a browser.")] = False,
+    json: Json = False,
+) -> int:
+    """Write a page that answers: was anything lost, what was out for how long, what did it cost, what can't be known.
+
+    The page is one file that loads nothing and runs nothing; the same stands as JSON beside it. It needs no Spark. Exit
+    status: 1 when a message that was accepted is lost.
+    """
+    # Arrow and Jinja are no part of what other commands need.
+    from pairmq.pipeline import reporting
+
+    written = reporting.report(out, to)
+    if json:
+        put_json(written.content, indent=1)
+    else:
+        tell(written)
+    if open:
+        show(written.page)
+    return 1 if written.lost else 0
+
+
+def tell(written: Written) -> None:
+    """Print the verdict, and where the page is."""
+    say(printable(written.content["headline"]), style=STYLES.get(written.content["verdict"]))
+    say(f"report: {printable(str(written.page))}")
+
+
+def show(page: Path) -> None:
+    """Open the page in a browser, where there is one."""
+    if not webbrowser.open(page.resolve().as_uri()):
+        warn(f"no browser was found: open {page} yourself")
+
+
+_SPEC_EPILOG = examples(
+    "pairmq pipeline spec project --journal /var/lib/pairmq/journal --out tables",
+    "SPARK_CONF_DIR=project spark-pipelines run --spec project/spark-pipeline.yml",
+)
+
+
+def spec(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Where to write it; made where missing.")],
+    journal: Annotated[
+        str,
+        typer.Option("--journal", metavar="DIR", help="Directory that the journal was kept in, or a URL for Spark."),
+    ],
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Directory of the tables; made where missing.")],
+    patience: Annotated[
+        float,
+        typer.Option(
+            "--patience",
+            parser=duration,
+            metavar="DURATION",
+            help="Later messages of its queue may overtake a message by so much before it counts as lost.",
+        ),
+    ] = "5min",  # type: ignore[assignment]  # the parser reads defaults too
+    prices: Annotated[
+        str | None,
+        typer.Option("--prices", metavar="FILE", help="TOML: tables primary and secondary, each per_million and base."),
+    ] = None,
+) -> int:
+    """Write a folder with which `spark-pipelines run` makes the tables, and print the command for it.
+
+    It holds the spec, the settings of Spark and the definitions; what is asked for here stands in the first two and may
+    be changed there. Nothing is overwritten.
+    """
+    primary, secondary = (Price(), Price()) if prices is None else read_prices(prices)
+    # Spark runs the pipeline from the folder.
+    place = journal if is_url(journal) else str(Path(journal).resolve())
+    project = write_project(folder, Configuration(place, patience, primary, secondary), out)
+    say(f"SPARK_CONF_DIR={shlex.quote(str(project.folder))} {shlex.join(project.command)}")
+    return 0

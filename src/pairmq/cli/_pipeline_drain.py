@@ -11,8 +11,7 @@ import typer
 
 from pairmq.cli._common import SYPHON, Json, PairArguments, examples, with_pair
 from pairmq.cli._errors import CommandFailed
-from pairmq.cli._output import complain, note, put_json, warn
-from pairmq.cli._progress import Progress, Speed
+from pairmq.cli._output import Progress, Speed, complain, note, put_json, warn
 from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._values import duration, grouped, plural, short_duration
 from pairmq.model import ConfigurationError

@@ -1,18 +1,45 @@
-"""``pairmq receive``: messages of the primary, written to a file before they are completed."""
+"""``pairmq receive``: messages of the primary, written to a file before they are completed.
+
+Receive, write, flush, complete, in this order.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import asyncio
+import errno
+import json
+import os
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
-from pairmq.cli._common import RECEIVING, PairArguments, examples, pair_name, source_of, transport_of, with_pair
-from pairmq.cli._errors import BadUsage
-from pairmq.cli._journal_kept import kept_journal
-from pairmq.cli._output import warn
-from pairmq.cli._receive_job import Output, ReceiveJob
-from pairmq.cli._signals import run_async
-from pairmq.cli._values import duration
+from pairmq.cli._common import (
+    RECEIVING,
+    PairArguments,
+    at_broker,
+    examples,
+    failed_at,
+    journal_package,
+    kept_journal,
+    pair_name,
+    source_of,
+    transport_of,
+    with_pair,
+    within,
+)
+from pairmq.cli._errors import BadUsage, CommandFailed, file_problem
+from pairmq.cli._output import Progress, delivery_record, is_closed, note, told_when_slow, warn
+from pairmq.cli._signals import Stop, run_async
+from pairmq.cli._values import duration, grouped, plural, rate, short_duration
+from pairmq.core import Backoff
+from pairmq.model import Delivery, FailureKind, FailureReason, Source, TransportError
+from pairmq.transport import Receiver, Transport
+
+if TYPE_CHECKING:
+    from pairmq.observe.journal import Journal
 
 _EPILOG = examples(
     "pairmq receive --entity orders --output orders.txt --idle 5",
@@ -89,3 +116,226 @@ def receive(
             pair=pair_called,
         )
         return run_async(job.peek if peek else job.run, graceful=True)
+
+
+_POLL = 20.0  # s of one long poll
+_BACKOFF = Backoff(first=0.2, factor=2.0, cap=5.0)
+_REMEMBERED = 1_000_000  # message ids that --unique keeps; the oldest are forgotten
+_PEEKED = 100
+
+
+class Output:
+    """Where the messages go.
+
+    Args:
+        path: a file that is appended to, or ``-`` for stdout.
+        json: whole messages as JSON lines instead of bodies.
+        separator: ends each body.
+
+    Raises:
+        BadUsage: the file can't be opened.
+    """
+
+    def __init__(self, path: str, *, json: bool, separator: bytes) -> None:
+        self.name = "standard output" if path == "-" else path
+        self._json = json
+        self._separator = separator
+        try:
+            if path == "-" and is_closed(sys.stdout):
+                # What is received is completed: it would be lost.
+                raise OSError(errno.EBADF, "it is closed")
+            self._descriptor = (
+                os.dup(sys.stdout.fileno())
+                if path == "-"
+                else os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            )
+        except OSError as error:
+            raise BadUsage(f"can't write {file_problem(self.name, error)}") from None
+
+    async def write(self, deliveries: Sequence[Delivery]) -> None:
+        """Hand messages to the operating system, all of them, before it returns.
+
+        Raises:
+            BrokenPipeError: nobody reads any more.
+            CommandFailed: the file can't be written.
+        """
+        data = b"".join(self._encode(delivery) for delivery in deliveries)
+        # In a thread: a pipe that nobody empties must not make the program deaf to signals.
+        await asyncio.to_thread(self._write, data)
+
+    def _encode(self, delivery: Delivery) -> bytes:
+        if self._json:
+            return json.dumps(delivery_record(delivery)).encode() + b"\n"
+        return delivery.message.body + self._separator
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise CommandFailed(f"can't write {file_problem(self.name, error)}") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._descriptor)
+
+
+class ReceiveJob:
+    """One run of the command.
+
+    Args:
+        transport: to the primary.
+        source: what to read.
+        output: takes the messages.
+        most: stop after so many; None for no limit.
+        idle: stop after so many seconds without a message; None to go on.
+        prefetch: messages a receive.
+        unique: drop messages whose id was seen before.
+        time_limit: seconds of one operation at the broker.
+        journal: takes what is settled; None for none.
+        pair: its name in the journal.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        source: Source,
+        output: Output,
+        *,
+        most: int | None,
+        idle: float | None,
+        prefetch: int,
+        unique: bool,
+        time_limit: float,
+        journal: Journal | None = None,
+        pair: str = "",
+    ) -> None:
+        self._transport = transport
+        self._source = source
+        self._output = output
+        self._most = most
+        self._idle = idle
+        self._prefetch = prefetch
+        self._seen: dict[str, None] | None = {} if unique else None
+        self._limit = time_limit
+        self._journal = journal
+        self._pair = pair
+        self._taken = 0
+        self._written = 0
+        self._repeated = 0
+        self._uncompleted = 0
+
+    async def run(self, stop: Stop) -> int:
+        """Receive until the limit, the idle time or a signal; returns the exit status."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        async with self._transport:
+            await self._check(stop)
+            receiver = self._transport.receiver(self._source)
+            if self._journal is not None:
+                journalled = journal_package().journal_deliveries
+                receiver = journalled(receiver, self._journal, source=self._source, pair=self._pair)
+            try:
+                with Progress("received", "messages") as progress:
+                    await self._receive_all(receiver, stop, progress)
+            finally:
+                await receiver.close()
+        seconds = loop.time() - started
+        speed = f" ({rate(self._written / seconds)})" if seconds > 0 else ""
+        note(f"{plural(self._written, 'message')} written to {self._output.name} in {short_duration(seconds)}{speed}")
+        if self._repeated:
+            note(f"  dropped, their id was seen before: {grouped(self._repeated)}")
+        if self._uncompleted:
+            note(f"  written, but not completed, so that they come again: {grouped(self._uncompleted)}")
+        if stop.asked:
+            note(f"stopped by {stop.name}: {self._source} keeps what was not written")
+            return stop.exit_status
+        return 0
+
+    async def peek(self, stop: Stop) -> int:
+        """Show the oldest messages and leave them there; returns the exit status."""
+        async with self._transport:
+            await self._check(stop)
+            operation = within(self._limit, self._transport.admin.peek(self._source, self._most or _PEEKED))
+            deliveries = await stop.or_result(operation)
+            if deliveries is None:
+                return stop.exit_status
+            await self._output.write(deliveries)
+        return 0
+
+    async def _check(self, stop: Stop) -> None:
+        """Fail at once, and clearly, where waiting would not help or nothing is there yet."""
+        try:
+            async with told_when_slow(f"waiting for {self._transport.endpoint}"):
+                await stop.or_result(within(self._limit, self._transport.admin.check()))
+            exists = await stop.or_result(within(self._limit, self._transport.admin.exists(self._source.entity)))
+        except TransportError as error:
+            raise failed_at(self._transport, error) from error
+        if exists is False:
+            entity = self._source.entity
+            raise CommandFailed(
+                f"{self._transport.endpoint} has no {entity.kind} {entity.path!r}: "
+                "make it with 'pairmq entity create', or check its name"
+            )
+
+    async def _receive_all(self, receiver: Receiver, stop: Stop, progress: Progress) -> None:
+        loop = asyncio.get_running_loop()
+        last = loop.time()
+        retry = 0
+        while not stop.asked and (self._most is None or self._taken < self._most):
+            # Whatever held this up, there is a look before it leaves: only a look tells that nothing is there.
+            wait = _POLL if self._idle is None else max(0.0, min(_POLL, last + self._idle - loop.time()))
+            wanted = self._prefetch if self._most is None else min(self._prefetch, self._most - self._taken)
+            try:
+                deliveries = await stop.or_result(within(wait + self._limit, receiver.receive(wanted, wait)))
+                retry = 0
+            except TransportError as error:
+                if error.kind is FailureKind.REFUSED:
+                    raise failed_at(self._transport, error) from error
+                if not retry:
+                    warn(f"{at_broker(self._transport, error)}; trying again")
+                await stop.wait(_BACKOFF.wait(retry, 0.5))
+                retry += 1
+                last = loop.time()  # a broker that is away tells nothing, and what it holds up may come when it is back
+                continue
+            if deliveries:
+                await self._take(receiver, deliveries)
+                last = loop.time()  # what it takes to write and to complete is no idleness
+            elif self._idle is not None and loop.time() - last >= self._idle:
+                return
+            progress.update(self._written)
+
+    async def _take(self, receiver: Receiver, deliveries: list[Delivery]) -> None:
+        self._taken += len(deliveries)
+        fresh = deliveries if self._seen is None else [one for one in deliveries if self._is_new(one)]
+        self._repeated += len(deliveries) - len(fresh)
+        if fresh:
+            await self._output.write(fresh)
+            self._written += len(fresh)
+        try:
+            results = await within(self._limit, receiver.complete_batch(deliveries))
+        except TransportError as error:
+            results = [error] * len(deliveries)
+        failures = [result for result in results if result is not None]
+        self._uncompleted += len(failures)
+        if failures:
+            hint = "; use a smaller --prefetch" if failures[0].reason is FailureReason.LOCK_LOST else ""
+            warn(f"{plural(len(failures), 'message')} not completed, they come again: {failures[0]}{hint}")
+
+    def _is_new(self, delivery: Delivery) -> bool:
+        message_id = delivery.message.message_id
+        if self._seen is None or message_id is None:
+            return True
+        if message_id in self._seen:
+            return False
+        if len(self._seen) >= _REMEMBERED:
+            del self._seen[next(iter(self._seen))]
+        self._seen[message_id] = None
+        return True

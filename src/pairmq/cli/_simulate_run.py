@@ -12,19 +12,9 @@ from typing import Any
 
 import pairmq
 from pairmq.cli._errors import BadUsage, CommandFailed, file_problem
-from pairmq.cli._output import FAIL, OK, note, put_json, say
-from pairmq.cli._progress import Progress
+from pairmq.cli._output import FAIL, OK, Progress, note, put_json, say
 from pairmq.cli._values import grouped, plural, short_duration
-from pairmq.testing.simulator import (
-    FAULT_KINDS,
-    Counts,
-    Outcome,
-    Report,
-    Scenario,
-    Settings,
-    campaign,
-    scenario_of,
-)
+from pairmq.testing.simulator import FAULT_KINDS, Counts, Outcome, Report, Scenario, Settings, campaign, scenario_of
 from pairmq.testing.simulator import replay as replay_scenario
 from pairmq.testing.simulator import shrink as shrink_scenario
 

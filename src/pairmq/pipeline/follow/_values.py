@@ -5,9 +5,10 @@ from __future__ import annotations
 import queue
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from pairmq.pipeline.report import Report
+if TYPE_CHECKING:
+    from pairmq.pipeline.report import Report
 
 
 @dataclass(frozen=True, slots=True)
