@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pairmq.dashboard._drain import MOST_SAMPLES, Drain, Progress, Sample
+from pairmq.dashboard._looks import MOST_SAMPLES, Drain, Progress, Sample
 
 
 def drain_of(*samples: tuple[float, int, int], own: bool = True) -> Drain:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pairmq.dashboard._history import MOST_CHANGES, MOST_ENTITIES, MOST_LINES, History
-from pairmq.dashboard._sentences import Tone, sentence_of
+from pairmq.dashboard._history import MOST_CHANGES, MOST_ENTITIES, MOST_LINES, History, Tone, sentence_of
 from pairmq.model import Entity, EntityState
 from pairmq.model.events import (
     BacklogQueueChecked,

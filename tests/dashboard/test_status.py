@@ -10,8 +10,7 @@ import pytest
 
 from pairmq import Entity, EntityState, Message, Pair, PairOptions, SendError
 from pairmq.dashboard import Brokers, Dashboard, _app
-from pairmq.dashboard._drain import Sample
-from pairmq.dashboard._looks import Answer
+from pairmq.dashboard._looks import Answer, Sample
 from pairmq.dashboard._view import Query, View
 from pairmq.model.events import Side
 from pairmq.testing import Fault, in_virtual_time

@@ -7,21 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pairmq.testing.design import (
-    HAZARDS,
-    MEANING,
-    WORLDS,
-    Design,
-    Found,
-    Hazard,
-    Naive,
-    Verdict,
-    World,
-    search,
-    system,
-)
-from pairmq.testing.design._judge import judge
-from pairmq.testing.design._model import beginning
+from pairmq.testing.design import HAZARDS, MEANING, WORLDS, Design, Found, Hazard, Naive, Verdict, World, search, system
+from pairmq.testing.design._model import beginning, judge
 from pairmq.testing.design._state import Fate, Message, Phase
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pairmq.observe.otel import _instruments as instruments
+from pairmq.observe.otel import _metrics as instruments
 from pairmq.observe.otel import _names as names
 from pairmq_redis.testing import RedisServer
 

@@ -26,7 +26,7 @@ from pairmq.model.events import BacklogQueueChecked, PingCompleted, RotationChan
 from pairmq.runner import Clock
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
 from pairmq.testing import _simulated as simulated
-from pairmq.testing._simulated._admin import SimulatedAdmin
+from pairmq.testing._simulated._transport import SimulatedAdmin
 from pairmq.transport import QueueProperties
 
 

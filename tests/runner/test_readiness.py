@@ -8,7 +8,7 @@ import pytest
 
 from pairmq import ConfigurationError, Entity, EntityState, Message, PairClosed, Route
 from pairmq.testing import Fault, in_virtual_time
-from pairmq.testing._simulated._admin import SimulatedAdmin
+from pairmq.testing._simulated._transport import SimulatedAdmin
 
 HEALTHY, FAILED_OVER = EntityState.HEALTHY, EntityState.FAILED_OVER
 

@@ -16,8 +16,7 @@ import defective_receivers
 import defective_senders
 from pairmq.model import TransportError
 from pairmq.testing.conformance import suites
-from pairmq.testing.conformance._broker import Broker
-from pairmq.testing.conformance._capabilities import capabilities_of, capability
+from pairmq.testing.conformance._broker import Broker, capabilities_of, capability
 from pairmq.testing.conformance.suites import _failover, _faults, _lifecycle, _receive, _timing
 from pairmq.transport import Capabilities
 from plain_transport import DEFECTS, Defect, DefectiveHarness, OneAtATime

@@ -1,4 +1,4 @@
-"""What commands print: lines, tables, JSON, messages as JSON, and on a terminal a line that says how far a command is."""
+"""What commands print: lines, tables, JSON, messages as JSON, and on a terminal how far they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``pairmq pipeline``: what Spark does: tables of what a journal says, made once or kept up to date, and their report."""
+"""``pairmq pipeline``: tables of what a journal says, made by Spark once or kept up to date, and their report."""
 
 from __future__ import annotations
 

@@ -20,9 +20,8 @@ from starlette.types import Receive, Scope, Send
 from pairmq.dashboard._guard import Guard
 from pairmq.dashboard._history import History
 from pairmq.dashboard._looks import Looks
-from pairmq.dashboard._texts import shown
 from pairmq.dashboard._view import MOST_ROWS, Query, View
-from pairmq.dashboard._watched import Brokers, Watched
+from pairmq.dashboard._watched import Brokers, Watched, shown
 from pairmq.model import ConfigurationError, Entity, EntityKind, EntityState, FailureReason, PairMQError, TransportError
 from pairmq.model.events import Event
 from pairmq.pair import Pair

@@ -300,7 +300,7 @@ def test_a_part_under_another_name_is_refused(tmp_path):
 
 def test_another_machine_s_part_is_left_unless_asked_for(tmp_path, monkeypatch):
     _left_behind(tmp_path, 3)
-    monkeypatch.setattr("pairmq.observe.journal._recovery.socket.gethostname", lambda: "elsewhere")
+    monkeypatch.setattr("pairmq.observe.journal._segments.socket.gethostname", lambda: "elsewhere")
     found = recover(tmp_path)
     assert (found.parts, found.kept) == (0, 1)
     assert recover(tmp_path, all_hosts=True).parts == 1

@@ -10,7 +10,7 @@ from journal_events import EPOCH, rows, sent, warned
 from pairmq.model import Entity, EntityState
 from pairmq.model.events import Cause, SendOutcome, StateChanged
 from pairmq.model.records import message_key, values_of
-from pairmq.observe.journal._sampling import Sampler
+from pairmq.observe.journal._writer import Sampler
 
 DICE = random.Random(7)
 IDS = [f"{DICE.getrandbits(128):032x}" for _ in range(2000)]

@@ -45,7 +45,7 @@ def test_the_names_are_the_present_ones_whatever_generation_is_asked_for(version
     program = """
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from pairmq.observe.otel._instruments import Instruments
+from pairmq.observe.otel._metrics import Instruments
 reader = InMemoryMetricReader()
 made = Instruments(MeterProvider([reader]).get_meter("test"))
 made.sent.add(1), made.duration.record(1), made.consumed.add(1), made.processing.record(1)

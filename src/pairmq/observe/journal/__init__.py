@@ -11,14 +11,13 @@ except ModuleNotFoundError:
         "the journal needs pyarrow: install it with: pip install 'pairmq[journal]'", name="pyarrow"
     ) from None
 
+from pairmq.observe.journal._columns import arrow_schema
 from pairmq.observe.journal._deliveries import journal_deliveries
-from pairmq.observe.journal._journal import Journal, JournalClosedError
+from pairmq.observe.journal._journal import Journal, JournalClosedError, JournalObserver, shared_journal
 from pairmq.observe.journal._lives import flush_on_sigterm
 from pairmq.observe.journal._options import JournalOptions
 from pairmq.observe.journal._reading import Statistics, metadata, read_rows, segments, statistics
-from pairmq.observe.journal._recovery import Recovered, recover
-from pairmq.observe.journal._schema import arrow_schema
-from pairmq.observe.journal._shared import JournalObserver, shared_journal
+from pairmq.observe.journal._segments import Recovered, recover
 
 __all__ = [
     "Journal",

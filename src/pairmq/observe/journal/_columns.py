@@ -2,11 +2,12 @@
 
 This runs beside the sends of the process, under the same interpreter lock: every microsecond a row is one that a send
 waits. A value that all rows share is converted once, a column that none of them has is left out, and message ids are
-hashed without a loop where they are PairMQ's own.
+hashed without a loop where they are PairMQ's own. The table's schema comes first.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from array import array
 from collections.abc import Sequence
@@ -17,8 +18,34 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pairmq.model.events import Event
-from pairmq.model.records import FIELDS, Values, message_key
-from pairmq.observe.journal import _schema
+from pairmq.model.records import COLUMNS, FIELDS, ColumnType, Values, message_key
+
+# The first value that Arrow is given makes it look for pandas, with imports that fail while the interpreter ends: the
+# journal of a short program may be written only then. And no send shall wait for them.
+pa.scalar("")
+
+TYPES: dict[ColumnType, pa.DataType] = {
+    "string": pa.string(),
+    "int64": pa.int64(),
+    "float64": pa.float64(),
+    "bool": pa.bool_(),
+    "list<string>": pa.list_(pa.field("element", pa.string(), nullable=False)),
+}
+
+ARROW_FIELDS: dict[str, pa.Field] = {
+    column.name: pa.field(column.name, TYPES[column.type], nullable=column.nullable) for column in COLUMNS
+}
+"""The fields by name."""
+
+UNIQUE = ("message_id", "options", "text", "description")
+"""Texts that hardly ever repeat: a dictionary of them would only be in the way."""
+
+
+@functools.cache
+def arrow_schema() -> pa.Schema:
+    """Give the schema of every segment, made from `pairmq.model.records.COLUMNS`."""
+    return pa.schema([ARROW_FIELDS[column.name] for column in COLUMNS])
+
 
 _MOST = 2**63 - 1
 _CODES = {pa.int64(): "q", pa.float64(): "d"}
@@ -38,7 +65,7 @@ def batch_of(rows: Sequence[Values], first_seq: int) -> pa.RecordBatch:
     columns = _columns_of(rows[0][0], rows) if alike else _mixed(rows)
     columns["seq"] = _numbers(range(first_seq, first_seq + len(rows)), pa.int64())
     return pa.record_batch(
-        list(columns.values()), schema=pa.schema([_schema.FIELDS[name].with_nullable(True) for name in columns])
+        list(columns.values()), schema=pa.schema([ARROW_FIELDS[name].with_nullable(True) for name in columns])
     )
 
 
@@ -55,7 +82,7 @@ def _mixed(rows: Sequence[Values]) -> dict[str, pa.Array]:
     names = dict.fromkeys(name for _, columns in parts for name in columns)
     whole = {}
     for name in names:
-        logical = _schema.FIELDS[name].type
+        logical = ARROW_FIELDS[name].type
         chunks = [columns.get(name) for _, columns in parts]
         filled = [pa.nulls(size, logical) if c is None else c for c, (size, _) in zip(chunks, parts, strict=True)]
         whole[name] = pa.concat_arrays(filled).take(indices)
@@ -74,14 +101,14 @@ def _columns_of(kind: type[Event], rows: Sequence[Values]) -> dict[str, pa.Array
         if values[-1] is first and values.count(first) == size:
             if first is not None:
                 value = first if field.part is None else getattr(first, field.part)
-                columns[field.column] = _repeated(value, size, _schema.FIELDS[field.column].type)
+                columns[field.column] = _repeated(value, size, ARROW_FIELDS[field.column].type)
             continue
         if field.part is not None:
             values = [None if value is None else getattr(value, field.part) for value in values]
         if field.column == "message_id":
             columns["message_id"], columns["message_key"] = ids_and_keys(values)
         else:
-            columns[field.column] = _array(values, _schema.FIELDS[field.column].type)
+            columns[field.column] = _array(values, ARROW_FIELDS[field.column].type)
     if "message_id" in columns and "message_key" not in columns:
         ids = columns["message_id"]
         columns["message_key"] = pa.repeat(pa.scalar(message_key(ids[0].as_py()), pa.int64()), size)

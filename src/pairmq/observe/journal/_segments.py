@@ -1,10 +1,19 @@
-"""Makes segments of parts: written aside, put in place by one rename, the same ones however often it is tried."""
+"""Makes segments of parts: written aside, put in place by one rename, the same ones however often it is tried.
+
+A running journal has its finished parts made in a thread of its own, so that no event waits for Parquet; those that
+processes left behind when they were killed are recovered.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import socket
+import threading
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +24,15 @@ import pyarrow.parquet as pq
 from pairmq._version import version
 from pairmq.model.events import EventsDropped, JournalClosed
 from pairmq.model.records import COLUMNS, SCHEMA_VERSION, Values
-from pairmq.observe.journal import _layout, _schema
-from pairmq.observe.journal._columns import batch_of
+from pairmq.observe.journal import _layout
+from pairmq.observe.journal._columns import UNIQUE, arrow_schema, batch_of
 from pairmq.observe.journal._options import Compression
-from pairmq.observe.journal._part import Contents, Head, Part
+from pairmq.observe.journal._part import Contents, DamagedPart, Head, Part
 
 META = b"pairmq."
 """What the names of a segment's own metadata begin with."""
 
-_DICTIONARIES = [c.name for c in COLUMNS if c.type == "string" and c.name not in _schema.UNIQUE]
+_DICTIONARIES = [c.name for c in COLUMNS if c.type == "string" and c.name not in UNIQUE]
 
 
 def make_segments(directory: Path, part: Part, compression: Compression) -> tuple[list[Path], int, Contents]:
@@ -88,17 +97,17 @@ def widened(batches: Sequence[pa.RecordBatch], process: str) -> pa.Table:
     size = sum(batch.num_rows for batch in batches)
     nothing = _Nulls(max((batch.num_rows for batch in batches), default=0))
     columns = []
-    for field in _schema.arrow_schema():
-        if field.name == "process":
-            columns.append(pa.chunked_array([pa.repeat(pa.scalar(process), size)], field.type))
+    for column in arrow_schema():
+        if column.name == "process":
+            columns.append(pa.chunked_array([pa.repeat(pa.scalar(process), size)], column.type))
             continue
-        places = [batch.schema.get_field_index(field.name) for batch in batches]
+        places = [batch.schema.get_field_index(column.name) for batch in batches]
         chunks = [
-            nothing.of(field.type, batch.num_rows) if place < 0 else batch.column(place)
+            nothing.of(column.type, batch.num_rows) if place < 0 else batch.column(place)
             for batch, place in zip(batches, places, strict=True)
         ]
-        columns.append(pa.chunked_array(chunks, field.type))
-    return pa.table(columns, schema=_schema.arrow_schema())
+        columns.append(pa.chunked_array(chunks, column.type))
+    return pa.table(columns, schema=arrow_schema())
 
 
 class _Nulls:
@@ -173,3 +182,183 @@ def _metadata(rows: pa.Table, head: Head) -> dict[bytes, bytes]:
         "rows": rows.num_rows,
     }
     return {META + name.encode(): str(value).encode() for name, value in values.items()}
+
+
+_log = logging.getLogger("pairmq")
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What a recovery did.
+
+    Args:
+        parts: that were made into segments.
+        rows: in them.
+        segments: that came of them.
+        lost: events that processes could not write; the journal has a row `EventsDropped` now that says so.
+        torn: bytes that were cut from the ends of parts, of batches that were being written when the process died.
+        kept: parts that somebody still writes, or that another machine left.
+        failed: the parts that could not be opened or read, or whose segments could not be written, and why.
+    """
+
+    parts: int = 0
+    rows: int = 0
+    segments: list[Path] = field(default_factory=list)
+    lost: int = 0
+    torn: int = 0
+    kept: int = 0
+    failed: dict[Path, str] = field(default_factory=dict)
+
+
+def recover(
+    directory: str | os.PathLike[str], *, all_hosts: bool = False, compression: Compression = "zstd"
+) -> Recovered:
+    """Make segments of every part whose process is dead.
+
+    Safe at any time, beside processes that write and beside other recoveries, and safe to be killed: a part is deleted
+    once its segments stand, and made again they have the same names and the same rows.
+
+    Args:
+        directory: the journal's.
+        all_hosts: also the parts of other machines. Locks tell the dead from the living only on the machine where they
+            are held, so that this is for when the others are known to be gone.
+        compression: of the segments.
+
+    Returns:
+        What was done; a part that fails is named there, stays as it is, and does not stop the others.
+
+    Raises:
+        OSError: the directory can't be read.
+    """
+    folder = Path(directory)
+    done = Recovered()
+    here = socket.gethostname()
+    found = sorted((folder / _layout.OPEN).iterdir()) if (folder / _layout.OPEN).is_dir() else []
+    for path in found:
+        loss = _layout.parse_loss(path)
+        if loss is None and _layout.parse_part(path) is None:
+            continue
+        part = None
+        try:
+            part = Part.adopt(path)
+            if part is None:
+                done.kept += path.exists()
+            elif loss is not None:
+                if not all_hosts and not _layout.is_of_host(loss.process, here):
+                    done.kept += 1
+                else:
+                    done.segments.append(make_loss_segment(folder, part, loss, compression))
+                    done.lost += loss.count
+            elif _is_empty(part):
+                part.remove()  # killed while it was made
+            elif not all_hosts and part.head().host != here:
+                done.kept += 1
+            else:
+                segments, rows, contents = make_segments(folder, part, compression)
+                done.parts += 1
+                done.rows += rows
+                done.segments += segments
+                done.torn += contents.torn
+        except (OSError, pa.ArrowException, DamagedPart) as error:
+            done.failed[path] = str(error) or type(error).__name__
+            _log.warning("journal: %s stays as it is: %s", path, error)
+        finally:
+            if part is not None:
+                part.close()
+    _sweep(found)
+    return done
+
+
+def _is_empty(part: Part) -> bool:
+    return part.path.stat().st_size == 0
+
+
+def _sweep(found: list[Path]) -> None:
+    """Delete half-written segments whose part is gone: nobody will finish them."""
+    for path in found:
+        part = _layout.part_of_aside(path)
+        if part is not None and not part.exists():
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+class Compactor:
+    """Takes parts one after another; its thread lives while there are any.
+
+    A part whose segment can't be written (the disk is full) is let go of and stays on the disk. It is tried again,
+    with whatever else was left behind, after the next part that works.
+
+    Args:
+        directory: the journal's.
+        compression: of the segments.
+    """
+
+    def __init__(self, directory: Path, compression: Compression) -> None:
+        self._directory = directory
+        self._compression: Compression = compression
+        self._parts: deque[Part] = deque()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._recovering = True  # at first: what other processes left
+        self._failed = False
+
+    def add(self, part: Part) -> None:
+        """Make segments of a part soon."""
+        with self._lock:
+            self._parts.append(part)
+        self.start()
+
+    def start(self) -> None:
+        """Begin, if there is anything to do: at first to recover what was left behind.
+
+        Where the system gives no thread the parts stay as they are, and the next one tries again.
+        """
+        with self._lock:
+            if self._thread is not None:
+                return
+            thread = threading.Thread(target=self._run, name="journal segments", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                _log.error("journal: the parts in %s stay as they are for now: %s", self._directory, error)
+            else:
+                self._thread = thread
+
+    def wait(self) -> None:
+        """Return when all parts are segments, or were let go of."""
+        while (thread := self._thread) is not None:
+            thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                part = self._parts.popleft() if self._parts else None
+                recovering, self._recovering = self._recovering, False
+                if part is None and not recovering:
+                    self._thread = None
+                    return
+            if part is not None:
+                self._make(part)
+            if recovering:
+                self._recover()
+
+    def _make(self, part: Part) -> None:
+        try:
+            make_segments(self._directory, part, self._compression)
+        except (OSError, pa.ArrowException, DamagedPart) as error:
+            part.close()
+            if not self._failed:
+                _log.error("journal: %s stays as it is for now: %s", part.path, error)
+            self._failed = True
+        except Exception:
+            part.close()
+            _log.exception("journal: %s stays as it is", part.path)
+        else:
+            self._recovering = self._recovering or self._failed
+            self._failed = False
+
+    def _recover(self) -> None:
+        try:
+            recover(self._directory, compression=self._compression)
+        except Exception:
+            _log.exception("journal: what was left behind in %s could not be recovered", self._directory)

@@ -12,7 +12,7 @@ from opentelemetry.metrics import MeterProvider, Observation
 
 from pairmq.model import Entity, Source, TransportError
 from pairmq.observe.otel import _names as names
-from pairmq.observe.otel._instruments import instruments
+from pairmq.observe.otel._metrics import instruments
 from pairmq.transport import Transport, start_task
 
 _log = logging.getLogger("pairmq")

@@ -22,9 +22,8 @@ from pairmq.model.events import (
 from pairmq.model.records import Values
 from pairmq.observe.otel import _names as names
 from pairmq.observe.otel import _spans as spans
-from pairmq.observe.otel._brokers import Brokers
-from pairmq.observe.otel._instruments import instruments
-from pairmq.observe.otel._metrics import Metrics
+from pairmq.observe.otel._metrics import Metrics, instruments
+from pairmq.observe.otel._names import Brokers
 
 
 class OpenTelemetryObserver:

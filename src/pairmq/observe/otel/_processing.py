@@ -15,9 +15,9 @@ from opentelemetry.util.types import AttributeValue
 from pairmq._version import version
 from pairmq.model import Message, Source
 from pairmq.observe.otel import _names as names
-from pairmq.observe.otel._brokers import broker_of
-from pairmq.observe.otel._instruments import instruments
-from pairmq.observe.otel._propagation import context_of, span_context_of
+from pairmq.observe.otel._metrics import instruments
+from pairmq.observe.otel._names import broker_of
+from pairmq.observe.otel._spans import context_of, span_context_of
 from pairmq.transport import Endpoint
 
 

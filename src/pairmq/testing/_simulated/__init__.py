@@ -3,10 +3,7 @@
 It keeps the transports' contract and nothing more. It stands beside the tests on real servers, not in their place.
 """
 
-from pairmq.testing._simulated._controls import SimulatedBroker
-from pairmq.testing._simulated._faults import Fault, Operation
-from pairmq.testing._simulated._receiver import SimulatedReceiver
-from pairmq.testing._simulated._sender import SimulatedSender
-from pairmq.testing._simulated._transport import SimulatedTransport
+from pairmq.testing._simulated._broker import Fault, Operation
+from pairmq.testing._simulated._transport import SimulatedBroker, SimulatedReceiver, SimulatedSender, SimulatedTransport
 
 __all__ = ["Fault", "Operation", "SimulatedBroker", "SimulatedReceiver", "SimulatedSender", "SimulatedTransport"]

@@ -1,15 +1,24 @@
-"""The broker of one test, in the words that tests use."""
+"""What all suites have in common: a broker for each test, in the words that tests use, and an end for each test.
+
+What a transport claims and what it disclaims are both tested, by one mechanism; neither removes a test.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import itertools
-from typing import Any, NoReturn
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import fields
+from types import CoroutineType
+from typing import Any, NoReturn, TypeVar, cast
 from uuid import uuid4
 
 import pytest
+import pytest_asyncio
 
-from pairmq.model import Delivery, Entity, EntityKind, Message, Source, TransportError
+from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.testing.conformance.harness import Harness, Interruption
 from pairmq.transport import Admin, Capabilities, QueueCounts, QueueProperties, Receiver, Sender, Transport
 
@@ -255,3 +264,182 @@ def refusal(broker: Broker, entity: Entity, message: Message) -> TransportError 
 def bodies(deliveries: list[Delivery]) -> list[str]:
     """What the deliveries say, in their order."""
     return [delivery.message.body.decode() for delivery in deliveries]
+
+
+F = TypeVar("F", bound=Callable[..., Awaitable[None]])
+Arm = Callable[[Broker], Awaitable[object]]
+"""A test of what holds where a capability is disclaimed."""
+
+NAMES = tuple(entry.name for entry in fields(Capabilities))
+_MARK = "_pairmq_capabilities"
+
+
+def capability(name: str, *, disclaimed: Arm) -> Callable[[F], F]:
+    """Let a test run where a capability is claimed, and another one in its place where it is not.
+
+    Args:
+        name: the field of `Capabilities`; what is falsy there is disclaimed.
+        disclaimed: what must hold without it; mostly made by `refused`.
+    """
+
+    def decorate(test: F) -> F:
+        @functools.wraps(test)
+        async def both(self: object, broker: Broker) -> None:
+            claimed = bool(getattr(broker.capabilities, name))
+            try:
+                await (test(self, broker) if claimed else disclaimed(broker))
+            except Exception as error:
+                # Which of the two arms it was can't be seen from the test's name.
+                error.add_note(f"the transport {'claims' if claimed else 'disclaims'} the capability {name!r}")
+                raise
+
+        return cast(F, _marked(both, test, name))  # it is called as the test is
+
+    return decorate
+
+
+def limit(name: str) -> Callable[[F], F]:
+    """Say that a test is about a capability that is a number and not a claim.
+
+    Args:
+        name: the field of `Capabilities`.
+    """
+    return lambda test: _marked(test, test, name)
+
+
+def capabilities_of(test: object) -> frozenset[str]:
+    """Tell which capabilities a test names."""
+    found: frozenset[str] = getattr(test, _MARK, frozenset())
+    return found
+
+
+def refused(call: Arm) -> Arm:
+    """Make the test that a call is refused as not supported.
+
+    Args:
+        call: makes the call; a transport may refuse it there or when it is awaited.
+    """
+
+    async def arm(broker: Broker) -> None:
+        await must_fail(lambda: call(broker), FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
+
+    return arm
+
+
+async def must_fail(
+    call: Callable[[], Awaitable[object]], kind: FailureKind | None = None, reason: FailureReason | None = None
+) -> TransportError:
+    """Await a call that must fail in one way, and give the error.
+
+    Args:
+        call: makes the awaitable.
+        kind: what the error must be for failover; any where it is left out.
+        reason: and why; likewise.
+    """
+    try:
+        answer = await call()
+    except TransportError as error:
+        told = error
+    else:
+        raise AssertionError(f"it returned {answer!r} where it had to fail as {_named(kind, reason)}")
+    assert kind in (None, told.kind) and reason in (None, told.reason), (
+        f"{told!r}: it had to fail as {_named(kind, reason)}"
+    )
+    return told
+
+
+def _named(*how: FailureKind | FailureReason | None) -> str:
+    return ", ".join(each.value for each in how if each) or "anything"
+
+
+def _marked(marked: F, test: object, name: str) -> F:
+    if name not in NAMES:
+        raise TypeError(f"Capabilities has no field {name!r}")
+    setattr(marked, _MARK, capabilities_of(test) | {name})
+    return marked
+
+
+_MAKING = 120.0
+"""Seconds in which a harness must have made its broker, the first boot included."""
+
+_FAREWELL = 5.0
+"""Seconds that a test which is cut off has for its own cleaning up."""
+
+
+class Suite:
+    """The base of the suites; what is found below it is tests.
+
+    The marks and the fixture name their loop scope, so that the tests run in every mode of pytest-asyncio, whatever the
+    author's configuration says.
+    """
+
+    pytestmark = pytest.mark.asyncio(loop_scope="function")
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        for name, test in list(vars(cls).items()):
+            if name.startswith("test_") and inspect.iscoroutinefunction(test):
+                setattr(cls, name, _ending(test, test.__doc__ or cls.__doc__ or ""))
+
+    @pytest_asyncio.fixture(loop_scope="function")
+    async def broker(self, harness: Harness) -> AsyncIterator[Broker]:
+        """A broker that runs and holds nothing, and whatever the test opens there."""
+        _check_harness(harness)
+        try:
+            async with asyncio.timeout(_MAKING):
+                url = await harness.make()
+        except TimeoutError:
+            pytest.fail(f"{type(harness).__name__}.make() gave no broker within {_MAKING:g} s", pytrace=False)
+        _check_url(harness, url)
+        broker = Broker(harness, url)
+        try:
+            yield broker
+        finally:
+            await broker.end()
+
+
+def _ending(test: Callable[..., Awaitable[None]], clause: str) -> Callable[..., Awaitable[None]]:
+    """Give a test an end of its own: a transport that hangs must fail one test and not hold up the run.
+
+    Its failures name the clause that they break: a test's name says what was done, and not where that is asked for.
+    """
+
+    @functools.wraps(test)
+    async def limited(self: Suite, *arguments: Any, **fixtures: Any) -> None:
+        broker = fixtures.get("broker")
+        limit = broker.harness.time_limit if isinstance(broker, Broker) else Harness.time_limit
+        running = asyncio.ensure_future(test(self, *arguments, **fixtures))
+        try:
+            await asyncio.wait((running,), timeout=limit)
+            if not running.done():
+                where = "\n".join(_awaiting(running.get_coro()))
+                running.cancel()
+                # Not awaited itself: it may be what swallows cancellations.
+                await asyncio.wait((running,), timeout=_FAREWELL)
+                pytest.fail(f"still running after {limit:g} s: something hangs, at\n{where}", pytrace=False)
+            running.result()
+        except (Exception, pytest.fail.Exception) as error:
+            error.add_note(f"the contract (pairmq.transport): {clause}")
+            raise
+        finally:
+            running.cancel()
+
+    return limited
+
+
+def _check_harness(harness: object) -> None:
+    if not isinstance(harness, Harness):
+        pytest.fail(f"the fixture 'harness' gives {harness!r}: it must give a Harness, made and entered", pytrace=False)
+
+
+def _check_url(harness: Harness, url: object) -> None:
+    if not isinstance(url, str):
+        pytest.fail(f"{type(harness).__name__}.make() returned {url!r}: it must be the broker's URL", pytrace=False)
+
+
+def _awaiting(coroutine: Any) -> Iterator[str]:
+    """Where a coroutine waits, from the outermost call to the innermost; a task's own stack shows the first alone."""
+    while isinstance(coroutine, CoroutineType) and coroutine.cr_frame is not None:
+        code = coroutine.cr_code
+        yield f"  {code.co_filename}:{coroutine.cr_frame.f_lineno} {code.co_qualname}"
+        coroutine = coroutine.cr_await

@@ -1,11 +1,297 @@
-"""A design: the real rules, or some of them replaced by what one would do at first thought."""
+"""A design: the real rules, or some of them replaced by what one would do at first thought; in a world; and its verdicts.
+
+A world says how much of everything there is, so that each space is small enough to be searched to its end.
+"""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import Final
 
-from pairmq.testing.design._worlds import World
+
+class Verdict(enum.StrEnum):
+    """A promise that a design breaks."""
+
+    LOST = "lost"
+    PHANTOM = "phantom"
+    DUPLICATE = "unexplained duplicate"
+    ORDER = "wrong order"
+    FALSE_DRAINED = "false drained"
+    STATE = "wrong state"
+    FALSE_REPORT = "false report"
+    DROPPED = "delivery budget spent"
+    STRANDED = "stranded"
+    HANG = "hang"
+    LIVELOCK = "livelock"
+
+
+MEANING: dict[Verdict, str] = {
+    Verdict.LOST: "an accepted message is nowhere",
+    Verdict.PHANTOM: "a message was delivered that was refused, or never sent",
+    Verdict.DUPLICATE: "a second copy that neither a mark nor the death of a syphon explains",
+    Verdict.ORDER: "first copies stand in another order than the receipts were given in",
+    Verdict.FALSE_DRAINED: "the backlog is called empty over a message that the process answers for",
+    Verdict.STATE: "the result of an attempt from before the last change moved the state",
+    Verdict.FALSE_REPORT: "a caller was told that a message was not sent, and it was",
+    Verdict.DROPPED: "the broker dropped a message whose deliveries were used up by an outage",
+    Verdict.STRANDED: "no way leads from here to everything delivered, even once all faults have ceased",
+    Verdict.HANG: "a send or a close can't end unless a broker mends itself first",
+    Verdict.LIVELOCK: "a circle of recoveries and failovers in which nothing is ever diverted",
+}
+
+
+class Trouble(enum.Flag):
+    """What may go wrong in a world, each time at the price of one fault."""
+
+    NONE = 0
+    REFUSES = enum.auto()
+    """The primary refuses everything."""
+    SILENT = enum.auto()
+    """The primary says nothing any more."""
+    FULL = enum.auto()
+    """The primary refuses messages, and lets naive pings pass."""
+    UNCONFIRMED = enum.auto()
+    """A confirmation is lost, after the write."""
+    DELAYED = enum.auto()
+    """A connection dies with a write on it, which may be applied later, or never."""
+    QUEUE_AWAY = enum.auto()
+    """A backlog queue can't be reached."""
+    LOCK_LOST = enum.auto()
+    """A broker forgets the lock of a message that is held."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The bounds of one space.
+
+    Args:
+        name: of the world.
+        about: what it is for, in a sentence.
+        senders: for each message, the number of the process that sends it.
+        hosts: for each process, whether it hosts a syphon.
+        trouble: what may go wrong.
+        faults: how often in all.
+        queues: backlog queues.
+        crashes: how often a process may die.
+        cancels: how many sends may be cancelled.
+        closes: how often a process may be closed.
+        ordered: whether sends keep their order (SPEC 8).
+        poison: the messages whose entity does not exist.
+        expires: whether the messages' time-to-live may run out in the backlog.
+        probe_lies: whether a ping passes where messages are refused.
+        delivery_limit: deliveries after which the secondary drops a message; 0 for no limit.
+    """
+
+    name: str
+    about: str
+    senders: tuple[int, ...]
+    hosts: tuple[bool, ...]
+    trouble: Trouble
+    faults: int
+    queues: int = 1
+    crashes: int = 0
+    cancels: int = 0
+    closes: int = 0
+    ordered: bool = False
+    poison: frozenset[int] = frozenset()
+    expires: bool = False
+    probe_lies: bool = False
+    delivery_limit: int = 0
+
+    @property
+    def pumps(self) -> tuple[tuple[int, int], ...]:
+        """Of each pump, its process and its queue."""
+        return tuple(
+            (process, queue) for process, host in enumerate(self.hosts) if host for queue in range(self.queues)
+        )
+
+    def tracks(self, process: int) -> bool:
+        """Whether a process has to know when the backlog is empty (SPEC 4.5, 8.3)."""
+        return self.hosts[process] or self.ordered
+
+
+T = Trouble
+
+SENDS: Final = World(
+    "sends",
+    "two sends and a cancellation, with everything that can happen to an attempt, and no syphon",
+    senders=(0, 0),
+    hosts=(False,),
+    trouble=T.REFUSES | T.SILENT | T.UNCONFIRMED | T.DELAYED,
+    faults=2,
+    cancels=1,
+)
+DRAIN: Final = World(
+    "drain",
+    "two backlog queues, of which one or both may be away",
+    senders=(0, 0),
+    hosts=(True,),
+    trouble=T.REFUSES | T.QUEUE_AWAY,
+    faults=2,
+    queues=2,
+)
+RESTART: Final = World(
+    "restart",
+    "two backlog queues, and a process that dies at any moment and is started again",
+    senders=(0, 0),
+    hosts=(True,),
+    trouble=T.REFUSES | T.UNCONFIRMED | T.QUEUE_AWAY,
+    faults=1,
+    queues=2,
+    crashes=1,
+)
+TWO_PROCESSES: Final = World(
+    "two processes",
+    "one process sends, another hosts the syphon and sees no outage of its own; one of them may die",
+    senders=(0, 0),
+    hosts=(False, True),
+    trouble=T.REFUSES | T.UNCONFIRMED,
+    faults=1,
+    crashes=1,
+)
+BOTH: Final = World(
+    "both send",
+    "two processes that send, of which one hosts the syphon and one may die",
+    senders=(0, 1),
+    hosts=(False, True),
+    trouble=T.REFUSES | T.DELAYED,
+    faults=1,
+    crashes=1,
+)
+SESSIONS: Final = World(
+    "sessions",
+    "two messages of one session, two backlog queues, and writes that are applied late",
+    senders=(0, 0),
+    hosts=(True,),
+    trouble=T.REFUSES | T.DELAYED | T.QUEUE_AWAY,
+    faults=2,
+    queues=2,
+    ordered=True,
+)
+LONG_SESSION: Final = World(
+    "long session",
+    "three messages of one session, through an outage and back",
+    senders=(0, 0, 0),
+    hosts=(True,),
+    trouble=T.REFUSES | T.DELAYED,
+    faults=1,
+    ordered=True,
+)
+SESSION_RESTART: Final = World(
+    "session restart",
+    "two messages of one session, and a process that dies between them",
+    senders=(0, 0),
+    hosts=(True,),
+    trouble=T.REFUSES | T.UNCONFIRMED,
+    faults=1,
+    crashes=1,
+    ordered=True,
+)
+TWO_SYPHONS: Final = World(
+    "two syphons",
+    "two messages of one session, two processes with a syphon, and locks that are lost",
+    senders=(0, 0),
+    hosts=(True, True),
+    trouble=T.REFUSES | T.LOCK_LOST,
+    faults=2,
+    ordered=True,
+)
+SYPHON_DIES: Final = World(
+    "a syphon dies",
+    "the same, and one of the two processes dies",
+    senders=(0, 0),
+    hosts=(True, True),
+    trouble=T.REFUSES,
+    faults=1,
+    crashes=1,
+    ordered=True,
+)
+QUOTA: Final = World(
+    "quota",
+    "a primary that lets pings pass and refuses messages",
+    senders=(0, 0),
+    hosts=(True,),
+    trouble=T.REFUSES | T.FULL,
+    faults=2,
+    probe_lies=True,
+)
+EXPIRY: Final = World(
+    "expiry",
+    "messages whose time-to-live may run out in the backlog",
+    senders=(0, 0),
+    hosts=(True,),
+    trouble=T.REFUSES,
+    faults=1,
+    crashes=1,
+    expires=True,
+)
+POISON: Final = World(
+    "poison",
+    "a message whose entity does not exist lies before one that can be delivered",
+    senders=(0, 0),
+    hosts=(True,),
+    trouble=T.REFUSES,
+    faults=1,
+    crashes=1,
+    poison=frozenset((0,)),
+)
+LOCKS: Final = World(
+    "locks",
+    "two processes with a syphon, sends that take long, and a primary that may not confirm them",
+    senders=(0, 0),
+    hosts=(True, True),
+    trouble=T.REFUSES | T.UNCONFIRMED,
+    faults=1,
+)
+DELIVERIES: Final = World(
+    "deliveries",
+    "a secondary that drops a message after its third delivery, an outage that outlasts three, and a close",
+    senders=(0, 0),
+    hosts=(True,),
+    trouble=T.REFUSES,
+    faults=1,
+    closes=1,
+    delivery_limit=3,
+)
+CLOSE: Final = World(
+    "close",
+    "a close at any moment, whatever one broker does",
+    senders=(0, 0),
+    hosts=(True,),
+    trouble=T.REFUSES | T.QUEUE_AWAY,
+    faults=1,
+    closes=1,
+)
+CLOSE_ALONE: Final = World(
+    "close without brokers",
+    "a close with one message under way and both brokers away",
+    senders=(0,),
+    hosts=(True,),
+    trouble=T.REFUSES | T.SILENT | T.QUEUE_AWAY,
+    faults=2,
+    closes=1,
+)
+
+WORLDS: Final = (
+    SENDS,
+    DRAIN,
+    RESTART,
+    TWO_PROCESSES,
+    BOTH,
+    SESSIONS,
+    LONG_SESSION,
+    SESSION_RESTART,
+    TWO_SYPHONS,
+    SYPHON_DIES,
+    QUOTA,
+    EXPIRY,
+    POISON,
+    LOCKS,
+    DELIVERIES,
+    CLOSE,
+    CLOSE_ALONE,
+)
 
 
 class Naive(enum.Enum):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Generic, NamedTuple, TypeVar
 
-from pairmq.testing.design._verdict import Verdict
+from pairmq.testing.design._design import Verdict
 
 S = TypeVar("S", bound=Hashable)
 

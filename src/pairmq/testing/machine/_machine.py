@@ -16,8 +16,7 @@ from pairmq.pair import Pair, PairSender
 from pairmq.testing import strategies as pst
 from pairmq.testing._pairs import TEST_OPTIONS, entity_named
 from pairmq.testing._simulated import Fault, Operation, SimulatedBroker
-from pairmq.testing.machine._judge import Judge
-from pairmq.testing.machine._ledger import Answer, Promise, key_of, outcome_of
+from pairmq.testing.machine._judge import Answer, Judge, Promise, key_of, outcome_of
 from pairmq.testing.machine._world import World
 
 T = TypeVar("T")

@@ -16,8 +16,7 @@ from pairmq.pair import Pair, _active
 from pairmq.runner import Clock
 from pairmq.testing._loop import DeadlockError, virtual_wall
 from pairmq.testing._pairs import make_entities
-from pairmq.testing.machine._judge import BrokenPromise
-from pairmq.testing.machine._ledger import Key, Ledger, RecordingBroker, key_of
+from pairmq.testing.machine._judge import BrokenPromise, Key, Ledger, RecordingBroker, key_of
 from pairmq.testing.simulator._loop import OWNER, SimulationLoop
 
 T = TypeVar("T")

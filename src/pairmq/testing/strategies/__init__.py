@@ -18,11 +18,17 @@ except ModuleNotFoundError:
         "the strategies need hypothesis: install it with: pip install 'pairmq[testing]'", name="hypothesis"
     ) from None
 
-from pairmq.testing.strategies._entities import entities, entity_paths
 from pairmq.testing.strategies._faults import fault_plans, scenarios, simulator_settings
-from pairmq.testing.strategies._hostile import hostile_messages, hostile_properties
-from pairmq.testing.strategies._messages import ids, instants, messages, property_names, property_values
-from pairmq.testing.strategies._options import options
+from pairmq.testing.strategies._messages import (
+    hostile_messages,
+    hostile_properties,
+    ids,
+    instants,
+    messages,
+    property_names,
+    property_values,
+)
+from pairmq.testing.strategies._options import entities, entity_paths, options
 
 __all__ = [
     "entities",

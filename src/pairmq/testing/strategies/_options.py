@@ -1,14 +1,15 @@
-"""Options of a pair, within their ranges."""
+"""Entities and their paths, and options of a pair, within their ranges."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from hypothesis import strategies as st
 
 from pairmq.core import OPTION_NAMES, PairOptions
 from pairmq.core.options import _CHOICES, _COUNTS, _DURATIONS, _SWITCHES
-from pairmq.testing.strategies._entities import entity_paths
+from pairmq.model import MAX_PATH_LENGTH, Entity, EntityKind
 
 # Seconds and counts that let a test see each option at work soon: (lowest, highest).
 _SHORT: dict[str, tuple[float, float]] = {
@@ -76,3 +77,41 @@ def _drawn(name: str, small: bool) -> st.SearchStrategy[Any]:
 
 def _template(path: str) -> str:
     return path.replace("{", "(").replace("}", ")") + "-{index}"
+
+
+# What a path takes is what Python calls printable: nothing of the categories C and Z, but the space.
+_LETTERS = st.characters(exclude_categories=("C", "Z"), include_characters=" ", exclude_characters="*?[]\\/")
+
+
+def entity_paths(*, max_length: int = 60) -> st.SearchStrategy[str]:
+    """Paths that `pairmq.Entity` takes: segments of any printable letters, divided by ``/``.
+
+        @given(entity_paths())
+        def test_a_path_becomes_a_file_name(path): ...
+
+    Args:
+        max_length: characters, 1 to 260; a broker with a lower limit tells it in its transport's capabilities.
+
+    Raises:
+        ValueError: ``max_length`` is out of its range.
+    """
+    if not 1 <= max_length <= MAX_PATH_LENGTH:
+        raise ValueError(f"max_length is {max_length}: 1 to {MAX_PATH_LENGTH} are allowed")
+    segments = st.text(_LETTERS, min_size=1, max_size=max_length).filter(lambda segment: segment not in (".", ".."))
+    joined = st.lists(segments, min_size=1, max_size=5).map("/".join)
+    return joined.filter(lambda path: len(path) <= max_length)
+
+
+def entities(
+    *, kinds: Iterable[EntityKind] = EntityKind, paths: st.SearchStrategy[str] | None = None
+) -> st.SearchStrategy[Entity]:
+    """Queues and topics.
+
+        @given(entities(kinds=[EntityKind.QUEUE]))
+        def test_every_queue_has_a_line_in_my_report(queue): ...
+
+    Args:
+        kinds: of which shapes; both when left out.
+        paths: their paths, `entity_paths` when left out.
+    """
+    return st.builds(Entity, entity_paths() if paths is None else paths, st.sampled_from(tuple(kinds)))

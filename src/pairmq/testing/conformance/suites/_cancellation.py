@@ -8,9 +8,17 @@ from collections.abc import Awaitable, Sequence
 import pytest
 
 from pairmq.model import Entity, Source, TransportError
-from pairmq.testing.conformance._broker import PATIENCE, Broker, bodies, message, receive_all, receive_one
-from pairmq.testing.conformance._capabilities import capability, refused
-from pairmq.testing.conformance._suite import Suite
+from pairmq.testing.conformance._broker import (
+    PATIENCE,
+    Broker,
+    Suite,
+    bodies,
+    capability,
+    message,
+    receive_all,
+    receive_one,
+    refused,
+)
 from pairmq.testing.conformance.suites._timing import cut_off
 from pairmq.transport import is_nothing_sent
 

@@ -15,9 +15,7 @@ from pairmq.core import PairOptions
 from pairmq.model import Entity, EntityState, Receipt, Route
 from pairmq.pair import Pair
 from pairmq.testing._simulated import Fault, SimulatedBroker
-from pairmq.testing.conformance._broker import Broker, message
-from pairmq.testing.conformance._capabilities import capability, refused
-from pairmq.testing.conformance._suite import Suite
+from pairmq.testing.conformance._broker import Broker, Suite, capability, message, refused
 
 _LIMIT = 15.0
 """Seconds of an attempt: more than a busy machine takes, for one that is cut off there would be a failover."""

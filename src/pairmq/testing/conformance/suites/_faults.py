@@ -11,16 +11,17 @@ from pairmq.model import Delivery, FailureKind, FailureReason, Source, Transport
 from pairmq.testing.conformance._broker import (
     PATIENCE,
     Broker,
+    Suite,
     bodies,
+    capability,
     message,
+    must_fail,
     of_size,
     receive_all,
     receive_one,
     refusal,
     testable_limit,
 )
-from pairmq.testing.conformance._capabilities import capability, must_fail
-from pairmq.testing.conformance._suite import Suite
 from pairmq.testing.conformance.suites._timing import cut_off
 
 _OUTAGE = 5.0

@@ -11,9 +11,7 @@ import pytest
 
 from pairmq.model import ConfigurationError, Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.plugins import registry
-from pairmq.testing.conformance._broker import PATIENCE, Broker, bodies, message, receive_one
-from pairmq.testing.conformance._capabilities import NAMES, must_fail
-from pairmq.testing.conformance._suite import Suite
+from pairmq.testing.conformance._broker import NAMES, PATIENCE, Broker, Suite, bodies, message, must_fail, receive_one
 from pairmq.testing.conformance.suites._timing import SLACK, Stopwatch
 from pairmq.transport import Transport
 

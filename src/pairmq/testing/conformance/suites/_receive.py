@@ -11,15 +11,16 @@ from pairmq.testing.conformance._broker import (
     LONG_LOCK,
     PATIENCE,
     Broker,
+    Suite,
     bodies,
+    capability,
     drain,
     message,
+    must_fail,
     receive_all,
     receive_one,
     receive_some,
 )
-from pairmq.testing.conformance._capabilities import capability, must_fail
-from pairmq.testing.conformance._suite import Suite
 from pairmq.testing.conformance.suites._timing import Stopwatch
 
 _LONG_POLL = 300.0

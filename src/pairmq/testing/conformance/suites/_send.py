@@ -11,16 +11,19 @@ from uuid import UUID
 from pairmq.model import MAX_NESTING, Entity, FailureKind, FailureReason, Message, PropertyValue
 from pairmq.testing.conformance._broker import (
     Broker,
+    Suite,
     bodies,
+    capability,
+    limit,
     message,
+    must_fail,
     of_size,
     receive_all,
     receive_one,
     refusal,
+    refused,
     testable_limit,
 )
-from pairmq.testing.conformance._capabilities import capability, limit, must_fail, refused
-from pairmq.testing.conformance._suite import Suite
 
 _TEXTS = {
     "content_type": "application/json; charset=utf-8",

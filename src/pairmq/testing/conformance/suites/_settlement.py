@@ -5,9 +5,19 @@ from __future__ import annotations
 import asyncio
 
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Source, TransportError
-from pairmq.testing.conformance._broker import PATIENCE, Broker, bodies, message, of_size, receive_all, receive_one
-from pairmq.testing.conformance._capabilities import capability, limit, must_fail
-from pairmq.testing.conformance._suite import Suite
+from pairmq.testing.conformance._broker import (
+    PATIENCE,
+    Broker,
+    Suite,
+    bodies,
+    capability,
+    limit,
+    message,
+    must_fail,
+    of_size,
+    receive_all,
+    receive_one,
+)
 from pairmq.testing.conformance.suites._timing import LockClock
 from pairmq.transport import Receiver
 
