@@ -67,11 +67,7 @@ class _Backlog:
         self._options = settings.options
 
     async def find_others(self) -> Agreement:
-        """Add the queues that other processes of the pair use, unless one queue was asked for (SPEC 13.2).
-
-        Raises:
-            CommandFailed: the queues are another primary's.
-        """
+        """Add the queues that other processes of the pair use, unless one queue was asked for (SPEC 13.2)."""
         agreement = await find_agreement(self._primary, self.transport, self._options, self.limit)
         if agreement.conflict is not None:
             raise CommandFailed(agreement.conflict)
@@ -271,9 +267,6 @@ async def requeue_queue(transport: Transport, queue: Entity, time_limit: float, 
         queue: the backlog queue.
         time_limit: seconds of one operation.
         stop: ends it between two batches.
-
-    Yields:
-        How many messages were moved, batch by batch.
 
     Raises:
         TransportError: a message could not be sent, or the queue not be read; what was not confirmed is left where it

@@ -212,11 +212,7 @@ class PairArguments:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self, **forced: Any) -> Settings:
-        """Both URLs and all options; ``forced`` wins over everything.
-
-        Raises:
-            ConfigurationError: a value is wrong or a URL is missing.
-        """
+        """Both URLs and all options; ``forced`` wins over everything."""
         return load_settings(
             primary=self.primary,
             secondary=self.secondary,
@@ -252,11 +248,7 @@ def pair_name(settings: Settings) -> str:
 
 
 def with_pair(shared: Mapping[str, Any]) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Give a command the shared options; it gets their values as its argument ``pair``.
-
-    Args:
-        shared: `PRIMARY_ONLY`, `RECEIVING`, `BACKLOG`, `SENDING` or `SYPHON`.
-    """
+    """Give a command the shared options; it gets their values as its argument ``pair``."""
 
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
         own = inspect.signature(command, eval_str=True)
@@ -289,11 +281,7 @@ def examples(*lines: str) -> str:
 
 
 def entity_of(name: str, kind: EntityKind = EntityKind.QUEUE) -> Entity:
-    """The entity that a user named.
-
-    Raises:
-        ConfigurationError: no entity can have that name.
-    """
+    """The entity that a user named."""
     try:
         return Entity(name, kind)
     except ValueError as error:
@@ -372,11 +360,7 @@ def journal_package() -> ModuleType:
 
 @contextmanager
 def kept_journal(directory: str | None) -> Iterator[Journal | None]:
-    """Give a command the journal in a directory, and close it in the end; None for none.
-
-    Raises:
-        ConfigurationError: it can't be kept there.
-    """
+    """Give a command the journal in a directory, and close it in the end; None for none."""
     if directory is None:
         yield None
         return

@@ -247,11 +247,7 @@ def check_dashboard() -> None:
 
 
 def address_of(text: str) -> tuple[str, int]:
-    """Read ``8765``, ``127.0.0.1:8765`` or ``[::1]:8765``.
-
-    Raises:
-        BadUsage: it is none of these.
-    """
+    """Read ``8765``, ``127.0.0.1:8765`` or ``[::1]:8765``."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
     if "/" in text or not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) < 65536):

@@ -239,9 +239,6 @@ class DemoReport:
 
         Returns:
             The exit status: 1 where the report says that something is lost, else the demo's.
-
-        Raises:
-            PairMQError: as `pairmq.pipeline.run` and `pairmq.pipeline.reporting.report`.
         """
         if status > _SIGNALLED:
             shutil.rmtree(self._folder, ignore_errors=True)

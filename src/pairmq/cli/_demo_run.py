@@ -328,9 +328,6 @@ class DemoRun:
 
         Args:
             patient: try again if the primary does not answer.
-
-        Returns:
-            Whether all that the primary holds was seen, and which messages are in the backlog.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()

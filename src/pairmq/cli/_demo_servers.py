@@ -115,9 +115,6 @@ class OwnServers:
     async def boot(self, stop: Stop) -> bool:
         """Start both at the same time, and tell that they are starting.
 
-        Args:
-            stop: ends the waiting.
-
         Returns:
             Whether both take clients; not after a signal.
 
@@ -145,14 +142,7 @@ class OwnServers:
 
 
 def products_of(text: str) -> tuple[str, ...]:
-    """Read ``rabbitmq`` or ``rabbitmq,redis``.
-
-    Args:
-        text: from the command line.
-
-    Raises:
-        BadUsage: it names no product, more than two, or one that has no local server.
-    """
+    """Read ``rabbitmq`` or ``rabbitmq,redis``."""
     names = tuple(name.strip().lower() for name in text.split(","))
     if len(names) > 2 or not all(names):
         raise BadUsage("--real: name one product for both brokers, or PRIMARY,SECONDARY")

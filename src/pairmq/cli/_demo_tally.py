@@ -68,9 +68,6 @@ class Texts:
     Args:
         path: the file; None to make them up.
         count: how many to make up.
-
-    Raises:
-        BadUsage: the file can't be read or is empty.
     """
 
     def __init__(self, path: str | None, count: int) -> None:
@@ -266,12 +263,7 @@ class Tally:
         return sum(1 for i, (fate, copies) in seen if fate in _ACCEPTED and not copies and i not in waiting)
 
     def verdict(self, waiting: frozenset[int] = frozenset(), *, primary_read: bool = True) -> Verdict:
-        """Settle the account.
-
-        Args:
-            waiting: messages that are still in the backlog.
-            primary_read: the consumer could see everything that the primary holds.
-        """
+        """Settle the account."""
         left = lost = explained = unexplained = 0
         for index, (fate, copies) in enumerate(zip(self._fates, self._copies, strict=True)):
             if fate in _ACCEPTED and not copies:

@@ -38,11 +38,7 @@ _EXPLAINED = "a receipt, the syphon or the broker said so"
 
 
 class DemoView:
-    """The live picture of a scene; draws itself anew at each refresh, at whatever size the terminal has.
-
-    Args:
-        scene: what to draw.
-    """
+    """The live picture of a scene; draws itself anew at each refresh, at whatever size the terminal has."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene

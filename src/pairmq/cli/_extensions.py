@@ -40,9 +40,6 @@ class Extension:
     def load(self) -> Any:
         """Import it.
 
-        Returns:
-            The parser's command.
-
         Raises:
             CommandFailed: it can't be imported, or is no command; the text names the distribution.
         """
@@ -141,12 +138,7 @@ def _described(error: BaseException) -> str:
 
 
 def show_no_values(command: Any, context: Any) -> None:
-    """Leave out the ``<bool>`` and ``<int>`` that Typer writes behind flags: nobody may give them a value.
-
-    Args:
-        command: the parser's command, with all that are below it.
-        context: the parser's context for it, which knows the names of the option for help.
-    """
+    """Leave out the ``<bool>`` and ``<int>`` that Typer writes behind flags: nobody may give them a value."""
     for option in (*command.params, command.get_help_option(context)):
         takes_none = getattr(option, "is_flag", False) or getattr(option, "count", False)
         if takes_none and option.metavar is None:

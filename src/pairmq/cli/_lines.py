@@ -48,9 +48,6 @@ class LineSource:
     Args:
         path: a file, or ``-`` for standard input.
         separator: one byte.
-
-    Raises:
-        BadUsage: the file can't be opened.
     """
 
     def __init__(self, path: str, separator: bytes = b"\n") -> None:
@@ -77,11 +74,7 @@ class LineSource:
         self._blocks.put_nowait(None)
 
     async def blocks(self) -> AsyncGenerator[list[bytes], None]:
-        """Some lines at a time, as they come; a `LongLine` for one that is longer than `MAX_LINE`.
-
-        Raises:
-            CommandFailed: reading failed.
-        """
+        """Some lines at a time, as they come; a `LongLine` for one that is longer than `MAX_LINE`."""
         loop = asyncio.get_running_loop()
         thread = threading.Thread(target=self._read, args=(loop,), name=f"reader of {self.name}", daemon=True)
         thread.start()

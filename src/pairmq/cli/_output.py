@@ -91,12 +91,7 @@ def open_closed_streams() -> None:
 
 @contextlib.contextmanager
 def stdout_written() -> Iterator[None]:
-    """Around what writes on stdout.
-
-    Raises:
-        OutputClosed: nobody reads it any more.
-        CommandFailed: it takes no more, as on a full disk.
-    """
+    """Around what writes on stdout."""
     try:
         yield
     except BrokenPipeError:

@@ -238,12 +238,7 @@ def _run_following(
 
 
 class _Teller:
-    """Prints a line for every refresh.
-
-    Args:
-        out: the directory of the tables.
-        json: print documents for programs.
-    """
+    """Prints a line for every refresh."""
 
     def __init__(self, out: str, *, json: bool) -> None:
         self._out = out

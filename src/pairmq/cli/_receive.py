@@ -125,16 +125,7 @@ _PEEKED = 100
 
 
 class Output:
-    """Where the messages go.
-
-    Args:
-        path: a file that is appended to, or ``-`` for stdout.
-        json: whole messages as JSON lines instead of bodies.
-        separator: ends each body.
-
-    Raises:
-        BadUsage: the file can't be opened.
-    """
+    """Where the messages go."""
 
     def __init__(self, path: str, *, json: bool, separator: bytes) -> None:
         self.name = "standard output" if path == "-" else path
@@ -153,12 +144,7 @@ class Output:
             raise BadUsage(f"can't write {file_problem(self.name, error)}") from None
 
     async def write(self, deliveries: Sequence[Delivery]) -> None:
-        """Hand messages to the operating system, all of them, before it returns.
-
-        Raises:
-            BrokenPipeError: nobody reads any more.
-            CommandFailed: the file can't be written.
-        """
+        """Hand messages to the operating system, all of them, before it returns."""
         data = b"".join(self._encode(delivery) for delivery in deliveries)
         # In a thread: a pipe that nobody empties must not make the program deaf to signals.
         await asyncio.to_thread(self._write, data)

@@ -79,9 +79,6 @@ class _File:
 
     Args:
         path: made if it is missing, and left as it is until `empty`.
-
-    Raises:
-        BadUsage: the file can't be opened.
     """
 
     def __init__(self, path: str) -> None:
@@ -127,9 +124,6 @@ class Outputs:
         receipts: path for results as JSON lines.
         failed: path for the lines that were not accepted.
         separator: ends each of those.
-
-    Raises:
-        BadUsage: a file can't be opened, or two of them are the same.
     """
 
     def __init__(
@@ -297,12 +291,6 @@ class SendJob:
 
         However it ends, once it has begun to read, each line that was read has a result, is in the files and in the
         counts, and the summary is told.
-
-        Args:
-            stop: asks it to read no further.
-
-        Returns:
-            The exit status.
 
         Raises:
             CommandFailed: the input can't be read any further.

@@ -146,12 +146,7 @@ def _tell(book: _Book, seconds: float) -> None:
 
 
 class _Book:
-    """What was done so far, in a file where one is given: a line of settings, then a line a seed.
-
-    Raises:
-        BadUsage: the file is of other settings, or of something else.
-        CommandFailed: it can't be read or written.
-    """
+    """What was done so far, in a file where one is given: a line of settings, then a line a seed."""
 
     def __init__(self, path: str | None, runs: Sequence[Settings]) -> None:
         self.failed: dict[int, dict[str, Any]] = {}

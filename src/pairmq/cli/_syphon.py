@@ -130,9 +130,6 @@ class Failures:
         Args:
             event: what failed.
             now: seconds that only grow.
-
-        Returns:
-            A line, if it is worth one.
         """
         self._reasons = {reason: at for reason, at in self._reasons.items() if now - at < _SAME}
         reason = event.error.replace(event.queue, "")
@@ -148,15 +145,7 @@ class Failures:
         return f"{event.queue}: {event.error}; trying again" if new else None
 
     def ended(self, now: float, counted_at: float) -> str | None:
-        """Look whether they are over.
-
-        Args:
-            now: as for `failed`.
-            counted_at: when the last count began that all queues answered.
-
-        Returns:
-            A line, if they are and it is worth one.
-        """
+        """Look whether they are over."""
         if self.since is None or counted_at <= self._last or now < max(self._due.values()):
             return None
         lasted, self.since = self._last - self.since, None

@@ -16,11 +16,7 @@ from pairmq.pair import parse_duration
 
 
 def duration(text: str) -> float:
-    """Read ``10``, ``10s``, ``500ms``, ``5min``, ``1h`` or ``2d`` as seconds.
-
-    Raises:
-        typer.BadParameter: it is none of these.
-    """
+    """Read ``10``, ``10s``, ``500ms``, ``5min``, ``1h`` or ``2d`` as seconds."""
     try:
         return parse_duration(text)
     except ConfigurationError as error:
@@ -28,11 +24,7 @@ def duration(text: str) -> float:
 
 
 def positive(text: str) -> float:
-    """Read a number above 0.
-
-    Raises:
-        typer.BadParameter: it is none.
-    """
+    """Read a number above 0."""
     try:
         value = float(text)
     except ValueError:
@@ -84,14 +76,7 @@ _MOST_DIGITS = 15
 
 
 def read_prices(path: str) -> tuple[Price, Price]:
-    """Read a price list: what the primary and the secondary charge.
-
-    Args:
-        path: a TOML file with the tables ``primary`` and ``secondary``, each with ``per_million`` and ``base``.
-
-    Raises:
-        BadUsage: it can't be read, or is no such list.
-    """
+    """Read a price list: what the primary and the secondary charge."""
     try:
         document = tomllib.loads(Path(path).read_text("utf-8"), parse_float=Decimal)
     except OSError as error:
@@ -112,15 +97,7 @@ def _price(path: str, document: dict[str, Any], side: str) -> Price:
 
 
 def price_number(where: str, value: object) -> Decimal:
-    """Take a number of money that somebody wrote.
-
-    Args:
-        where: it stands, for the error.
-        value: text or a number.
-
-    Raises:
-        BadUsage: it is no number of at least 0.
-    """
+    """Take a number of money that somebody wrote."""
     try:
         money = Decimal(str(value))
     except (InvalidOperation, ValueError):  # the latter of a number of thousands of digits

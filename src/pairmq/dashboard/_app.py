@@ -147,11 +147,7 @@ class Dashboard:
         await self.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, as ASGI has it.
-
-        Raises:
-            RuntimeError: it is served by another event loop than its pair's, whose state it can't touch safely.
-        """
+        """Serve one request, as ASGI has it."""
         if self._loop is not None and self._loop is not asyncio.get_running_loop():
             raise RuntimeError("a dashboard belongs to the event loop of its pair: serve it there")
         if scope["type"] == "http" and not self._guard.host_is_ours(Request(scope)):

@@ -27,9 +27,6 @@ class Guard:
         open_to_read: looking needs no token.
         allowed_hosts: names under which the dashboard may be called, besides ``localhost`` and IP addresses; a site
             that makes its own name lead here (DNS rebinding) is refused so. ``*`` for any.
-
-    Raises:
-        ConfigurationError: the token is too short, too long, or has characters that no header can carry.
     """
 
     def __init__(self, token: str | None, *, open_to_read: bool, allowed_hosts: Collection[str] = ()) -> None:

@@ -74,12 +74,7 @@ class Past:
 
 
 class Line:
-    """One line of the list.
-
-    Args:
-        at: when it happened first.
-        sentence: what happened.
-    """
+    """One line of the list."""
 
     __slots__ = ("at", "count", "last_at", "sentence")
 

@@ -1,4 +1,4 @@
-"""Looks at both brokers and at the backlog while the page is shown: what they hold, and when the backlog will be empty."""
+"""Looks at both brokers and at the backlog while the page is shown: what they hold, and when it will be empty."""
 
 from __future__ import annotations
 
@@ -65,10 +65,6 @@ class Looks:
     """What was seen at the brokers the last time.
 
     Nothing is asked of a broker while nobody asks here: `wanted` begins what is due, and returns at once.
-
-    Args:
-        watched: the pair or the brokers.
-        entities: entities of the primary that are probed too.
     """
 
     def __init__(self, watched: Watched, entities: Sequence[Entity] = ()) -> None:

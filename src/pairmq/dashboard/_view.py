@@ -48,13 +48,7 @@ class Query:
 
 
 class View:
-    """Puts together what is known.
-
-    Args:
-        watched: the pair or the brokers.
-        history: what happened.
-        looks: what was seen at the brokers.
-    """
+    """Puts together what is known."""
 
     def __init__(self, watched: Watched, history: History, looks: Looks) -> None:
         self._watched = watched

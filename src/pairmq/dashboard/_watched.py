@@ -44,11 +44,7 @@ class Brokers:
 
 
 class Watched:
-    """A pair or two brokers, asked in one way.
-
-    Args:
-        of: what is shown.
-    """
+    """A pair or two brokers, asked in one way."""
 
     def __init__(self, of: Pair | Brokers) -> None:
         self.pair = of if isinstance(of, Pair) else None

@@ -32,11 +32,7 @@ class _Mount:
 
 
 def usable_memory(root: Path = _ROOT) -> int | None:
-    """Tell how much memory this process may use, in bytes; None where the system does not say.
-
-    Args:
-        root: of the file system, for tests.
-    """
+    """Tell how much memory this process may use, in bytes; None where the system does not say."""
     try:
         physical = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     except (AttributeError, OSError, ValueError):

@@ -25,9 +25,6 @@ def work_folder(out: Path, holder: str) -> Iterator[Path]:
     Args:
         out: the output directory, made where it is missing.
         holder: who works there, for those who are refused meanwhile.
-
-    Raises:
-        ConfigurationError: it can't be written to, or somebody else is at work there.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -65,12 +62,6 @@ def check_place(place: Path) -> None:
 
     A link can't be kept: what is behind it may be on another file system, where no single stroke puts a directory in
     the place of another.
-
-    Args:
-        place: what it is to be called.
-
-    Raises:
-        ConfigurationError: a link is there, or a file.
     """
     if place.is_symlink():
         raise ConfigurationError(

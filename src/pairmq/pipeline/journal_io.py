@@ -269,11 +269,7 @@ def _looked_at(path: Path) -> Segment | BadSegment:
 
 
 def _range(footer: pq.FileMetaData, name: str) -> tuple[Any, Any] | None:
-    """The least and the greatest value of a column, if every row group tells them.
-
-    Raises:
-        ValueError: the footer contradicts itself, or has a text that is none.
-    """
+    """The least and the greatest value of a column, if every row group tells them."""
     index = footer.schema.names.index(name) if name in footer.schema.names else -1
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
     chunks = [group.column(index) for group in groups if group.num_rows]

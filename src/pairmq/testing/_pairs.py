@@ -105,11 +105,7 @@ async def make_entities(broker: SimulatedBroker, entities: Iterable[str | Entity
 
 
 def entity_named(entity: str | Entity) -> Entity:
-    """Read ``orders`` as a queue and ``topic:news`` as a topic.
-
-    Raises:
-        ValueError: no entity can have that path.
-    """
+    """Read ``orders`` as a queue and ``topic:news`` as a topic."""
     if isinstance(entity, Entity):
         return entity
     kind, _, path = entity.rpartition(":")

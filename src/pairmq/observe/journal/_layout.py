@@ -86,11 +86,7 @@ def _plain(host: str) -> str:
 
 
 def directory_of(path: str | os.PathLike[str]) -> Path:
-    """The journal's directory, absolute.
-
-    Raises:
-        ConfigurationError: it is a URL, whose password would become the name of a directory, and stand in errors.
-    """
+    """The journal's directory, absolute."""
     if "://" in os.fspath(path):
         raise ConfigurationError("the journal's directory is a URL: give the path of a directory")
     return Path(path).absolute()

@@ -100,9 +100,6 @@ class Part:
             directory: the journal's.
             head: what it says of itself.
             sync: wait until its name is on the disk; what is in it is there with its first frame.
-
-        Raises:
-            OSError: it can't be made.
         """
         path = _layout.part_path(directory, head.process, head.number)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -202,12 +199,7 @@ class Part:
         return _head(self.path, payload)
 
     def read(self) -> Contents:
-        """Read what is there, up to the first frame that is torn.
-
-        Raises:
-            DamagedPart: the head can't be read.
-            OSError: the file can't be.
-        """
+        """Read what is there, up to the first frame that is torn."""
         # By the descriptor: the rows are there even when somebody has deleted the file.
         data = _read_all(self._descriptor)
         payloads = list(_payloads(data))

@@ -287,10 +287,6 @@ class Compactor:
 
     A part whose segment can't be written (the disk is full) is let go of and stays on the disk. It is tried again,
     with whatever else was left behind, after the next part that works.
-
-    Args:
-        directory: the journal's.
-        compression: of the segments.
     """
 
     def __init__(self, directory: Path, compression: Compression) -> None:

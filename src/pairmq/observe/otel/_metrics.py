@@ -56,11 +56,7 @@ Question: TypeAlias = Callable[[], Iterable[Observation]]
 
 
 class Instruments:
-    """Every metric of one provider.
-
-    Args:
-        meter: makes them.
-    """
+    """Every metric of one provider."""
 
     def __init__(self, meter: Meter) -> None:
         self._asked: dict[str, list[Question]] = {}

@@ -76,11 +76,7 @@ class Intake:
         to_batch([Delivery(Message(), None, enqueued_at=datetime.now(UTC))], place)
 
     def remember(self, batches: Iterator[pa.RecordBatch]) -> None:
-        """Learn what an earlier process left in the spool, perhaps without acknowledging it.
-
-        Args:
-            batches: rows of the spool.
-        """
+        """Learn what an earlier process left in the spool, perhaps without acknowledging it."""
         for batch in batches:
             columns = (batch.column(name).to_pylist() for name in ("sequence_number", "message_id", "enqueued_at"))
             self._kept.update(key for key in zip(*columns, strict=True) if key[0])
@@ -98,9 +94,6 @@ class Intake:
             wait: seconds to wait for the first one.
             start: the lowest number that a segment may get.
             whole: take as many as ``most`` also where they come one by one, however long that takes.
-
-        Returns:
-            How many came into the spool.
 
         Raises:
             TransportError: the source can't be read, and nothing was moved.

@@ -65,9 +65,6 @@ class Brokers:
 
         Args:
             side: the only one whose URL is needed; both are when left out.
-
-        Raises:
-            ConfigurationError: a value is wrong or a URL is missing.
         """
         unused = {"primary": "secondary", "secondary": "primary", None: None}[side]
         primary = self.primary_url or (_UNUSED if unused == "primary" else None)
@@ -101,15 +98,7 @@ class Brokers:
 
 
 class Options:
-    """The options of one read or write.
-
-    Args:
-        given: what Spark hands over.
-        known: names that mean something here.
-
-    Raises:
-        ConfigurationError: there is another one.
-    """
+    """The options of one read or write."""
 
     def __init__(self, given: Mapping[str, str], known: frozenset[str]) -> None:
         self._given = {name.lower(): text for name, text in given.items()}
@@ -196,11 +185,7 @@ class Options:
         return self.choice("side", *_SIDES)
 
     def spool(self) -> Path:
-        """The directory of the spool.
-
-        Raises:
-            ConfigurationError: it is missing, is no path, or is none that every process understands in the same way.
-        """
+        """The directory of the spool."""
         text = self.text("spool")
         if text is None:
             raise ConfigurationError(

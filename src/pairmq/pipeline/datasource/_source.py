@@ -135,12 +135,7 @@ class BrowseReader(DataSourceReader):
         return [_Partition(part) for part in self._parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Look at one queue.
-
-        Raises:
-            TransportError: the broker can't be asked, or can't show messages.
-            ConfigurationError: there are more than anybody asked for.
-        """
+        """Look at one queue."""
         part: _Part = partition.value
         found = asyncio.run(self._peek(part))
         for at in range(0, len(found), _BATCH):

@@ -96,9 +96,6 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads a spool, and fills it when it is empty.
 
     Spark makes several of these, and pickles some: only the one whose offsets are asked for opens anything.
-
-    Args:
-        plan: what the options say.
     """
 
     def __init__(self, plan: _Plan) -> None:

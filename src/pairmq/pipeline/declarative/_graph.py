@@ -31,9 +31,6 @@ def define() -> None:
     """Enter the journal, its facts and its tables into the pipeline that is being read.
 
     Nothing is computed here: each function below gives a plan, and Spark finds out by itself what comes before what.
-
-    Raises:
-        ConfigurationError: no pipeline is being read, or its configuration can't be.
     """
     spark = SparkSession.getActiveSession()
     if spark is None:
@@ -112,12 +109,6 @@ def source_of(journal: str) -> Source:
 
     The files of a directory are looked over as `pairmq.pipeline.run` does it: bad ones are set aside, and only what
     two files may both hold is compared row by row. Behind a URL every row is compared, and a bad file ends the run.
-
-    Args:
-        journal: a directory, or a URL.
-
-    Raises:
-        ConfigurationError: the directory is none, or can't be read.
     """
     path = journal.removeprefix("file://")
     if is_url(path):

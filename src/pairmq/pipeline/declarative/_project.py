@@ -157,9 +157,6 @@ def read_configuration(get: Callable[[str], str | None]) -> Configuration:
 
     Args:
         get: gives the value of a name; None where it is not set.
-
-    Raises:
-        ConfigurationError: no journal is named, or a value can't be.
     """
     journal = get(JOURNAL)
     if not journal:

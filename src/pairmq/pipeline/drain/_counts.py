@@ -138,10 +138,6 @@ class Journalled:
 def count_journalled(directory: str, runs: Collection[str]) -> Journalled:
     """Count what some processes journalled, also those that were killed.
 
-    Args:
-        directory: the journals'.
-        runs: names under which they journalled.
-
     Raises:
         OSError: the directory can't be read, or something of these processes in it is damaged or may not be read.
     """

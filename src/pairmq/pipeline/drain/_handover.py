@@ -191,11 +191,7 @@ class Worker:
         self._directory = None if directory is None else Path(directory)
 
     def urls(self) -> tuple[str, str]:
-        """Read the URLs that the driver left.
-
-        Raises:
-            OSError: there are none, or no longer.
-        """
+        """Read the URLs that the driver left."""
         assert self._directory is not None  # noqa: S101  # a driver that is out of reach hands nothing over
         primary, secondary = json.loads((self._directory / _SETTINGS).read_text())
         return str(primary), str(secondary)

@@ -54,15 +54,7 @@ def is_local(spark: SparkSession) -> bool:
 
 
 def check_session(spark: SparkSession, *, handed_over: bool) -> None:
-    """Refuse a session in which a drain would do harm.
-
-    Args:
-        spark: what to work in.
-        handed_over: the URLs were given to the driver alone.
-
-    Raises:
-        ConfigurationError: it runs slow tasks twice at once, or there is no private way for the URLs to its workers.
-    """
+    """Refuse a session in which a drain would do harm."""
     if (spark.conf.get("spark.speculation", "false") or "").lower() == "true":
         raise ConfigurationError(
             "spark.speculation is on in this session: it runs a second copy of a slow task, so that two of them "

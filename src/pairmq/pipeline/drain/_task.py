@@ -222,13 +222,7 @@ class Counts(Protocol):
 
 
 class FromDriver:
-    """Counts that the driver makes for all tasks; where it counts nothing, the task's own.
-
-    Args:
-        worker: this side of what is shared with it.
-        index: of the queue.
-        own: asks the broker from here, which knows of what this process holds.
-    """
+    """Counts that the driver makes for all tasks; where it counts nothing, the task's own."""
 
     def __init__(self, worker: Worker, index: int, own: FromBroker) -> None:
         self._worker = worker

@@ -266,10 +266,6 @@ def state_of(out: Path, journal: Path, *, restart: bool) -> Path:
         out: the output directory, which the caller has locked.
         journal: the journal's directory.
         restart: delete what is kept, so that the whole journal is read again.
-
-    Raises:
-        ConfigurationError: what is kept there is of another journal, of another `STATE_VERSION`, or damaged.
-        OSError: the directory can't be written.
     """
     folder = out / STATE
     if restart and folder.exists():

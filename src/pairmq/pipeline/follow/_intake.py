@@ -107,9 +107,6 @@ class Intake:
         Args:
             at_once: bytes of the files in one commit, though it has one file at least.
             at_all: also those that could not be read and were not changed: the disk may have been what was wrong.
-
-        Raises:
-            As `receive`.
         """
         last = self._ledger.last
         if last is None:
@@ -235,10 +232,6 @@ class Sifted:
 
 def sift(segments: Sequence[Segment], seen: Seen) -> Sifted:
     """Find the rows that were not taken yet.
-
-    Args:
-        segments: good ones.
-        seen: the rows that were taken.
 
     Raises:
         OSError, pyarrow.ArrowException: a file whose rows its footer does not tell can't be read.

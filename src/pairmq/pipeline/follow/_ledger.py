@@ -91,11 +91,7 @@ class Entry:
 
     @classmethod
     def from_json(cls, text: str) -> Entry:
-        """The entry that a document holds.
-
-        Raises:
-            ValueError: it holds none, or one that can't be.
-        """
+        """The entry that a document holds."""
         found = json.loads(text)
         try:
             seen = {name: tuple((first, last) for first, last in ranges) for name, ranges in found.pop("seen").items()}
@@ -169,9 +165,6 @@ class Ledger:
     def commit(self, entry: Entry) -> None:
         """Enter the next commit.
 
-        Args:
-            entry: follows the last one.
-
         Raises:
             OSError: it can't be written, and is not in the ledger.
         """
@@ -181,9 +174,6 @@ class Ledger:
 
     def merge(self, folder: Path | None) -> None:
         """Put one entry in the place of all.
-
-        Args:
-            folder: of `new_folder`, with the merged facts of all commits.
 
         Raises:
             OSError: it can't be written, and all is as it was.

@@ -56,11 +56,7 @@ class Found:
 
     @classmethod
     def from_line(cls, line: str) -> Found:
-        """The file that a line tells of.
-
-        Raises:
-            ValueError: it tells of none.
-        """
+        """The file that a line tells of."""
         match json.loads(line):
             case [str(path), int(size), int(changed), bool(again)]:
                 return cls(Path(path), size, changed, again)

@@ -241,11 +241,7 @@ _MOST_MINUTES = 20_000_000
 
 
 class Depth:
-    """The depth of all backlog queues together.
-
-    Args:
-        grid: its slots.
-    """
+    """The depth of all backlog queues together."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
@@ -319,11 +315,6 @@ def grid_of(span: Span) -> Grid:
 def closer(grid: Grid, out: Sequence[Span], drained: Sequence[Span]) -> Grid | None:
     """Choose what a closer look is worth: the longest outage, with what came before and after it.
 
-    Args:
-        grid: of all of the time.
-        out: when any entity was out.
-        drained: when any backlog was drained.
-
     Returns:
         None where the grid shows it well enough.
     """
@@ -345,11 +336,7 @@ _BUCKETS = math.ceil(math.log(_MOST / _LEAST) / _STEP) + 1
 
 
 class Histogram:
-    """Counts of durations in buckets 2 % wide, for several rows.
-
-    Args:
-        rows: how many histograms.
-    """
+    """Counts of durations in buckets 2 % wide, for several rows."""
 
     def __init__(self, rows: int) -> None:
         self._counts = np.zeros((rows, _BUCKETS), np.int64)

@@ -70,16 +70,7 @@ class Plot:
 
 
 def page(told: Told, found: Answers, directory: Path) -> str:
-    """Make the page.
-
-    Args:
-        told: what the tables tell.
-        found: the answers to it.
-        directory: of the tables, to be named.
-
-    Returns:
-        One HTML document that loads nothing and runs nothing.
-    """
+    """Make the page."""
     environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,

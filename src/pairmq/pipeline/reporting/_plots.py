@@ -37,9 +37,6 @@ def course(series: Series, spans: Mapping[Key, Spans], rows: Sequence[Key], name
         spans: the states of the entities.
         rows: whose states are drawn, in this order.
         names: what they are called.
-
-    Returns:
-        One ``svg`` element, as wide as what it is in.
     """
     grid = series.grid
     top = len(rows) * ROW + 14

@@ -54,9 +54,6 @@ def report(tables: str | os.PathLike[str], to: str | os.PathLike[str] | None = N
     Returns:
         Where they are, and what the document says.
 
-    Raises:
-        ConfigurationError: no run has written there, a table is missing or damaged, or the files can't be written.
-
     It needs no Spark. Each file is put in its place whole.
     """
     directory = Path(tables)
@@ -73,11 +70,7 @@ def report(tables: str | os.PathLike[str], to: str | os.PathLike[str] | None = N
 
 
 def read(directory: Path) -> Told:
-    """Read what the tables tell.
-
-    Raises:
-        ConfigurationError: no run has written there, or a table is missing or damaged.
-    """
+    """Read what the tables tell."""
     tables = Directory(directory)
     wrote = programs(tables)
     first, last = wrote.first_at, wrote.last_at

@@ -171,12 +171,7 @@ _LEAST_SEEN = 0.004  # of the width: a part that is not nothing is not drawn as 
 
 
 def bar(parts: Sequence[tuple[str, float]], whole: float) -> Markup:
-    """Draw one bar of coloured parts.
-
-    Args:
-        parts: class and amount of each, from the left.
-        whole: the amount that would fill all of the width.
-    """
+    """Draw one bar of coloured parts."""
     drawn = [element("rect", width="100%", height=_HEIGHT, rx=2, class_="rail")]
     x = 0.0
     for class_, amount in parts:

@@ -53,14 +53,7 @@ class TableReplaced(ConfigurationError):
 
 
 class Directory:
-    """The tables that one run wrote.
-
-    Args:
-        path: what ``--out`` named.
-
-    Raises:
-        ConfigurationError: no run has written there.
-    """
+    """The tables that one run wrote."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -75,16 +68,7 @@ class Directory:
         return frozenset(names)
 
     def batches(self, table: str, columns: Sequence[str], *, repeated: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-        """Read some columns of a table.
-
-        Args:
-            table: its name.
-            columns: their names.
-            repeated: of these, texts that are few: they come as dictionaries.
-
-        Raises:
-            ConfigurationError: the table is missing or damaged.
-        """
+        """Read some columns of a table."""
         with self._told_clearly(table):
             for file in self._files(table):
                 with pq.ParquetFile(file, read_dictionary=list(repeated)) as opened:

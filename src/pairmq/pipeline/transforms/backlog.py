@@ -58,13 +58,6 @@ def backlog(notes: DataFrame, minutes: DataFrame) -> DataFrame:
 
     The depth is that of messages, not of events: what was diverted before the journal began would make a running sum of
     events wrong for ever when it is moved, as would a second copy.
-
-    Args:
-        notes: of `NOTES`.
-        minutes: of `MINUTES`.
-
-    Returns:
-        The table `BACKLOG`.
     """
     came, left = ended_as(SendOutcome.BACKLOG), of_kind(MessageMoved) & F.col("completed")
     aside = of_kind(MessageDeadLettered)
@@ -202,14 +195,7 @@ _COUNTS = ("moved", "unfinished", "redelivered", "maybe_duplicate", "dead_letter
 
 
 def syphon(notes: DataFrame) -> DataFrame:
-    """Count what syphons did by entity and hour.
-
-    Args:
-        notes: of `NOTES`.
-
-    Returns:
-        The table `SYPHON`.
-    """
+    """Count what syphons did by entity and hour."""
     moved = of_kind(MessageMoved)
     work = notes.filter(of_kind(MessageMoved, MessageDeadLettered)).withColumn("hour", start_of(HOUR))
     waited = F.when(moved, F.col("waited"))
@@ -242,15 +228,7 @@ ROTATION = Table(
 
 
 def rotation(notes: DataFrame, minutes: DataFrame) -> DataFrame:
-    """Find every time that a backlog queue was out of use.
-
-    Args:
-        notes: of `NOTES`.
-        minutes: of `MINUTES`.
-
-    Returns:
-        The table `ROTATION`.
-    """
+    """Find every time that a backlog queue was out of use."""
     changes = notes.filter(of_kind(RotationChanged)).select(
         "process", "pair", "queue", "seq", "at", F.col("in_use").alias("used"), "left", "error"
     )

@@ -64,15 +64,7 @@ _KEY = ("process", "pair", "entity")
 
 
 def episodes(notes: DataFrame, processes: DataFrame) -> DataFrame:
-    """Find every outage.
-
-    Args:
-        notes: of `NOTES`.
-        processes: the table ``processes``, which tells who was killed.
-
-    Returns:
-        The table `EPISODES`.
-    """
+    """Find every outage."""
     found = _found(notes)
     found = found.join(F.broadcast(_ends(notes, processes)), ["process", "pair"], "left")
     killed = F.col("process_ended") == "killed"

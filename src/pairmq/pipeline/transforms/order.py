@@ -38,9 +38,6 @@ def late(messages: DataFrame, troubles: DataFrame, places: DataFrame, notes: Dat
         troubles: of `troubles`.
         places: of `places`: where ``strict``, everything late is a fault.
         notes: of `NOTES`.
-
-    Returns:
-        As `LATE`, each ``designed`` or ``fault``.
     """
     stood = F.col("position").isNotNull() & (_placed() | (F.col("got_first_by") == F.col("got_first_by_other")))
     # Whoever schedules a message asks for others to overtake it.
@@ -129,12 +126,6 @@ _LANE = ("place", "session", "sender")
 
 def order(reconciled: DataFrame, counted: DataFrame, places: DataFrame, names: DataFrame) -> DataFrame:
     """Count by session and sender what was late.
-
-    Args:
-        reconciled: the table ``reconciliation``.
-        counted: of `lanes`.
-        places: of `places`.
-        names: of `NAMES`.
 
     Returns:
         The table `ORDER`.

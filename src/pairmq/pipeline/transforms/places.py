@@ -54,14 +54,7 @@ patience was over after that; ``least_kept`` is the least part of the healthy se
 
 
 def lanes(messages: DataFrame) -> DataFrame:
-    """Count the messages of each session, or sender.
-
-    Args:
-        messages: of `MESSAGES`.
-
-    Returns:
-        As `LANES`.
-    """
+    """Count the messages of each session, or sender."""
     read = F.col("deliveries") > 0
     arrived = F.when(read, arrived_at())
     # Whose order counts: the session's, else the sender's.
@@ -94,9 +87,6 @@ def places(
         minutes: of `MINUTES`.
         spans: of `holes`.
         patience: seconds for which a syphon may hold a message that has left its queue.
-
-    Returns:
-        As `PLACES`.
     """
     named = traffic.select("pair", "entity", "entity_kind").unionByName(
         notes.filter(about_messages()).select("pair", "entity", "entity_kind")
@@ -166,14 +156,7 @@ def minute_of() -> Column:
 
 
 def arrivals(messages: DataFrame) -> DataFrame:
-    """Tell what is known of the messages of each minute: when they were delivered first and last, sent and seen.
-
-    Args:
-        messages: of `MESSAGES`.
-
-    Returns:
-        As `ARRIVALS`.
-    """
+    """Tell what is known of the messages of each minute: when they were delivered first and last, sent and seen."""
     home = F.col("home_at").isNotNull()
     dated = messages.withColumn("minute", minute_of()).filter(F.col("minute").isNotNull())
     arrived = dated.groupBy("place", "minute").agg(
@@ -198,9 +181,6 @@ def blind_minutes(arrived: DataFrame, spans: DataFrame, *, patience: float) -> D
         arrived: of `arrivals`.
         spans: of `holes`.
         patience: seconds by which a message may be overtaken by others of its queue before it counts as lost.
-
-    Returns:
-        As `BLIND`.
     """
     entity = Window.partitionBy("place")
     surely_later = entity.orderBy("minute").rangeBetween(int(patience // MINUTE) + 2, Window.unboundedFollowing)

@@ -52,9 +52,6 @@ def processes(minutes: DataFrame, notes: DataFrame, *, patience: float) -> DataF
         notes: of `NOTES`.
         patience: seconds that the journal of its machine must go on after a process's last row for it to count as
             killed; where the whole machine is silent, the journal of others must go on for `GONE`.
-
-    Returns:
-        The table `PROCESSES`.
     """
     return PROCESSES.of(told_of(minutes, notes, patience))
 
@@ -153,13 +150,6 @@ def holes(
 
     Rows are missing; events were dropped; a process was killed, with what it had not written yet; or one may be
     running, and its latest rows have not come; or rows are in a file that is not read, or not finished.
-
-    Args:
-        minutes: of `MINUTES`.
-        notes: of `NOTES`.
-        patience: as for `processes`.
-        unread: the files of which nothing is known.
-        unfinished: the parts that are no segments yet.
 
     Returns:
         ``began`` and ``ended`` of each hole, seconds since 1970 UTC.

@@ -134,9 +134,6 @@ def reconciliation(
         late: of `late`.
         blind: of `blind_minutes`.
         patience: seconds by which a message may be overtaken by others of its queue before it counts as lost.
-
-    Returns:
-        The table `RECONCILIATION`.
     """
     gathered = (
         messages.withColumn("home_at", arrived_at())
@@ -170,14 +167,7 @@ def reconciliation(
 
 
 def observation(places: DataFrame) -> DataFrame:
-    """Tell how much of each entity the journal can tell.
-
-    Args:
-        places: of `places`.
-
-    Returns:
-        The table `OBSERVATION`.
-    """
+    """Tell how much of each entity the journal can tell."""
     return OBSERVATION.of(places)
 
 
@@ -289,12 +279,6 @@ def strays(notes: DataFrame) -> DataFrame:
     """Find what was set aside with a destination that nobody could read, where its id is known all the same.
 
     A message that is missing would look lost. Anybody may fill a backlog queue with broken messages: there is a bound.
-
-    Args:
-        notes: of `NOTES`.
-
-    Returns:
-        As `STRAYS`.
     """
     found = (
         notes.filter(of_kind(MessageDeadLettered) & F.col("entity").isNull() & (F.col("message_id") != ""))

@@ -73,15 +73,7 @@ _OUTCOMES = {
 
 
 def availability(traffic: DataFrame, notes: DataFrame) -> DataFrame:
-    """Count sends by entity and hour.
-
-    Args:
-        traffic: of `TRAFFIC`.
-        notes: of `NOTES`.
-
-    Returns:
-        The table `AVAILABILITY`.
-    """
+    """Count sends by entity and hour."""
     sends = traffic.filter(F.col("outcome") != DELIVERED)
     counted = sends.join(F.broadcast(sample_rates(notes)), "process", "left")
     counted = counted.withColumn("weight", F.col("rows") * weight())
@@ -157,9 +149,6 @@ def cost(
         notes: of `NOTES`.
         primary: its prices; free when left out.
         secondary: likewise.
-
-    Returns:
-        The table `COST`.
     """
     prices = {Side.PRIMARY: primary or Price(), Side.SECONDARY: secondary or Price()}
     by_process = _by_process(operations, traffic, notes)

@@ -32,12 +32,7 @@ _CLOSING = 30.0
 
 
 class Broker:
-    """A broker that runs, and what a test opened there.
-
-    Args:
-        harness: how it is made and interrupted.
-        url: its address, as `Harness.make` told it.
-    """
+    """A broker that runs, and what a test opened there."""
 
     def __init__(self, harness: Harness, url: str) -> None:
         self.harness = harness
@@ -299,11 +294,7 @@ def capability(name: str, *, disclaimed: Arm) -> Callable[[F], F]:
 
 
 def limit(name: str) -> Callable[[F], F]:
-    """Say that a test is about a capability that is a number and not a claim.
-
-    Args:
-        name: the field of `Capabilities`.
-    """
+    """Say that a test is about a capability that is a number and not a claim."""
     return lambda test: _marked(test, test, name)
 
 

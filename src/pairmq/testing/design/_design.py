@@ -1,4 +1,4 @@
-"""A design: the real rules, or some of them replaced by what one would do at first thought; in a world; and its verdicts.
+"""A design: the real rules, or some replaced by what one would do at first; in a world; and what can be wrong with it.
 
 A world says how much of everything there is, so that each space is small enough to be searched to its end.
 """

@@ -1,4 +1,4 @@
-"""What was sent, what was said of it, and what came of it; and the judge, who compares that with what the primary holds."""
+"""What was sent, reported and delivered; and the judge, who compares that with what the primary holds."""
 
 from __future__ import annotations
 
@@ -76,12 +76,7 @@ class Answer:
 
 
 class RecordingBroker(SimulatedBroker):
-    """A simulated broker that remembers each message that it has ever stored.
-
-    Args:
-        name: in its endpoint.
-        ledger: takes the story.
-    """
+    """A simulated broker that remembers each message that it has ever stored."""
 
     def __init__(self, name: str, ledger: Ledger) -> None:
         super().__init__(name)
@@ -187,15 +182,7 @@ class BrokenPromise(AssertionError):
 
 
 class Judge:
-    """Finds what is wrong once everything has been healed and had its time.
-
-    Args:
-        ledger: what was said.
-        primary: what was stored.
-        secondary: likewise.
-        options: of the pair.
-        identity: what makes two messages the same thing to the tested code.
-    """
+    """Finds what is wrong once everything has been healed and had its time."""
 
     def __init__(
         self,

@@ -239,11 +239,7 @@ class Settlement(Suite):
 
 
 async def _held_for_longer(broker: Broker, receiver: Receiver, other: Receiver) -> bool:
-    """Hold a message for one and a half times as long as an unrenewed lock, while another one waits for it.
-
-    Returns:
-        False after a standstill, which proves nothing.
-    """
+    """Hold a message for one and a half times as long as an unrenewed lock, while another one waits for it."""
     clock = LockClock(broker.harness.lock_duration)
     clock.ask()
     delivery = await receive_one(receiver)
