@@ -40,6 +40,20 @@ _RUN_EPILOG = examples(
 
 _FOLLOWING = "Following"
 
+Patience = Annotated[
+    float,
+    typer.Option(
+        "--patience",
+        parser=duration,
+        metavar="DURATION",
+        help="Later messages of its queue may overtake a message by so much before it counts as lost.",
+    ),
+]
+Prices = Annotated[
+    str | None,
+    typer.Option("--prices", metavar="FILE", help="TOML: tables primary and secondary, each per_million and base."),
+]
+
 
 def add(app: typer.Typer) -> None:
     """Enter the commands into the application."""
@@ -54,19 +68,8 @@ def add(app: typer.Typer) -> None:
 def run(
     journal: Annotated[str, typer.Option("--journal", metavar="DIR", help="Directory that the journal was kept in.")],
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="Directory of the tables; made where missing.")],
-    patience: Annotated[
-        float,
-        typer.Option(
-            "--patience",
-            parser=duration,
-            metavar="DURATION",
-            help="Later messages of its queue may overtake a message by so much before it counts as lost.",
-        ),
-    ] = "5min",  # type: ignore[assignment]  # the parser reads defaults too
-    prices: Annotated[
-        str | None,
-        typer.Option("--prices", metavar="FILE", help="TOML: tables primary and secondary, each per_million and base."),
-    ] = None,
+    patience: Patience = "5min",  # type: ignore[assignment]  # the parser reads defaults too
+    prices: Prices = None,
     cores: Annotated[
         int | None, typer.Option("--cores", metavar="N", min=1, help="Of a local Spark. Default: all.")
     ] = None,
@@ -137,9 +140,13 @@ def run(
 _MOST_BAD = 20  # files that are named on the screen; run.json names all
 
 
+def _by_side(path: str | None) -> dict[str, Price] | None:
+    return None if path is None else dict(zip(("primary", "secondary"), read_prices(path), strict=True))
+
+
 def _run_once(journal: str, out: str, *, patience: float, prices: str | None, cores: int | None, json: bool) -> int:
     """Make the tables; the exit status. Raises as `pairmq.pipeline.run`, and `BadUsage` for the price list."""
-    charged = None if prices is None else dict(zip(("primary", "secondary"), read_prices(prices), strict=True))
+    charged = _by_side(prices)
     with Progress("made", "tables") as progress:
 
         def tell(name: str, number: int, total: int) -> None:
@@ -215,7 +222,7 @@ def _run_following(
     restart: bool,
 ) -> int:
     """Keep the tables up to date; the exit status. Raises as `pairmq.pipeline.follow`, and `BadUsage` for prices."""
-    charged = None if prices is None else dict(zip(("primary", "secondary"), read_prices(prices), strict=True))
+    charged = _by_side(prices)
     stop, teller = _Signals(), _Teller(out, json=json)
     with Progress("took", "rows") as progress:
         report = follow_journal(
@@ -364,19 +371,8 @@ def spec(
         typer.Option("--journal", metavar="DIR", help="Directory that the journal was kept in, or a URL for Spark."),
     ],
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="Directory of the tables; made where missing.")],
-    patience: Annotated[
-        float,
-        typer.Option(
-            "--patience",
-            parser=duration,
-            metavar="DURATION",
-            help="Later messages of its queue may overtake a message by so much before it counts as lost.",
-        ),
-    ] = "5min",  # type: ignore[assignment]  # the parser reads defaults too
-    prices: Annotated[
-        str | None,
-        typer.Option("--prices", metavar="FILE", help="TOML: tables primary and secondary, each per_million and base."),
-    ] = None,
+    patience: Patience = "5min",  # type: ignore[assignment]  # the parser reads defaults too
+    prices: Prices = None,
 ) -> int:
     """Write a folder with which `spark-pipelines run` makes the tables, and print the command for it.
 
