@@ -17,17 +17,7 @@ from pairmq.pipeline.reporting._answers import VERDICTS, Answers, meaning_of, mo
 from pairmq.pipeline.reporting._plots import MOST_ROWS, course, drawn_wider, name_of
 from pairmq.pipeline.reporting._svg import bar, reach, scale_of
 from pairmq.pipeline.reporting._values import Fault, Key, Sends, Series, Spans, Told
-from pairmq.pipeline.reporting._words import (
-    clock,
-    date,
-    duration,
-    grouped,
-    moment,
-    percent,
-    period,
-    plural,
-    visible,
-)
+from pairmq.pipeline.reporting._words import clock, date, duration, grouped, moment, percent, period, plural, visible
 
 MOST_ENTITIES = 20
 """Entities in the table of availability."""

@@ -166,11 +166,6 @@ def reconciliation(
     return RECONCILIATION.of(judged)
 
 
-def observation(places: DataFrame) -> DataFrame:
-    """Tell how much of each entity the journal can tell."""
-    return OBSERVATION.of(places)
-
-
 def _surplus(copies: DataFrame) -> DataFrame:
     """Second completions in the same subscription."""
     second = copies.filter(F.col("completed") > 1)

@@ -24,7 +24,6 @@ from pairmq.pipeline.transforms.reconciliation import (
     RECONCILIATION,
     STRAYS,
     TROUBLES,
-    observation,
     reconciliation,
     strays,
     troubles,
@@ -149,7 +148,7 @@ STEPS: tuple[Step, ...] = (
         ("operations", "traffic", "notes"),
         lambda f, s: cost(f["operations"], f["traffic"], f["notes"], primary=s.primary, secondary=s.secondary),
     ),
-    _table(OBSERVATION, ("places",), lambda f, s: observation(f["places"])),
+    _table(OBSERVATION, ("places",), lambda f, s: OBSERVATION.of(f["places"])),
 )
 
 __all__ = ["STEPS", "Frames", "Settings", "Step", "Unfinished", "Unread"]
