@@ -273,7 +273,7 @@ async def requeue_queue(transport: Transport, queue: Entity, time_limit: float, 
             is.
     """
     source = Source(queue, dead_letter=True)
-    # What a running syphon sets aside again meanwhile is not moved a second time: it would never end.
+    # What a running syphon dead-letters again meanwhile is not moved a second time: it would never end.
     left = (await within(time_limit, transport.admin.counts(Source(queue)))).dead_letter
     receiver, sender = transport.receiver(source), transport.sender(queue)
     try:

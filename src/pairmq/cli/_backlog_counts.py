@@ -72,7 +72,7 @@ class Depths:
 
     @property
     def dead_letter(self) -> int | None:
-        """Messages set aside; None when a queue could not be asked."""
+        """Messages dead-lettered; None when a queue could not be asked."""
         if self.error is not None:
             return None
         return sum(depth.counts.dead_letter for depth in self.queues if depth.counts is not None)

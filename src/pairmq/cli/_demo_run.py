@@ -401,7 +401,7 @@ class DemoRun:
 
 @contextlib.contextmanager
 def _without_lost_writes() -> Iterator[None]:
-    """Keep asyncio from telling of every write to a server that was killed: the line would stand in the picture."""
+    """Keep asyncio from logging every write to a server that was killed: the line would be in the picture."""
     logger = logging.getLogger("asyncio")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -29,7 +29,7 @@ def file_problem(path: str, error: OSError) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """Leave out what may be a password: a URL or connection string in a wrong place is repeated by whoever refuses it.
+    """Leave out what may be a password: a URL or connection string in a wrong place is repeated by what refuses it.
 
     No broker is ever named with its login, so that nothing that anyone needs is lost.
     """

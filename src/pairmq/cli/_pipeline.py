@@ -376,7 +376,7 @@ def spec(
 ) -> int:
     """Write a folder with which `spark-pipelines run` makes the tables, and print the command for it.
 
-    It holds the spec, the settings of Spark and the definitions; what is asked for here stands in the first two and may
+    It holds the spec, the settings of Spark and the definitions; what is asked for here is in the first two and may
     be changed there. Nothing is overwritten.
     """
     primary, secondary = (Price(), Price()) if prices is None else read_prices(prices)

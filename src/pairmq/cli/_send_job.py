@@ -486,7 +486,7 @@ class SendJob:
         self._outputs.keep(number, line, result)
 
     def _tell(self, number: int, result: Receipt | SendError) -> None:
-        """Show a result to whoever reads stdout, and a failure to whoever reads stderr. Raises as `Outputs.show`."""
+        """Show a result on stdout, and a failure on stderr. Raises as `Outputs.show`."""
         self._outputs.show(number, result)
         if isinstance(result, SendError):
             self._named += 1

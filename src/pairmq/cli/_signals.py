@@ -115,7 +115,7 @@ def run_async(main: Callable[[Stop], Coroutine[Any, Any, int]], *, graceful: boo
 
 
 def _end_at_once(number: int) -> None:
-    # Past what draws the progress line, which stands in for stderr and would draw it once more below the line end.
+    # Past what draws the progress line, which replaces stderr and would draw it once more below the line end.
     stream = sys.__stderr__
     with contextlib.suppress(OSError, ValueError):
         if stream is not None and stream.isatty():

@@ -213,7 +213,7 @@ class SyphonJob:
     async def _run(self, stop: Stop) -> int:
         limit = self._pair.options.attempt_timeout
         if self._until_empty:
-            # As a service it waits for its brokers; a run that is to end must not wait for ever.
+            # As a service it waits for its brokers; a run that is to end must not wait forever.
             try:
                 await stop.or_result(within(limit, self._pair.secondary.admin.check()))
             except TransportError as error:

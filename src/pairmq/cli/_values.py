@@ -72,7 +72,7 @@ def rate(per_second: float) -> str:
 
 
 _MOST_DIGITS = 15
-"""Before and behind the point: arithmetic with 1e999999 would take for ever."""
+"""Before and behind the point: arithmetic with 1e999999 would take forever."""
 
 
 def read_prices(path: str) -> tuple[Price, Price]:

@@ -94,7 +94,7 @@ class History:
         self.revision = 0
         """Grows with every event that changed anything here."""
         self.dead_lettered = 0
-        """Messages that this process's syphon set aside."""
+        """Messages that this process's syphon dead-lettered."""
         self.ended: PairEnded | None = None
         self._pasts: OrderedDict[Entity, Past] = OrderedDict()  # what changed last stands last
         self._lines: deque[Line] = deque(maxlen=MOST_LINES)  # newest first

@@ -216,7 +216,7 @@ def _diverted_at(delivery: Delivery) -> float | None:
     try:
         return datetime.fromisoformat(told).timestamp() if isinstance(told, str) else _enqueued_at(delivery)
     except (ValueError, OverflowError, OSError):
-        return _enqueued_at(delivery)  # forged: a backlog queue may hold anyone's messages
+        return _enqueued_at(delivery)  # forged: a backlog queue may hold untrusted messages
 
 
 def _enqueued_at(delivery: Delivery) -> float | None:

@@ -60,7 +60,7 @@ class Watched:
 
     @property
     def hosts_syphon(self) -> bool:
-        """Whether this process moves messages home."""
+        """Whether this process moves messages back to the primary."""
         return self.pair is not None and self.options.enable_syphon
 
     def queues(self) -> tuple[Entity, ...]:
@@ -87,7 +87,7 @@ class Watched:
             return frozenset()
 
     def moved(self) -> int:
-        """Messages that this process's syphon has brought home."""
+        """Messages that this process's syphon has moved back."""
         try:
             return 0 if self.pair is None else self.pair.moved
         except (ConfigurationError, PairClosed, PairFaulted):

@@ -42,7 +42,7 @@ _LEVELS: dict[type[Event], int] = {
     MessageDelivered: logging.DEBUG,
     OperationsCounted: logging.DEBUG,
 }
-# What stands in the logger's own fields, or on every line alike.
+# What is in the logger's own fields, or on every line alike.
 _LEFT_OUT = frozenset(("at", "pair"))
 
 

@@ -142,7 +142,7 @@ def settings_of(
 def unread_of(bad: Iterable[BadSegment]) -> tuple[Unread, ...]:
     """Tell whose rows of which days are not read: those of all days where a file's folder does not name one.
 
-    A file that somebody has renamed may have anyone's rows. One that is foreign by its name and its columns has none.
+    A file that was renamed may have the rows of any process. One that is foreign by its name and its columns has none.
     """
     found = []
     for each in bad:
@@ -212,7 +212,7 @@ def _made(
 
 
 def _folder(work: Path, name: str) -> Path:
-    """Tables under their names; what is in between out of sight of whoever looks for tables."""
+    """Tables under their names; what is in between hidden from readers of the tables."""
     return work / (name if name in _TABLES else f"_{name}")
 
 

@@ -111,7 +111,7 @@ class Contents:
     parts: tuple[OpenPart, ...] = ()
 
     def without(self, bad: Iterable[BadSegment]) -> Contents:
-        """The same with more files set aside."""
+        """The same with more files left out."""
         more = {each.path: each for each in bad}
         kept = tuple(segment for segment in self.segments if segment.path not in more)
         return Contents(kept, (*self.bad, *more.values()), self.parts)
@@ -292,7 +292,7 @@ def _by_overlap(segments: Sequence[Segment]) -> tuple[list[Path], list[Path]]:
     unsure = None in by_process
     for process, owned in by_process.items():
         if unsure or process is None or any(each.first_seq is None for each in owned):
-            # Whose rows a file has is not known: it may be anyone's.
+            # Whose rows a file has is not known: it may be any process's.
             overlapping += [each.path for each in owned]
             continue
         groups = _chains(owned)

@@ -49,7 +49,7 @@ class SimulatedPair:
     events: list[Event] = field(default_factory=list)
 
     def delivered(self, entity: str | Entity) -> list[Message]:
-        """What a queue of the primary holds, oldest first, whoever has it locked."""
+        """What a queue of the primary holds, oldest first, locked or not."""
         return self.primary.messages(entity_named(entity).path)
 
     def backlog(self) -> list[Message]:

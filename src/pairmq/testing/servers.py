@@ -350,7 +350,7 @@ def start_together(*servers: ServerProcess) -> None:
 
 
 def _dying_with_parent(program: str) -> list[str]:
-    """What to put before a command, so that the kernel kills it with whoever started it.
+    """What to put before a command, so that the kernel kills it with its parent.
 
     Not a function for the child to call (``preexec_fn``): such a child is a copy of the interpreter, and what Python
     clears away in it shuts connections that it shares with its parent, Spark's among them.

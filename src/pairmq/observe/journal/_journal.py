@@ -202,7 +202,7 @@ class Journal:
 
     def _began(self) -> bool:
         """Start the thread; where the system gives none, the next event tries again, and nobody waits for room."""
-        # A daemon: one that were not would be waited for before the handlers of `atexit` run, for ever.
+        # A daemon: one that were not would be waited for before the handlers of `atexit` run, forever.
         thread = threading.Thread(target=self._work, name="journal", daemon=True)
         try:
             thread.start()
@@ -359,7 +359,7 @@ class _Shared:
         _lives.in_child(self.forget)
 
     def forget(self) -> None:
-        """In a forked child: whoever uses these is not in it."""
+        """In a forked child: no user of these is in it."""
         self._lock = threading.Lock()
         self._journals: dict[Path, tuple[Journal, int]] = {}
 

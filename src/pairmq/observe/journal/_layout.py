@@ -143,7 +143,7 @@ def date_of(day: int) -> str:
 
 
 def segment_path(directory: Path, date: str, process: str, number: int) -> Path:
-    """The segment that a part's rows of one day become: always the same one, whoever makes it, and however often."""
+    """The segment that a part's rows of one day become: always the same one, however often and wherever it is made."""
     return directory / f"date={date}" / f"segment-{process}-{number:06d}.parquet"
 
 

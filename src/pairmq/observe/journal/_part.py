@@ -4,7 +4,7 @@ A part is a row of frames, each with its length and a checksum. The first says w
 of rows as an Arrow stream of its own, with the columns that it has. A frame is written by one call, so that a process
 that is killed leaves whole frames, and at most one torn one at the end, which the checksum finds.
 
-Whoever may write to a part, or make a segment of it, holds a lock on the file. The kernel lets go of it when the
+What may write to a part, or make a segment of it, holds a lock on the file. The kernel lets go of it when the
 process ends, however it ends: a part that can be locked is a part whose owner is dead.
 """
 
@@ -40,7 +40,7 @@ class DamagedPart(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a part says of itself.
+    """A part's own description.
 
     Args:
         process: the run of the process that wrote it, as in the file's name.
@@ -98,7 +98,7 @@ class Part:
 
         Args:
             directory: the journal's.
-            head: what it says of itself.
+            head: its own description.
             sync: wait until its name is on the disk; what is in it is there with its first frame.
         """
         path = _layout.part_path(directory, head.process, head.number)
@@ -219,7 +219,7 @@ class Part:
         self.close()
 
     def close(self) -> None:
-        """Let go of it: what is there is left to whoever recovers it. Idempotent."""
+        """Let go of it: what is there is left to be recovered. Idempotent."""
         descriptor, self._descriptor = self._descriptor, -1
         _held.discard(self)
         if descriptor >= 0:
@@ -228,7 +228,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What stands in a part.
+    """What is in a part.
 
     Args:
         head: its first frame.

@@ -95,7 +95,7 @@ async def _count_for_ever(
 
 
 def _is_over() -> bool:
-    """Whether whoever watches the backlog has cancelled the counting."""
+    """Whether the task that watches the backlog has cancelled the counting."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

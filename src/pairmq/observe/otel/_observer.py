@@ -95,7 +95,7 @@ class OpenTelemetryObserver:
         """Nothing is held back: what was measured is the provider's, which the program flushes."""
 
     def _count_pairs(self, change: int) -> None:
-        """Answer for the gauges while a pair is open: what is told of one that has ended would be told for ever."""
+        """Answer for the gauges while a pair is open: without an end, the last values would be reported forever."""
         self._open_pairs += change
         if self._open_pairs and not self._gauges:
             self._gauges = [

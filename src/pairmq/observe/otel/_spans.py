@@ -159,9 +159,9 @@ def pinged(tracer: Tracer, event: PingCompleted, brokers: Brokers) -> None:
 
 
 def moved(tracer: Tracer, event: MessageMoved, message: Message, brokers: Brokers) -> None:
-    """Make the span of a message's way home, from its divert to its delivery.
+    """Make the span of a message's way back to the primary, from its divert to its delivery.
 
-    It is a child of the send's, so that whoever sampled the send has its end too; the link says what it is to it.
+    It is a child of the send's, so that a sampled send has its end too; the link says what it is to it.
     """
     attributes = {
         **brokers.primary(event.pair).attributes,

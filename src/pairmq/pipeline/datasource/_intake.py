@@ -1,8 +1,8 @@
 """From a broker into the spool: receive, put on the disk, acknowledge; in this order and no other.
 
 Nothing is lost wherever the process is killed: what is not on the disk is not acknowledged, and is delivered again.
-Killed between disk and acknowledgement, it leaves messages that are in the spool and come again. Those are known by
-number, id and time of arrival, where the broker numbers messages, and are acknowledged without being kept twice.
+Killed between disk and acknowledgement, it leaves messages that are in the spool and are redelivered. Those are known
+by number, id and time of arrival, where the broker numbers messages, and are acknowledged without being kept twice.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Options of the connectors, as Spark hands them over: text by name, read once, on the driver.
 
-They travel to the workers and stand in plans, so that no broker's URL should be among them. The environment
+They travel to the workers and are shown in plans, so that no broker's URL should be among them. The environment
 (``PAIRMQ_PRIMARY``, ``PAIRMQ_SECONDARY``) or a file that the option ``config`` names is read where a broker is called.
 The two options that may hold a URL have names that Spark's own redaction knows (``spark.sql.redaction.options.regex``).
 """
@@ -147,7 +147,7 @@ class Options:
         return seconds
 
     def names(self, name: str) -> tuple[str, ...]:
-        """Names that are divided by commas."""
+        """Names that are separated by commas."""
         return tuple(part.strip() for part in (self.text(name) or "").split(",") if part.strip())
 
     def brokers(self) -> Brokers:

@@ -2,7 +2,7 @@
 
 A segment gets its name when its bytes are on the disk, and never changes afterwards: a query that reads numbers 3 to 5
 again reads the same rows again. Numbers only grow. They outlive their segments in the file ``floor``, or a new query on
-an emptied spool would give a number twice. The spool has an id, which stands in every offset: a checkpoint that meets
+an emptied spool would give a number twice. The spool has an id, which is in every offset: a checkpoint that meets
 another spool is told so, instead of taking that one's segments for its own.
 
 Files: ``spool.json`` (id and source), ``lock``, ``floor`` (the lowest number that may exist), and

@@ -71,7 +71,7 @@ def _enter(name: str, place: str, query: Callable[[], DataFrame], spark: SparkSe
     if table is None:
         pipelines.materialized_view(name=place)(query)
     else:
-        # What the reference says of a table and its columns stands in the catalog, too.
+        # What the reference says of a table and its columns is in the catalog, too.
         comment = f"One row: {table.row}."
         pipelines.materialized_view(name=place, comment=comment, schema=_described(table))(query)
     pipelines.temporary_view(name=_seen(name))(lambda: spark.read.table(place))
@@ -107,7 +107,7 @@ class Source:
 def source_of(journal: str) -> Source:
     """Find a journal.
 
-    The files of a directory are looked over as `pairmq.pipeline.run` does it: bad ones are set aside, and only what
+    The files of a directory are looked over as `pairmq.pipeline.run` does it: bad ones are left out, and only what
     two files may both hold is compared row by row. Behind a URL every row is compared, and a bad file ends the run.
     """
     path = journal.removeprefix("file://")

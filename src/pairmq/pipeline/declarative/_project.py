@@ -85,7 +85,7 @@ def _shipped(name: str) -> str:
 
 
 def _filled(text: str, values: Mapping[str, str], between: str) -> str:
-    """Put values behind their names, each of which stands in the text once."""
+    """Put values behind their names, each of which is in the text once."""
     for name, value in values.items():
         pattern = rf"^( *{re.escape(name)}{between} *).*$"
         text, found = re.subn(pattern, lambda match, value=value: match[1] + value, text, flags=re.MULTILINE)  # type: ignore[misc]
@@ -115,7 +115,7 @@ PATIENCE = "spark.pairmq.patience"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _USUAL_PATIENCE = 300.0  # s
 _FREE = Price()
-_MOST_DIGITS = 15  # before and behind the point: arithmetic with 1e999999 would take for ever
+_MOST_DIGITS = 15  # before and behind the point: arithmetic with 1e999999 would take forever
 
 
 def is_url(journal: str) -> bool:

@@ -39,7 +39,7 @@ class Depth:
 
     @property
     def dead_letter(self) -> int | None:
-        """Messages set aside; None when not known."""
+        """Messages dead-lettered; None when not known."""
         return None if self.counts is None else self.counts.dead_letter
 
 
@@ -124,10 +124,10 @@ class Journalled:
     """What journals tell of a drain.
 
     Args:
-        moved: messages that came home and left their backlog queue.
+        moved: messages that were moved back and left their backlog queue.
         again: of these, those of which the primary may hold a second copy: the sender says so, or an attempt had
             them in hand before.
-        dead_lettered: messages set aside.
+        dead_lettered: messages dead-lettered.
     """
 
     moved: int

@@ -59,7 +59,7 @@ class Task:
 
 
 async def drain_queue(job: Job, index: int, attempt: int = 0) -> Outcome:
-    """Bring the messages of one backlog queue home until none is left, or until the job says to end.
+    """Move the messages of one backlog queue back until none is left, or until the job says to end.
 
     Args:
         job: what to do.

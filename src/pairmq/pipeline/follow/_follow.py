@@ -314,7 +314,7 @@ def _identity(journal: Path) -> dict[str, Any]:
     }
 
 
-_HOLES = "_holes"  # what a run works with is out of sight of whoever looks for tables
+_HOLES = "_holes"  # what a run works with is hidden from readers of the tables
 
 
 def complete_until(tables: Path, patience: float) -> float | None:

@@ -57,7 +57,7 @@ def backlog(notes: DataFrame, minutes: DataFrame) -> DataFrame:
     """Follow every backlog queue minute by minute.
 
     The depth is that of messages, not of events: what was diverted before the journal began would make a running sum of
-    events wrong for ever when it is moved, as would a second copy.
+    events wrong forever when it is moved, as would a second copy.
     """
     came, left = ended_as(SendOutcome.BACKLOG), of_kind(MessageMoved) & F.col("completed")
     aside = of_kind(MessageDeadLettered)

@@ -40,7 +40,7 @@ def late(messages: DataFrame, troubles: DataFrame, places: DataFrame, notes: Dat
         notes: of `NOTES`.
     """
     stood = F.col("position").isNotNull() & (_placed() | (F.col("got_first_by") == F.col("got_first_by_other")))
-    # Whoever schedules a message asks for others to overtake it.
+    # A scheduled message is meant to be overtaken.
     known = messages.filter(
         stood & F.col("due_at").isNull() & F.col("accepted_at").isNotNull() & _order_key().isNotNull()
     )

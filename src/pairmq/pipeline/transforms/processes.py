@@ -115,7 +115,7 @@ class Unread:
     """A file of the journal that is not read: rows of a process may be missing.
 
     Args:
-        process: whose rows its name says it has; None if it does not say, so that they may be anyone's.
+        process: whose rows its name says it has; None if it does not say, so that they may be any process's.
         began: the earliest instant at which they may have been written, seconds since 1970 UTC; None for any.
         ended: the latest.
     """

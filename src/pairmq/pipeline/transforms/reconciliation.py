@@ -173,7 +173,7 @@ def _surplus(copies: DataFrame) -> DataFrame:
 
 
 def _with_strays(gathered: DataFrame, strays: DataFrame) -> DataFrame:
-    """Enter what was set aside with a destination that nobody could read."""
+    """Enter what was dead-lettered with a destination that could not be read."""
     known = gathered.join(F.broadcast(strays), ["pair", "message_key", "message_id"], "left")
     owned = F.col("entity").isNotNull() & F.col("strays").isNotNull()
     return known.withColumns(
@@ -188,7 +188,7 @@ def _with_strays(gathered: DataFrame, strays: DataFrame) -> DataFrame:
 def _hole() -> Column:
     """Whether the row that would tell what became of a message, or why, may have been in a hole of the journal."""
     away, accepted = F.col("home_at").isNull(), F.col("accepted_at").isNotNull()
-    # What was accepted by a backlog queue and delivered came home somehow: a row of it is missing.
+    # What was accepted by a backlog queue and delivered was moved back somehow: a row of it is missing.
     told = F.coalesce("untold", F.lit(False)) | (away & accepted)
     waiting = F.when(away, move_may_be_missing()).otherwise(F.coalesce("unseen", F.lit(False)))
     return F.when(accepted & (F.col("deliveries") == 0), waiting).otherwise(told)
@@ -271,7 +271,7 @@ def troubles(notes: DataFrame, spans: DataFrame, *, patience: float) -> DataFram
 
 
 def strays(notes: DataFrame) -> DataFrame:
-    """Find what was set aside with a destination that nobody could read, where its id is known all the same.
+    """Find what was dead-lettered with a destination that could not be read, where its id is known all the same.
 
     A message that is missing would look lost. Anybody may fill a backlog queue with broken messages: there is a bound.
     """

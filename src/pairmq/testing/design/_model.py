@@ -121,7 +121,7 @@ def _in_backlog(state: State, number: int) -> bool:
 
 
 def _nowhere(state: State, number: int) -> bool:
-    """Whether an accepted message is neither in a queue, nor in a living pump's hands, nor set aside and counted."""
+    """Whether an accepted message is neither in a queue, nor locked by a living pump, nor dead-lettered and counted."""
     if state.messages[number].fate is Fate.SET_ASIDE or _in_backlog(state, number) or (number, HOME) in state.adrift:
         return False
     return all(pump.holding is Holding.NOTHING or pump.message != number for pump in state.pumps)

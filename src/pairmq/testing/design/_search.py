@@ -2,7 +2,7 @@
 
 Safety is asked of each state as it is found, so that the first counterexample is a shortest one. Liveness is asked of
 the whole graph: a state from which no goal can be reached any more is stranded, and an edge that must not be repeated
-for ever must not lie on a circle. Nothing here knows what is searched.
+forever must not lie on a circle. Nothing here knows what is searched.
 
 Memory: each state once, and three numbers for each edge, where liveness is asked.
 """
@@ -32,7 +32,7 @@ class Kind(enum.IntFlag):
     DIVERT = 4
     """Likewise, and a message is on its way to the backlog."""
     HEAL = 8
-    """Something is mended: a broker, a queue, a process."""
+    """Something is repaired: a broker, a queue, a process."""
     USER = 16
     """A caller begins something, cancels or closes."""
     FAULT = 32
@@ -72,7 +72,7 @@ class Goal(NamedTuple, Generic[S]):
 
 
 class Circle(NamedTuple):
-    """What must not go round for ever.
+    """What must not go round forever.
 
     Args:
         verdict: what it means that it can.
@@ -94,7 +94,7 @@ class System(Generic[S]):
         steps: every way on from a state.
         broken: what is wrong with a state; None where nothing is.
         goals: what must stay possible.
-        circles: what must not go round for ever.
+        circles: what must not go round forever.
     """
 
     initial: S
@@ -112,7 +112,7 @@ class Counterexample:
         verdict: what.
         story: the texts of the steps from the beginning.
         then: what can happen from there to where nothing new happens any more, if it is a goal that is out of reach.
-        again: the texts of the steps that go round for ever after that; empty where nothing happens at all.
+        again: the texts of the steps that go round forever after that; empty where nothing happens at all.
     """
 
     verdict: Verdict

@@ -36,7 +36,7 @@ class Copy:
         at: virtual seconds.
         entity: where; a backlog queue, or an entity of the primary.
         message: as it was stored.
-        confirmed: whoever wrote it was told so.
+        confirmed: its writer got the confirmation.
         deliveries: tells how many times it was handed to a receiver so far.
     """
 

@@ -163,7 +163,7 @@ class FailoverMachine(RuleBasedStateMachine):
     def start(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a coroutine of the process under test: it goes on whenever time passes, and a crash kills it.
 
-        It must come to an end of itself, as the machine waits for it before it judges.
+        It must come to an end by itself, as the machine waits for it before it judges.
         """
         task = self._world.begin(coroutine, self._world.process)
         self._world.keep(task)

@@ -201,7 +201,7 @@ class World:
         """
         ends_at = self.now + self._bound()
         for task in self._started:
-            # What it raised was its own business: whoever began it could look.
+            # What it raised was its own business: what began it could look.
             self.wait_for(_ended(task), None)
         while problem := self._unsettled():
             if self.now >= ends_at:

@@ -156,7 +156,7 @@ def _containers(inner: st.SearchStrategy[PropertyValue]) -> st.SearchStrategy[Pr
 
 
 def _is_free(name: str) -> bool:
-    # Hypothesis draws words that stand in the program under test too, and the aliases are such words.
+    # Hypothesis draws words that are in the program under test too, and the aliases are such words.
     return name not in ALIASES
 
 
@@ -232,7 +232,7 @@ def hostile_messages(**limits: Any) -> st.SearchStrategy[Message]:
     """Whole messages with `hostile_properties`, and anything in all other fields.
 
     Args:
-        limits: as in `messages`; ``ttl=False, scheduled=False`` for messages that a syphon sees at once and for ever.
+        limits: as in `messages`; ``ttl=False, scheduled=False`` for messages that a syphon sees at once and forever.
     """
     return messages(properties=hostile_properties(), **limits)
 

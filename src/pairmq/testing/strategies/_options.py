@@ -84,7 +84,7 @@ _LETTERS = st.characters(exclude_categories=("C", "Z"), include_characters=" ", 
 
 
 def entity_paths(*, max_length: int = 60) -> st.SearchStrategy[str]:
-    """Paths that `pairmq.Entity` takes: segments of any printable letters, divided by ``/``.
+    """Paths that `pairmq.Entity` takes: segments of any printable letters, separated by ``/``.
 
         @given(entity_paths())
         def test_a_path_becomes_a_file_name(path): ...

@@ -165,7 +165,7 @@ async def _received(pair: Pair, expected: set[str]) -> set[str]:
 
 
 def _ids(partner: SimulatedBroker) -> set[str | None]:
-    """Of the messages that came home; a syphon that was held up may bring one twice (SPEC 3.3)."""
+    """Of the messages that were moved back; a syphon that was held up may bring one twice (SPEC 3.3)."""
     return {each.message_id for each in partner.messages(_QUEUE.path)}
 
 
