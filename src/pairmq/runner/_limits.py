@@ -95,16 +95,6 @@ class TimeLimits:
         if at < self._armed_for or (self._cost and not self._number % _MANY):  # as more of them run, `lead` grows
             self._arm()
 
-    def _leave(self, limit: Limit) -> bool:
-        """The operation has ended; tell whether its limit, and nothing else, has cancelled it."""
-        limit.running = False
-        self._ended += 1
-        if not limit.reached:
-            return False
-        for _ in range(limit.reached):
-            limit.task.uncancel()
-        return limit.task.cancelling() <= limit.cancelling
-
     def _keep(self, limits: list[tuple[float, int, Limit]]) -> None:
         heapq.heapify(limits)
         self._limits = limits
@@ -160,29 +150,33 @@ class Limit:
         at: instant of the loop's clock.
     """
 
-    __slots__ = ("_at", "_limits", "began_at", "cancelling", "failure", "reached", "running", "task")
+    __slots__ = ("_limits", "began_at", "cancelling", "failure", "reached", "running", "task")
 
     def __init__(self, limits: TimeLimits, at: float) -> None:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a time limit needs a task")
         self._limits = limits
-        self._at = at
         self.task = task
         self.began_at = asyncio.get_running_loop().time()
         self.cancelling = task.cancelling()
         self.running = True
         self.reached = 0
         self.failure: TransportError | None = None
+        limits._begin(self, at)
 
     def __enter__(self) -> Self:
-        self._limits._begin(self, self._at)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        timed_out = self._limits._leave(self)
-        if error is None:
-            return False
+        self.running = False
+        self._limits._ended += 1
+        if error is None and not self.reached:
+            return False  # every healthy send: in few words
+        # Its limit, and nothing else, has cancelled it.
+        timed_out = self.reached > 0
+        for _ in range(self.reached):
+            timed_out = self.task.uncancel() <= self.cancelling
         if isinstance(error, TransportError):
             self.failure = error
         elif isinstance(error, asyncio.CancelledError):

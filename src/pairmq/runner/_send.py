@@ -144,7 +144,7 @@ class SendProcedure:
     ) -> list[Receipt | SendError]:
         """Give each job its result."""
         pending = jobs
-        if any(job.result is not None for job in jobs):
+        if len(jobs) != 1 or jobs[0].result is not None:
             pending = [job for job in jobs if job.result is None]
         places: Sequence[Place] = () if self._orders is None else self._orders.line_up(state, pending)
         entered = not pending or self._admission.try_enter(len(pending))
