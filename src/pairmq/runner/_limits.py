@@ -9,6 +9,7 @@ from collections.abc import Awaitable
 from typing import Self, TypeVar
 
 from pairmq.model import FailureKind, FailureReason, TransportError
+from pairmq.runner._last_failure import remembered
 from pairmq.transport import is_nothing_sent
 
 T = TypeVar("T")
@@ -41,6 +42,7 @@ class TimeLimits:
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for = math.inf
         self._ends_at = math.inf
+        self._timeouts: dict[bool, TransportError] = {}  # of the present turn, by whether they may have been applied
 
     @property
     def lead(self) -> float:
@@ -69,7 +71,11 @@ class TimeLimits:
         """
         with self.limit(limit_at) as limit:
             return await operation
-        raise limit.take_failure()
+        failure = limit.take_failure()
+        try:
+            raise remembered(failure) if failure in self._timeouts.values() else failure
+        finally:
+            del failure  # its trace has this frame
 
     def limit(self, limit_at: float) -> Limit:
         """The limit of one operation, for a ``with`` around it in the same task; see `run`.
@@ -85,6 +91,15 @@ class TimeLimits:
         running = [entry for entry in self._limits if entry[2].running]
         self._keep([entry if entry[2].reached else (min(entry[0], instant), *entry[1:]) for entry in running])
         self._arm()
+
+    def _timeout(self, *, maybe_applied: bool) -> TransportError:
+        """The time-out of an operation, shared by all of one turn: sends keep theirs, each would be three objects."""
+        if maybe_applied not in self._timeouts:
+            text = "no answer within the time limit"
+            self._timeouts[maybe_applied] = TransportError(
+                text, FailureKind.UNAVAILABLE, FailureReason.TIMEOUT, maybe_applied=maybe_applied
+            )
+        return self._timeouts[maybe_applied]
 
     def _begin(self, limit: Limit, at: float) -> None:
         at = min(at, self._ends_at)
@@ -121,6 +136,7 @@ class TimeLimits:
         now = max(self._armed_for, asyncio.get_running_loop().time())
         self._measure(now)
         limits = self._limits
+        self._timeouts = {}
         cancelled = 0
         while limits and cancelled < _AT_ONCE and self._reached_at(limits[0]) <= now:
             _, number, limit = heapq.heappop(limits)
@@ -183,12 +199,7 @@ class Limit:
             if timed_out:
                 # Without the cancellation, which would keep all frames that it went through for as long as its send
                 # lasts: with thousands of them the garbage collector stops the loop for seconds.
-                self.failure = TransportError(
-                    "no answer within the time limit",
-                    FailureKind.UNAVAILABLE,
-                    FailureReason.TIMEOUT,
-                    maybe_applied=not is_nothing_sent(error),
-                )
+                self.failure = self._limits._timeout(maybe_applied=not is_nothing_sent(error))
             elif not self.task.cancelling():
                 # Nobody cancelled us: a driver's own task or future was cancelled, as some do with a lost connection.
                 self.failure = _unmapped(error)
