@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
+import pamqp.frame
+import pytest
 from aio_pika.tools import OneShotCallback
 from aiormq.abc import AbstractConnection
+from pamqp import commands
 
-from pairmq_rabbitmq._link import _Underlay
+from pairmq_rabbitmq._link import Link, _Underlay
+from pairmq_rabbitmq._url import parse_rabbitmq_url
 
 
 class Silent:
@@ -28,3 +34,74 @@ async def test_a_close_handshake_that_is_cut_off_ends_at_once() -> None:
     closing.cancel()
     await asyncio.wait((closing,), timeout=10)
     assert closing.cancelled()
+
+
+class Broker:
+    """Answers what opens and closes connections and channels, but for what is in ``silent``."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.silent: set[str] = set()
+        self.tasks: set[asyncio.Task[None] | None] = set()
+        self.writers: list[asyncio.StreamWriter] = []
+        self._answers = {
+            "Connection.StartOk": commands.Connection.Tune(2047, 131_072, 60),
+            "Connection.Open": commands.Connection.OpenOk(),
+            "Connection.Close": commands.Connection.CloseOk(),
+            "Channel.Open": commands.Channel.OpenOk(),
+        }
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writers.append(writer)
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            await reader.readexactly(len(b"AMQP\0\0\x09\x01"))
+            self.tasks.add(asyncio.current_task())
+            hello = commands.Connection.Start(mechanisms="PLAIN", server_properties={"capabilities": {}})
+            writer.write(pamqp.frame.marshal(hello, 0))
+            while True:
+                start = await reader.readexactly(7)
+                rest = await reader.readexactly(int.from_bytes(start[3:]) + 1)
+                _, channel, frame = pamqp.frame.unmarshal(start + rest)
+                if frame.name in self._answers and frame.name not in self.silent:
+                    writer.write(pamqp.frame.marshal(self._answers[frame.name], channel))
+
+    def reset(self) -> None:
+        for writer in self.writers:
+            writer.transport.abort()
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    broker = Broker()
+    server = await asyncio.start_server(broker.serve, "127.0.0.1", 0)
+    broker.url = f"amqp://guest:guest@127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    yield broker
+    server.close()
+    broker.reset()
+
+
+@pytest.mark.parametrize("end", ["answers", "is silent", "resets", "connects anew", "is connecting"])
+async def test_closing_a_link_leaves_no_task_when_the_broker(broker: Broker, end: str) -> None:
+    """What ended in a loop that was closed by then said so when it was collected, in another test's time."""
+    link = Link(parse_rabbitmq_url(broker.url), None, "test")
+    before = asyncio.all_tasks()
+    session = await link.session()
+    for _ in range(3):
+        await session.open_channel(confirms=False)
+    if end == "is silent":
+        broker.silent.add("Connection.Close")
+    elif end == "resets":
+        broker.reset()
+    elif end == "connects anew":
+        session.end(TimeoutError("the broker did not answer in time"))
+        await link.session()
+    elif end == "is connecting":
+        broker.silent.add("Connection.Open")
+        link.retire(session, silent=False)
+        connecting = asyncio.create_task(link.session())
+        before.add(connecting)
+        while len(broker.writers) < 2:
+            await asyncio.sleep(0.01)
+        connecting.add_done_callback(asyncio.Task.exception)
+    await link.close(0.1)
+    assert asyncio.all_tasks() - before - broker.tasks == set()

@@ -11,6 +11,7 @@ heartbeats (SPEC 14.3).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -58,6 +59,8 @@ class Link:
         self._waiters = 0
         self._retired: dict[Session, int | None] = {}
         """With how many frames had come when it fell silent; None for one that is not used again."""
+        self._made: list[Session] = []
+        """All that were opened, or are being opened, and have not been cleared away."""
         self._closed = False
 
     @property
@@ -128,13 +131,13 @@ class Link:
         self._closed = True
         if self._attempt is not None:
             self._attempt.cancel()
-        sessions = [*self._retired, *([self._session] if self._session is not None else [])]
         self._session = None
-        if sessions:
-            await asyncio.wait([asyncio.ensure_future(session.close(timeout)) for session in sessions])
+        if self._made:
+            await asyncio.wait([asyncio.ensure_future(session.close(timeout)) for session in self._made])
 
     async def _connect(self) -> Session:
         session = Session()
+        self._made = [*(one for one in self._made if not one.cleared), session]
         try:
             async with asyncio.timeout(self._url.connect_timeout):
                 await session.open(self._url, self._tls, self._purpose)
@@ -173,6 +176,7 @@ class Session:
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._listeners: list[Callable[[BaseException], None]] = []
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._loop = _DriverLoop()
         self._lost_at_login: BaseException | None = None
         self._reserve: asyncio.Task[Channel] | None = None
 
@@ -180,6 +184,11 @@ class Session:
     def usable(self) -> bool:
         """Whether it is open, as far as is known."""
         return self.cause is None
+
+    @property
+    def cleared(self) -> bool:
+        """Whether it has ended, and every task that was started for it."""
+        return self.cause is not None and not self._tasks and not self._loop.tasks
 
     @property
     def server_version(self) -> tuple[int, ...]:
@@ -201,7 +210,7 @@ class Session:
         Raises:
             Exception: the driver's; nothing of a message was written.
         """
-        connection = _Connection(url, tls, purpose, self.wire)
+        connection = _Connection(url, tls, purpose, self.wire, self._loop)
         try:
             await self._detached(connection.connect())
         except Exception as error:
@@ -294,8 +303,11 @@ class Session:
             closing = self._background(self._connection.close())
             await asyncio.wait((closing, self._ended), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         self.end(ConnectionAbortedError("the connection was closed"))
-        if self._tasks:  # nobody may run the loop any more when this is over
-            await asyncio.wait(self._tasks, timeout=_CLEARED)
+        # Nobody may run the loop any more when this is over, and some tasks of the driver start others when they end.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLEARED):
+                while tasks := self._tasks | self._loop.tasks:
+                    await asyncio.wait(tasks)
 
     @property
     def _driver(self) -> Any:
@@ -362,6 +374,23 @@ class Session:
         loop.call_soon(loop.call_soon, self.end, cause)
 
 
+class _DriverLoop:
+    """The running loop, for the driver: it remembers the tasks that the driver starts and never waits for."""
+
+    def __init__(self) -> None:
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self._loop = asyncio.get_running_loop()
+
+    def create_task(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = self._loop.create_task(coroutine)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+
 class _Driver(aiormq.Connection):
     # When this queue of frames is full, the driver drops its answer to a channel that the broker closed, and uses the
     # channel's number again, which makes the broker close the connection.
@@ -383,7 +412,7 @@ class _Connection(aio_pika.Connection):
         tls: checks the broker; None for plain TCP.
     """
 
-    def __init__(self, url: RabbitUrl, tls: ssl.SSLContext | None, purpose: str, wire: Wire) -> None:
+    def __init__(self, url: RabbitUrl, tls: ssl.SSLContext | None, purpose: str, wire: Wire, loop: _DriverLoop) -> None:
         broker = URL.build(
             scheme="amqp" if tls is None else "amqps",
             host=url.host,
@@ -396,16 +425,18 @@ class _Connection(aio_pika.Connection):
         super().__init__(broker)
         self._vhost = url.vhost
         self._streams = WatchedStreams(wire, tls)
+        self._driver_loop: Any = loop
 
     def __del__(self) -> None:
         """Do nothing: the session ends it. What aio-pika does here needs a loop, and the collector may run anywhere."""
 
     async def connect(self, timeout: float | None = None) -> None:
         """Connect and log in; time limits come from outside."""
-        driver = _Driver(self.url, transport_factory=self._streams)
+        driver = _Driver(self.url, loop=self._driver_loop, transport_factory=self._streams)
         driver.vhost = self._vhost  # in an URL the driver would misread most that is no letter
         await driver.connect()
         on_close = OneShotCallback(self._on_connection_close)
+        on_close.loop = self._driver_loop
         driver.closing.add_done_callback(on_close)
         self.transport = _Underlay(connection=driver, close_callback=on_close)
         await self._on_connected()
