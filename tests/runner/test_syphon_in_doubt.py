@@ -68,6 +68,38 @@ async def test_locks_that_come_while_a_slow_broker_renews_others_are_renewed_in_
 
 
 @in_virtual_time
+async def test_locks_are_kept_when_messages_keep_coming_from_a_far_broker(world):
+    """Seed 355: each round of renewals found newer ones to renew, while those of its first waited for its end."""
+    west = SimulatedBroker("west")
+    await west.transport().admin.create(QUEUE, QueueProperties(lock_duration=5.0))
+    async with world(west=west, enable_syphon=True) as w:
+        w.east.fail(Fault.DOWN, entities=["orders"])
+        w.west.fail(Fault.SLOW, Operation.SETTLE, delay=0.9)
+        leave(west, 55)
+        for _ in range(40):
+            leave(west, 1)
+            await asyncio.sleep(0.5)
+        assert {stored.deliveries for stored in west.queues[QUEUE].stored.values()} == {1}
+
+
+@in_virtual_time
+async def test_locks_of_two_batches_are_kept_when_the_broker_is_far(world):
+    """Their renewals, some at a time, would take longer than a lock."""
+    west = SimulatedBroker("west")
+    await west.transport().admin.create(QUEUE, QueueProperties(lock_duration=5.0))
+    async with world(west=west, enable_syphon=True, syphon_batch=100, attempt_timeout=10.0) as w:
+        w.east.fail(Fault.DOWN)
+        w.west.fail(Fault.SLOW, Operation.SETTLE, delay=0.9)
+        leave(west, 99)
+        await asyncio.sleep(1)
+        leave(west, 100)
+        for _ in range(30):
+            await asyncio.sleep(1)
+            now = asyncio.get_running_loop().time()
+            assert min(stored.locked_until - now for stored in west.queues[QUEUE].stored.values()) > 0
+
+
+@in_virtual_time
 async def test_what_is_delivered_again_while_it_is_in_hand_is_sent_once(world):
     """Seed 169: locks were lost unseen, and the pump held the same messages twice."""
     async with world(enable_syphon=True, ping_primary_interval=60.0) as w:

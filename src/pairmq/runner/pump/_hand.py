@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from pairmq.core import Diversion
 from pairmq.model import Delivery, FailureReason, Message, TransportError
 from pairmq.runner._clock import Clock
-from pairmq.runner.pump._batches import slices
 from pairmq.runner.pump._item import Item
 from pairmq.runner.pump._reader import Reader
 from pairmq.transport import start_task
 
 _UNKNOWN_LOCK = 15.0  # s: how long a lock is taken to last until the queue was asked
-_AT_ONCE = 25  # renewals side by side, each under a time limit of its own
+_AT_ONCE = 25  # renewals side by side at least, each under a time limit of its own
+_SOON = 0.001  # s
 
 
 class Hand:
@@ -36,6 +36,7 @@ class Hand:
         self._items: dict[int, Item] = {}
         self._places: dict[str, Item] = {}
         """The same by their position in the queue, where the broker tells it."""
+        self._took = 0.0  # s for the last renewals that were begun side by side
         self._renewals: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
@@ -56,6 +57,7 @@ class Hand:
     def take(self, delivery: Delivery, message: Message, diversion: Diversion | None, came_at: float) -> Item:
         """Keep a delivery that came at an instant in hand: its lock is renewed until it is settled."""
         item = Item(delivery, message, diversion, self._reader.lock_ends_at(came_at))
+        item.renew_at = self._renew_at(came_at)
         self._items[id(item)] = item
         if delivery.sequence_number:
             self._places[delivery.sequence_number] = item
@@ -71,7 +73,8 @@ class Hand:
         # The position alone is not enough: it may come again when a queue was made anew.
         if item is None or (item.message, item.diversion) != (message, diversion):
             return False
-        item.delivery, item.locked_until = delivery, self._reader.lock_ends_at(self._clock.now())
+        now = self._clock.now()
+        item.delivery, item.locked_until, item.renew_at = delivery, self._reader.lock_ends_at(now), self._renew_at(now)
         return True
 
     def holds(self, item: Item) -> bool:
@@ -143,31 +146,48 @@ class Hand:
         # The first lock may be shorter than any wait that is chosen before the queue was asked.
         await self._reader.asked.wait()
         while True:
-            duration = self._reader.lock_duration
-            await asyncio.sleep((duration or _UNKNOWN_LOCK) / 3)
-            tried: set[Item] = set()
-            # Some at a time, those that end soonest first: while a slow broker renews them, more may come.
-            while duration is not None and (due := self._due(duration, tried)):
-                tried.update(due)
-                await self._renew(due)
+            now = self._clock.now()
+            # Those that end soonest first, and a look at all again after each round: while they are renewed, more come.
+            due = [item for item in self._items.values() if item.renew_at < now + _SOON]
+            if due:
+                due.sort(key=lambda item: item.locked_until)
+                await self._renew_some(due[: self._at_once(len(due))])
+            else:
+                await asyncio.sleep(min([self._third, *(item.renew_at - now for item in self._items.values())]))
 
-    def _due(self, duration: float, tried: set[Item]) -> list[Item]:
-        before = self._clock.now() + duration * 5 / 6
-        due = [item for item in self._items.values() if item.locked_until < before and item not in tried]
-        return sorted(due, key=lambda item: item.locked_until)[:_AT_ONCE]
+    @property
+    def _third(self) -> float:
+        """Seconds of a third of a lock, after which it is renewed, and within which all of them have to be."""
+        return (self._reader.lock_duration or _UNKNOWN_LOCK) / 3
+
+    def _renew_at(self, begun_at: float) -> float:
+        """When to renew a lock that began, or was to be renewed, at an instant of the loop's clock."""
+        return math.inf if self._reader.lock_duration is None else begun_at + self._third
+
+    def _at_once(self, count: int) -> int:
+        """How many renewals to begin side by side: more than a few where a broker is so far that it would take long."""
+        return max(_AT_ONCE, math.ceil(count * self._took / self._third))
 
     async def _renew(self, items: Sequence[Item]) -> list[Item]:
         """Renew locks, some side by side; gives the items whose renewal was confirmed."""
         renewed: list[Item] = []
-        for part in slices(items, _AT_ONCE):
-            outcomes = await asyncio.gather(*(self._renew_one(item) for item in part))
-            renewed += [item for item, good in zip(part, outcomes, strict=True) if good]
+        while items:
+            at_once = self._at_once(len(items))
+            renewed += await self._renew_some(items[:at_once])
+            items = items[at_once:]
         return renewed
+
+    async def _renew_some(self, items: Sequence[Item]) -> list[Item]:
+        began_at = self._clock.now()
+        outcomes = await asyncio.gather(*(self._renew_one(item) for item in items))
+        self._took = self._clock.now() - began_at
+        return [item for item, good in zip(items, outcomes, strict=True) if good]
 
     async def _renew_one(self, item: Item) -> bool:
         if not self.holds(item):
             return False
-        ends_at, used = self._reader.lock_ends_at(self._clock.now()), item.delivery
+        began_at, used = self._clock.now(), item.delivery
+        item.renew_at = self._renew_at(began_at)
         try:
             renewed = await self._reader.renew(used)
         except TransportError as error:
@@ -177,5 +197,5 @@ class Hand:
                 self.miss(item)
             return False
         if item.delivery is used:
-            item.delivery, item.locked_until = renewed, ends_at
+            item.delivery, item.locked_until = renewed, self._reader.lock_ends_at(began_at)
         return True

@@ -12,10 +12,11 @@ from pairmq.model import Delivery, Message, TransportError
 class Item:
     """One message in a pump's hand, locked until it is settled; ``lost`` once its lock is.
 
-    ``diversion`` is None for poison that has none; ``locked_until`` is an instant of the loop's clock, and so is
-    ``copy_after``, before which no other copy of it is put at its queue's tail: there may be one, in doubt. Its
-    ``identity`` names a diverted message wherever copies of it lie: its id, and its sender's number of it. Where order
-    is kept, messages of one destination and ``key`` go home one after another.
+    ``diversion`` is None for poison that has none; ``locked_until`` is an instant of the loop's clock, and so are
+    ``renew_at``, when its lock is to be renewed, and ``copy_after``, before which no other copy of it is put at its
+    queue's tail: there may be one, in doubt. Its ``identity`` names a diverted message wherever copies of it lie: its
+    id, and its sender's number of it. Where order is kept, messages of one destination and ``key`` go home one after
+    another.
     """
 
     __slots__ = (
@@ -28,6 +29,7 @@ class Item:
         "locked_until",
         "lost",
         "message",
+        "renew_at",
         "unknown",
     )
 
@@ -36,6 +38,7 @@ class Item:
         self.message = message
         self.diversion = diversion
         self.locked_until = locked_until
+        self.renew_at = locked_until
         self.lost = False
         self.copies = 0
         self.copy_after = 0.0
