@@ -108,8 +108,8 @@ SYPHON = (
     Mutant(
         "locks are not renewed",
         "src/pairmq/runner/pump/_hand.py",
-        "                tried.update(due)\n                await self._renew(due)",
-        "                tried.update(due)",
+        "                await self._renew_some(due[: self._at_once(len(due))])\n",
+        "                await asyncio.sleep(self._third)\n",
     ),
     Mutant(
         "a message is sent under a lock that has run out",
@@ -187,8 +187,8 @@ SYPHON = (
     Mutant(
         "what is in hand is taken for another message when it comes again",
         "src/pairmq/runner/pump/_hand.py",
-        "        item.delivery, item.locked_until = delivery, self._reader.lock_ends_at(self._clock.now())\n"
-        "        return True",
+        "        item.delivery, item.locked_until, item.renew_at = delivery, self._reader.lock_ends_at(now), "
+        "self._renew_at(now)\n        return True",
         "        return False",
     ),
 )

@@ -23,6 +23,7 @@ _RABBIT_RECEIVING = "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_receiving/"
 _RABBIT_RECEIVING_A = "plugins/pairmq-rabbitmq/tests/test_rabbitmq_receiving.py::test_a_"
 _RABBIT_SETTLING_TESTS = ("plugins/pairmq-rabbitmq/tests/test_rabbitmq_settling.py",)
 _RABBIT_MANAGEMENT = "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_management.py"
+_RABBIT_SESSION_TESTS = ("plugins/pairmq-rabbitmq/tests/test_rabbitmq_session.py",)
 _RABBIT_POSITIONS_TESTS = ("plugins/pairmq-rabbitmq/tests/test_rabbitmq_positions.py",)
 
 TESTED = (
@@ -164,6 +165,20 @@ TESTED = (
         tests=_IN_DOUBT_TESTS,
     ),
     Mutant(
+        "locks wait for the renewals of messages that came later",
+        "src/pairmq/runner/pump/_hand.py",
+        "                due.sort(key=lambda item: item.locked_until)\n",
+        "                due.sort(key=lambda item: -item.locked_until)\n",
+        tests=_IN_DOUBT_TESTS,
+    ),
+    Mutant(
+        "as many locks are renewed side by side however far the broker is",
+        "src/pairmq/runner/pump/_hand.py",
+        "max(_AT_ONCE, math.ceil(count * self._took / self._third))",
+        "_AT_ONCE",
+        tests=_IN_DOUBT_TESTS,
+    ),
+    Mutant(
         "what could not be postponed is forgotten",
         _POSTPONING,
         "            self._lines.put_back(line, rest)\n",
@@ -176,6 +191,14 @@ TESTED = (
         "        line.items.extend(staying)\n",
         "",
         tests=_IN_DOUBT_TESTS,
+    ),
+    # The simulation itself.
+    Mutant(
+        "Ctrl-C is raised wherever the simulation is",
+        "src/pairmq/testing/simulator/_interrupts.py",
+        "    _asked = True\n",
+        "    raise KeyboardInterrupt\n",
+        tests=("tests/simulator/test_command.py",),
     ),
     # Order.
     Mutant(
@@ -416,6 +439,34 @@ TESTED = (
         "        if session.users:\n",
         "        if False:\n",
         tests=(_RABBIT_RECEIVING_A + "connection_that_nobody_uses_after_a_stall_ends",),
+    ),
+    Mutant(
+        "RabbitMQ: a retired connection ends in the midst of other calls",
+        "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_link.py",
+        "        if session.users:\n",
+        "        if False:\n",
+        tests=_RABBIT_SESSION_TESTS,
+    ),
+    Mutant(
+        "RabbitMQ: a channel is closed across the answer to its question",
+        "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_driver.py",
+        "                await turn.enter_async_context(channel.lock)\n",
+        "                pass\n",
+        tests=_RABBIT_SESSION_TESTS,
+    ),
+    Mutant(
+        "RabbitMQ: a close leaves tasks of the driver behind",
+        "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_link.py",
+        "while tasks := self._tasks | self._loop.tasks:",
+        "while tasks := self._tasks:",
+        tests=_RABBIT_SESSION_TESTS,
+    ),
+    Mutant(
+        "RabbitMQ: a close does not wait for the connections that were lost before",
+        "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_link.py",
+        "self._made = [*(one for one in self._made if not one.cleared), session]",
+        "self._made = [session]",
+        tests=_RABBIT_SESSION_TESTS,
     ),
     Mutant(
         "RabbitMQ: a cancelled consumer changes the set that the driver calls it from",

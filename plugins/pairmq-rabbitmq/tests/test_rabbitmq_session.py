@@ -13,6 +13,7 @@ from aio_pika.tools import OneShotCallback
 from aiormq.abc import AbstractConnection
 from pamqp import commands
 
+from pairmq_rabbitmq._driver import close_channel
 from pairmq_rabbitmq._link import Link, _Underlay
 from pairmq_rabbitmq._url import parse_rabbitmq_url
 
@@ -44,6 +45,7 @@ class Broker:
         self.silent: set[str] = set()
         self.tasks: set[asyncio.Task[None] | None] = set()
         self.writers: list[asyncio.StreamWriter] = []
+        self.frames: list[str] = []
         self._answers = {
             "Connection.StartOk": commands.Connection.Tune(2047, 131_072, 60),
             "Connection.Open": commands.Connection.OpenOk(),
@@ -62,8 +64,16 @@ class Broker:
                 start = await reader.readexactly(7)
                 rest = await reader.readexactly(int.from_bytes(start[3:]) + 1)
                 _, channel, frame = pamqp.frame.unmarshal(start + rest)
+                self.frames.append(frame.name)
                 if frame.name in self._answers and frame.name not in self.silent:
                     writer.write(pamqp.frame.marshal(self._answers[frame.name], channel))
+
+    def write(self, channel: int, frame: commands.Frame) -> None:
+        self.writers[-1].write(pamqp.frame.marshal(frame, channel))
+
+    async def saw(self, name: str) -> None:
+        while name not in self.frames:
+            await asyncio.sleep(0.001)
 
     def reset(self) -> None:
         for writer in self.writers:
@@ -105,3 +115,41 @@ async def test_closing_a_link_leaves_no_task_when_the_broker(broker: Broker, end
         connecting.add_done_callback(asyncio.Task.exception)
     await link.close(0.1)
     assert asyncio.all_tasks() - before - broker.tasks == set()
+
+
+async def test_a_channel_is_not_closed_across_the_answer_to_its_question(broker: Broker) -> None:
+    """Where that is the broker's own close, it would take ours for the next channel's of that number."""
+    link = Link(parse_rabbitmq_url(broker.url), None, "test")
+    channel = await (await link.session()).open_channel(confirms=False)
+    question = asyncio.create_task(channel.queue_declare("gone", passive=True))
+    await broker.saw("Queue.Declare")
+    closing = asyncio.create_task(close_channel(channel))
+    await asyncio.sleep(0.05)
+    broker.write(channel.number, commands.Channel.Close(404, "NOT_FOUND", 50, 10))
+    await asyncio.wait((question, closing))
+    question.exception()
+    await link.close(1)
+    assert "Channel.Close" not in broker.frames
+    assert "Channel.CloseOk" in broker.frames
+
+
+async def test_a_connection_that_a_call_gave_up_stays_for_the_others(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pairmq_rabbitmq._link._AFTERLIFE", 0.01)
+    link = Link(parse_rabbitmq_url(broker.url), None, "test")
+    session = await link.session()
+    answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def call() -> str:
+        return await answer
+
+    others = asyncio.create_task(session.run(call()))
+    await asyncio.sleep(0)
+    link.retire(session, silent=False)
+    await asyncio.sleep(0.1)
+    answer.set_result("answered")
+    assert await others == "answered"
+    await asyncio.sleep(0.1)
+    assert not session.usable
+    await link.close(1)
