@@ -28,7 +28,9 @@ EXAMPLES = int(os.environ.get("PAIRMQ_TEST_EXAMPLES", "25"))
 """Of each machine that PairMQ itself has to stand; raise it for a longer look."""
 
 STOOD = settings(max_examples=EXAMPLES, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
-SEARCH = settings(STOOD, max_examples=300, database=None, derandomize=True, phases=[Phase.generate])
+# A fixed seed does not fix the examples: Hypothesis mixes in the constants of all local modules that are imported, so
+# that each worker of a test run has examples of its own. A search has to find its bug whatever they are.
+SEARCH = settings(STOOD, max_examples=1000, database=None, derandomize=True, phases=[Phase.generate])
 
 
 # ------------------------------------------------------------------------------------------ PairMQ itself stands them
@@ -231,13 +233,20 @@ def test_an_attempt_without_a_time_limit_is_found(monkeypatch: pytest.MonkeyPatc
         return await operation
 
     monkeypatch.setattr(TimeLimits, "run", unlimited)
-    assert "hangs" in broken_promise()
+    found = broken_promise(Hanging).splitlines()[0]
+    assert "hangs" in found or "to send, and had 20 s" in found
 
 
-def broken_promise() -> str:
+class Hanging(SyphonInside):
+    """Brokers that hang, and no other trouble: the others end or hide most of what hangs."""
+
+    troubles = frozenset(("hangs",))
+
+
+def broken_promise(machine: type[FailoverMachine] = SyphonInside) -> str:
     """What the machine says of PairMQ as it is now."""
     with pytest.raises(BrokenPromise) as caught:
-        run_state_machine_as_test(SyphonInside, settings=SEARCH)
+        run_state_machine_as_test(machine, settings=SEARCH)
     return str(caught.value)
 
 
