@@ -70,23 +70,21 @@ def simulate(
     """
     # The test kit is no part of what other commands need.
     from pairmq.cli import _simulate_run as run
-    from pairmq.testing.simulator import interrupts_noted
 
     given = [name for name, value in (("--seed", seed), ("--seeds", seeds), ("--replay", replay)) if value is not None]
     if len(given) > 1:
         raise BadUsage(f"{' and '.join(given)} exclude each other")
     if mode not in (None, "safety", "liveness"):
         raise BadUsage(f"--mode is {mode!r}: it must be safety or liveness")
-    with interrupts_noted():
-        if replay is not None:
-            return run.replay_file(replay, trace=trace, shrink=shrink, json=json)
-        chosen = range(seed or 0, (seed or 0) + 1) if seeds is None else _range(seeds)
-        runs = run.settings(chosen, hours, faults, mode, ordering)
-        if len(runs) == 1 and state is None:
-            return run.one(runs[0], trace=trace, shrink=shrink, json=json)
-        if trace is not None or shrink:
-            raise BadUsage("--trace and --shrink are for one seed, without --state")
-        return run.many(runs, jobs=jobs or os.cpu_count() or 1, state=state, json=json)
+    if replay is not None:
+        return run.replay_file(replay, trace=trace, shrink=shrink, json=json)
+    chosen = range(seed or 0, (seed or 0) + 1) if seeds is None else _range(seeds)
+    runs = run.settings(chosen, hours, faults, mode, ordering)
+    if len(runs) == 1 and state is None:
+        return run.one(runs[0], trace=trace, shrink=shrink, json=json)
+    if trace is not None or shrink:
+        raise BadUsage("--trace and --shrink are for one seed, without --state")
+    return run.many(runs, jobs=jobs or os.cpu_count() or 1, state=state, json=json)
 
 
 def _range(text: str) -> range:

@@ -14,7 +14,17 @@ import pairmq
 from pairmq.cli._errors import BadUsage, CommandFailed, file_problem
 from pairmq.cli._output import FAIL, OK, Progress, note, put_json, say
 from pairmq.cli._values import grouped, plural, short_duration
-from pairmq.testing.simulator import FAULT_KINDS, Counts, Outcome, Report, Scenario, Settings, campaign, scenario_of
+from pairmq.testing.simulator import (
+    FAULT_KINDS,
+    Counts,
+    Outcome,
+    Report,
+    Scenario,
+    Settings,
+    campaign,
+    interrupts_noted,
+    scenario_of,
+)
 from pairmq.testing.simulator import replay as replay_scenario
 from pairmq.testing.simulator import shrink as shrink_scenario
 
@@ -58,6 +68,7 @@ def replay_file(path: str, *, trace: str | None, shrink: bool, json: bool) -> in
     return _one(scenario, trace=trace, shrink=shrink, json=json)
 
 
+@interrupts_noted()
 def many(runs: Sequence[Settings], *, jobs: int, state: str | None, json: bool) -> int:
     """Simulate many seeds; the exit status: 1 with a violation, 130 when Ctrl-C came first."""
     book = _Book(state, runs)
@@ -86,6 +97,7 @@ def many(runs: Sequence[Settings], *, jobs: int, state: str | None, json: bool) 
     return 1 if book.failed else 0
 
 
+@interrupts_noted()
 def _one(scenario: Scenario, *, trace: str | None, shrink: bool, json: bool) -> int:
     report = replay_scenario(scenario, trace=trace is not None)
     if trace is not None:
