@@ -524,3 +524,61 @@ async def test_a_failing_observer_is_reported_once_and_disturbs_nothing(world, c
         for _ in range(3):
             await w.pair.sender("orders").send(Message(b"1"))
         assert len([r for r in caplog.records if "an observer failed" in r.message]) == 1
+
+
+@in_virtual_time
+async def test_a_short_send_to_a_healthy_distant_primary_is_not_diverted(world):
+    """Half of its time is less than a round trip: without a measure no attempt could ever succeed."""
+    async with world(east=SimulatedBroker("east", latency=0.3), failover_interval=0, attempt_timeout=10) as w:
+        sender = w.pair.sender("orders")
+        await sender.send(Message(b"measured"))
+        receipts = [await sender.send(Message(b"1"), timeout=0.5) for _ in range(20)]
+        assert {(receipt.route, receipt.attempts) for receipt in receipts} == {(Route.PRIMARY, 1)}
+        assert w.of(AttemptFailed) == []
+
+
+@in_virtual_time
+async def test_short_sends_to_a_distant_primary_are_accepted_there_before_one_was_measured(world):
+    async with world(east=SimulatedBroker("east", latency=0.3), failover_interval=10, attempt_timeout=10) as w:
+        sender = w.pair.sender("orders")
+        with contextlib.suppress(SendError):
+            await sender.send(Message(b"0"), timeout=0.5)
+        for _ in range(10):
+            assert (await sender.send(Message(b"1"), timeout=0.5)).route is Route.PRIMARY
+        assert w.pair.state("orders") is EntityState.HEALTHY
+
+
+@in_virtual_time
+@pytest.mark.parametrize("fault", [Fault.HANG, Fault.CONFIRM_LOST, Fault.SLOW])
+@pytest.mark.parametrize("timeout", [0.05, 0.3, 0.5, 0.9, 3.0])
+async def test_a_short_send_to_a_distant_primary_that_fails_ends_by_its_deadline(world, fault, timeout):
+    async with world(east=SimulatedBroker("east", latency=0.3), failover_interval=0, attempt_timeout=10) as w:
+        sender = w.pair.sender("orders")
+        await sender.send(Message(b"measured"))
+        w.east.fail(fault, Operation.SEND, delay=60)
+        started = asyncio.get_running_loop().time()
+        with contextlib.suppress(SendError):
+            await sender.send(Message(b"1"), timeout=timeout)
+        assert asyncio.get_running_loop().time() <= started + timeout + 0.001
+        assert (await sender.send(Message(b"2"), timeout=0.5)).route is Route.BACKLOG
+
+
+@in_virtual_time
+async def test_a_send_with_time_for_both_brokers_keeps_half_of_it_for_the_backlog(world):
+    async with world(east=SimulatedBroker("east", latency=0.3), failover_interval=0, attempt_timeout=10) as w:
+        sender = w.pair.sender("orders")
+        await sender.send(Message(b"measured"))
+        w.east.fail(Fault.HANG)
+        receipt = await sender.send(Message(b"1"), timeout=3)
+        assert receipt.route is Route.BACKLOG
+        assert receipt.elapsed == pytest.approx(1.5, abs=0.1)
+
+
+@in_virtual_time
+async def test_a_short_diverted_send_reaches_a_distant_secondary(world):
+    async with world(west=SimulatedBroker("west", latency=0.3), attempt_timeout=10) as w:
+        w.pair.hold("orders")
+        sender = w.pair.sender("orders")
+        await sender.send(Message(b"measured"))
+        for _ in range(10):
+            assert (await sender.send(Message(b"1"), timeout=0.5)).attempts == 1

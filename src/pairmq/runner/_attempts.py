@@ -15,12 +15,10 @@ from pairmq.model import FailureKind, FailureReason, Message, TransportError
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock
 from pairmq.runner._job import Endings, Job, SenderState, worst_kind
-from pairmq.runner._limits import Limit, TimeLimits
+from pairmq.runner._limits import FAIR_TRIAL, Limit, RoundTrip, TimeLimits
 from pairmq.runner._ordered import Key
 from pairmq.runner._sizes import MessageLimits
 from pairmq.transport import Sender
-
-_FAIR_TRIAL = 1.0  # s that an attempt at a backlog queue must have had for its time-out to tell about the queue
 
 _TAKEN: Final[Sequence[TransportError | None]] = (None,)
 """What came of an attempt with one message that was confirmed."""
@@ -67,6 +65,8 @@ class Attempts:
         self._limits = limits
         self._endings = endings
         self._sizes = sizes
+        self.to_primary = RoundTrip()
+        self.to_backlog = RoundTrip()
 
     def fitting(self, state: SenderState, jobs: list[Job], *, waiting: bool) -> list[Job]:
         """Refuse what the primary can never hold, and what is to wait for the backlog in vain (SPEC 3.8).
@@ -109,10 +109,13 @@ class Attempts:
                 failures = _TAKEN
                 with self._limits.limit(limit) as limited:
                     await state.primary.send(jobs[0].message)
+                    self.to_primary.answered(self._clock.now() - limited.began_at)
                 if limited.failure is not None:
-                    failures = (_without_trace(limited),)
+                    failures = (self._failed(self.to_primary, limited),)
             else:
-                failures = await self._attempt(state.primary, jobs, [job.message for job in jobs], limit)
+                failures = await self._attempt(
+                    self.to_primary, state.primary, jobs, [job.message for job in jobs], limit
+                )
             answered = True
         finally:
             if not answered:  # cancelled
@@ -171,7 +174,7 @@ class Attempts:
         if key is None:
             state.queue = index
         # Before the envelopes of a large batch, which take a while.
-        fair = limit - self._clock.now() > min(self._options.attempt_timeout, _FAIR_TRIAL) - 0.001
+        fair = limit - self._clock.now() > min(self._options.attempt_timeout, FAIR_TRIAL) - 0.001
         works: bool | None = None
         try:
             took, failures = await self._at_queue(state, index, jobs, limit, key)
@@ -232,13 +235,13 @@ class Attempts:
             if unfit is not None:
                 return took, [unfit] * len(took)
             began_at, maybe_there = self._clock.now(), True  # also when the attempt is cut off
-            failures = await self._attempt(backlog.sender(index), took, envelopes, limit)
+            failures = await self._attempt(self.to_backlog, backlog.sender(index), took, envelopes, limit)
             missing = [
                 at for at, failure in enumerate(failures) if failure and failure.reason is FailureReason.NOT_FOUND
             ]
             if missing and await self._problem(backlog.make_again(index, began_at), limit) is None:
                 parts = [took[at] for at in missing], [envelopes[at] for at in missing]
-                second = await self._attempt(backlog.sender(index), *parts, limit)
+                second = await self._attempt(self.to_backlog, backlog.sender(index), *parts, limit)
                 found = dict(zip(missing, second, strict=True))
                 failures = [found.get(at, failure) for at, failure in enumerate(failures)]
             maybe_there = any(failure is None or failure.maybe_applied for failure in failures)
@@ -264,7 +267,7 @@ class Attempts:
         return None
 
     async def _attempt(
-        self, sender: Sender, jobs: Sequence[Job], messages: list[Message], limit: float
+        self, trip: RoundTrip, sender: Sender, jobs: Sequence[Job], messages: list[Message], limit: float
     ) -> Sequence[TransportError | None]:
         """One operation at a broker, until ``limit`` at most."""
         for job in jobs:
@@ -272,19 +275,22 @@ class Attempts:
         with self._limits.limit(limit) as limited:
             if len(messages) == 1:
                 await sender.send(messages[0])
+                trip.answered(self._clock.now() - limited.began_at)
                 return _TAKEN
             return await sender.send_batch(messages)
-        return [_without_trace(limited)] * len(messages)
+        return [self._failed(trip, limited)] * len(messages)
+
+    def _failed(self, trip: RoundTrip, limited: Limit) -> TransportError:
+        """The failure of an attempt, to be kept by its send.
+
+        With its trace it would keep all frames that it went through, and thousands of those make the garbage collector
+        stop the loop for long. What caused it has its own.
+        """
+        failure = limited.take_failure().with_traceback(None)
+        if failure.reason is FailureReason.TIMEOUT:
+            trip.cut_off(self._clock.now() - limited.began_at)
+        return failure
 
     def _envelope(self, state: SenderState, job: Job) -> Message:
         at = self._clock.instant()
         return divert(job.message, Diversion(state.runner.entity, at, state.sender_id, state.sequence, job.unknown))
-
-
-def _without_trace(limited: Limit) -> TransportError:
-    """The failure of an attempt, to be kept by its send.
-
-    With its trace it would keep all frames that it went through, and thousands of those make the garbage collector stop
-    the loop for long. What caused it has its own.
-    """
-    return limited.take_failure().with_traceback(None)

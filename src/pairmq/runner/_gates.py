@@ -1,8 +1,8 @@
 """Which destinations the syphon delivers to: one gate each, shut while the destination is unavailable (SPEC 7.3, 7.5).
 
 The gates know nothing of the entity machines: another process may have diverted the messages, and this one may never
-have sent to the entity (SPEC 7.5). A machine that recovers in this process only opens its entity's gate sooner. An operator who holds
-an entity may keep its gate shut as well: then nothing opens it but the operator.
+have sent to the entity (SPEC 7.5). A machine that recovers in this process only opens its entity's gate sooner. Where
+an operator holds an entity's gate shut as well, only the operator opens it.
 """
 
 from __future__ import annotations

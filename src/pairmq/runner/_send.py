@@ -31,7 +31,7 @@ from pairmq.runner._emitter import Emitter
 from pairmq.runner._entity import EntityRunner
 from pairmq.runner._job import Endings, Job, SenderState
 from pairmq.runner._last_failure import besides
-from pairmq.runner._limits import TimeLimits
+from pairmq.runner._limits import RoundTrip, TimeLimits
 from pairmq.runner._ordered import Key, Orders, Place
 from pairmq.runner._sizes import MessageLimits
 from pairmq.transport import Transport, start_task
@@ -236,11 +236,12 @@ class SendProcedure:
                 if way is None:
                     continue
                 route, now = way, self._clock.now()
-            limit = self._limit(now, deadline)
             if type(route) is ToPrimary:
+                limit = self._limit(now, deadline, self._attempts.to_primary)
                 worst = await self._attempts.primary(state, route.epoch, pending, started, limit, transient)
                 diverting = False
             else:
+                limit = self._limit(now, deadline, self._attempts.to_backlog)
                 worst = await self._attempts.backlog(state, pending, started, limit, transient, key)
                 diverting = True
             pending = [job for job in pending if job.result is None]
@@ -301,10 +302,11 @@ class SendProcedure:
         if self._ends_at is not None:
             raise PairClosed("the pair is closed: it takes no more sends")
 
-    def _limit(self, now: float, deadline: float) -> float:
-        """When the next attempt must end: half of the time left at most, as the other half is for the other broker."""
+    def _limit(self, now: float, deadline: float, trip: RoundTrip) -> float:
+        """When the next attempt must end: half of the time left is for the other broker, if the rest is enough here."""
         left = deadline - now
-        return now + min(self._options.attempt_timeout, left if left < _LAST_STRETCH else left / 2)
+        share = left if left < _LAST_STRETCH else max(left / 2, min(left, trip.needed))
+        return now + min(self._options.attempt_timeout, share)
 
     @staticmethod
     def _primary_enabled(runner: EntityRunner) -> bool:
