@@ -220,7 +220,7 @@ async def test_a_secondary_that_does_not_let_the_record_be_kept_is_used_all_the_
         await settled(3 * LOOK_INTERVAL)
         assert processes.moved() == 5
     assert len(warnings) == 1
-    assert "the record can't be kept" in warnings[0]
+    assert "could not compare with the record" in warnings[0]
 
 
 @in_virtual_time
@@ -370,3 +370,50 @@ async def test_a_look_at_a_secondary_that_is_down_reports_that(processes):
         processes.east.transport().endpoint, processes.west.transport(), PairOptions(), 1.0
     )
     assert "can't be read" in (agreement.unread or "")
+
+
+@in_virtual_time
+async def test_a_record_that_is_refused_is_reported_once_and_looked_at_again_soon(processes):
+    async with processes.process() as (pair, warnings):
+        processes.west.fail(Fault.UNAUTHORIZED, entities=[RECORD])
+        await settled(2 * LOOK_INTERVAL)
+        assert len(warnings) == 1
+        assert warnings[0].startswith("could not compare with the record because the secondary refused: ")
+        assert "can't be read" in ((await pair.agreement()).unread or "")
+        processes.west.heal()
+        async with processes.process(backlog_queue_count=3):
+            await settled(LOOK_INTERVAL)
+        assert len(warnings) == 2
+        assert "backlog_queue_count is 10 here and 3 in another process" in warnings[1]
+        assert (await pair.agreement()).unread is None
+
+
+@in_virtual_time
+async def test_a_record_that_is_refused_at_the_start_is_compared_within_two_minutes_of_the_permission(processes):
+    processes.west.fail(Fault.UNAUTHORIZED, entities=[RECORD])
+    async with processes.process() as (_, warnings):
+        await settled(30)
+        assert len(warnings) == 1
+        processes.west.heal()
+        async with processes.process(backlog_queue_count=3):
+            await settled(60)
+    assert len(warnings) == 2
+
+
+@in_virtual_time
+async def test_a_record_that_may_be_read_and_not_written_is_reported_by_the_pair(processes):
+    processes.west.fail(Fault.UNAUTHORIZED, Operation.SEND, entities=[RECORD])
+    async with processes.process() as (pair, warnings):
+        await settled(30)
+        assert "could not compare with the record" in ((await pair.agreement()).unread or "")
+        assert len(warnings) == 1
+
+
+@in_virtual_time
+async def test_looks_that_are_refused_for_long_become_as_rare_as_others(processes):
+    processes.west.fail(Fault.UNAUTHORIZED, entities=[RECORD])
+    async with processes.process():
+        await settled(4 * LOOK_INTERVAL)
+        processes.west.operations.clear()
+        await settled(10 * LOOK_INTERVAL)
+        assert sum(processes.west.operations.values()) <= 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -259,9 +259,11 @@ class Engine:
         """Look for what other processes of the pair use, and let the syphon know; see `find_agreement`."""
         if self._record_task is not None:
             await self._record.refresh(everything=True)
-        return await find_agreement(
+        found = await find_agreement(
             self._primary.endpoint, self._secondary, self.options, time_limit, everywhere=everywhere
         )
+        # What only looks needs less permission than what keeps the record.
+        return found if found.unread is not None else replace(found, unread=self._record.unread)
 
     def check_open(self) -> None:
         """Raise `PairFaulted` or `PairClosed` when the pair has ended."""

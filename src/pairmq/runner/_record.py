@@ -34,6 +34,7 @@ _SOON = 5.0  # s after which a process that wrote looks again: another one may h
 _CLOSE = 2.5  # s: a transport promises 2
 _FRESH = 60.0  # s for which a look is good enough for a drain that ends
 _RETRY = Backoff(first=0.25, factor=2.0, cap=30.0)
+_REFUSED = Backoff(first=60.0, factor=2.0, cap=LOOK_INTERVAL)  # a permission may be given at any time, or never
 _COPIES = 16  # of what is in the record already, from which on they are removed
 _PATIENCE, _HIDDEN = 0.2, 3  # s, times: a broker that shows messages by fetching them hides them from others meanwhile
 _PROPERTIES = QueueProperties(max_delivery_count=2**31 - 1)  # looking may count as a delivery
@@ -127,7 +128,7 @@ async def find_agreement(
         # Queues of a template that this process can't trust are not drained by it.
         strays += await looker.holding(_undrained(own, record), "this process has another backlog_name_template")
     except TransportError as error:
-        return Agreement(own, unread=f"what other processes of the pair use can't be read: {error}")
+        return Agreement(own, unread=f"could not compare with the record because it can't be read: {error}")
     unread = None
     if everywhere:
         known = {queue.path for queue in found} | {stray.queue.path for stray in strays} | set(own.queue_names())
@@ -190,6 +191,8 @@ class RecordKeeper:
     ) -> None:
         self.agreed = False
         """A first look has ended."""
+        self.unread: str | None = None
+        """Why the last look could not compare this process with the others: the secondary refused it."""
         self._own = configuration_of(primary, options)
         self._former = primary.former_names
         self._syphon = options.enable_syphon
@@ -224,14 +227,12 @@ class RecordKeeper:
 
     async def run(self) -> None:
         """Look again and again, until cancelled."""
-        retry = 0
+        retry, last = 0, None
         while True:
-            if not self.agreed:
-                wait = _RETRY.wait(retry, 0.0)
-                retry += 1
-            else:
-                wait, retry = _SOON if self._wrote else LOOK_INTERVAL, 0
-            await asyncio.sleep(wait)
+            backoff = _RETRY if not self.agreed else None if self.unread is None else _REFUSED
+            retry, last = retry + 1 if backoff is last else 0, backoff
+            usual = _SOON if self._wrote else LOOK_INTERVAL
+            await asyncio.sleep(usual if backoff is None else backoff.wait(retry, 0.0))
             try:
                 await self._look()
             except TransportError:
@@ -264,13 +265,17 @@ class RecordKeeper:
         async with self._turn:
             began_at = self._clock.now()
             self._wrote = False
+            unread = None
             try:
                 await self._compare(everything or not self.agreed)
             except TransportError as error:
                 if error.kind is not FailureKind.REFUSED:
                     raise
                 # Not allowed, or not possible with this broker: the pair works without, as all did before.
-                self._warn(f"processes of this pair with other options go unnoticed: the record can't be kept: {error}")
+                unread = f"could not compare with the record because the secondary refused: {error}"
+            if unread is not None and self.unread is None:
+                self._warn(f"{unread}; processes of this pair with other options go unnoticed meanwhile", again=True)
+            self.unread = unread
             self._looked_at = began_at
             if not self.agreed:
                 self.agreed = True
