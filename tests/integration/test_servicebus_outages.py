@@ -278,6 +278,7 @@ def one_of_each_place(rows: list[tuple[Any, ...]]) -> list[Any]:
 UNAVAILABLE = [
     ("send", "com.microsoft:timeout", "error", False),
     ("send", "amqp:internal-error", "error", True),
+    ("send", "amqp:resource-limit-exceeded", "error", False),
     ("send", "amqp:connection:forced", "close", False),
     ("send", "amqp:link:detach-forced", "detach", True),
     ("send", "", "silence", False),
@@ -325,7 +326,6 @@ REFUSED = [
     ("send", "amqp:not-found", False, EntityNotFound, FailureReason.NOT_FOUND),
     ("send", "amqp:unauthorized-access", False, Unauthorized, FailureReason.UNAUTHORIZED),
     ("send", "com.microsoft:entity-disabled", False, SendRefused, FailureReason.DISABLED),
-    ("send", "amqp:resource-limit-exceeded", True, SendRefused, FailureReason.QUOTA),
     ("send", "amqp:link:message-size-exceeded", False, MessageTooLarge, FailureReason.TOO_LARGE),
     ("send", "com.microsoft:argument-error", True, SendRefused, FailureReason.MALFORMED),
     ("send", "com.microsoft:argument-out-of-range", False, SendRefused, FailureReason.MALFORMED),

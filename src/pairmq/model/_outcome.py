@@ -34,7 +34,7 @@ class FailureKind(enum.StrEnum):
     BUSY = "busy"
     """The broker throttles: tried again, diverted only with ``failover_on_busy``."""
     UNAVAILABLE = "unavailable"
-    """Time-out, connection lost, broker down, publisher blocked, no leader: counts toward failover."""
+    """Time-out, connection lost, broker down, publisher blocked, no room, no leader: counts toward failover."""
     REFUSED = "refused"
     """The broker said no to this message or this user: raised to the caller, never diverted."""
 

@@ -7,6 +7,8 @@ contradicts its class names. Worth a second look:
 - A condition that nobody knows is *unavailable*: taken for a refusal, it would lose what failover can still save.
 - *Refused* and *busy* are certain only as the answer to the transfer itself. The same condition on a link that was
   detached under a send says nothing of the message, unless it is its size, or there is no such entity.
+- A full entity is *unavailable*, as with the other products: nobody's message fits until somebody makes room, and that
+  is what the backlog is for. As the answer to a transfer it is certain: the message was not taken.
 - The service's own time-out and internal error leave a send in doubt, even as answers.
 """
 
@@ -80,7 +82,7 @@ CONDITIONS: Final[dict[str, Verdict]] = {
     "com.microsoft:session-cannot-be-locked": Verdict(_BUSY, FailureReason.OTHER, "another receiver has the session"),
     "amqp:resource-locked": _THROTTLED,
     # how much
-    "amqp:resource-limit-exceeded": Verdict(_REFUSED, FailureReason.QUOTA),
+    "amqp:resource-limit-exceeded": Verdict(_UNAVAILABLE, FailureReason.QUOTA),
     "com.microsoft:server-busy": _THROTTLED,
     # whether at all
     "com.microsoft:timeout": _TIMEOUT,
@@ -212,7 +214,8 @@ def _quotes_a_secret(error: BaseException | None) -> bool:
 def send_failure(error: BaseException, doing: str) -> TransportError:
     """Make the error of a send that had been given to an open link; says for certain only what is certain."""
     found = failure(error, doing, maybe_applied=True)
-    answered = _private.was_answered(error) and found.kind in (_REFUSED, _BUSY)
+    certain = found.kind in (_REFUSED, _BUSY) or found.reason is FailureReason.QUOTA
+    answered = _private.was_answered(error) and certain
     found.maybe_applied = not (answered or found.reason in (FailureReason.TOO_LARGE, FailureReason.NOT_FOUND))
     return found
 

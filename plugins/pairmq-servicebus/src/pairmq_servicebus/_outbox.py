@@ -32,7 +32,6 @@ _OF_A_MESSAGE = frozenset(
         FailureReason.TOO_LARGE,
         FailureReason.MALFORMED,
         FailureReason.NOT_SUPPORTED,
-        FailureReason.QUOTA,
     )
 )
 

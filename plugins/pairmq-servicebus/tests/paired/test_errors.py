@@ -52,10 +52,7 @@ def away(reason: FailureReason, kind: FailureKind = FailureKind.UNAVAILABLE) -> 
         (away(FailureReason.OTHER, FailureKind.BUSY), (client.ServiceBusServerBusyError,)),
         (away(FailureReason.OTHER), (client.ServiceBusError,)),
         (PrimaryUnavailable("the deadline passed"), (client.OperationTimeoutError,)),
-        (
-            SendRefused("m", causes=[failure(FailureReason.QUOTA, FailureKind.REFUSED)]),
-            (client.ServiceBusQuotaExceededError,),
-        ),
+        (away(FailureReason.QUOTA), (client.ServiceBusQuotaExceededError,)),
         (
             SendRefused("m", causes=[failure(FailureReason.DISABLED, FailureKind.REFUSED)]),
             (client.MessagingEntityDisabledError,),

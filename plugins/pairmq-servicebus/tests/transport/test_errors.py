@@ -46,7 +46,7 @@ TABLE = {
     "com.microsoft:session-lock-lost": (REFUSED, FailureReason.LOCK_LOST),
     "com.microsoft:session-cannot-be-locked": (BUSY, FailureReason.OTHER),
     "amqp:resource-locked": (BUSY, FailureReason.OTHER),
-    "amqp:resource-limit-exceeded": (REFUSED, FailureReason.QUOTA),
+    "amqp:resource-limit-exceeded": (UNAVAILABLE, FailureReason.QUOTA),
     "com.microsoft:server-busy": (BUSY, FailureReason.OTHER),
     "com.microsoft:timeout": (UNAVAILABLE, FailureReason.TIMEOUT),
     "com.microsoft:operation-cancelled": (UNAVAILABLE, FailureReason.OTHER),
@@ -98,9 +98,9 @@ def test_a_condition_means_what_the_table_says(condition: str) -> None:
 
 
 @pytest.mark.parametrize("condition", sorted(TABLE))
-def test_only_an_answer_that_refuses_or_throttles_is_certain(condition: str) -> None:
+def test_only_an_answer_that_refuses_or_throttles_or_finds_no_room_is_certain(condition: str) -> None:
     answered = send_failure(rejected(condition), "send to q")
-    assert answered.maybe_applied is (answered.kind is UNAVAILABLE)
+    assert answered.maybe_applied is (answered.kind is UNAVAILABLE and answered.reason is not FailureReason.QUOTA)
     detached = send_failure(as_the_client_reports(AMQPLinkError(condition.encode(), description="words")), "send to q")
     assert detached.maybe_applied is (detached.reason not in (FailureReason.TOO_LARGE, FailureReason.NOT_FOUND))
 
@@ -154,7 +154,7 @@ def test_a_refused_token_is_no_lost_connection(custom: str | None, status: int, 
         (client.SessionLockLostError(), REFUSED, FailureReason.LOCK_LOST),
         (client.SessionCannotBeLockedError(), BUSY, FailureReason.OTHER),
         (client.MessageSizeExceededError(), REFUSED, FailureReason.TOO_LARGE),
-        (client.ServiceBusQuotaExceededError(), REFUSED, FailureReason.QUOTA),
+        (client.ServiceBusQuotaExceededError(), UNAVAILABLE, FailureReason.QUOTA),
         (client.ServiceBusServerBusyError(), BUSY, FailureReason.OTHER),
         (client.MessagingEntityDisabledError(), REFUSED, FailureReason.DISABLED),
         (client.MessagingEntityNotFoundError(), REFUSED, FailureReason.NOT_FOUND),

@@ -112,7 +112,7 @@ async def test_a_message_of_the_pings_content_type_is_refused(transport: Service
         ("com.microsoft:timeout", FailureKind.UNAVAILABLE, FailureReason.TIMEOUT, True),
         ("amqp:internal-error", FailureKind.UNAVAILABLE, FailureReason.OTHER, True),
         ("com.microsoft:entity-disabled", FailureKind.REFUSED, FailureReason.DISABLED, False),
-        ("amqp:resource-limit-exceeded", FailureKind.REFUSED, FailureReason.QUOTA, False),
+        ("amqp:resource-limit-exceeded", FailureKind.UNAVAILABLE, FailureReason.QUOTA, False),
         ("com.microsoft:argument-error", FailureKind.REFUSED, FailureReason.MALFORMED, False),
         ("com.microsoft:never-heard-of", FailureKind.UNAVAILABLE, FailureReason.OTHER, True),
     ],
