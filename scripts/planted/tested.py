@@ -498,14 +498,14 @@ TESTED = (
         tests=_RABBIT_SETTLING_TESTS,
     ),
     Mutant(
-        "RabbitMQ: a policy that makes a quorum queue drop its oldest messages is not told",
+        "RabbitMQ: a policy that makes a quorum queue drop its oldest messages is not reported",
         _RABBIT_MANAGEMENT,
         'first = (OVERFLOW, EXPIRES) if arguments.get(QUEUE_TYPE) == "quorum" else ()',
         "first = ()",
         tests=("plugins/pairmq-rabbitmq/tests/test_rabbitmq_admin.py::test_policies_count_as_the_broker_counts_them",),
     ),
     Mutant(
-        "a policy on a backlog queue that was made this moment is not told",
+        "a policy on a backlog queue that was made this moment is not reported",
         "src/pairmq/runner/_backlog.py",
         "        try:\n            actual = await self._limited(admin.properties(queue))\n",
         "        try:\n            actual = None if created else await self._limited(admin.properties(queue))\n",

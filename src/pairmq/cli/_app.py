@@ -71,7 +71,7 @@ class _Warnings(logging.Handler):
         if record.exc_info and record.exc_info[1] is not None:
             error = record.exc_info[1]
             text += f": {type(error).__name__}: {error} (run 'pairmq -v …' for the traceback)"
-        # Nobody reads stderr any more; the thread that logs has no part in that.
+        # stderr was closed by its reader; the thread that logs has no part in that.
         with contextlib.suppress(OutputClosed):
             warn(without_secrets(text))
 

@@ -121,7 +121,7 @@ def note(text: str, *, style: str | None = None) -> None:
 
 
 def mention(text: str) -> None:
-    """Print a line on stderr from where nothing can be ended, as a signal's handler; nothing where nobody reads it."""
+    """Print a line on stderr from where nothing can be ended, as a signal's handler; nothing where stderr is closed."""
     with contextlib.suppress(OutputClosed):
         note(text)
 

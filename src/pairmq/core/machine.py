@@ -328,7 +328,7 @@ class EntityMachine:
                 self._asked_pings, self._ping_wanted_from = 0, now
                 self._plan_first_ping(now)
             case Do.START_PINGS_LATER:
-                # An operator's word stands for one interval, whoever asks.
+                # An operator's decision stands for one interval, whatever else asks.
                 self._asked_pings, self._ping_wanted_from = 0, now + self._options.ping_primary_interval
                 self._pings_needed, self._good_pings, self._refused_pings = 1, 0, 0
                 self._next_ping_at = now + self._options.ping_primary_interval

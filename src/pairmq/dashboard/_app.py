@@ -247,7 +247,7 @@ class Dashboard:
         return JSONResponse({"entity": path, "kind": kind, "state": state.value}, headers=_HEADERS)
 
     async def _doubt(self, pair: Pair, path: str, kind: EntityKind) -> Response | None:
-        """Refuse a name that is probably misspelt: it would be a row of an entity that nobody sends to."""
+        """Refuse a name that is probably misspelt: it would be a row of an entity that is never sent to."""
         try:
             entity = Entity(path, kind)
             if entity in pair.states() or entity in self._looks.entities:

@@ -301,7 +301,7 @@ class Pair:
         Nothing about the entities' states is changed.
 
         Args:
-            entities: paths of queues, or entities; without any, all of `states`. Where that is none either, the pair is
+            entities: paths of queues, or entities; without any, all of `states`. Where there are none, the pair is
                 ready when the primary answers or a backlog queue takes messages.
             timeout: seconds that each side has to answer.
 
@@ -320,7 +320,7 @@ class Pair:
         return await find_readiness(engine, self.name, asked or list(engine.states()), timeout)
 
     async def agreement(self, *, everywhere: bool = False, timeout: float = 5.0) -> Agreement:
-        """Ask the secondary whether the processes of this pair agree, and whether messages wait where nobody looks.
+        """Ask the secondary whether the processes of this pair agree, and whether messages wait that none drains.
 
         A syphon of this process drains from now on what was found of other processes (SPEC 13.2).
 

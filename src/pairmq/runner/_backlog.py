@@ -191,7 +191,7 @@ class BacklogQueues:
 
     def _is_missing(self, index: int) -> bool:
         """Note that a queue does not exist; tell whether that is news: one that vanishes again is not made at once."""
-        self._checked.discard(index)  # whoever makes it again may make another kind of queue
+        self._checked.discard(index)  # it may be made again as another kind of queue
         self._missing.add(index)
         made_at = self._made_again_at.get(index, -math.inf)
         return self._clock.now() - made_at >= self._options.backlog_retry_interval

@@ -80,7 +80,7 @@ class KnownEntities:
             self._line.append(runner)
 
     def take(self, runner: EntityRunner) -> Sender:
-        """A sender to the entity that nobody uses, a new one if need be; no IO. On the pair's loop alone.
+        """A sender to the entity that is unused, a new one if need be; no IO. On the pair's loop alone.
 
         Raises:
             TransportError: the transport can't have such an entity.

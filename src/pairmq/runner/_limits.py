@@ -232,7 +232,7 @@ class Limit:
                 # lasts: with thousands of them the garbage collector stops the loop for seconds.
                 self.failure = self._limits._timeout(maybe_applied=not is_nothing_sent(error))
             elif not self.task.cancelling():
-                # Nobody cancelled us: a driver's own task or future was cancelled, as some do with a lost connection.
+                # No caller did this: a driver's own task or future was cancelled, as some do with a lost connection.
                 self.failure = _unmapped(error)
         elif isinstance(error, Exception):
             self.failure = _unmapped(error)

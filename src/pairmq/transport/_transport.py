@@ -364,7 +364,7 @@ class Admin(ABC):
     async def confirm_risks(self, queue: Entity | None = None) -> Sequence[ConfirmRisk]:
         """Find settings by which the broker may lose what it has confirmed; `pairmq doctor` warns of each.
 
-        It only reads. What can't be read is a risk too, as nobody knows then. Without an implementation there is none.
+        It only reads. What can't be read is a risk too: it is unknown then. Without an implementation there is none.
 
         Args:
             queue: one that exists, for the risks of this queue; None for those of the broker as a whole.

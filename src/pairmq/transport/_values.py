@@ -102,7 +102,7 @@ class QueueProperties:
         single_consumer: one receiver at a time gets messages, in their order: while it holds one under a lock nobody
             else is given any, and what it gives back, or loses its lock of, is delivered again before anything newer.
         drops_when_full: a queue without room drops messages that it has accepted, instead of refusing new ones. Never
-            asked for; told where the broker can be set up so.
+            asked for; reported where the broker can be set up so.
     """
 
     max_size_megabytes: int | None = None

@@ -7,7 +7,7 @@ Nothing tells one process that another has stored something. A waiting receiver 
 then less often, up to the ``poll_interval``. What the same transport has sent wakes it at once.
 
 Locks outlast an outage of the file. What a receive has locked whose outcome is not known, and what a receiver held that
-closed meanwhile, is given back with the next receive of this process (SPEC 7.6). What another receiver holds is in use.
+closed meanwhile, is released with the next receive of this process (SPEC 7.6). What another receiver holds is in use.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Context:
         """Whether queues are known to reject what has no room, and until when that is taken for granted."""
         self.closed = False
         self.max_body_bytes: int | None = None
-        """The server's own limit for a body, as its last refusal told; None while it has told none."""
+        """The server's own limit for a body, as its last refusal named it; None before the first."""
         self._publishers: OrderedDict[Entity, Publisher] = OrderedDict()
         self._idle: list[tuple[Session, Channel]] = []
 

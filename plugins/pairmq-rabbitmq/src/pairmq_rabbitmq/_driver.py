@@ -164,13 +164,13 @@ def take_any_name(channel: Channel) -> Channel:
 
 
 async def close_channel(channel: Channel) -> None:
-    """Have the broker close a channel, and what is locked on it given back; without effect when it is closed.
+    """Have the broker close a channel, and what is locked on it released; without effect when it is closed.
 
     The driver's own way to do it gives up after a heartbeat: either without a word to the broker, which so keeps the
     messages locked, or by asking a second time, for which the broker closes the connection.
 
     The question in flight comes first: where its answer is the broker's Channel.Close, ours must not cross it, or
-    nobody can say whose the number is. Only a broker that owes the answer for long, as for a queue without a leader, is
+    it is unknown whose the number is. Only a broker that owes the answer for long, as for a queue without a leader, is
     not waited for.
 
     Returns when the broker has answered; a cancelled call leaves it to the broker, if it had come to ask.

@@ -345,7 +345,7 @@ class RedisReceiver(Receiver):
                 await self._release(self._context.control, Scope(), [self._name])
 
     async def _release(self, link: Link, scope: Scope, consumers: Sequence[bytes]) -> None:
-        """Give back what closed receivers hold; what can't be given back now is left to the next receiver."""
+        """Give back what closed receivers hold; what can't be released now is left to the next receiver."""
         keys, text = self._source.keys, _scripts.RELEASE.text
         release = (b"EVAL", text, b"%d" % len(keys), *keys, self._source.mode, self._source.group)
         left = consumers

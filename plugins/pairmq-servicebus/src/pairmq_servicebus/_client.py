@@ -79,7 +79,7 @@ class Namespace:
         self.max_message_bytes: int | None = None
         """Of the smallest link that was opened so far; None before the first."""
         self.message_limits: dict[Entity, int] = {}
-        """Bytes of a message, as the last link to an entity told; a Premium queue may have its own."""
+        """Bytes of a message, as the last link to an entity reported; a Premium queue may have its own."""
         self._client: ServiceBusClient | None = None
         self._sockets: WeakKeyDictionary[ServiceBusSender | ServiceBusReceiver, asyncio.WriteTransport]
         self._sockets = WeakKeyDictionary()

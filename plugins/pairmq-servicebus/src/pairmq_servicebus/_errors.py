@@ -7,7 +7,7 @@ contradicts its class names. Worth a second look:
 - A condition that nobody knows is *unavailable*: taken for a refusal, it would lose what failover can still save.
 - *Refused* and *busy* are certain only as the answer to the transfer itself. The same condition on a link that was
   detached under a send says nothing of the message, unless it is its size, or there is no such entity.
-- A full entity is *unavailable*, as with the other products: nobody's message fits until somebody makes room, and that
+- A full entity is *unavailable*, as with the other products: no message fits until consumers make room, and that
   is what the backlog is for. As the answer to a transfer it is certain: the message was not taken.
 - The service's own time-out and internal error leave a send in doubt, even as answers.
 """

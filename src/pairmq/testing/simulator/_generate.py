@@ -138,7 +138,7 @@ def _differing(rng: Random, setup: Setup) -> Setup:
 
 
 def _distant(rng: Random, setup: Setup) -> Setup:
-    """Brokers that are far away, with time limits that fit."""
+    """Distant brokers, with time limits that fit."""
     jitter = rng.choice((0.0, 0.0, 0.5))
     if rng.random() >= 0.25:
         return replace(setup, jitter=jitter)

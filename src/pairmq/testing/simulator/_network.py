@@ -206,7 +206,7 @@ class Network:
         self._apply(request)
 
     def _refuse_demoted(self, request: Request) -> None:
-        """The client is told that the broker is none that takes writes, and connects to the one that is."""
+        """The client learns that the broker takes no writes, and connects to the one that is."""
         connection = request.connection
         self.history.disturbed.append((self.loop.time(), self.loop.time() + _RECONNECTED))
         self.history.reconnects.append((self.history.tick(), connection.life.name, connection.broker.name))
@@ -329,7 +329,7 @@ class Network:
             condition.held.clear()
 
     def demote(self, fault: Fault) -> None:
-        """Let the role of a broker move: whoever is connected is connected to one that takes no writes."""
+        """Let the role of a broker move: open connections lead to one that takes no writes."""
         for connection in self.connections:
             connection.demoted |= connection.broker.name == fault.broker and fault.process in ("", connection.process)
 

@@ -37,7 +37,7 @@ from pairmq_rabbitmq._receiving._delivery_channel import LONGEST_HOLD, MAX_WINDO
 from pairmq_rabbitmq._receiving._settling import Job, Locked, Share, State
 
 _REST = 1.0  # s without a call that an empty-handed reader keeps its queue
-_ANSWER = 10.0  # s for an answer, with a connection to be made first; the asker asks again
+_ANSWER = 10.0  # s for an answer, with a connection to be made first; the caller asks again
 _GIVE_BACK = 2.0  # s
 
 _BARE = {QUEUE_TYPE: "quorum", SINGLE_CONSUMER: True}

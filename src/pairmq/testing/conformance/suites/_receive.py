@@ -151,13 +151,13 @@ class Receive(Suite):
         await broker.put(queue, *"abcd")
         first, second = broker.receiver(queue), broker.connect().receiver(Source(queue))
         held = await receive_some(first, 3)
-        settled = len(held[1:2])  # what is held last is given back
+        settled = len(held[1:2])  # what is held last is released
         waiting = asyncio.ensure_future(drain(second, 4 - settled))
         await asyncio.sleep(0.2)
         for delivery in held[:settled]:
             await first.complete(delivery)
         await first.close()
-        assert bodies(await waiting) == list("abcd")[settled:], "nothing newer may come before what was given back"
+        assert bodies(await waiting) == list("abcd")[settled:], "nothing newer may come before what was released"
 
     @capability("ordered_consumer", disclaimed=_one_consumer_is_refused)
     async def test_the_next_consumer_begins_with_what_the_last_one_lost(self, broker: Broker) -> None:

@@ -89,7 +89,7 @@ class LockClock:
 
 
 async def cut_off(
-    call: Awaitable[object], limit: float = 0.3, *, why: str = "nobody can have answered"
+    call: Awaitable[object], limit: float = 0.3, *, why: str = "no broker can have answered"
 ) -> TimeoutError | None:
     """Put a time limit on a call that can't be answered, and see that control comes back.
 
