@@ -137,6 +137,23 @@ def test_adopting_lets_a_primary_that_moved_be_paired_again(cli, brokers) -> Non
     assert cli("syphon", "--until-empty", *moved).status == 0
 
 
+def test_a_primary_at_two_addresses_is_one_where_its_identity_is_stated(cli, brokers) -> None:
+    divert(brokers, 3, more="?name=orders&identity=orders-eu")
+    tunnel = "memory://tunnel?name=orders"
+    refused = cli("backlog", "list", "--primary", tunnel, *brokers[2:])
+    assert refused.status != 0
+    assert "?identity=" in refused.err
+    listed = cli("backlog", "list", "--json", "--primary", f"{tunnel}&identity=orders-eu", *brokers[2:])
+    assert json.loads(listed.out)["pending"] == 3
+
+
+def test_the_doctor_says_how_to_state_an_identity(cli, brokers) -> None:
+    divert(brokers, 0, more="?name=orders")
+    ended = cli("doctor", "--primary", "memory://tunnel?name=orders", *brokers[2:])
+    assert "FAIL  processes of the pair: " in ended.out
+    assert "?identity=" in ended.out
+
+
 def test_adopting_forgets_a_larger_number_of_queues(cli, brokers) -> None:
     divert(brokers, 0, backlog_queue_count=10)
     few = ["--backlog-queues", "3", *brokers]

@@ -146,8 +146,9 @@ def test_a_value_that_can_not_work(cli, brokers: list[str], arguments: list[str]
 @pytest.mark.parametrize(
     "command", [["send", "-e", "q"], ["status"], ["backlog", "list"], ["dashboard"]], ids=lambda command: command[0]
 )
-def test_the_same_broker_twice(cli, command: list[str]) -> None:
-    ended = cli(*command, "--primary", "memory://one", "--secondary", "memory://one")
+@pytest.mark.parametrize("secondary", ["memory://one", "memory://one?identity=another"])
+def test_the_same_broker_twice(cli, command: list[str], secondary: str) -> None:
+    ended = cli(*command, "--primary", "memory://one", "--secondary", secondary)
     _one_line(ended, 2)
     assert "same broker" in ended.err
 

@@ -120,6 +120,7 @@ def test_another_identity_is_a_conflict() -> None:
     assert read(OWN, other).conflict(OWN) == other
     assert read(OWN).conflict(OWN) is None
     assert "?name=" in conflict_text(OWN, other)
+    assert "?identity=" in conflict_text(OWN, other)
 
 
 def test_differences_name_the_option_and_both_values() -> None:

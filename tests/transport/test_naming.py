@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pairmq.model import Entity
+from pairmq.model import ConfigurationError, Entity
+from pairmq.plugins import registry
 from pairmq.transport import Endpoint, _naming, endpoint_with_default_name, is_local_address
 
 IDENTITY = ("product", "127.0.0.1", "1234")
@@ -62,3 +63,58 @@ def test_local_addresses_are_known(host: str) -> None:
 @pytest.mark.parametrize("host", ["example", "10.0.0.1", "fe80::1", "localhost.example", "128.0.0.1", ""])
 def test_other_addresses_are_not_local(host: str) -> None:
     assert not is_local_address(host)
+
+
+ADDRESSES = {
+    "amqp": ("amqp://h:1/v", "amqps://other"),
+    "redis": ("redis://h:1/2", "rediss://10.0.0.1"),
+    "memory": ("memory://one", "memory://other"),
+    "sb": ("sb://k:v@contoso.servicebus.windows.net", "sb://k:v@localhost:1/?emulator=true"),
+    "sqlite": ("sqlite:///one.db", "sqlite:///other.db"),
+}
+EVERY_PRODUCT = pytest.mark.parametrize("urls", ADDRESSES.values(), ids=ADDRESSES)
+
+
+def endpoint_of(url: str, option: str) -> Endpoint:
+    return registry.transport(f"{url}{'&' if '?' in url else '?'}{option}").endpoint
+
+
+@EVERY_PRODUCT
+def test_a_stated_identity_is_one_broker_at_every_address(urls: tuple[str, str]) -> None:
+    one, two = (endpoint_of(url, "identity=orders-eu") for url in urls)
+    assert one.identity == two.identity
+    assert one.name == two.name
+    assert one.name.startswith("orders-eu--")
+    assert one.scope == two.scope == ""
+    assert registry.transport(urls[0]).endpoint.name in one.former_names
+
+
+@EVERY_PRODUCT
+def test_another_stated_identity_is_another_broker(urls: tuple[str, str]) -> None:
+    one, two = (endpoint_of(urls[0], f"identity=orders-{each}&name=orders") for each in ("eu", "us"))
+    assert one.identity != two.identity
+    assert one.name == two.name == "orders"
+
+
+@EVERY_PRODUCT
+def test_one_address_is_one_broker_whatever_identity_is_stated(urls: tuple[str, str]) -> None:
+    ends = [registry.transport(urls[0]).endpoint, *(endpoint_of(urls[0], f"identity={each}") for each in "ab")]
+    assert all(one.is_same_broker(other) for one in ends for other in ends)
+    assert not any(end.is_same_broker(registry.transport(urls[1]).endpoint) for end in ends)
+    assert ends[1].is_same_broker(endpoint_of(urls[1], "identity=a"))
+
+
+@EVERY_PRODUCT
+@pytest.mark.parametrize("stated", ["", "a/b", "..", "a{b"])
+def test_an_identity_that_is_no_name_is_refused(urls: tuple[str, str], stated: str) -> None:
+    with pytest.raises(ConfigurationError, match="option identity of the"):
+        endpoint_of(urls[0], f"identity={stated}")
+
+
+def test_products_that_state_one_identity_have_different_names() -> None:
+    assert len({endpoint_of(urls[0], "identity=eu").name for urls in ADDRESSES.values()}) == len(ADDRESSES)
+
+
+def test_no_address_can_pass_for_a_stated_identity() -> None:
+    with pytest.raises(ConfigurationError, match="name"):
+        registry.transport("memory://%3Fidentity=orders-eu")

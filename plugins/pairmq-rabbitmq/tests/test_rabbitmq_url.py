@@ -201,7 +201,7 @@ def test_an_encrypted_key_is_told_and_not_asked_for(tmp_path: Path) -> None:
         ("amqp://u:%00y@h", "password"),
         ("amqp://u:%ffy@h", "password"),
         (f"amqp://u:{'x' * 256}@h", "password"),
-        ("amqp://h?nonsense=1", "'nonsense': known are connect_timeout, heartbeat, lock_duration, management, name"),
+        ("amqp://h?nonsense=1", "'nonsense': known are connect_timeout, heartbeat, identity, lock_duration"),
         ("amqp://h?ssl_ca_certs=x", "ssl_ca_certs"),
         ("amqp://h?name=a&name=b", "twice"),
         ("amqp://h?name=a/b", "name"),

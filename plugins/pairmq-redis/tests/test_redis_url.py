@@ -85,7 +85,7 @@ def test_the_connection_verifies_too() -> None:
         ("redis://h /0", "space"),
         ("redis://[::1", "IPv6"),
         ("redis://h?nonsense=1", "nonsense"),
-        ("redis://h?password=1", "known are connect_timeout, name"),
+        ("redis://h?password=1", "known are connect_timeout, identity, name"),
         ("redis://h?ssl_ca_certs=x", "ssl_ca_certs"),
         ("redis://h?name=a&name=b", "twice"),
         ("redis://h?name=a/b", "name"),

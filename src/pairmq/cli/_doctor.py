@@ -133,7 +133,7 @@ async def all_checks(pair: PairArguments) -> AsyncIterator[Finding]:
         settings = pair.settings()
         transports = (transport_of(settings.primary), transport_of(settings.secondary))
     except ConfigurationError as error:
-        yield Finding(Grade.FAIL, "settings", without_secrets(str(error)), "mend it, and run this again")
+        yield Finding(Grade.FAIL, "settings", without_secrets(str(error)), "fix it, and run this again")
         return
     for finding in _settings(settings, *transports):
         yield finding
@@ -215,11 +215,13 @@ def _settings(settings: Settings, primary: Transport, secondary: Transport) -> I
     yield Finding(
         Grade.OK, "settings", f"{primary.endpoint} backed by {secondary.endpoint}{_changed(settings.options)}"
     )
-    if primary.endpoint.identity == secondary.endpoint.identity:
+    ends = primary.endpoint, secondary.endpoint
+    hosts = [(end.address or end.identity)[1:2] for end in ends]
+    if ends[0].is_same_broker(ends[1]):
         yield Finding(
             Grade.FAIL, "settings", "primary and secondary are the same broker", "pair two that can fail independently"
         )
-    elif primary.endpoint.identity[1:2] == secondary.endpoint.identity[1:2]:
+    elif hosts[0] == hosts[1]:
         yield Finding(
             Grade.WARN,
             "settings",
@@ -230,7 +232,7 @@ def _settings(settings: Settings, primary: Transport, secondary: Transport) -> I
     try:
         check_available(options, secondary)
     except ConfigurationError as error:
-        yield Finding(Grade.FAIL, "settings", str(error), "no program can open the pair: mend it")
+        yield Finding(Grade.FAIL, "settings", str(error), "no program can open the pair: fix it")
     if options.attempt_timeout >= options.send_timeout:
         yield Finding(
             Grade.WARN,

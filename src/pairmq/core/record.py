@@ -190,8 +190,8 @@ def conflict_text(own: Configuration, other: Configuration) -> str:
     return (
         f"the secondary keeps backlog queues of the name {own.name!r} for another primary, "
         f"{_shown(' '.join(other.identity))}, and this one is {_shown(' '.join(own.identity))}: give one of them "
-        "another name in its URL (?name=…), or where it is the same broker at a new address, drain the backlog and run "
-        "'pairmq backlog adopt'"
+        "another name in its URL (?name=…). Where both are the same broker at two addresses, give the URLs of all "
+        "processes one ?identity=…, or one address; then drain the backlog and run 'pairmq backlog adopt'"
     )
 
 

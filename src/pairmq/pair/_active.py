@@ -23,12 +23,12 @@ def claim(primary: Transport, secondary: Transport) -> None:
         if holds(transport):
             raise ConfigurationError(f"the connection to {transport.endpoint} is in a pair already: make another one")
     for other_primary, other_secondary in _active:
-        if secondary.endpoint.identity == other_primary.endpoint.identity:
+        if secondary.endpoint.is_same_broker(other_primary.endpoint):
             raise ConfigurationError(
                 f"{secondary.endpoint} is the primary of another pair of this process: "
                 "a secondary must not be a primary elsewhere"
             )
-        if primary.endpoint.identity == other_secondary.endpoint.identity:
+        if primary.endpoint.is_same_broker(other_secondary.endpoint):
             raise ConfigurationError(
                 f"{primary.endpoint} is the secondary of another pair of this process: "
                 "a secondary must not be a primary elsewhere"

@@ -149,7 +149,7 @@ def check_distinct(primary: Transport, secondary: Transport) -> None:
     Raises:
         ConfigurationError: both are the same broker (SPEC 9.3).
     """
-    if primary is secondary or primary.endpoint.identity == secondary.endpoint.identity:
+    if primary is secondary or primary.endpoint.is_same_broker(secondary.endpoint):
         raise ConfigurationError(
             f"primary and secondary are the same broker ({primary.endpoint}): pair two that can fail independently"
         )

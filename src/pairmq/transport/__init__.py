@@ -1,7 +1,13 @@
 """The abstract interfaces to a broker, and what transports tell about themselves."""
 
 from pairmq.transport._claims import Claim, ClaimStore
-from pairmq.transport._naming import endpoint_with_default_name, is_local_address
+from pairmq.transport._naming import (
+    ENDPOINT_OPTIONS,
+    checked_name,
+    chosen_endpoint,
+    endpoint_with_default_name,
+    is_local_address,
+)
 from pairmq.transport._tasks import start_task
 from pairmq.transport._transport import (
     Admin,
@@ -16,6 +22,7 @@ from pairmq.transport._transport import (
 from pairmq.transport._values import Capabilities, ConfirmRisk, Endpoint, QueueCounts, QueuePositions, QueueProperties
 
 __all__ = [
+    "ENDPOINT_OPTIONS",
     "Admin",
     "Capabilities",
     "Claim",
@@ -29,6 +36,8 @@ __all__ = [
     "Sender",
     "SessionReceiver",
     "Transport",
+    "checked_name",
+    "chosen_endpoint",
     "counts_of",
     "endpoint_with_default_name",
     "is_local_address",

@@ -1,4 +1,4 @@
-"""Default names of brokers: no two brokers have the same one, or they would share backlog queues (SPEC 13.3)."""
+"""Names and identities of brokers: no two brokers have the same one, or they would share backlog queues (SPEC 13.3)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ import hashlib
 import ipaddress
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Final
 
+from pairmq.model import ConfigurationError, Entity
 from pairmq.transport._values import Endpoint
+
+ENDPOINT_OPTIONS: Final = ("identity", "name")
+"""Options that every broker's URL knows; see `chosen_endpoint`."""
 
 _READABLE = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _DIGEST = re.compile(r"--[0-9a-f]{12}$")
@@ -52,6 +58,57 @@ def endpoint_with_default_name(
         plain = re.sub(r"[^A-Za-z0-9._]+", "-", readable)[:_LONGEST].strip("-.")
         name = f"{plain or identity[0]}--{digest}"
     return Endpoint(name, identity, url, scope, tuple(dict.fromkeys(old for old in former if old and old != name)))
+
+
+def chosen_endpoint(default: Endpoint, options: Mapping[str, str], where: str) -> Endpoint:
+    """Give an endpoint the name and the identity that its URL states.
+
+    Two endpoints of one product whose URLs state one identity are the same broker, whatever their addresses are: a
+    broker behind a proxy for each process, or with several ports. A name alone says nothing about that.
+
+    Args:
+        default: as the address in the URL makes it.
+        options: the URL's; ``name`` and ``identity`` are looked at.
+        where: what has these options, such as ``the redis:// URL``, for errors.
+
+    Returns:
+        The endpoint; the default where neither is stated.
+
+    Raises:
+        ConfigurationError: one of them can't be a segment of a path.
+    """
+    found = default
+    if "identity" in options:
+        stated = checked_name(options["identity"], f"the option identity of {where}")
+        # No address and no broker's name has a question mark.
+        identity = (default.identity[0], f"?identity={stated}")
+        former = (default.name, *default.former_names)
+        plain = endpoint_with_default_name(identity, default.url, stated, unique=False, former=former)
+        found = replace(plain, address=default.identity)
+    if options.get("name"):
+        name = checked_name(options["name"], f"the option name of {where}")
+        found = replace(found, name=name, scope="", former_names=())
+    return found
+
+
+def checked_name(name: str, what: str) -> str:
+    """Give back a name that can be a segment of the backlog queues' paths (SPEC 5.1).
+
+    Args:
+        name: from a URL.
+        what: its place there, for the error.
+
+    Raises:
+        ConfigurationError: it can't; the text does not repeat it.
+    """
+    problem = "holds one of / { }" if any(letter in "/{}" for letter in name) else None
+    try:
+        Entity(name)
+    except ValueError:
+        problem = "is no legal segment of a queue's path"
+    if problem:
+        raise ConfigurationError(f"{what} {problem}: use letters, digits, - and .")
+    return name
 
 
 def is_local_address(host: str) -> bool:

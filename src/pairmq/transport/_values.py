@@ -66,11 +66,13 @@ class Endpoint:
 
     Args:
         name: a short name for people and for the backlog queues' names (SPEC 5.1), without secrets.
-        identity: product, host, port and virtual host; two endpoints of one identity are the same broker (SPEC 9.3).
+        identity: product, host, port and virtual host, or product and what the URL states (``?identity=…``); two
+            endpoints of one identity are the same broker (SPEC 9.3).
         url: the URL with its password left out, fit for logs.
         scope: the machine that the identity is meant on, where the address is another broker on every machine
             (``localhost``); empty where it is the same one everywhere, and where the URL gives the name.
         former_names: default names that earlier releases gave to this broker; backlog queues may still have them.
+        address: product, host, port and virtual host, where the identity is stated; empty where they are the identity.
     """
 
     name: str
@@ -78,6 +80,11 @@ class Endpoint:
     url: str
     scope: str = ""
     former_names: tuple[str, ...] = ()
+    address: tuple[str, ...] = ()
+
+    def is_same_broker(self, other: Endpoint) -> bool:
+        """Whether both are one broker, by their identities or by their addresses."""
+        return self.identity == other.identity or (self.address or self.identity) == (other.address or other.identity)
 
     def __str__(self) -> str:
         return self.url

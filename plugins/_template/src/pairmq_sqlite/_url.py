@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from pairmq.model import ConfigurationError, Entity
-from pairmq.transport import Endpoint, endpoint_with_default_name
+from pairmq.model import ConfigurationError
+from pairmq.transport import ENDPOINT_OPTIONS, Endpoint, chosen_endpoint, endpoint_with_default_name
 
 SCHEME = "sqlite"
 """The URL scheme, which is the plugin's name as well."""
 
 _FORM = f"write it as {SCHEME}:///absolute/path/to/file.db, or {SCHEME}://./file.db from the working directory"
-_OPTIONS = ("busy_timeout", "max_megabytes", "name", "poll_interval")
+_OPTIONS = tuple(sorted(("busy_timeout", "max_megabytes", "poll_interval", *ENDPOINT_OPTIONS)))
 _MOST_MEGABYTES = 10**6
 
 
@@ -61,7 +61,7 @@ def parse_url(url: str) -> SQLiteUrl:
     identity = (SCHEME, str(path))
     megabytes = _number(options, "max_megabytes", 0, 1, _MOST_MEGABYTES)
     return SQLiteUrl(
-        endpoint=_endpoint(options.get("name"), identity, path),
+        endpoint=chosen_endpoint(_endpoint(identity, path), options, f"the {SCHEME}:// URL"),
         path=path,
         busy_timeout=_number(options, "busy_timeout", 5.0, 0.0, 300.0),
         poll_interval=_number(options, "poll_interval", 0.25, 0.01, 60.0),
@@ -100,12 +100,10 @@ def _options(parts: SplitResult) -> dict[str, str]:
     return found
 
 
-def _endpoint(given: str | None, identity: tuple[str, ...], path: Path) -> Endpoint:
-    url = f"{SCHEME}://{path}"
-    if given:
-        return Endpoint(_name(given), identity, url)
+def _endpoint(identity: tuple[str, ...], path: Path) -> Endpoint:
     # Files of one path on two machines are two brokers, which may share a secondary.
-    return endpoint_with_default_name(identity, url, path.stem, local=True, former=(_former_name(path),))
+    former = (_former_name(path),)
+    return endpoint_with_default_name(identity, f"{SCHEME}://{path}", path.stem, local=True, former=former)
 
 
 def _former_name(path: Path) -> str:
@@ -113,18 +111,6 @@ def _former_name(path: Path) -> str:
     digest = hashlib.sha256(str(path).encode(errors="surrogateescape")).hexdigest()[:8]
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-.")[:40]
     return f"{stem or SCHEME}-{digest}"
-
-
-def _name(name: str) -> str:
-    """Check a name that becomes a segment of the backlog queues' paths (SPEC 5.1)."""
-    problem = "holds one of / { }" if any(letter in "/{}" for letter in name) else None
-    try:
-        Entity(name)
-    except ValueError:
-        problem = "is no legal segment of a queue's path"
-    if problem:
-        raise ConfigurationError(f"the {SCHEME}:// URL's option name {problem}: use letters, digits, - and .")
-    return name
 
 
 def _number(options: Mapping[str, str], key: str, default: float, least: float, most: float) -> float:

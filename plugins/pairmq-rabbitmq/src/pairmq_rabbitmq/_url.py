@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
-from pairmq.model import ConfigurationError, Entity
-from pairmq.transport import Endpoint, endpoint_with_default_name, is_local_address
+from pairmq.model import ConfigurationError
+from pairmq.transport import ENDPOINT_OPTIONS, Endpoint, chosen_endpoint, endpoint_with_default_name, is_local_address
 
 DEFAULT_PORT = 5672
 DEFAULT_TLS_PORT = 5671
@@ -25,7 +25,7 @@ QueueType = Literal["quorum", "classic"]
 _LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 _PORT_IN_NAME = re.compile(r"-([1-9][0-9]{0,4})(?=-|$)")
 _FIRST_USER_PORT = 1024
-_OPTIONS = ("connect_timeout", "heartbeat", "lock_duration", "management", "name", "queue_type")
+_OPTIONS = ("connect_timeout", "heartbeat", "lock_duration", "management", "queue_type", *ENDPOINT_OPTIONS)
 _TLS_OPTIONS = ("ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_keyfile")
 _MANAGEMENT_PORTS = {"http": 15672, "https": 15671}
 # User name, password and virtual host travel as AMQP short strings.
@@ -107,8 +107,9 @@ def parse_rabbitmq_url(url: str) -> RabbitUrl:
     shown = f"[{host}]" if ":" in host else host
     identity = ("rabbitmq", "127.0.0.1" if host in _LOOPBACK else host, str(port), vhost)
     path = "" if vhost == "/" else quote(vhost, safe="")
+    endpoint = _endpoint(identity, host, f"{scheme}://{shown}:{port}/{path}")
     return RabbitUrl(
-        endpoint=_endpoint(options.get("name"), identity, host, f"{scheme}://{shown}:{port}/{path}"),
+        endpoint=chosen_endpoint(endpoint, options, where),
         host=host,
         port=port,
         vhost=vhost,
@@ -236,9 +237,7 @@ def _decoded(text: str, what: str, where: str) -> str:
     return decoded
 
 
-def _endpoint(given: str | None, identity: tuple[str, ...], host: str, url: str) -> Endpoint:
-    if given:
-        return Endpoint(_name(given, f"the {url.partition(':')[0]}:// URL"), identity, url)
+def _endpoint(identity: tuple[str, ...], host: str, url: str) -> Endpoint:
     _, _, port, vhost = identity
     place = port if vhost == "/" else f"{port}-{vhost}"
     if is_local_address(host):
@@ -271,18 +270,6 @@ def _unlikely(port: int) -> int:
 def _former_name(host: str, port: str, vhost: str) -> str:
     """The default name of earlier releases, which two virtual hosts could share."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{host}-{port}-{vhost}")[:128].strip("-")
-
-
-def _name(name: str, where: str) -> str:
-    """Check a name that becomes a segment of the backlog queues' paths."""
-    problem = "holds one of / { }" if any(letter in "/{}" for letter in name) else None
-    try:
-        Entity(name)
-    except ValueError:
-        problem = "is no legal segment of a queue's path"
-    if problem:
-        raise ConfigurationError(f"the option name of {where} {problem}: use letters, digits, - and .")
-    return name
 
 
 def _number(

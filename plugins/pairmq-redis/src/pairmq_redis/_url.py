@@ -11,14 +11,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from pairmq.model import ConfigurationError, Entity
-from pairmq.transport import Endpoint, endpoint_with_default_name, is_local_address
+from pairmq.model import ConfigurationError
+from pairmq.transport import (
+    ENDPOINT_OPTIONS,
+    Endpoint,
+    checked_name,
+    chosen_endpoint,
+    endpoint_with_default_name,
+    is_local_address,
+)
 
 DEFAULT_PORT = 6379
 _LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
-_REDIS_OPTIONS = ("connect_timeout", "name", "poll_interval", "wait_replicas", "wait_timeout")
+_REDIS_OPTIONS = ("connect_timeout", "poll_interval", "wait_replicas", "wait_timeout", *ENDPOINT_OPTIONS)
 _TLS_OPTIONS = ("ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_keyfile")
-_MEMORY_OPTIONS = ("name", "poll_interval")
+_MEMORY_OPTIONS = ("poll_interval", *ENDPOINT_OPTIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +83,9 @@ def parse_redis_url(url: str) -> RedisUrl:
     options = _options(parts, scheme, _REDIS_OPTIONS + (_TLS_OPTIONS if scheme == "rediss" else ()))
     shown = f"[{host}]" if ":" in host else host
     identity = ("redis", "127.0.0.1" if host in _LOOPBACK else host, str(port), str(db))
+    endpoint = _endpoint(identity, host, f"{scheme}://{shown}:{port}/{db}")
     return RedisUrl(
-        endpoint=_endpoint(options.get("name"), identity, host, f"{scheme}://{shown}:{port}/{db}"),
+        endpoint=chosen_endpoint(endpoint, options, f"the {scheme}:// URL"),
         host=host,
         port=port,
         db=db,
@@ -104,10 +112,10 @@ def parse_memory_url(url: str) -> RedisUrl:
     if not broker or parts.path not in ("", "/"):
         raise ConfigurationError("the memory:// URL does not name one broker: write it as memory://name")
     options = _options(parts, "memory", _MEMORY_OPTIONS)
+    name = checked_name(broker, "the name of the memory:// broker")
+    endpoint = Endpoint(name, ("memory", name), f"memory://{name}")
     return RedisUrl(
-        endpoint=Endpoint(
-            _name(options.get("name") or broker, "memory"), ("memory", _name(broker, "memory")), f"memory://{broker}"
-        ),
+        endpoint=chosen_endpoint(endpoint, options, "the memory:// URL"),
         host=broker,
         poll_interval=_number(options, "poll_interval", 1.0, 0.01, 60, "memory"),
     )
@@ -191,9 +199,7 @@ def _secret(text: str | None, what: str, scheme: str) -> str | None:
     return decoded
 
 
-def _endpoint(given: str | None, identity: tuple[str, ...], host: str, url: str) -> Endpoint:
-    if given:
-        return Endpoint(_name(given, url.partition(":")[0]), identity, url)
+def _endpoint(identity: tuple[str, ...], host: str, url: str) -> Endpoint:
     place = "-".join(identity[2:])  # port and database: from the right they can be read in one way only
     if is_local_address(host):
         former = [_former_name(f"{each}-{place}") for each in dict.fromkeys((*sorted(_LOOPBACK), host))]
@@ -205,18 +211,6 @@ def _endpoint(given: str | None, identity: tuple[str, ...], host: str, url: str)
 def _former_name(plain: str) -> str:
     """The default name of earlier releases, which two brokers could share."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("-")
-
-
-def _name(name: str, scheme: str) -> str:
-    """Check a name that becomes a segment of the backlog queues' paths."""
-    problem = "holds one of / { }" if any(letter in "/{}" for letter in name) else None
-    try:
-        Entity(name)
-    except ValueError:
-        problem = "is no legal segment of a queue's path"
-    if problem:
-        raise ConfigurationError(f"the name of the {scheme}:// broker {problem}: use letters, digits, - and .")
-    return name
 
 
 def _number(

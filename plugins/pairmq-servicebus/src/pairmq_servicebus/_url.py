@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from pairmq.model import ConfigurationError, Entity
-from pairmq.transport import Endpoint, endpoint_with_default_name, is_local_address
+from pairmq.model import ConfigurationError
+from pairmq.transport import ENDPOINT_OPTIONS, Endpoint, chosen_endpoint, endpoint_with_default_name, is_local_address
 from pairmq_servicebus._credentials import (
     CREDENTIAL_KINDS,
     Identity,
@@ -38,11 +38,11 @@ _OPTIONS = (
     "connection-string-env",
     "credential",
     "emulator",
-    "name",
     "operation-timeout",
     "tenant-id",
     "tls-ca",
     "transport",
+    *ENDPOINT_OPTIONS,
 )
 _IDENTITY_OPTIONS = ("client-id", "tenant-id")
 
@@ -149,8 +149,9 @@ def _checked(
     shown = f"[{host}]" if ":" in host else host
     namespace = "127.0.0.1" if host in _LOOPBACK else host
     identity = ("servicebus", namespace, str(DEFAULT_TLS_PORT if websocket and not given_port else port))
+    endpoint = _endpoint(identity, host, port, f"sb://{shown}:{port}/")
     return NamespaceUrl(
-        endpoint=_endpoint(options.get("name"), identity, host, port, f"sb://{shown}:{port}/"),
+        endpoint=chosen_endpoint(endpoint, options, "the sb:// URL"),
         host=host,
         port=port,
         credential=credential,
@@ -197,7 +198,8 @@ def _options(parts: SplitResult) -> dict[str, str]:
         key = written.replace("_", "-")
         if key not in _OPTIONS:
             shown = f" {written!r}" if re.fullmatch(r"[a-z_-]{1,40}", written) else ""
-            raise ConfigurationError(f"the sb:// URL has an unknown option{shown}: known are {', '.join(_OPTIONS)}")
+            known = ", ".join(sorted(_OPTIONS))
+            raise ConfigurationError(f"the sb:// URL has an unknown option{shown}: known are {known}")
         if key in found:
             raise ConfigurationError(f"the sb:// URL has the option {key!r} twice")
         found[key] = value
@@ -297,9 +299,7 @@ def _admin(options: Mapping[str, str], host: str, emulator: bool, remote_allowed
     return AdminAddress(name if port is None else f"{name}:{port}", plain)
 
 
-def _endpoint(given: str | None, identity: tuple[str, ...], host: str, port: int, url: str) -> Endpoint:
-    if given:
-        return Endpoint(_name(given), identity, url)
+def _endpoint(identity: tuple[str, ...], host: str, port: int, url: str) -> Endpoint:
     if is_local_address(host):
         former = [_former_name(each, port) for each in dict.fromkeys((*sorted(_LOOPBACK), host))]
         return endpoint_with_default_name(identity, url, str(port), local=True, former=former)
@@ -319,15 +319,3 @@ def _former_name(host: str, port: int) -> str:
     numeric = ":" in host or host in _LOOPBACK or re.fullmatch(r"[0-9.]+", host)
     plain = f"{host}-{port}" if numeric else host.partition(".")[0]
     return re.sub(r"[^A-Za-z0-9._-]+", "-", plain)[:128].strip("-")
-
-
-def _name(name: str) -> str:
-    """Check a name that becomes a segment of the backlog queues' paths."""
-    problem = "holds one of / { }" if any(letter in "/{}" for letter in name) else None
-    try:
-        Entity(name)
-    except ValueError:
-        problem = "is no legal segment of a queue's path"
-    if problem:
-        raise ConfigurationError(f"the option name of the sb:// URL {problem}: use letters, digits, - and .")
-    return name
