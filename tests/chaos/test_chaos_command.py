@@ -54,6 +54,7 @@ def test_ctrl_c_ends_the_faults_and_gives_the_verdict_so_far(tmp_path: Path) -> 
         (["--pair", "redis,redis", "--minutes", "0"], "--minutes is 0"),
         (["--pair", "json:loads,redis"], "no chaos broker json:loads"),
         (["--plan", "nowhere.json"], "nowhere.json"),
+        (["--distance", "far"], "must be none, primary, secondary or both"),
     ],
 )
 def test_what_cannot_be_run_is_said_in_a_line(arguments: list[str], says: str, tmp_path: Path) -> None:

@@ -133,6 +133,30 @@ def refused_while_the_secondary_is_away_too(pen: Pen) -> None:
     pen.told(1, "refused", error="BacklogUnavailable: no backlog queue takes messages")
 
 
+def refused_in_a_blip_of_both(pen: Pen) -> None:
+    pen.line("run", "strike", number=0, fault="stall", seconds=1.0, side="both", client="client-b")
+    pen.send(1)
+    pen.at += 6
+    pen.line("run", "cured", number=0)
+    pen.told(1, "refused", error="BacklogUnavailable: no backlog queue takes messages")
+
+
+def a_queue_tried_again_after_an_attempt_that_only_sleep_made_long(pen: Pen) -> None:
+    pen.send(1)
+    _cut_at_the_backlog(pen, 1.5)
+    pen.line("client-b-1", "lag", due=pen.at - 1.2, woken=pen.at)
+    pen.line("client-b-1", "tried", attempt=1, told=[CUT])
+    pen.write(1, to=BACKLOG)
+    pen.told(1, "accepted by a backlog queue", queue=BACKLOG, duplicate=True)
+    pen.brought_home(1)
+
+
+def _cut_at_the_backlog(pen: Pen, seconds: float) -> None:
+    fields = {"broker": "secondary", "path": BACKLOG, "syphon": False, "messages": [1], "marked": [False]}
+    pen.line("client-b-1", "try", attempt=1, **fields)
+    pen.at += seconds
+
+
 def failing_after_a_send_that_failed(pen: Pen) -> None:
     pen.send(1)
     pen.write(1, AWAY)
@@ -162,6 +186,8 @@ GOOD: list[Callable[[Pen], None]] = [
     overtaken_in_a_fault,
     overtaken_after_a_delivery_that_reached_nobody,
     refused_while_the_secondary_is_away_too,
+    refused_in_a_blip_of_both,
+    a_queue_tried_again_after_an_attempt_that_only_sleep_made_long,
     failing_after_a_send_that_failed,
     a_last_line_that_a_kill_cut_off,
 ]
@@ -353,6 +379,32 @@ def refused_without_need(pen: Pen) -> None:
     pen.told(1, "refused", error="BacklogUnavailable: no backlog queue takes messages")
 
 
+def refused_behind_a_blip_that_it_outlasted(pen: Pen) -> None:
+    pen.send(1)
+    pen.line("run", "strike", number=0, fault="blip", seconds=1.0, side="both", client="")
+    pen.at += 1
+    pen.line("run", "cured", number=0)
+    pen.at += 4
+    pen.told(1, "refused", error="BacklogUnavailable: no backlog queue takes messages")
+
+
+def refused_in_a_blip_of_another_client(pen: Pen) -> None:
+    pen.line("run", "strike", number=0, fault="stall", seconds=1.0, side="both", client="client-a")
+    pen.send(1)
+    pen.at += 6
+    pen.line("run", "cured", number=0)
+    pen.told(1, "refused", error="BacklogUnavailable: no backlog queue takes messages")
+
+
+def a_queue_tried_again_that_had_its_time(pen: Pen) -> None:
+    pen.send(1)
+    _cut_at_the_backlog(pen, 1.1)
+    pen.line("client-b-1", "tried", attempt=1, told=[CUT])
+    pen.write(1, to=BACKLOG)
+    pen.told(1, "accepted by a backlog queue", queue=BACKLOG, duplicate=True)
+    pen.brought_home(1)
+
+
 def an_exception_that_no_transport_may_raise(pen: Pen) -> None:
     pen.line("client-b-1", "crash", text="send at the primary orders raised ValueError: what")
 
@@ -387,6 +439,9 @@ WRONG: list[tuple[Verdict, Callable[[Pen], None]]] = [
     (Verdict.CLOSE, a_close_that_hangs),
     (Verdict.STATE, a_failover_out_of_nothing),
     (Verdict.STATE, refused_without_need),
+    (Verdict.STATE, refused_behind_a_blip_that_it_outlasted),
+    (Verdict.STATE, refused_in_a_blip_of_another_client),
+    (Verdict.STATE, a_queue_tried_again_that_had_its_time),
     (Verdict.CRASH, an_exception_that_no_transport_may_raise),
 ]
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from pairmq.model import ConfigurationError, Entity, EntityState
 from pairmq.model.events import BacklogQueueChecked, Cause, Event, PairEnded, SendCompleted, SendOutcome, StateChanged
-from pairmq.testing.chaos import KILL, PAUSE, FaultKind, Plan, Settings, chaos_broker, planned
+from pairmq.testing.chaos import KILL, PAUSE, FaultKind, Plan, Settings, chaos_broker, network, planned
 from pairmq.testing.chaos._clients import ClientProcess
+from pairmq.testing.chaos._contents import backlog_queues
 from pairmq.testing.chaos._events import event_from_json, event_to_json
 from pairmq.testing.chaos._ledger import Ledger, lines
 from pairmq.testing.chaos._messages import CANARIES_OF_A_SENDER, CANARY, first_canary, first_number, made, number_of
-from pairmq.testing.chaos.network import NETWORK_FAULTS
-from pairmq.testing.chaos.plan import CLIENT_FAULTS
+from pairmq.testing.chaos.network import BLIP_FAULTS, BOTH, NETWORK_FAULTS, Network
+from pairmq.testing.chaos.plan import CLIENT_FAULTS, DISTANCES, drawn_settings
 from pairmq.testing.simulator._judge_pair import CANARIES
 
 FAULTS = ((KILL, PAUSE), (KILL, FaultKind("of-a-secondary", primary=False), FaultKind("of-a-primary", secondary=False)))
@@ -30,7 +32,8 @@ def test_one_seed_gives_one_plan() -> None:
 
 
 def test_a_plan_goes_through_json_unchanged() -> None:
-    plan = planned(PAIR, Settings(seed=7, faults=("kill", "reset")), FAULTS)
+    plan = planned(PAIR, Settings(seed=7, faults=("kill", "reset"), distance="both", differing=True), FAULTS)
+    assert plan.queue_counts
     assert Plan.from_json(plan.to_json()) == plan
 
 
@@ -42,7 +45,7 @@ def test_what_is_no_plan_is_refused(text: str) -> None:
 
 def test_no_two_faults_of_one_broker_overlap() -> None:
     plan = planned(PAIR, Settings(seed=3, seconds=600), FAULTS)
-    for side in ("primary", "secondary", ""):
+    for side in ("primary", "secondary", BOTH, ""):
         strikes = plan.of(side)
         assert len(strikes) > 20
         assert all(one.at + one.seconds <= other.at for one, other in itertools.pairwise(strikes))
@@ -54,6 +57,7 @@ def test_a_long_plan_has_every_fault_on_its_side_only() -> None:
     assert {strike.kind for strike in plan.of("primary")} == {"kill", "pause", *network}
     assert {strike.kind for strike in plan.of("secondary")} == {"kill", "of-a-secondary", *network}
     assert {strike.kind for strike in plan.of("")} == {kind.name for kind in CLIENT_FAULTS}
+    assert {strike.kind for strike in plan.of(BOTH)} == {kind.name for kind in BLIP_FAULTS}
 
 
 def test_only_the_named_faults_happen() -> None:
@@ -90,6 +94,93 @@ def test_an_unknown_ordering_is_refused() -> None:
 def test_the_clients_keep_the_order_that_is_asked_for() -> None:
     assert "ordering" not in planned(PAIR, Settings(), FAULTS).options
     assert planned(PAIR, Settings(ordering="session"), FAULTS).options["ordering"] == "session"
+
+
+def test_a_blip_of_both_brokers_is_shorter_than_what_a_patient_send_waits() -> None:
+    plan = planned(PAIR, Settings(seed=3, seconds=3600), FAULTS)
+    blips = plan.of(BOTH)
+    assert 0.3 <= min(blip.seconds for blip in blips) < 0.5
+    assert max(blip.seconds for blip in blips) <= 1.0 < max(plan.timeouts)
+    assert {blip.client for blip in blips} == {"", *plan.clients}
+
+
+def test_a_distance_gives_every_operation_its_time() -> None:
+    near, *far = (planned(PAIR, Settings(seed=3, distance=each), FAULTS) for each in DISTANCES)
+    for plan in far:
+        assert plan.options["attempt_timeout"] >= near.options["attempt_timeout"] + 8 * 2 * network.DELAY
+        assert plan.strikes == near.strikes
+    assert [plan.settings.distant for plan in far] == [("primary",), ("secondary",), ("primary", "secondary")]
+
+
+def test_an_unknown_distance_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="distance is 'far'"):
+        Settings(distance="far")
+
+
+def test_differing_clients_have_different_numbers_of_backlog_queues() -> None:
+    plan = planned(PAIR, Settings(seed=3, clients=4, differing=True), FAULTS)
+    counts = [plan.options_of(name)["backlog_queue_count"] for name in plan.clients]
+    assert len(set(counts)) == 4
+    assert len(backlog_queues(plan)) == max(counts)
+    others = [{**plan.options_of(name), "backlog_queue_count": 0} for name in plan.clients]
+    assert all(each == others[0] for each in others)
+
+
+def test_a_seed_draws_what_kind_of_run_it_is() -> None:
+    assert drawn_settings(7) == drawn_settings(7)
+    drawn = [drawn_settings(seed) for seed in range(100)]
+    assert {each["distance"] for each in drawn} == set(DISTANCES)
+    assert {(each["differing"], each["eager"]) for each in drawn} == set(itertools.product((True, False), repeat=2))
+
+
+class Way:
+    """A proxy that notes what it is to do."""
+
+    def __init__(self, *address: object) -> None:
+        self.now: tuple[object, ...] = ()
+
+    def start(self) -> None:
+        pass
+
+    close = start
+
+    def __getattr__(self, what: str) -> Callable[..., None]:
+        return lambda *arguments, **more: setattr(self, "now", (what, *arguments, *more.values()))
+
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Network, Callable[[str, str], tuple[object, ...]]]]:
+    """Two clients' network to a primary nearby and a distant secondary, and what is on between two places."""
+    monkeypatch.setattr(network, "TcpProxy", Way)
+    addresses = dict.fromkeys(("primary", "secondary"), ("127.0.0.1", 1))
+    with Network(addresses, ("a", "b"), ("secondary",)) as found:
+        yield found, lambda side, client: found._ways[side, client].now  # type: ignore[attr-defined]
+
+
+FAR = ("slow", network.DELAY, network.JITTER)
+
+
+def test_a_distant_broker_is_so_whenever_nothing_is_wrong(ways) -> None:
+    found, now = ways
+    assert (now("primary", "a"), now("secondary", "a")) == (("restore",), FAR)
+    found.apply("cut", "secondary", "a")
+    assert (now("secondary", "a"), now("secondary", "b")) == (("cut",), FAR)
+    found.cure("cut", "secondary", "a")
+    assert now("secondary", "a") == FAR
+
+
+def test_a_fault_outlasts_a_blip_that_came_over_it(ways) -> None:
+    found, now = ways
+    found.apply("silence", "primary")
+    found.apply("blip", BOTH)
+    assert {now(side, "a") for side in ("primary", "secondary")} == {("reset", True)}
+    found.cure("blip", BOTH)
+    assert (now("primary", "a"), now("secondary", "a")) == (("silence",), FAR)
+    found.apply("blip", BOTH, "b")
+    found.cure("silence", "primary")
+    assert (now("primary", "a"), now("primary", "b")) == (("restore",), ("reset", True))
+    found.heal()
+    assert now("primary", "b") == ("restore",)
 
 
 def test_no_two_clients_share_a_session() -> None:

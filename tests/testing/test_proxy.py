@@ -318,6 +318,21 @@ def test_slow_delays_each_direction_and_keeps_the_order(proxy, connect):
     echo(client)
 
 
+def test_jitter_delays_by_chance_and_keeps_the_order(proxy, connect):
+    client = connect()
+    echo(client)
+    proxy.slow(jitter=0.3)
+    pieces = bytes(range(60))
+    for n in pieces:
+        client.sendall(bytes((n,)))
+    assert read(client, 60) == pieces
+    proxy.slow(jitter=3600)
+    client.sendall(b"late")
+    assert nothing_comes(client)
+    proxy.restore()
+    assert read(client, 4) == b"late"
+
+
 def test_slow_limits_the_rate(proxy, connect):
     client = connect()
     echo(client)
@@ -451,5 +466,7 @@ def test_wrong_arguments(proxy):
         proxy.silence(direction="up")
     with pytest.raises(ValueError, match="delay"):
         proxy.slow(delay=-1)
+    with pytest.raises(ValueError, match="jitter"):
+        proxy.slow(jitter=-1)
     with pytest.raises(ValueError, match="rate"):
         proxy.slow(rate=0)

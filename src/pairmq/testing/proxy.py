@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import random
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -38,6 +39,7 @@ class _Fault:
     silent: frozenset[str] = frozenset()
     drops: bool = False
     delay: float = 0.0
+    jitter: float = 0.0
     rate: float | None = None
 
 
@@ -211,20 +213,21 @@ class TcpProxy:
         silent = frozenset(("to_server", "to_client") if direction == "both" else (direction,))
         self._call(self._become, _Fault(silent=silent, drops=drop))
 
-    def slow(self, *, delay: float = 0.0, rate: float | None = None) -> None:
+    def slow(self, *, delay: float = 0.0, jitter: float = 0.0, rate: float | None = None) -> None:
         """Pass on late, or little at a time.
 
         Args:
             delay: seconds that each byte takes in each direction.
+            jitter: seconds that it takes longer at most, by chance; the order of bytes stays.
             rate: bytes per second in each direction of each connection; as fast as it goes when left out.
 
         Raises:
             RuntimeError: the proxy does not run.
-            ValueError: a negative delay, or a rate that is not positive.
+            ValueError: a negative delay or jitter, or a rate that is not positive.
         """
-        if delay < 0 or (rate is not None and rate <= 0):
-            raise ValueError("delay is 0 or more seconds, rate more than 0 bytes/s")
-        self._call(self._become, _Fault(delay=delay, rate=rate))
+        if delay < 0 or jitter < 0 or (rate is not None and rate <= 0):
+            raise ValueError("delay and jitter are 0 or more seconds, rate more than 0 bytes/s")
+        self._call(self._become, _Fault(delay=delay, jitter=jitter, rate=rate))
 
     def restore(self) -> None:
         """End the fault; without effect when there is none.
@@ -332,8 +335,9 @@ class _Pump:
 
     def __init__(self, proxy: TcpProxy, direction: str, source: socket.socket, sink: socket.socket) -> None:
         self._proxy, self._direction, self._source, self._sink = proxy, direction, source, sink
-        # (when it arrived, bytes); b"" is the end of the stream and None a reset: these too arrive in their turn.
-        self._held: deque[tuple[float, memoryview | None]] = deque()
+        # (when it arrived, its share of the jitter, bytes); b"" is the end of the stream and None a reset: these too
+        # arrive in their turn.
+        self._held: deque[tuple[float, float, memoryview | None]] = deque()
         self._held_bytes = 0
         self._room, self.news = asyncio.Event(), asyncio.Event()
         self._free_at = 0.0
@@ -348,10 +352,10 @@ class _Pump:
             try:
                 data = await loop.sock_recv(self._source, _CHUNK)
             except OSError:
-                self._held.append((loop.time(), None))
+                self._held.append((loop.time(), 0.0, None))
                 self.news.set()
                 return
-            self._held.append((loop.time(), memoryview(data)))
+            self._held.append((loop.time(), random(), memoryview(data)))
             self._held_bytes += len(data)
             self.news.set()
 
@@ -364,8 +368,8 @@ class _Pump:
             if not self._held or self._direction in fault.silent:
                 await self._wait(None)
                 continue
-            arrived, data = self._held[0]
-            due = max(arrived + fault.delay, self._free_at if fault.rate else 0.0)
+            arrived, share, data = self._held[0]
+            due = max(arrived + fault.delay + share * fault.jitter, self._free_at if fault.rate else 0.0)
             if due > now:
                 await self._wait(due - now)
                 continue
@@ -388,7 +392,7 @@ class _Pump:
             self._held_bytes -= sent
             self._room.set()
             if sent < len(data):
-                self._held[0] = (arrived, data[sent:])
+                self._held[0] = (arrived, share, data[sent:])
             else:
                 self._held.popleft()
             await asyncio.sleep(0)

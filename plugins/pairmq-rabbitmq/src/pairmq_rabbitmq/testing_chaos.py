@@ -18,7 +18,7 @@ class RabbitChaos(ServerBroker):
     Its own faults: ``memory-alarm`` (publishers are blocked), ``down`` (the broker stops, its virtual machine stays),
     ``drop-clients`` (closed by an operator), ``refuse-clients`` (open connections stay), ``queue-full`` (all queues
     take no more: reject-publish), ``password`` (changed, and everybody is thrown out), ``permissions`` (to write, taken
-    away).
+    away), ``user-limit`` (the user may open no connection, and everybody is thrown out).
 
     Args:
         server: one that runs and holds nothing, which is reset and kept in the end; a new one when left out.
@@ -35,6 +35,7 @@ class RabbitChaos(ServerBroker):
         FaultKind("queue-full", 0.3, 5.0),
         FaultKind("password", 0.2, 3.0),
         FaultKind("permissions", 0.2, 3.0),
+        FaultKind("user-limit", 0.2, 3.0),
     )
 
     def __init__(self, server: RabbitServer | None = None) -> None:
@@ -79,6 +80,10 @@ class RabbitChaos(ServerBroker):
                 server.drop_clients()
             case "permissions":
                 server.set_permissions(_USER, write="")
+            case "user-limit":
+                limit = '#{<<"max-connections">> => 0}, <<"pairmq">>'
+                server.erl(f'ok = rabbit_auth_backend_internal:set_user_limits(<<"{_USER}">>, {limit})')
+                server.drop_clients()
             case _:
                 super().apply(fault)
 
@@ -99,13 +104,16 @@ class RabbitChaos(ServerBroker):
                 server.change_password(_USER, _PASSWORD)
             case "permissions":
                 server.set_permissions(_USER)
+            case "user-limit":
+                limit = f'<<"{_USER}">>, <<"max-connections">>, <<"pairmq">>'
+                server.erl(f"ok = rabbit_auth_backend_internal:clear_user_limits({limit})")
 
     def heal(self) -> None:
         """End everything."""
         super().heal()
         if self._server.erl("rabbit:is_running()") != "true":
             self._server.come_up()
-        for fault in ("memory-alarm", "refuse-clients", "queue-full", "password", "permissions"):
+        for fault in ("memory-alarm", "refuse-clients", "queue-full", "password", "permissions", "user-limit"):
             self.cure(fault)
 
     def count(self, queue: str) -> int:

@@ -19,7 +19,8 @@ class RedisChaos(ServerBroker):
     """A redis-server that writes every confirmed command to disk.
 
     Its own faults: ``out-of-memory`` (writes are refused with OOM), ``replica`` (it becomes one, of a master that is
-    not there: READONLY), ``password`` (changed, and everybody is thrown out), ``drop-clients``.
+    not there: READONLY), ``password`` (changed, and everybody is thrown out), ``permissions`` (to write, taken away:
+    NOPERM), ``drop-clients``.
     """
 
     faults: ClassVar[tuple[FaultKind, ...]] = (
@@ -28,6 +29,7 @@ class RedisChaos(ServerBroker):
         FaultKind("out-of-memory", 0.2, 4.0),
         FaultKind("replica", 0.2, 4.0),
         FaultKind("password", 0.2, 3.0),
+        FaultKind("permissions", 0.2, 3.0),
         FaultKind("drop-clients", 0.1, 0.1),
     )
 
@@ -57,6 +59,8 @@ class RedisChaos(ServerBroker):
                 command("CONFIG", "SET", "requirepass", _OTHER_PASSWORD)
                 self._server.password = _OTHER_PASSWORD
                 command("CLIENT", "KILL", "TYPE", "normal")
+            case "permissions":
+                command("ACL", "SETUSER", "default", "-@write")
             case "drop-clients":
                 command("CLIENT", "KILL", "TYPE", "normal")
             case _:
@@ -74,10 +78,12 @@ class RedisChaos(ServerBroker):
             case "password":
                 command("CONFIG", "SET", "requirepass", "")
                 self._server.password = None
+            case "permissions":
+                command("ACL", "SETUSER", "default", "+@all")
 
     def heal(self) -> None:
         """End everything."""
-        for fault in ("password", "out-of-memory", "replica"):
+        for fault in ("password", "permissions", "out-of-memory", "replica"):
             self.cure(fault)
 
     def count(self, queue: str) -> int:

@@ -17,7 +17,8 @@ from pairmq.model import Entity, Message
 from pairmq.testing.chaos._events import event_from_json
 from pairmq.testing.chaos._ledger import lines
 from pairmq.testing.chaos._messages import made, number_of
-from pairmq.testing.chaos.plan import ENTITIES, Plan
+from pairmq.testing.chaos.network import BOTH, DELAY, JITTER
+from pairmq.testing.chaos.plan import ENTITIES, SIDES, Plan
 from pairmq.testing.simulator._history import (
     Attempt,
     Copy,
@@ -115,7 +116,8 @@ class _Books:
     # The run's own lines.
 
     def _line_strike(self, _: str, line: dict[str, Any]) -> None:
-        fault = Fault(self._at, line["fault"], line["seconds"], line["side"], line["client"])
+        side = "" if line["side"] == BOTH else line["side"]
+        fault = Fault(self._at, line["fault"], line["seconds"], side, line["client"])
         self._history.strokes.append((self._at, self._tick, fault))
         self._struck[line["number"]] = len(self._history.strokes) - 1
 
@@ -316,7 +318,11 @@ def may_have_stored(attempt: Attempt, number: int) -> bool:
 
 def _scenario(plan: Plan) -> Scenario:
     syphon = plan.clients[0]
-    processes = tuple(ProcessPlan(name, syphon=name == syphon) for name in (*plan.clients, *plan.consumers))
+    processes = tuple(
+        ProcessPlan(name, syphon=name == syphon, backlog_queue_count=plan.queue_counts.get(name))
+        for name in (*plan.clients, *plan.consumers)
+    )
     senders = tuple(SenderPlan(f"{name}-{path}", name, path) for name in plan.clients for path in ENTITIES)
-    setup = Setup(processes, senders, ENTITIES, plan.options)
+    there, back = (2 * (DELAY + JITTER) if side in plan.settings.distant else 0.0 for side in SIDES)
+    setup = Setup(processes, senders, ENTITIES, plan.options, latency=(there, back))
     return Scenario(plan.settings.seed, plan.settings.seconds, "liveness", setup)

@@ -14,7 +14,7 @@ from pathlib import Path
 from pairmq.model import ConfigurationError, PairMQError
 from pairmq.testing.chaos._run import carry_out
 from pairmq.testing.chaos.broker import chaos_broker
-from pairmq.testing.chaos.plan import Plan, Settings, planned
+from pairmq.testing.chaos.plan import DISTANCES, Plan, Settings, drawn_settings, planned
 from pairmq.testing.chaos.report import ChaosReport
 
 DEFAULT_PAIRS = ("redis,redis", "rabbitmq,rabbitmq", "servicebus,servicebus", "rabbitmq,redis")
@@ -66,6 +66,8 @@ def _run(options: argparse.Namespace, pair: str, seed: int) -> ChaosReport:
         for broker in brokers:
             stack.callback(broker.close)  # it has a directory, also when it is never started
         if plan is None:
+            drawn = drawn_settings(seed)
+            drawn |= {name: value for name in drawn if (value := getattr(options, name)) is not None}
             settings = Settings(
                 seed=seed,
                 seconds=60 * options.minutes,
@@ -76,6 +78,7 @@ def _run(options: argparse.Namespace, pair: str, seed: int) -> ChaosReport:
                 rate=options.rate,
                 consumers=options.consumers,
                 ordering=options.ordering,
+                **drawn,
             )
             slower = max(broker.attempt_timeout for broker in brokers)
             plan = planned((products[0], products[1]), settings, (brokers[0].faults, brokers[1].faults), slower)
@@ -114,6 +117,13 @@ def _directory(options: argparse.Namespace, plan: Plan, stack: ExitStack) -> Pat
     return directory
 
 
+def _distance(text: str) -> str:
+    distance = "" if text == "none" else text
+    if not text or distance not in DISTANCES:
+        raise argparse.ArgumentTypeError(f"it is {text!r}, and must be none, primary, secondary or both")
+    return distance
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="chaos", description="random faults on real servers, judged")
     parser.add_argument(
@@ -131,6 +141,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rate", type=float, default=20.0, help="sends a second of each process (20)")
     parser.add_argument("--consumers", type=int, default=0, help="processes that read the primary meanwhile (0)")
     parser.add_argument("--ordering", default="none", choices=("none", "session"), help="of the pairs, judged (none)")
+    parser.add_argument(
+        "--distance", type=_distance, help="the side that is far from all: none, primary, secondary or both (drawn)"
+    )
+    for name, what in (("differing", "clients with different numbers of backlog queues"), ("eager", "eager tasks")):
+        parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=f"{what} (drawn from the seed)")
     parser.add_argument("--plan", metavar="FILE", help="carry out this plan instead")
     parser.add_argument("--keep", metavar="DIRECTORY", help="keep plan, ledgers and report there")
     parser.add_argument("--journal", metavar="DIRECTORY", help="keep a journal of all processes in a folder there")

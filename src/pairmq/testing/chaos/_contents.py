@@ -17,8 +17,11 @@ _BATCH = 500
 
 
 def backlog_queues(plan: Plan) -> tuple[str, ...]:
-    """The names of the backlog queues."""
-    return PairOptions(**plan.options).backlog_queue_names("chaos")
+    """The names of the backlog queues of all clients."""
+    names = (
+        name for each in plan.clients for name in PairOptions(**plan.options_of(each)).backlog_queue_names("chaos")
+    )
+    return tuple(dict.fromkeys(names))
 
 
 async def make_queues(plan: Plan, primary: str, secondary: str) -> None:

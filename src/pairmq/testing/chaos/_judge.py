@@ -13,11 +13,13 @@ from pairmq.testing.simulator._history import History, Result, Sent
 from pairmq.testing.simulator._judge_ledger import ledger_judged
 from pairmq.testing.simulator._judge_messages import left_wrongly
 from pairmq.testing.simulator._judge_pair import pair_judged
-from pairmq.testing.simulator._scenario import PRIMARY, SECONDARY
+from pairmq.testing.simulator._scenario import BLIPS, PRIMARY, SECONDARY
 from pairmq.testing.simulator._verdict import Verdict, Violation
 
 _NOTHING_TOOK_IT = (BacklogUnavailable.__name__, PrimaryUnavailable.__name__)
 _RECOVERY = 8.0  # s after a fault of the secondary within which its queues must be in use again, on a busy machine
+_BLIP_RECOVERY = 3.0  # s: likewise after a fault of both brokers that is shorter than any send is patient
+_ROUND_TRIPS = 8  # that connecting anew takes of a distant broker
 _ASLEEP = 1.0  # s without processor after which a process is not asked why it refused
 
 
@@ -62,7 +64,8 @@ def _refused_without_need(facts: Facts) -> Iterator[Violation]:
     """Nothing took a patient message, although nothing had been done to the secondary for a while (SPEC 3.1)."""
     history = facts.history
     patient = max((sent.timeout for sent in history.sent.values()), default=0.0)
-    struck = [(at, at + fault.duration + _RECOVERY, fault) for at, _, fault in history.strokes]
+    far = _ROUND_TRIPS * max(history.scenario.setup.latency)
+    struck = [(at, at + fault.duration, fault) for at, _, fault in history.strokes]
     for sent in history.sent.values():
         refused = sent.result is Result.REFUSED and sent.error.startswith(_NOTHING_TOOK_IT)
         ended_at = sent.ended_at or sent.at
@@ -70,7 +73,14 @@ def _refused_without_need(facts: Facts) -> Iterator[Violation]:
             continue
         process = sent.life.partition("/")[0]
         if not any(
-            began <= ended_at and over >= sent.at and fault.broker == SECONDARY and fault.process in ("", process)
+            began <= ended_at
+            and fault.process in ("", process)
+            # A patient send outlasts a blip: only one that ends in it, or right behind it, may have been refused.
+            and (
+                over + _RECOVERY + far >= sent.at
+                if fault.broker == SECONDARY
+                else fault.kind in BLIPS and over + _BLIP_RECOVERY + far >= ended_at
+            )
             for began, over, fault in struck
         ):
             text = f"{sent.number} was refused, and nothing was wrong with the secondary: {sent.error}"

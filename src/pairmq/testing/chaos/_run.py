@@ -19,12 +19,12 @@ from pairmq.testing.chaos._judge import judged
 from pairmq.testing.chaos._ledger import Ledger
 from pairmq.testing.chaos._messages import number_of
 from pairmq.testing.chaos.broker import ChaosBroker
-from pairmq.testing.chaos.network import NETWORK_FAULTS, Network
+from pairmq.testing.chaos.network import BLIP_FAULTS, BOTH, NETWORK_FAULTS, Network
 from pairmq.testing.chaos.plan import CLIENT_KILL, ENTITIES, PAIR, SIDES, Plan, Strike
 from pairmq.testing.chaos.report import ChaosReport, report_of
 from pairmq.transport import Receiver
 
-_NETWORK = frozenset(kind.name for kind in NETWORK_FAULTS)
+_NETWORK = frozenset(kind.name for kind in (*NETWORK_FAULTS, *BLIP_FAULTS))
 _START = 60.0  # s that the clients may take to open their pairs
 _LOOK = 0.3  # s between two looks at the backlog
 
@@ -81,7 +81,8 @@ class _Run:
         self._ledger = stack.enter_context(Ledger(directory / f"{RUN}.jsonl"))
         # A server ends with the thread that started it, so each has one of its own for as long as the run.
         self._hands = {side: stack.enter_context(ThreadPoolExecutor(1, f"hands-{side}")) for side in SIDES}
-        self._hands[""] = stack.enter_context(ThreadPoolExecutor(1, "hands-clients"))
+        for other in ("", BOTH):
+            self._hands[other] = stack.enter_context(ThreadPoolExecutor(1, f"hands-{other or 'clients'}"))
         self._over = threading.Event()
         self._began = 0.0
         self.interrupted = False
@@ -100,7 +101,8 @@ class _Run:
         urls = [brokers[side].url for side in SIDES]
         asyncio.run(make_queues(self._plan, urls[0], urls[1]))
         addresses = {side: broker.address for side, broker in brokers.items()}
-        self._network = self._stack.enter_context(Network(addresses, (*self._plan.clients, *self._plan.consumers)))
+        names = (*self._plan.clients, *self._plan.consumers)
+        self._network = self._stack.enter_context(Network(addresses, names, self._plan.settings.distant))
         self._make_clients()
         self._ledger.write("begin")
         for client in self._clients.values():
@@ -110,7 +112,7 @@ class _Run:
             if client.answer(OPENED, starting_ends) is None:
                 raise RuntimeError(f"{client.name} did not start within {_START:g} s: see {client.name}.log")
         self._began = time.monotonic()
-        walks = [self._hands[side].submit(self._walk, side) for side in ("", *SIDES)]
+        walks = [self._hands[side].submit(self._walk, side) for side in ("", BOTH, *SIDES)]
         try:
             self._over.wait(self._plan.settings.seconds)
         except KeyboardInterrupt:
@@ -132,7 +134,8 @@ class _Run:
                 "place": place,
                 "syphon": place == 0,
                 **{side: network.url(side, name, self._brokers[side].url) for side in SIDES},
-                "options": dict(plan.options),
+                "options": plan.options_of(name),
+                "eager": plan.settings.eager,
                 "entities": list(ENTITIES),
                 "rate": plan.settings.rate,
                 "timeouts": list(plan.timeouts),
@@ -189,7 +192,7 @@ class _Run:
     def _cure(self, strike: Strike) -> None:
         assert self._network is not None
         if strike.kind in _NETWORK:
-            self._network.cure(strike.side, strike.client)
+            self._network.cure(strike.kind, strike.side, strike.client)
         elif strike.side:
             self._brokers[strike.side].cure(strike.kind)
         else:

@@ -83,6 +83,8 @@ class Client:
     async def run(self) -> None:
         """Live."""
         loop = asyncio.get_running_loop()
+        if self._spec["eager"]:
+            loop.set_task_factory(getattr(asyncio, "eager_task_factory", None))  # from Python 3.12 on
         loop.set_exception_handler(self._unhandled)
         loop.add_signal_handler(signal.SIGTERM, self._stop)
         threading.Thread(target=self._listen, args=(loop,), daemon=True).start()

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Final, Self
 
 from pairmq.testing.chaos.broker import FaultKind
 from pairmq.testing.proxy import TcpProxy
 
-_DELAY = 0.15  # s in each direction: a slow line, on which sends still succeed
+DELAY: Final = 0.15
+"""Seconds that a slow line takes in each direction; sends still succeed on it."""
+
+JITTER: Final = 0.05
+"""Seconds that a distant broker's line takes longer at most, by chance."""
+
+BOTH: Final = "both"
+"""The side of a fault that strikes the ways to both brokers at once."""
 
 NETWORK_FAULTS: Final = (
     FaultKind("reset", 0.1, 3.0),
@@ -24,18 +32,29 @@ client, so that writes arrive and their confirmations do not; silent, and what w
 """
 
 
+BLIP_FAULTS: Final = (FaultKind("blip", 0.3, 1.0), FaultKind("stall", 0.3, 1.0))
+"""Both brokers at once, and shorter than what a patient send waits: connections are reset and refused; silent."""
+
+
 class Network:
     """All ways from clients to brokers; a context manager.
 
     Args:
         addresses: host and port of each broker, by its side.
         clients: the clients' names.
+        distant: sides whose ways are slow (`DELAY`, `JITTER`) while nothing is wrong.
     """
 
-    def __init__(self, addresses: dict[str, tuple[str, int]], clients: Iterable[str]) -> None:
+    def __init__(
+        self, addresses: Mapping[str, tuple[str, int]], clients: Iterable[str], distant: Iterable[str] = ()
+    ) -> None:
         self._ways = {
             (side, client): TcpProxy(*address) for side, address in addresses.items() for client in tuple(clients)
         }
+        self._distant = frozenset(distant)
+        # Faults of one broker and of both overlap: what began last is on.
+        self._faults: dict[tuple[str, str], list[str]] = {way: [] for way in self._ways}
+        self._lock = threading.Lock()
 
     def url(self, side: str, client: str, url: str) -> str:
         """The address by which a client reaches a broker.
@@ -51,46 +70,63 @@ class Network:
         """Begin a fault on the ways to a broker.
 
         Args:
-            fault: a name of `NETWORK_FAULTS`.
-            side: the broker's.
+            fault: a name of `NETWORK_FAULTS` or `BLIP_FAULTS`.
+            side: the broker's, or `BOTH`.
             client: whose way; of all when empty.
 
         Raises:
             ValueError: there is no such fault.
         """
-        for way in self._chosen(side, client):
-            match fault:
-                case "reset":
-                    way.reset(refuse=True)
-                case "cut":
-                    way.cut()
-                case "silence":
-                    way.silence()
-                case "silence-to-client":
-                    way.silence("to_client")
-                case "silence-and-loss":
-                    way.silence(drop=True)
-                case "slow":
-                    way.slow(delay=_DELAY)
-                case _:
-                    raise ValueError(f"the network knows no fault {fault!r}")
+        with self._lock:
+            for way in self._chosen(side, client):
+                self._become(way, fault)
+                self._faults[way].append(fault)
 
-    def cure(self, side: str, client: str = "") -> None:
-        """End what `apply` began."""
-        for way in self._chosen(side, client):
-            way.restore()
+    def cure(self, fault: str, side: str, client: str = "") -> None:
+        """End what `apply` began with the same arguments."""
+        with self._lock:
+            for way in self._chosen(side, client):
+                faults = self._faults[way]
+                if fault in faults:
+                    faults.remove(fault)
+                    self._become(way, faults[-1] if faults else "")
 
     def heal(self) -> None:
         """End all faults."""
-        for way in self._ways.values():
-            way.restore()
+        with self._lock:
+            for way, faults in self._faults.items():
+                faults.clear()
+                self._become(way, "")
 
-    def _chosen(self, side: str, client: str) -> list[TcpProxy]:
-        return [way for (of, to), way in self._ways.items() if of == side and client in ("", to)]
+    def _become(self, way: tuple[str, str], fault: str) -> None:
+        proxy = self._ways[way]
+        match fault:
+            case "" if way[0] in self._distant:
+                proxy.slow(delay=DELAY, jitter=JITTER)
+            case "":
+                proxy.restore()
+            case "reset" | "blip":
+                proxy.reset(refuse=True)
+            case "cut":
+                proxy.cut()
+            case "silence" | "stall":
+                proxy.silence()
+            case "silence-to-client":
+                proxy.silence("to_client")
+            case "silence-and-loss":
+                proxy.silence(drop=True)
+            case "slow":
+                proxy.slow(delay=DELAY)
+            case _:
+                raise ValueError(f"the network knows no fault {fault!r}")
+
+    def _chosen(self, side: str, client: str) -> list[tuple[str, str]]:
+        return [(of, to) for of, to in self._ways if side in (of, BOTH) and client in ("", to)]
 
     def __enter__(self) -> Self:
         for way in self._ways.values():
             way.start()
+        self.heal()
         return self
 
     def __exit__(

@@ -16,7 +16,7 @@ from typing import Any, Final, get_args
 from pairmq.core.options import Ordering
 from pairmq.model import ConfigurationError
 from pairmq.testing.chaos.broker import FaultKind
-from pairmq.testing.chaos.network import NETWORK_FAULTS
+from pairmq.testing.chaos.network import BLIP_FAULTS, BOTH, DELAY, JITTER, NETWORK_FAULTS
 
 SIDES: Final = ("primary", "secondary")
 ENTITIES: Final = ("orders", "invoices")
@@ -32,6 +32,12 @@ CLIENT_KILL = FaultKind("client-kill", 0.2, 3.0)
 CLIENT_RESTART = FaultKind("client-restart", 0.2, 2.0)
 CLIENT_FAULTS = (CLIENT_KILL, CLIENT_RESTART)
 """SIGKILL of a client process, and SIGTERM, upon which it closes its pair; in both cases a new one is started."""
+
+DISTANCES: Final = ("", *SIDES, BOTH)
+
+_ROUND_TRIPS = 8  # of one operation over a distance that has to connect first
+_MOST_QUEUES = 6
+_BLIPS_RARER = 4  # than faults of one broker: nothing is promised while there is neither
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,9 @@ class Settings:
         patience: seconds until everything must be drained when all is healed.
         consumers: processes that read the primary meanwhile; they are killed and restarted as the clients are.
         ordering: of the clients' pairs; with ``"session"`` the order of each session is judged.
+        distance: the side that is far from all clients, or ``both``; empty for none.
+        differing: the clients have different numbers of backlog queues.
+        eager: the clients' tasks take their first step before they are returned, where Python can do that (3.12).
 
     Raises:
         ConfigurationError: a value out of its range.
@@ -66,8 +75,13 @@ class Settings:
     patience: float = 120.0
     consumers: int = 0
     ordering: Ordering = "none"
+    distance: str = ""
+    differing: bool = False
+    eager: bool = False
 
     def __post_init__(self) -> None:
+        if self.distance not in DISTANCES:
+            raise ConfigurationError(f"distance is {self.distance!r}: it must be primary, secondary, both or empty")
         if self.ordering not in get_args(Ordering):
             raise ConfigurationError(f"ordering is {self.ordering!r}: it must be none or session")
         for name, low, high in (
@@ -83,6 +97,11 @@ class Settings:
             if not low <= getattr(self, name) <= high:
                 raise ConfigurationError(f"{name} is {getattr(self, name)!r}: it must be from {low:g} to {high:g}")
 
+    @property
+    def distant(self) -> tuple[str, ...]:
+        """The sides that are far from all clients."""
+        return tuple(side for side in SIDES if self.distance in (side, BOTH))
+
 
 @dataclass(frozen=True, slots=True)
 class Strike:
@@ -92,7 +111,7 @@ class Strike:
         at: seconds since the start; later when what came before it took longer.
         kind: the fault's name.
         seconds: how long it lasts.
-        side: ``primary`` or ``secondary``; empty for what is done to a client itself.
+        side: ``primary``, ``secondary`` or ``both``; empty for what is done to a client itself.
         client: whose way to the broker, or which client; empty for all.
     """
 
@@ -117,6 +136,7 @@ class Plan:
         options: of the clients' pairs, without ``enable_syphon``.
         timeouts: seconds of one send after another.
         strikes: by their instant.
+        queue_counts: ``backlog_queue_count`` of clients whose number differs from that of the options.
     """
 
     products: tuple[str, str]
@@ -124,6 +144,7 @@ class Plan:
     options: Mapping[str, Any]
     timeouts: tuple[float, ...]
     strikes: tuple[Strike, ...] = field(default=())
+    queue_counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -134,6 +155,11 @@ class Plan:
     def consumers(self) -> tuple[str, ...]:
         """The names of the processes that read the primary."""
         return consumer_names(self.settings)
+
+    def options_of(self, client: str) -> dict[str, Any]:
+        """The options of one client's pair, without ``enable_syphon``."""
+        count = self.queue_counts.get(client)
+        return {**self.options, **({} if count is None else {"backlog_queue_count": count})}
 
     def of(self, side: str) -> tuple[Strike, ...]:
         """What is done to one side, or, for the empty text, to clients."""
@@ -161,6 +187,7 @@ class Plan:
                 dict(data["options"]),
                 tuple(data["timeouts"]),
                 tuple(Strike(**each) for each in data["strikes"]),
+                dict(data.get("queue_counts", {})),
             )
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise ConfigurationError(f"no plan of a chaos run: {type(error).__name__}: {error}") from error
@@ -199,13 +226,18 @@ def planned(
     for side, own in zip(SIDES, faults, strict=True):
         chance = Random(f"{settings.seed} {side}")
         kinds = [kind for kind in own if getattr(kind, side)] + list(NETWORK_FAULTS)
-        for at, kind, seconds in _drawn(chance, settings, kinds):
+        for at, kind, seconds in _drawn(chance, settings, kinds, settings.every):
             # Half of the network's faults strike one client's way only: it fails over while the others don't.
             alone = kind in NETWORK_FAULTS and chance.random() < 0.5
             strikes.append(Strike(at, kind.name, seconds, side, chance.choice(names) if alone else ""))
     chance = Random(f"{settings.seed} clients")
-    for at, kind, seconds in _drawn(chance, settings, CLIENT_FAULTS):
+    for at, kind, seconds in _drawn(chance, settings, CLIENT_FAULTS, settings.every):
         strikes.append(Strike(at, kind.name, seconds, "", chance.choice(names)))
+    chance = Random(f"{settings.seed} {BOTH}")
+    for at, kind, seconds in _drawn(chance, settings, BLIP_FAULTS, settings.every * _BLIPS_RARER):
+        strikes.append(Strike(at, kind.name, seconds, BOTH, chance.choice(names) if chance.random() < 0.5 else ""))
+    if settings.distance:
+        attempt_timeout += round(_ROUND_TRIPS * 2 * (DELAY + JITTER), 3)
     options: dict[str, Any] = {
         "failover_interval": 0.5 * attempt_timeout,
         "ping_primary_interval": 0.7,
@@ -223,21 +255,39 @@ def planned(
         options["ordering"] = settings.ordering
     # Some limits end long before a failover can, and show whether a send gives up.
     timeouts = tuple(factor * attempt_timeout for factor in (6.0, 0.4, 6.0, 1.5))
-    return Plan(products, settings, options, timeouts, tuple(sorted(strikes, key=lambda strike: strike.at)))
+    counts: dict[str, int] = {}
+    if settings.differing:
+        chance = Random(f"{settings.seed} queue counts")
+        drawn = chance.sample(range(1, _MOST_QUEUES + 1), min(settings.clients, _MOST_QUEUES))
+        counts = {name: drawn[place % _MOST_QUEUES] for place, name in enumerate(client_names(settings))}
+    in_turn = tuple(sorted(strikes, key=lambda strike: strike.at))
+    return Plan(products, settings, options, timeouts, in_turn, counts)
+
+
+def drawn_settings(seed: int) -> dict[str, Any]:
+    """What of `Settings` is not about how much: distance, differing and eager, drawn from the seed."""
+    chance = Random(f"{seed} settings")
+    return {
+        "distance": chance.choice(DISTANCES),
+        "differing": chance.random() < 0.5,
+        "eager": chance.random() < 0.5,
+    }
 
 
 def _check_names(settings: Settings, faults: tuple[Sequence[FaultKind], Sequence[FaultKind]]) -> None:
-    known = {kind.name for kind in (*faults[0], *faults[1], *NETWORK_FAULTS, *CLIENT_FAULTS)}
+    known = {kind.name for kind in (*faults[0], *faults[1], *NETWORK_FAULTS, *BLIP_FAULTS, *CLIENT_FAULTS)}
     unknown = sorted(set(settings.faults or ()) - known)
     if unknown:
         raise ConfigurationError(f"no faults {', '.join(unknown)}: these brokers know {', '.join(sorted(known))}")
 
 
-def _drawn(chance: Random, settings: Settings, kinds: Sequence[FaultKind]) -> list[tuple[float, FaultKind, float]]:
+def _drawn(
+    chance: Random, settings: Settings, kinds: Sequence[FaultKind], every: float
+) -> list[tuple[float, FaultKind, float]]:
     """One fault after another, none before the one before it is over."""
     allowed = [kind for kind in kinds if settings.faults is None or kind.name in settings.faults]
     found: list[tuple[float, FaultKind, float]] = []
-    at = chance.uniform(0.5, 1.0 + settings.every / 2)
+    at = chance.uniform(0.5, 1.0 + every / 2)
     while allowed and at < settings.seconds:
         kind = chance.choice(allowed)
         most = min(kind.most, settings.longest)
@@ -245,5 +295,5 @@ def _drawn(chance: Random, settings: Settings, kinds: Sequence[FaultKind]) -> li
         low, high = math.log(kind.least), math.log(max(kind.least, most))
         seconds = round(math.exp(chance.uniform(low, high)), 3)
         found.append((round(at, 3), kind, seconds))
-        at += seconds + chance.expovariate(1 / settings.every)
+        at += seconds + chance.expovariate(1 / every)
     return found

@@ -176,7 +176,9 @@ def _other_queue(facts: Facts, sent: Sent) -> Iterator[Violation]:
     for (one, told), (another, _) in itertools.pairwise(attempts):
         if told is None or one.entity != another.entity or told.kind not in ("unavailable", "refused", "cut"):
             continue
-        if told.kind == "cut" and (one.ended_at or one.at) - one.at < fair:
+        ended_at = one.ended_at or one.at
+        slept = facts.allowance(one.life, one.at, ended_at) - facts.history.grace
+        if told.kind == "cut" and ended_at - one.at - slept < fair:
             continue
         if not facts.has_queue(another.life, another.tick):
             continue  # it was the trial of a queue (SPEC 5.5)
