@@ -10,6 +10,7 @@ from pairmq_rabbitmq.testing import RabbitServer
 _HOST = "127.0.0.1"
 _USER, _PASSWORD = "app", "app"
 _POLICY = "pairmq-chaos"
+_START_TIMEOUT = 600.0  # s: a run ends without a verdict when a killed server is not ready again, however busy the machine
 
 
 class RabbitChaos(ServerBroker):
@@ -40,7 +41,7 @@ class RabbitChaos(ServerBroker):
 
     def __init__(self, server: RabbitServer | None = None) -> None:
         self._borrowed = server is not None
-        self._server = server or RabbitServer()
+        self._server = server or RabbitServer(start_timeout=_START_TIMEOUT)
         super().__init__(self._server)
 
     def start(self) -> None:

@@ -25,7 +25,7 @@ from pairmq.testing.chaos.report import ChaosReport, report_of
 from pairmq.transport import Receiver
 
 _NETWORK = frozenset(kind.name for kind in (*NETWORK_FAULTS, *BLIP_FAULTS))
-_START = 60.0  # s that the clients may take to open their pairs
+_START = 180.0  # s that the clients may take to open their pairs, on a busy machine
 _LOOK = 0.3  # s between two looks at the backlog
 
 
