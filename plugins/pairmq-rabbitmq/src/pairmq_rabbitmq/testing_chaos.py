@@ -10,7 +10,7 @@ from pairmq_rabbitmq.testing import RabbitServer
 _HOST = "127.0.0.1"
 _USER, _PASSWORD = "app", "app"
 _POLICY = "pairmq-chaos"
-_START_TIMEOUT = 600.0  # s: a run ends without a verdict when a killed server is not ready again, however busy the machine
+_START_TIMEOUT = 600.0  # s, on a busy machine: without its server a run has no verdict
 
 
 class RabbitChaos(ServerBroker):
