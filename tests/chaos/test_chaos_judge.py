@@ -124,6 +124,21 @@ def overtaken_after_a_delivery_that_reached_nobody(pen: Pen) -> None:
         pen.moved(number, redelivered=number == 1)
 
 
+def stored_in_doubt_side_by_side(pen: Pen) -> None:
+    for number in (1, 2):
+        pen.send(number)
+    for told in (CUT, CONFIRMED):
+        for number in (1, 2):
+            pen.write(number, told, to=BACKLOG, marked=told is CONFIRMED)
+    for number in (1, 2):
+        pen.told(number, "accepted by a backlog queue", queue=BACKLOG, duplicate=True)
+        pen.handed(number)
+    for number in (2, 1):
+        pen.write(number, life="client-a-1")
+        pen.completed(number)
+        pen.moved(number)
+
+
 def refused_while_the_secondary_is_away_too(pen: Pen) -> None:
     pen.line("run", "strike", number=0, fault="kill", seconds=0.1, side="secondary", client="")
     pen.at += 5
@@ -185,6 +200,7 @@ GOOD: list[Callable[[Pen], None]] = [
     late_because_its_process_slept_twice,
     overtaken_in_a_fault,
     overtaken_after_a_delivery_that_reached_nobody,
+    stored_in_doubt_side_by_side,
     refused_while_the_secondary_is_away_too,
     refused_in_a_blip_of_both,
     a_queue_tried_again_after_an_attempt_that_only_sleep_made_long,

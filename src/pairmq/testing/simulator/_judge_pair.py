@@ -72,7 +72,9 @@ def _order(facts: Facts) -> Iterator[Violation]:
     for stream in streams.values():
         stream.sort(key=lambda each: each[1].number)
         for (first, there, here), (second, there_too, here_too) in itertools.pairwise(stream):
-            one_after_another = (first.end_tick or 0) < second.tick or there.attempt == there_too.attempt
+            # Which attempt stored a copy is not always known.
+            together = there.attempt is not None and there.attempt == there_too.attempt
+            one_after_another = (first.end_tick or 0) < second.tick or together
             same = there.handovers[0].life == there_too.handovers[0].life
             if here.number < here_too.number or not one_after_another or not same:
                 continue
