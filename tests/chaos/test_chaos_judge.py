@@ -124,6 +124,19 @@ def overtaken_after_a_delivery_that_reached_nobody(pen: Pen) -> None:
         pen.moved(number, redelivered=number == 1)
 
 
+def brought_home_from_both_copies_of_one_that_was_postponed(pen: Pen) -> None:
+    pen.diverted(1)
+    pen.handed(1)
+    pen.write(1, to=BACKLOG, life="client-a-1")
+    pen.completed(1)
+    for copy in (1, 2):
+        fields = {"broker": "secondary", "path": BACKLOG}
+        pen.line("client-a-1", "got", **fields, messages=[(f"copy-{copy}", 1, copy)])
+        pen.write(1, life="client-a-1")
+        pen.line("client-a-1", "settle", **fields, how="complete", reason="", messages=[(f"copy-{copy}", 1)])
+        pen.moved(1, redelivered=True)
+
+
 def stored_in_doubt_side_by_side(pen: Pen) -> None:
     for number in (1, 2):
         pen.send(number)
@@ -200,6 +213,7 @@ GOOD: list[Callable[[Pen], None]] = [
     late_because_its_process_slept_twice,
     overtaken_in_a_fault,
     overtaken_after_a_delivery_that_reached_nobody,
+    brought_home_from_both_copies_of_one_that_was_postponed,
     stored_in_doubt_side_by_side,
     refused_while_the_secondary_is_away_too,
     refused_in_a_blip_of_both,

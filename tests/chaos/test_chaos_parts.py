@@ -109,6 +109,7 @@ def test_a_distance_gives_every_operation_its_time() -> None:
     for plan in far:
         assert plan.options["attempt_timeout"] >= near.options["attempt_timeout"] + 8 * 2 * network.DELAY
         assert plan.strikes == near.strikes
+        assert plan.lock_duration >= 2 * plan.options["attempt_timeout"] > near.lock_duration == 5.0
     assert [plan.settings.distant for plan in far] == [("primary",), ("secondary",), ("primary", "secondary")]
 
 

@@ -39,7 +39,7 @@ async def make_queues(plan: Plan, primary: str, secondary: str) -> None:
     properties = QueueProperties(
         max_size_megabytes=5120,
         max_delivery_count=2**31 - 1,
-        lock_duration=plan.settings.lock_duration,
+        lock_duration=plan.lock_duration,
         single_consumer=plan.settings.ordering == "session",
     )
     async with registry.transport(primary) as home:
@@ -94,7 +94,7 @@ async def read_out(
         TransportError: a broker can't be read.
     """
     # What a killed consumer had in hand is not to be had before its locks are over.
-    wait = _WAIT + (plan.settings.lock_duration if plan.consumers else 0.0)
+    wait = _WAIT + (plan.lock_duration if plan.consumers else 0.0)
     async with registry.transport(primary) as home:
         sources = {path: Source(Entity(path)) for path in ENTITIES}
         contents = {

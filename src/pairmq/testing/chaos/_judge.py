@@ -148,7 +148,9 @@ def _explained(facts: Facts, sent: Sent) -> bool:
 def _brought_twice(facts: Facts, sent: Sent) -> Iterator[Violation]:
     """A syphon remembers what it brought home (ADR 7), and sends only what it was handed."""
     number = sent.number
-    diverted = sum(each.broker == SECONDARY and may_have_stored(each, number) for each, _ in facts.attempts[number])
+    # What a syphon postpones is a second copy until the first one is completed, for which its lock may be over.
+    writes = (*facts.attempts[number], *facts.by_syphon[number])
+    diverted = sum(each.broker == SECONDARY and may_have_stored(each, number) for each, _ in writes)
     handed = [handover for copy in facts.at_secondary[number] for handover in copy.handovers]
     brought: Counter[str] = Counter()
     for attempt, told in facts.by_syphon[number]:

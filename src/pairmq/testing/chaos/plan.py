@@ -52,7 +52,8 @@ class Settings:
         longest: the longest fault in seconds; SIGSTOP of a minute needs a long run to matter.
         clients: processes; the first one hosts the syphon.
         rate: sends a second of each process.
-        lock_duration: seconds of a lock in the backlog queues: what a killed syphon held comes back after as long.
+        lock_duration: seconds of a lock in the backlog queues, more where brokers are far: what a killed syphon held
+            comes back after as long.
         patience: seconds until everything must be drained when all is healed.
         consumers: processes that read the primary meanwhile; they are killed and restarted as the clients are.
         ordering: of the clients' pairs; with ``"session"`` the order of each session is judged.
@@ -155,6 +156,11 @@ class Plan:
     def consumers(self) -> tuple[str, ...]:
         """The names of the processes that read the primary."""
         return consumer_names(self.settings)
+
+    @property
+    def lock_duration(self) -> float:
+        """Seconds of a lock: longer than the settings say where one attempt may take as long as that."""
+        return float(max(self.settings.lock_duration, 2 * self.options["attempt_timeout"]))
 
     def options_of(self, client: str) -> dict[str, Any]:
         """The options of one client's pair, without ``enable_syphon``."""
