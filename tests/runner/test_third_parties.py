@@ -453,3 +453,35 @@ def test_a_time_out_that_names_no_cause_is_told_by_what_it_came_of():
     for raised, told in ((TimeoutError(), True), (asyncio.CancelledError(), False)):
         raised.__context__ = cancellation
         assert is_nothing_sent(raised) is told
+
+
+async def _use(pair: Pair, call: str) -> object:
+    async with asyncio.timeout(60):
+        match call:
+            case "send":
+                return await pair.sender("orders").send(Message(b"2"))
+            case "batch":
+                return await pair.sender("orders").send_batch([Message(b"2")])
+            case "receive":
+                return await pair.receiver("orders").receive(1, wait=0)
+            case "check":
+                return await pair.check("orders")
+            case _:
+                return await pair.open()
+
+
+@pytest.mark.parametrize("call", ["send", "batch", "receive", "check", "open"])
+def test_a_pair_refuses_calls_from_another_event_loop(call):
+    """Its connections can't be used there: the call failed as a broken primary does, or never ended."""
+
+    async def opened() -> Pair:
+        east, west = SimulatedBroker("east"), SimulatedBroker("west")
+        await east.transport().admin.create(Entity("orders"))
+        pair = await Pair(east.transport(), west.transport(), PairOptions(backlog_queue_count=1))
+        await pair.sender("orders").send(Message(b"1"))
+        return pair
+
+    pair = asyncio.run(opened())
+    with pytest.raises(RuntimeError, match="was opened in another event loop"):
+        asyncio.run(_use(pair, call))
+    assert pair.state("orders") is EntityState.HEALTHY

@@ -38,7 +38,8 @@ class Pair:
     """Two brokers that stand in for each other, for all entities of the primary.
 
     Make one with `Pair.connect` and use it as an async context manager, or await it and `close` it yourself. A pair
-    belongs to the event loop that opened it; one pair serves any number of tasks.
+    belongs to the event loop that opened it, and refuses calls from another one with `RuntimeError`; one pair serves
+    any number of tasks.
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class Pair:
         if opening.cancelled():
             raise PairClosed("the pair was closed, or its opening was given up, before it was open: make a new one")
         opening.result()
-        self._opened.check_open()
+        self._opened.check_here()
         return self
 
     async def _wait_for(self, opening: asyncio.Task[None]) -> None:
@@ -315,7 +316,7 @@ class Pair:
         A cancelled check leaves nothing behind.
         """
         engine = self._opened
-        engine.check_open()
+        engine.check_here()
         asked = [self._entity(one, "queue") if isinstance(one, str) else one for one in entities]
         return await find_readiness(engine, self.name, asked or list(engine.states()), timeout)
 
@@ -338,7 +339,7 @@ class Pair:
         A cancelled call leaves nothing behind.
         """
         engine = self._opened
-        engine.check_open()
+        engine.check_here()
         return await engine.agreement(timeout, everywhere=everywhere)
 
     def events(self) -> AsyncIterator[Event]:

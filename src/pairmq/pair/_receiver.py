@@ -175,7 +175,7 @@ class PairReceiver:
         """
         if max_messages < 1 or wait < 0:
             raise ValueError(f"max_messages is {max_messages} and wait {wait}: at least 1, and at least 0 seconds")
-        self._engine.check_open()
+        self._engine.check_here()
         ends_at = self._clock.now() + wait
         if self._turn.locked():
             # While another call waits there is nothing to receive; that call may have begun just now, though.
@@ -193,7 +193,7 @@ class PairReceiver:
 
     async def _ask(self, max_messages: int, wait: float) -> list[PairDelivery]:
         """One long poll, in turn: a transport's receiver may not be asked twice at the same time."""
-        self._engine.check_open()
+        self._engine.check_here()
         receiver, self._asked_at = self._receiver, self._clock.now()
         limit = wait + self._engine.options.attempt_timeout
         deliveries = await self._limits.run(receiver.receive(max_messages, wait), self._asked_at + limit)
@@ -237,7 +237,7 @@ class PairReceiver:
                     if not self._ready:  # another task's poll may have brought some for all
                         self._ready.extend(await self._ask(self._prefetch, _POLL))
             except TransportError as error:
-                self._engine.check_open()
+                self._engine.check_here()
                 if error.kind is FailureKind.REFUSED or self._transport.ended:
                     raise
                 await asyncio.sleep(_BACKOFF.wait(retry, self._clock.chance()))

@@ -187,7 +187,7 @@ class PairSender:
     def _check_open(self) -> None:
         if self._closed:
             raise PairClosed(f"the sender to {self._entity} is closed")
-        self._engine.check_open()
+        self._engine.check_here()
 
     async def _send_chunk(
         self, chunk: Sequence[Message], timeout: float | None, *, raising: bool

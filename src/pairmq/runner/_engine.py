@@ -74,6 +74,7 @@ class Engine:
         syphon_queues: Collection[int] | None = None,
     ) -> None:
         self.options = options
+        self._loop = asyncio.get_running_loop()
         sides = {side: Operations() for side in Side}
         self._ends = primary, secondary
         self._primary = primary = CountedTransport(primary, sides[Side.PRIMARY])
@@ -271,6 +272,18 @@ class Engine:
             raise PairFaulted(f"the pair has faulted: {self._fault}") from self._fault
         if self._closing is not None:
             raise PairClosed("the pair is closed")
+
+    def check_here(self) -> None:
+        """Raise `PairFaulted` or `PairClosed` when the pair has ended, `RuntimeError` in a loop that is not its own.
+
+        Without this a call from a second loop, whose connections belong to the first, fails as a broker would.
+        """
+        self.check_open()
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError(
+                "the pair was opened in another event loop: use it there, open one in each loop,"
+                " or use pairmq.sync, which any thread may call"
+            )
 
     async def close(self) -> None:
         """End the pair (SPEC 9.1): no new sends, those in flight end within ``close_grace``, both sides are closed.
