@@ -107,6 +107,21 @@ async def test_what_a_policy_makes_of_a_new_queue_is_warned_of(world, monkeypatc
 
 
 @in_virtual_time
+async def test_a_backlog_queue_that_keeps_what_is_completed_is_refused(world, monkeypatch):
+    """A RabbitMQ stream: the syphon moves what comes while it reads, and all else stays in it, accepted."""
+    reported = SimulatedAdmin.properties
+
+    async def of_a_stream(self: SimulatedAdmin, entity: Entity) -> QueueProperties:
+        return replace(await reported(self, entity), keeps_completed=True)
+
+    monkeypatch.setattr(SimulatedAdmin, "properties", of_a_stream)
+    with pytest.raises(TransportError, match="keeps messages that are completed") as refused:
+        async with world():
+            pass
+    assert refused.value.kind is FailureKind.REFUSED
+
+
+@in_virtual_time
 async def test_a_new_queue_whose_settings_can_not_be_read_is_used(world, monkeypatch):
     async def refuse(self: SimulatedAdmin, entity: Entity) -> QueueProperties:
         raise TransportError("not for you", FailureKind.REFUSED, FailureReason.UNAUTHORIZED)

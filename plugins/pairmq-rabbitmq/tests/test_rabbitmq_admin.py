@@ -345,7 +345,7 @@ def test_newer_servers_bound_deliveries_that_nobody_bounded() -> None:
         ),
         (
             {"x-queue-type": "stream", "x-max-age": "1D", "x-max-length-bytes": 2**30},
-            QueueProperties(max_size_megabytes=1024, dead_letter_on_expiration=False),
+            QueueProperties(max_size_megabytes=1024, dead_letter_on_expiration=False, keeps_completed=True),
         ),
     ],
 )

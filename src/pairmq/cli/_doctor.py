@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import importlib.metadata
 import importlib.util
@@ -152,6 +153,8 @@ async def all_checks(pair: PairArguments) -> AsyncIterator[Finding]:
         yield _carried(primary)
         if all(reachable.values()):
             yield _size(primary, secondary)
+            async for finding in _one_broker(primary, secondary, settings.options, limit):
+                yield finding
         if reachable["secondary"]:
             agreement = await find_agreement(primary.endpoint, secondary, settings.options, limit, everywhere=True)
             for finding in _agreement(agreement):
@@ -314,6 +317,22 @@ async def _risks(transport: Transport, queue: Entity | None, limit: float) -> Se
     except TransportError as error:
         text = f"{at_broker(transport, error)}: it is unknown what its confirm is worth"
         return (ConfirmRisk(text, "look at its settings yourself"),)
+
+
+async def _one_broker(
+    primary: Transport, secondary: Transport, options: PairOptions, limit: float
+) -> AsyncIterator[Finding]:
+    """Whether two addresses may lead to one broker, which shows once a program has made the backlog queues."""
+    queue = backlog_queues(primary, options)[0]
+    with contextlib.suppress(TransportError):  # what can't be asked is reported elsewhere
+        if await within(limit, primary.admin.exists(queue)) and await within(limit, secondary.admin.exists(queue)):
+            yield Finding(
+                Grade.WARN,
+                "settings",
+                f"the primary holds backlog queue {queue}, too",
+                "both addresses may lead to one broker: pair two that can fail independently; if they do not, delete"
+                " what an earlier pair has left there",
+            )
 
 
 def _agreement(agreement: Agreement) -> Iterator[Finding]:

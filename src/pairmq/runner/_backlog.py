@@ -311,10 +311,15 @@ class BacklogQueues:
             if not created:
                 raise
         if actual is not None:
-            if self._properties.single_consumer and not actual.single_consumer:
+            unfit = None
+            if actual.keeps_completed:
+                unfit = "keeps messages that are completed, so that none would ever be moved"
+            elif self._properties.single_consumer and not actual.single_consumer:
+                unfit = "can be read by several consumers at once, and ordering='session' needs one at a time"
+            if unfit is not None:
                 raise TransportError(
-                    f"existing backlog queue {queue.path} can be read by several consumers at once, and "
-                    "ordering='session' needs one at a time: drain and delete it, or use another backlog_name_template",
+                    f"existing backlog queue {queue.path} {unfit}: drain and delete it, or use another"
+                    " backlog_name_template",
                     FailureKind.REFUSED,
                     FailureReason.OTHER,
                 )

@@ -110,6 +110,8 @@ class QueueProperties:
             else is given any, and what it gives back, or loses its lock of, is delivered again before anything newer.
         drops_when_full: a queue without room drops messages that it has accepted, instead of refusing new ones. Never
             asked for; reported where the broker can be set up so.
+        keeps_completed: a log, as a RabbitMQ stream is: a completed message stays in it, so that it can't be a backlog
+            queue. Never asked for, as ``drops_when_full``.
     """
 
     max_size_megabytes: int | None = None
@@ -122,6 +124,7 @@ class QueueProperties:
     requires_session: bool = False
     single_consumer: bool = False
     drops_when_full: bool = False
+    keeps_completed: bool = False
 
     def differences(self, actual: QueueProperties) -> tuple[str, ...]:
         """Name each setting of an existing queue that differs from this one, as a sentence (SPEC 5.3).

@@ -134,6 +134,7 @@ def properties_of(
         batched_operations=True,
         single_consumer=is_single(arguments),
         drops_when_full=_drops(arguments),
+        keeps_completed=arguments.get(QUEUE_TYPE) == "stream",
     )
 
 
