@@ -125,9 +125,8 @@ SENDS = (
     Mutant(
         "the results of a batch are shifted by one",
         "src/pairmq/runner/_attempts.py",
-        "            return await self._limits.run(sender.send_batch(messages), limit)",
-        "            found = list(await self._limits.run(sender.send_batch(messages), limit))\n"
-        "            return [found[-1], *found[:-1]]",
+        "            return await sender.send_batch(messages)",
+        "            found = list(await sender.send_batch(messages))\n            return [found[-1], *found[:-1]]",
     ),
     Mutant(
         "a sender takes another backlog queue each time",
@@ -242,7 +241,7 @@ SENDS = (
     Mutant(
         "a send may last longer than its deadline",
         "src/pairmq/runner/_send.py",
-        "        return now + min(self._options.attempt_timeout, left if left < _LAST_STRETCH else left / 2)",
+        "        return now + min(self._options.attempt_timeout, share)",
         "        return now + self._options.attempt_timeout",
     ),
     Mutant(

@@ -61,15 +61,15 @@ TESTED = (
     Mutant(
         "a time limit that is reached is told as a cancellation by the caller",
         _LIMITS,
-        "        return limit.task.cancelling() <= limit.cancelling",
-        "        return False",
+        "            timed_out = self.task.uncancel() <= self.cancelling\n",
+        "            self.task.uncancel()\n            timed_out = False\n",
         tests=_LIMITS_TESTS,
     ),
     Mutant(
         "a cancellation by the caller at the very instant of a time limit is swallowed",
         _LIMITS,
-        "        return limit.task.cancelling() <= limit.cancelling",
-        "        return True",
+        "            timed_out = self.task.uncancel() <= self.cancelling\n",
+        "            self.task.uncancel()\n            timed_out = True\n",
         tests=_LIMITS_TESTS,
     ),
     Mutant(
@@ -232,23 +232,24 @@ TESTED = (
     Mutant(
         "a time-out keeps the cancellation, and all frames that this went through",
         _LIMITS,
-        "        raise failure\n",
-        "        failure.__context__ = asyncio.CancelledError()\n        raise failure\n",
+        "                self.failure = self._limits._timeout(maybe_applied=not is_nothing_sent(error))\n",
+        "                self.failure = self._limits._timeout(maybe_applied=not is_nothing_sent(error))\n"
+        "                self.failure.__context__ = error\n",
         tests=_LIMITS_TESTS,
     ),
     # Redis.
     Mutant(
         "the reply to a cancelled call is given to the next one",
         _REDIS_LINK,
-        "            self.retire()\n            raise\n",
-        "            if call in self._calls:\n                self._calls.remove(call)\n"
-        "            self.retire()\n            raise\n",
+        "            session.retire()\n            raise\n",
+        "            if call in session._calls:\n                session._calls.remove(call)\n"
+        "            session.retire()\n            raise\n",
         tests=_REDIS_LINK_TESTS,
     ),
     Mutant(
         "a connection goes on being used after a call on it was cancelled",
         _REDIS_LINK,
-        "            self.retire()\n            raise\n",
+        "            session.retire()\n            raise\n",
         "            raise\n",
         tests=_REDIS_LINK_TESTS,
     ),
