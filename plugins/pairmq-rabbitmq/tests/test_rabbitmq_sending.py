@@ -21,7 +21,7 @@ from cut_calls import given_up
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.plugins import registry
 from pairmq.testing import TcpProxy
-from pairmq.transport import Sender, Transport, is_nothing_sent
+from pairmq.transport import QueueProperties, Sender, Transport, is_nothing_sent
 from pairmq_rabbitmq import _context, _link
 from pairmq_rabbitmq._link import Session
 from pairmq_rabbitmq._publisher import Publisher
@@ -279,6 +279,17 @@ async def test_a_full_queue_that_rejects_is_unavailable_and_has_nothing(rabbit: 
         assert set(map(outcome, errors)) == {(UNAVAILABLE, FailureReason.QUOTA, False)}
         assert [body for _, body in drained(rabbit, "full")] == [b"0", b"1", b"2"]
         await sender.send(message(b"room"))
+
+
+async def test_a_full_backlog_queue_has_nothing_of_what_it_rejects(rabbit: RabbitServer) -> None:
+    """The broker's answer about such a queue is too long: cut off, it left the send in doubt."""
+    queue = Entity("machine-12345--0123456789ab/x-servicebus-transfer/0")
+    asked = QueueProperties(max_size_megabytes=1, max_delivery_count=2**31 - 1)
+    async with registry.transport(rabbit.url) as transport:
+        await transport.admin.create(queue, asked)
+        sender = transport.sender(queue)
+        errors = await sender.send_batch([Message(bytes(300_000)) for _ in range(30)])
+        assert {outcome(error) for error in errors if error is not None} == {(UNAVAILABLE, FailureReason.QUOTA, False)}
 
 
 async def test_a_topic_with_one_full_queue_may_have_reached_the_others(rabbit: RabbitServer) -> None:

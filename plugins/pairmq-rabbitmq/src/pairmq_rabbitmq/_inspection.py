@@ -20,10 +20,13 @@ from aiormq.exceptions import ChannelPreconditionFailed, ConnectionInternalError
 from pamqp.commands import Basic
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, TransportError
+from pairmq_rabbitmq import _names
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._driver import close_channel
 from pairmq_rabbitmq._link import Link
 from pairmq_rabbitmq._properties import (
+    DEAD_LETTER_EXCHANGE,
+    DEAD_LETTER_KEY,
     DEAD_LETTER_STRATEGY,
     DEAD_LETTERING,
     DELIVERY_LIMIT,
@@ -261,7 +264,9 @@ async def _rejects(context: Context, queue: str, doing: str) -> bool:
     rejects, until = context.rejecting.get(queue, (False, 0.0))
     if now >= until:
         try:
-            found = await interrogate(context, queue, {OVERFLOW: "reject-publish"}, doing)
+            # With the dead-letter queue of those that PairMQ makes: the broker's answer would be cut off in its name.
+            dead_letter = {DEAD_LETTER_EXCHANGE: "", DEAD_LETTER_KEY: _names.dead_letter_of(queue)}
+            found = await interrogate(context, queue, {OVERFLOW: "reject-publish", **dead_letter}, doing)
             rejects = found.arguments.get(OVERFLOW) == "reject-publish"
         except TransportError as error:
             if error.kind is not FailureKind.REFUSED:  # this user may not ask
