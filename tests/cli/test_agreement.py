@@ -111,6 +111,20 @@ def test_the_doctor_fails_queues_that_were_deleted(cli, brokers) -> None:
     assert "FAIL  backlog queues: 1 queue of 2 missing" in ended.out
 
 
+def test_the_doctor_warns_of_two_addresses_that_may_be_one_broker(cli, brokers) -> None:
+    divert(brokers, 1)
+    queue = f"{name_of(brokers[1])}/x-servicebus-transfer/0"
+    warning = f"warn  settings: the primary holds backlog queue {queue}, too"
+    assert warning not in cli("doctor", *brokers).out
+
+    async def make() -> None:
+        async with registry.transport(brokers[1]) as transport:
+            await transport.admin.create(Entity(queue))
+
+    asyncio.run(make())
+    assert warning in cli("doctor", *brokers).out
+
+
 def test_the_doctor_is_content_with_processes_that_agree(cli, brokers) -> None:
     assert "ok    processes of the pair: none of this release has opened it so far" in cli("doctor", *brokers).out
     divert(brokers, 0)
