@@ -115,6 +115,20 @@ TESTED = (
         tests=_LIMITS_TESTS,
     ),
     Mutant(
+        "a send is given up without an attempt while thousands of others end",
+        "src/pairmq/runner/_send.py",
+        "            early = 0.0 if first else min(self._limits.lead, (deadline - started) / 2)",
+        "            early = self._limits.lead",
+        tests=_LIMITS_TESTS,
+    ),
+    Mutant(
+        "a send tries no backlog queue while thousands of others end",
+        "src/pairmq/runner/_send.py",
+        "            early = 0.0 if first else min(self._limits.lead, (deadline - started) / 2)",
+        "            early = 0.0 if first else self._limits.lead",
+        tests=_LIMITS_TESTS,
+    ),
+    Mutant(
         "a closing send waits for one more attempt",
         "src/pairmq/runner/_send.py",
         "            deadline = min(deadline, self._ends_at)  # the pair began",
