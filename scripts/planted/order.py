@@ -14,14 +14,14 @@ ORDER = (
     ),
     Mutant(
         "a diverted send leaves its session clean",
-        "src/pairmq/runner/_attempts.py",
+        "src/pairmq/runner/_send.py",
         "key.facts.divert_ended(self._clock.now(), maybe_there=maybe_there)",
         "key.facts.divert_ended(self._clock.now(), maybe_there=False)",
         ordering="session",
     ),
     Mutant(
         "a session's message takes any backlog queue",
-        "src/pairmq/runner/_attempts.py",
+        "src/pairmq/runner/_send.py",
         "        index, trial = backlog.choose(state.queue, None if key is None else key.queue)",
         "        index, trial = backlog.choose(None, None)",
         ordering="session",

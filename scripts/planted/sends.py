@@ -13,7 +13,7 @@ SENDS = (
     ),
     Mutant(
         "the copy in the backlog is not marked",
-        "src/pairmq/runner/_attempts.py",
+        "src/pairmq/runner/_send.py",
         "state.sender_id, state.sequence, job.unknown)",
         "state.sender_id, state.sequence, False)",
     ),
@@ -106,7 +106,7 @@ SENDS = (
     ),
     Mutant(
         "a refused message is tried again",
-        "src/pairmq/runner/_attempts.py",
+        "src/pairmq/runner/_send.py",
         "                refused = failure.kind is FailureKind.REFUSED\n",
         "                refused = failure.reason is FailureReason.TOO_LARGE\n",
     ),
@@ -124,7 +124,7 @@ SENDS = (
     ),
     Mutant(
         "the results of a batch are shifted by one",
-        "src/pairmq/runner/_attempts.py",
+        "src/pairmq/runner/_send.py",
         "            return await sender.send_batch(messages)",
         "            found = list(await sender.send_batch(messages))\n            return [found[-1], *found[:-1]]",
     ),
@@ -136,7 +136,7 @@ SENDS = (
     ),
     Mutant(
         "a backlog queue that failed stays in use",
-        "src/pairmq/runner/_attempts.py",
+        "src/pairmq/runner/_send.py",
         "                worst = FailureKind.UNAVAILABLE\n                backlog.take_out(index, failure)",
         "                worst = FailureKind.UNAVAILABLE",
     ),
@@ -169,7 +169,7 @@ SENDS = (
     ),
     Mutant(
         "a trial is cancelled, and its backlog queue is never tried again",
-        "src/pairmq/runner/_attempts.py",
+        "src/pairmq/runner/_send.py",
         "            if trial:\n",
         "            if trial and works is not None:\n",
         tests=("tests/runner/test_backlog.py",),
@@ -190,14 +190,14 @@ SENDS = (
     ),
     Mutant(
         "a missing backlog queue is not created again inside the send",
-        "src/pairmq/runner/_attempts.py",
+        "src/pairmq/runner/_send.py",
         "            if missing and await",
         "            if False and await",
         tests=("tests/runner/test_backlog.py",),
     ),
     Mutant(
         "the backlog accepts what the primary can never hold",
-        "src/pairmq/runner/_sizes.py",
+        "src/pairmq/runner/_job.py",
         """        return _refusal(self._primary, entity, message, "the primary can't hold it")""",
         "        return None",
     ),
@@ -276,7 +276,7 @@ SENDS = (
     ),
     Mutant(
         "a failure in the middle of a batch is taken for success",
-        "src/pairmq/runner/_attempts.py",
+        "src/pairmq/runner/_send.py",
         "            if failure is None:\n                self._endings.accept(state, job, started, queue)",
         "            if failure is None or None in failures:\n"
         "                self._endings.accept(state, job, started, queue)",

@@ -101,7 +101,7 @@ SYPHON = (
     ),
     Mutant(
         "a close does not give back what it holds",
-        "src/pairmq/runner/pump/_intake.py",
+        "src/pairmq/runner/pump/_hand.py",
         "            failed = await settled_within(_CLOSE_TIMEOUT, receiver.close())",
         "            failed = None",
     ),
@@ -138,19 +138,19 @@ SYPHON = (
     ),
     Mutant(
         "a forged destination is delivered to",
-        "src/pairmq/runner/pump/_screen.py",
+        "src/pairmq/runner/pump/_transfer.py",
         "        return not forbidden and self._options.allows(entity.path)",
         "        return True",
     ),
     Mutant(
         "a completion that fails is forgotten",
-        "src/pairmq/runner/pump/_settler.py",
+        "src/pairmq/runner/pump/_hand.py",
         '            self._failed(f"settle: {error}")\n            self._unsettled[id(settlement)] = settlement\n',
         '            self._failed(f"settle: {error}")\n',
     ),
     Mutant(
         "what came home is not remembered",
-        "src/pairmq/runner/pump/_ledger.py",
+        "src/pairmq/runner/pump/_transfer.py",
         "        self._home[item.identity] = None\n",
         "",
     ),
@@ -180,7 +180,7 @@ SYPHON = (
     ),
     Mutant(
         "a postponed message is forgotten",
-        "src/pairmq/runner/pump/_postponing.py",
+        "src/pairmq/runner/pump/_pump.py",
         "        results = await self._reader.each(self._tail.send_batch(copies), len(copies))",
         "        results = [None] * len(copies)",
     ),

@@ -6,8 +6,8 @@ from planted.mutant import Mutant
 
 _LIMITS = "src/pairmq/runner/_limits.py"
 _LIMITS_TESTS = ("tests/runner/test_limits.py",)
-_SETTLER = "src/pairmq/runner/pump/_settler.py"
-_POSTPONING = "src/pairmq/runner/pump/_postponing.py"
+_SETTLER = "src/pairmq/runner/pump/_hand.py"
+_POSTPONING = "src/pairmq/runner/pump/_pump.py"
 _IN_DOUBT_TESTS = ("tests/runner/test_syphon_in_doubt.py",)
 _PUMP_TESTS = ("tests/runner/test_pump.py",)
 _KNOWN = "src/pairmq/runner/_known.py"

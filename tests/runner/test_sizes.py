@@ -14,7 +14,7 @@ from pairmq import BacklogUnavailable, Entity, Message, MessageTooLarge, Route, 
 from pairmq.model.events import Warned
 from pairmq.plugins import registry
 from pairmq.runner import Clock, Emitter
-from pairmq.runner._sizes import MessageLimits, _at_most
+from pairmq.runner._job import MessageLimits, _at_most
 from pairmq.testing import Fault, SimulatedBroker, in_virtual_time
 from pairmq.transport import Capabilities
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pairmq.runner import _sizes
-from pairmq.runner._job import Endings
+from pairmq.runner._job import Endings, MessageLimits
 from pairmq.testing.simulator import (
     FAULT_KINDS,
     Fault,
@@ -130,7 +129,7 @@ def test_a_setup_that_no_world_has_is_refused(name, value):
 
 def test_a_failing_scenario_loses_what_sets_it_apart_and_does_not_matter(monkeypatch):
     """A bug is planted: no time-to-live comes home."""
-    monkeypatch.setattr(_sizes.MessageLimits, "of_primary", lambda *arguments: None)
+    monkeypatch.setattr(MessageLimits, "of_primary", lambda *arguments: None)
     setup = Setup(
         (ProcessPlan("a"), ProcessPlan("s", syphon=True, backlog_queue_count=1)),
         (SenderPlan("a1", "a", "orders"),),
@@ -153,7 +152,7 @@ def test_a_failing_scenario_loses_what_sets_it_apart_and_does_not_matter(monkeyp
 
 
 def test_a_report_says_what_sets_a_scenario_apart(monkeypatch):
-    monkeypatch.setattr(_sizes.MessageLimits, "of_primary", lambda *arguments: None)
+    monkeypatch.setattr(MessageLimits, "of_primary", lambda *arguments: None)
     setup = Setup(
         (ProcessPlan("a", backlog_queue_count=2),),
         (SenderPlan("a1", "a", "orders"),),

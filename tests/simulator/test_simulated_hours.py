@@ -8,7 +8,7 @@ import pytest
 
 import pairmq.testing
 from pairmq.model import SendRefused
-from pairmq.runner._attempts import Attempts
+from pairmq.runner._send import Attempts
 from pairmq.testing.simulator import FAULT_KINDS, Settings, Verdict, campaign, scenario_of, simulate
 from pairmq.testing.simulator._scenario import BLIPS, CONDITIONS
 

@@ -15,9 +15,9 @@ from pairmq import Entity, EntityState, Message, Pair, PairOptions, Route, SendE
 from pairmq.core import restore
 from pairmq.model.events import MessageMoved, SendOutcome
 from pairmq.pair import PairSender
-from pairmq.runner._attempts import Attempts
 from pairmq.runner._job import Endings
 from pairmq.runner._limits import TimeLimits
+from pairmq.runner._send import Attempts
 from pairmq.runner.pump import Pump
 from pairmq.testing import Fault, in_virtual_time
 from pairmq.testing import strategies as pst

@@ -16,8 +16,7 @@ from pairmq.model.events import BacklogQueueChecked, RotationChanged, Warned
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
 from pairmq.runner._entity import wake
-from pairmq.runner._last_failure import remembered
-from pairmq.runner._limits import TimeLimits
+from pairmq.runner._limits import TimeLimits, remembered
 from pairmq.transport import QueueProperties, Sender, Transport, start_task
 
 _PROPERTIES = QueueProperties(

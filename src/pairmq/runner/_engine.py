@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import Any
@@ -33,15 +33,13 @@ from pairmq.model import (
 from pairmq.model.events import PairEnded, PairOpened, Side
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock
-from pairmq.runner._counted import CountedTransport
+from pairmq.runner._counted import CountedTransport, Operations, OperationsReport
 from pairmq.runner._drain import DrainWatch
 from pairmq.runner._emitter import Emitter
 from pairmq.runner._entity import EntityRunner
 from pairmq.runner._job import SenderState
 from pairmq.runner._known import KnownEntities
 from pairmq.runner._limits import TimeLimits, settled_within
-from pairmq.runner._operations import Operations, OperationsReport
-from pairmq.runner._partners import Partners
 from pairmq.runner._record import Agreement, RecordKeeper, find_agreement
 from pairmq.runner._send import SendProcedure
 from pairmq.runner._syphon import Syphon
@@ -352,3 +350,56 @@ async def _bounded(seconds: float, *steps: Awaitable[None]) -> None:
     for task in running:
         task.cancel()
     await asyncio.gather(*(task for task in tasks if task.done()), return_exceptions=True)
+
+
+class Partners:
+    """Watches both transports: when one ends and the other does not within the grace, the other is faulted.
+
+    Args:
+        primary: one of them.
+        secondary: the other.
+        grace: seconds that the other may stay open.
+        on_fault: called once with the cause when the pair has faulted.
+    """
+
+    def __init__(
+        self, primary: Transport, secondary: Transport, grace: float, on_fault: Callable[[BaseException], None]
+    ) -> None:
+        self._pair = (primary, secondary)
+        self._grace = grace
+        self._on_fault = on_fault
+        self._task: asyncio.Task[None] | None = None
+        self._faulted = False
+        self._loop = asyncio.get_running_loop()
+        for transport in self._pair:
+            transport.on_end(self._ended)
+
+    def forget(self) -> None:
+        """Stop watching: the pair closes both itself."""
+        for transport in self._pair:
+            transport.remove_on_end(self._ended)
+        if self._task is not None and not self._faulted:
+            self._task.cancel()
+
+    async def wait(self) -> None:
+        """Return when a partner that is being faulted has ended."""
+        if self._task is not None:
+            await asyncio.wait((self._task,))
+
+    def _ended(self, transport: Transport) -> None:
+        if self._task is None:
+            self._task = start_task(self._fault_the_other(transport), name="partner watch", loop=self._loop)
+
+    async def _fault_the_other(self, ended: Transport) -> None:
+        other = self._pair[1] if ended is self._pair[0] else self._pair[0]
+        cause = ended.fault_cause
+        if cause is None:
+            await asyncio.sleep(self._grace)
+            if other.ended and other.fault_cause is None:
+                return  # closed one after the other, as they should be
+            cause = ConnectionError(f"{ended.endpoint} was closed and its partner was not")
+        # First of all: while the other one ends, which takes its time, its callers would hear that it takes nothing.
+        self._faulted = True
+        self._on_fault(cause)
+        if not other.ended:
+            await settled_within(_TRANSPORT_CLOSE, other.fault(cause))

@@ -32,7 +32,7 @@ from pairmq.model import Entity, EntityState, FailureKind, FailureReason, Transp
 from pairmq.model.events import Cause, PingCompleted, StateChanged, Warned
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
-from pairmq.runner._last_failure import remembered
+from pairmq.runner._limits import remembered
 from pairmq.transport import Sender, start_task
 
 _UP = frozenset((EntityState.HEALTHY, EntityState.DRAINING))

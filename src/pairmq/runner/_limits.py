@@ -1,15 +1,14 @@
-"""One operation at a broker: bounded in time, and failing in one way only."""
+"""One operation at a broker: bounded in time, and failing in one way only; and waiting, bounded as well."""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
 import math
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Self, TypeVar
 
 from pairmq.model import FailureKind, FailureReason, TransportError
-from pairmq.runner._last_failure import remembered
 from pairmq.transport import is_nothing_sent
 
 T = TypeVar("T")
@@ -268,3 +267,56 @@ def _unmapped(error: BaseException) -> TransportError:
     )
     made.__cause__ = error
     return made
+
+
+def remembered(failure: TransportError) -> TransportError:
+    """The same failure without its trace, which would hold the messages of the attempt for as long as it is kept.
+
+    Args:
+        failure: as a transport raised it.
+    """
+    return TransportError(str(failure), failure.kind, failure.reason, maybe_applied=failure.maybe_applied)
+
+
+def besides(failure: TransportError | None, causes: Iterable[BaseException]) -> TransportError | None:
+    """What a remembered failure adds to a send's own ones; None when one of them says the same.
+
+    Args:
+        failure: None when there is none.
+        causes: of one send.
+    """
+    if failure is None:
+        return None
+    said = repr(failure)
+    return None if any(repr(cause) == said for cause in causes) else failure
+
+
+async def first(waits: Sequence[Awaitable[object]], seconds: float | None = None) -> None:
+    """Return at the first of several events, or after ``seconds``."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def pause(seconds: float, *events: asyncio.Event) -> None:
+    """Wait, but not beyond the first of some events."""
+    await first([event.wait() for event in events], seconds)
+
+
+async def end(tasks: Sequence[asyncio.Task[None]], grace: float) -> None:
+    """Let tasks end within ``grace`` seconds, then cancel them and wait a moment; at once when cancelled."""
+    if not tasks:
+        return
+    try:
+        _, running = await asyncio.wait(tasks, timeout=grace)
+    except asyncio.CancelledError:
+        for task in tasks:
+            task.cancel()
+        raise
+    for task in running:
+        task.cancel()
+    if running:
+        await asyncio.wait(running, timeout=1)

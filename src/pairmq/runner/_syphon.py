@@ -12,9 +12,8 @@ from pairmq.model import Entity, TransportError
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
-from pairmq.runner._gates import Gates
+from pairmq.runner._gates import Gates, RateLimit
 from pairmq.runner._limits import TimeLimits
-from pairmq.runner._rate import RateLimit
 from pairmq.runner.pump import Pump
 from pairmq.transport import Sender, Transport, start_task
 

@@ -1,21 +1,266 @@
-"""What a pump has received and not yet settled, and the locks on it."""
+"""The secondary's side of a pump: receiving from its backlog queue, holding and settling what came.
+
+An `Item` is one message under its lock. The `Reader` receives, the `Hand` keeps what is locked and renews the locks,
+the `Settler` completes and dead-letters until the broker has confirmed it (ADR 7), and the `Intake` starts and ends all
+three.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
-from pairmq.core import Diversion
-from pairmq.model import Delivery, FailureReason, Message, TransportError
+from pairmq.core import Backoff, Diversion, PairOptions
+from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, Source, TransportError
+from pairmq.model.events import SyphonFailed
 from pairmq.runner._clock import Clock
-from pairmq.runner.pump._item import Item
-from pairmq.runner.pump._reader import Reader
-from pairmq.transport import start_task
+from pairmq.runner._emitter import Emitter
+from pairmq.runner._limits import TimeLimits, settled_within
+from pairmq.transport import Receiver, Transport, start_task
+
+T = TypeVar("T")
+
+_DOUBLES, _GROWS = 0.25, 0.5
+"""Shares of the time limit below which the next operation may carry twice as many messages, or one more."""
 
 _UNKNOWN_LOCK = 15.0  # s: how long a lock is taken to last until the queue was asked
-_AT_ONCE = 25  # renewals side by side at least, each under a time limit of its own
+_AT_ONCE = 25  # renewals at least, or dead-letters, side by side: each under a time limit of its own
 _SOON = 0.001  # s
+
+_FIRST_COMPLETED = 100  # deliveries completed in one operation, until that has shown to fit
+_MOST_COMPLETED = 1000
+_SETTLE_BACKOFF = Backoff(first=0.1, factor=2.0, cap=5.0)
+
+_CLOSE_TIMEOUT = 3.0  # s; a transport promises 2
+
+
+class Item:
+    """One message in a pump's hand, locked until it is settled; ``lost`` once its lock is.
+
+    ``diversion`` is None for poison that has none; ``locked_until`` is an instant of the loop's clock, and so are
+    ``renew_at``, when its lock is to be renewed, and ``copy_after``, before which no other copy of it is put at its
+    queue's tail: there may be one, in doubt. Its ``identity`` names a diverted message wherever copies of it lie: its
+    id, and its sender's number of it. Where order is kept, messages of one destination and ``key`` go home one after
+    another.
+    """
+
+    __slots__ = (
+        "copies",
+        "copy_after",
+        "delivery",
+        "diversion",
+        "identity",
+        "key",
+        "locked_until",
+        "lost",
+        "message",
+        "renew_at",
+        "unknown",
+    )
+
+    def __init__(self, delivery: Delivery, message: Message, diversion: Diversion | None, locked_until: float) -> None:
+        self.delivery = delivery
+        self.message = message
+        self.diversion = diversion
+        self.locked_until = locked_until
+        self.renew_at = locked_until
+        self.lost = False
+        self.copies = 0
+        self.copy_after = 0.0
+        self.unknown = False
+        self.identity = ("", "", 0)
+        if diversion is not None:
+            self.unknown = diversion.maybe_duplicate
+            self.identity = (message.message_id or "", diversion.sender_id, diversion.sequence)
+        session = message.session_id
+        self.key = (False, self.identity[1]) if session is None else (True, session)
+
+
+@dataclass(slots=True)
+class Settlement:
+    """How an item is to leave the queue: completed, or dead-lettered with a reason.
+
+    Args:
+        item: in hand.
+        done: told once of the item, with None when the broker confirmed it, or why it will be delivered again.
+        reason: of a dead-letter; None to complete.
+        description: of a dead-letter.
+    """
+
+    item: Item
+    done: Callable[[Item, TransportError | None], None]
+    reason: str | None = None
+    description: str = ""
+
+
+def adapted(most: int, tried: int, errors: Sequence[TransportError | None], took: float, ceiling: int) -> int:
+    """How many messages the next operation should carry.
+
+    An operation that hits its time limit tells of none of its messages what became of it: if the same number were tried
+    again, a slow broker would never get anywhere. So fewer, until it fits; and more only while that will fit too, or
+    the limit would be hit again and again, each time with second copies of what was done before it.
+
+    Args:
+        most: messages that this one might carry.
+        tried: messages that it did carry.
+        errors: one entry each, None for done.
+        took: share of its time limit that it took.
+        ceiling: of the result.
+    """
+    if any(error is not None and error.reason is FailureReason.TIMEOUT for error in errors):
+        return max(1, tried // 2)
+    if tried < most or took >= _GROWS or None not in errors:  # it does not show that more would fit
+        return most
+    return min(ceiling, most * 2 if took < _DOUBLES else most + 1)
+
+
+def slices(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    """Cut a sequence into parts of at most ``size``."""
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+class Reader:
+    """Reads one backlog queue, through one receiver after another.
+
+    Args:
+        queue: the backlog queue.
+        secondary: its transport.
+        options: the pair's.
+        clock: time.
+    """
+
+    def __init__(self, queue: Entity, secondary: Transport, options: PairOptions, clock: Clock) -> None:
+        self.queue = queue
+        self.lock_duration: float | None = None
+        """Seconds; None while the queue was not asked, and where locks last as long as the connection."""
+        self.asked = asyncio.Event()
+        """The queue has told its properties."""
+        self.ordered = False
+        """The queue has one consumer at a time: what is read of it goes home in order (SPEC 8)."""
+        self._secondary = secondary
+        self._options = options
+        self._clock = clock
+        self._receiver: Receiver | None = None
+        self._ending = False
+        self._polls = TimeLimits()
+        self._limits = TimeLimits()
+
+    def end_by(self, instant: float) -> None:
+        """End the long poll under way now, and let no other operation last longer than ``instant``."""
+        self._ending = True
+        self.cut_poll()
+        self._limits.end_by(instant)
+
+    def cut_poll(self) -> None:
+        """End the long poll under way, and let none begin until `detach`."""
+        self._polls.end_by(self._clock.now())
+
+    def lock_ends_at(self, begun_at: float) -> float:
+        """When a lock ends that began, or was renewed, at an instant of the loop's clock."""
+        return math.inf if self.lock_duration is None else begun_at + self.lock_duration
+
+    @property
+    def time_limit(self) -> float:
+        """Seconds that an operation at either broker may take: less than half of a lock (SPEC 7.6)."""
+        limit = self._options.attempt_timeout
+        return limit if self.lock_duration is None else min(limit, 0.45 * self.lock_duration)
+
+    async def limited(self, operation: Awaitable[T]) -> T:
+        """Await an operation at either broker, within its time limit."""
+        return await self._limits.run(operation, self._clock.now() + self.time_limit)
+
+    def share(self, began_at: float) -> float:
+        """What an operation has taken of its time limit that began at an instant of the loop's clock."""
+        return (self._clock.now() - began_at) / self.time_limit
+
+    async def each(
+        self, operation: Awaitable[Sequence[TransportError | None]], count: int
+    ) -> Sequence[TransportError | None]:
+        """The same for an operation on several messages; one entry each, None for done.
+
+        Args:
+            operation: gives the entries; when it fails as a whole, that is what came of each.
+            count: messages.
+        """
+        try:
+            return await self.limited(operation)
+        except TransportError as error:
+            return [error] * count
+
+    async def open(self) -> None:
+        """Ask the queue for its properties, once for each receiver.
+
+        Raises:
+            TransportError: the queue can't be asked.
+        """
+        if self._receiver is None:
+            properties = await self.limited(self._secondary.admin.properties(self.queue))
+            self.lock_duration = properties.lock_duration
+            self.ordered = properties.single_consumer
+            self.asked.set()
+            self._receiver = self._secondary.receiver(Source(self.queue))
+
+    async def receive(self, most: int, ahead: int) -> list[Delivery]:
+        """One long poll.
+
+        Args:
+            most: deliveries at most.
+            ahead: messages that the broker may lock here before they are asked for, a hint.
+
+        Raises:
+            TransportError: the queue can't be read.
+        """
+        if self._receiver is None:
+            raise _gone()
+        wait = self._options.syphon_receive_wait
+        limit = self._clock.now() + wait + self._options.attempt_timeout
+        self._receiver.read_ahead(ahead)
+        return await self._polls.run(self._receiver.receive(most, wait), limit)
+
+    def read_ahead(self, messages: int) -> None:
+        """Change the hint of the last `receive`."""
+        if self._receiver is not None:
+            self._receiver.read_ahead(messages)
+
+    async def complete(self, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
+        """Complete deliveries; one entry each, None for done."""
+        if self._receiver is None:
+            return [_gone()] * len(deliveries)
+        return await self.each(self._receiver.complete_batch(deliveries), len(deliveries))
+
+    async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> TransportError | None:
+        """Dead-letter a delivery; gives None for done."""
+        if self._receiver is None:
+            return _gone()
+        try:
+            await self.limited(self._receiver.dead_letter(delivery, reason, description))
+        except TransportError as error:
+            return error
+        return None
+
+    async def renew(self, delivery: Delivery) -> Delivery:
+        """Renew a delivery's lock.
+
+        Raises:
+            TransportError: it was not renewed, or not surely.
+        """
+        if self._receiver is None:
+            raise _gone()
+        return await self.limited(self._receiver.renew_lock(delivery))
+
+    def detach(self) -> Receiver | None:
+        """Give up the receiver: nothing of what it gave is settled any more. The next `open` makes another one."""
+        receiver, self._receiver = self._receiver, None
+        if not self._ending:
+            self._polls = TimeLimits()
+        return receiver
+
+
+def _gone() -> TransportError:
+    return TransportError("the receiver was closed", FailureKind.UNAVAILABLE, FailureReason.CLOSED)
 
 
 class Hand:
@@ -199,3 +444,231 @@ class Hand:
         if item.delivery is used:
             item.delivery, item.locked_until = renewed, self._reader.lock_ends_at(began_at)
         return True
+
+
+class Settler:
+    """Settles what is in hand.
+
+    Args:
+        reader: of the queue.
+        hand: what is in hand.
+        clock: time and chance.
+        failed: told of an error that is no reason to end.
+        changed: told whenever something was settled, or failed to be.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        hand: Hand,
+        clock: Clock,
+        failed: Callable[[str], None],
+        changed: Callable[[], None],
+    ) -> None:
+        self._reader = reader
+        self._hand = hand
+        self._clock = clock
+        self._failed = failed
+        self._changed = changed
+        self._most = _FIRST_COMPLETED
+        self._untold: dict[int, Settlement] = {}
+        """All whose outcome nobody was told, by their ids: each is told once, however it ends."""
+        self._unsettled: dict[int, Settlement] = {}
+        """Those among them that failed in passing."""
+        # A dict, not a set: whoever replays a run needs them in the same order again.
+        self._settlings: dict[asyncio.Task[None], None] = {}
+        self._retries: asyncio.Task[None] | None = None
+
+    @property
+    def unsettled(self) -> int:
+        """Settlements that failed and are being tried again."""
+        return len(self._unsettled) + (self._retries is not None)
+
+    def settle_soon(self, settlements: Sequence[Settlement]) -> None:
+        """Settle items, in the background from the first attempt on."""
+        if settlements:
+            self._untold.update((id(settlement), settlement) for settlement in settlements)
+            task = start_task(self._settle(settlements), name=f"settle {self._reader.queue}")
+            self._settlings[task] = None
+            task.add_done_callback(self._settled_soon)
+
+    def _settled_soon(self, task: asyncio.Task[None]) -> None:
+        del self._settlings[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failed(f"settle: {str(error) or type(error).__name__}")
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        """Settle items; one attempt now, and more in the background for what fails in passing."""
+        self._untold.update((id(settlement), settlement) for settlement in settlements)
+        await self._settle(settlements)
+
+    async def _settle(self, settlements: Sequence[Settlement]) -> None:
+        await self._try(settlements)
+        if self._unsettled and self._retries is None:
+            self._retries = start_task(self._retry(), name=f"settle {self._reader.queue}")
+
+    async def finish(self, ends_at: float) -> None:
+        """Go on settling until an instant of the loop's clock, or until all is settled."""
+        left = ends_at - self._clock.now()
+        if self._settlings and left > 0:
+            await asyncio.wait(self._settlings, timeout=left)
+        left = ends_at - self._clock.now()
+        if self._retries is not None and left > 0:
+            await asyncio.wait((self._retries,), timeout=left)
+
+    async def stop_retries(self) -> None:
+        """Try nothing again that has failed."""
+        retries = self._retries
+        if retries is not None:
+            retries.cancel()
+            await asyncio.wait((retries,), timeout=1)
+            if retries.done() and self._retries is retries:
+                self._retries = None  # cancelled before its first step, it ran no `finally`
+        self._unsettled.clear()
+
+    async def give_up(self) -> None:
+        """End what outlives the receiver, which must not settle anything later, and tell everyone who waits."""
+        if self._settlings:
+            _, running = await asyncio.wait(self._settlings, timeout=1)
+            for task in running:
+                task.cancel()
+        error = TransportError("the receiver was closed", FailureKind.UNAVAILABLE, FailureReason.CLOSED)
+        for settlement in tuple(self._untold.values()):
+            self._tell(settlement, error)
+
+    def _tell(self, settlement: Settlement, error: TransportError | None) -> None:
+        if self._untold.pop(id(settlement), None) is not None:
+            settlement.done(settlement.item, error)
+
+    async def _retry(self) -> None:
+        try:
+            retry = 0
+            while self._unsettled:
+                await asyncio.sleep(_SETTLE_BACKOFF.wait(retry, self._clock.chance()))
+                retry += 1
+                await self._try(list(self._unsettled.values()))
+        finally:
+            self._retries = None
+
+    async def _try(self, settlements: Sequence[Settlement]) -> None:
+        """One attempt for each."""
+        completions: Sequence[Settlement] = [settlement for settlement in settlements if settlement.reason is None]
+        while completions:
+            part, completions = completions[: self._most], completions[self._most :]
+            used = [settlement.item.delivery for settlement in part]
+            began_at = self._clock.now()
+            errors = await self._reader.complete(used)
+            self._most = adapted(self._most, len(part), errors, self._reader.share(began_at), _MOST_COMPLETED)
+            for settlement, delivery, error in zip(part, used, errors, strict=True):
+                self._settled(settlement, delivery, error)
+            self._changed()
+        others = [settlement for settlement in settlements if settlement.reason is not None]
+        for part in slices(others, _AT_ONCE):
+            used = [settlement.item.delivery for settlement in part]
+            outcomes = await asyncio.gather(
+                *(
+                    self._reader.dead_letter(delivery, settlement.reason or "", settlement.description)
+                    for settlement, delivery in zip(part, used, strict=True)
+                )
+            )
+            for settlement, delivery, error in zip(part, used, outcomes, strict=True):
+                self._settled(settlement, delivery, error)
+            self._changed()
+
+    def _settled(self, settlement: Settlement, used: Delivery, error: TransportError | None) -> None:
+        """Take the outcome of an attempt; where it is worth another one, that is made later."""
+        item = settlement.item
+        if error is None:
+            self._hand.let_go(item)
+        elif error.reason is FailureReason.LOCK_LOST and item.delivery is not used and not item.lost:
+            self._unsettled[id(settlement)] = settlement  # it was delivered again meanwhile, and has another lock
+            return
+        elif item.lost or error.reason in (FailureReason.LOCK_LOST, FailureReason.NOT_FOUND, FailureReason.CLOSED):
+            if settlement.reason is not None:
+                self._hand.miss(item)
+            else:  # what came home is in its place already
+                self._hand.lose(item)
+                if error.reason is FailureReason.LOCK_LOST:
+                    self._hand.doubt()
+        else:
+            self._failed(f"settle: {error}")
+            self._unsettled[id(settlement)] = settlement
+            return
+        self._unsettled.pop(id(settlement), None)
+        self._tell(settlement, error)
+
+
+class Intake:
+    """Receives from one backlog queue and settles what was received.
+
+    Args:
+        queue: the backlog queue.
+        secondary: its transport.
+        options: the pair's.
+        clock: time and chance.
+        emit: takes events.
+        changed: told whenever there may be less in hand, or more that can't be settled.
+    """
+
+    def __init__(
+        self,
+        queue: Entity,
+        secondary: Transport,
+        options: PairOptions,
+        clock: Clock,
+        emit: Emitter,
+        changed: Callable[[], None],
+    ) -> None:
+        self.reader = Reader(queue, secondary, options, clock)
+        self.hand = Hand(self.reader, clock, changed)
+        self.settler = Settler(self.reader, self.hand, clock, self._failed, changed)
+        self._queue = queue
+        self._clock = clock
+        self._emit = emit
+
+    def start(self) -> None:
+        """Begin to renew locks."""
+        self.hand.start()
+
+    async def receive(self, most: int, ahead: int) -> list[Delivery]:
+        """One long poll.
+
+        Args:
+            most: deliveries at most.
+            ahead: messages that the broker may lock here before they are asked for, a hint.
+
+        Raises:
+            TransportError: the queue can't be read, or order was lost with a lock: then `reset`.
+        """
+        await self.reader.open()
+        if self.hand.broken:
+            raise _order_lost()
+        deliveries = await self.reader.receive(most, ahead)
+        if self.hand.broken:
+            raise _order_lost()  # what came may stand behind what was lost
+        return deliveries
+
+    async def close(self, grace: float) -> None:
+        """Try for ``grace`` seconds to settle what is done, and give the rest back."""
+        await self.settler.finish(self._clock.now() + grace)
+        await self.hand.stop()
+        await self.reset()
+
+    async def reset(self) -> None:
+        """Begin anew after an error: what is in hand is lost to this pump, and will be delivered again."""
+        receiver = self.reader.detach()
+        await self.settler.stop_retries()
+        self.hand.drop_all()
+        if receiver is not None:
+            # A driver that cancels itself here would end the pump, with the backlog stranded.
+            failed = await settled_within(_CLOSE_TIMEOUT, receiver.close())
+            if failed is not None:
+                self._failed(f"close: {failed}")  # the broker gives back what it held when the locks end
+        await self.settler.give_up()
+
+    def _failed(self, error: str) -> None:
+        self._emit(SyphonFailed, queue=self._queue.path, error=error, retry_after=0.0)
+
+
+def _order_lost() -> TransportError:
+    return TransportError("a lock was lost, and order with it", FailureKind.UNAVAILABLE, FailureReason.LOCK_LOST)

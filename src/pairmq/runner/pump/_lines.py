@@ -14,11 +14,9 @@ from pairmq.core import Backoff
 from pairmq.model import Entity
 from pairmq.runner._clock import Clock
 from pairmq.runner._gates import Gate, Gates
-from pairmq.runner.pump._hand import Hand
-from pairmq.runner.pump._item import Item
-from pairmq.runner.pump._transfer import Transfer
-from pairmq.runner.pump._waits import first, pause
-from pairmq.runner.pump._window import Window
+from pairmq.runner._limits import first, pause
+from pairmq.runner.pump._hand import Hand, Item
+from pairmq.runner.pump._transfer import Transfer, Window
 from pairmq.transport import start_task
 
 _BACKOFF = Backoff(first=0.25, factor=2.0, cap=30.0)

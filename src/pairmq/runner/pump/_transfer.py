@@ -1,4 +1,7 @@
-"""Bringing messages home: send, confirm, complete, always in this order (SPEC 7.1).
+"""The primary's side of a pump: send, confirm, complete, always in this order (SPEC 7.1).
+
+The `Screen` keeps back what must not be delivered, the `Ledger` keeps what came of each message, the `Window` says how
+much may be in hand while messages flow, and the `Transfer` sends and has it confirmed.
 
 Of a queue with one consumer at a time order is kept (SPEC 8): what belongs to one key goes home one message an
 operation, so that none is stored while an earlier one is in doubt.
@@ -7,29 +10,219 @@ operation, so that none is stored while an earlier one is in doubt.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
-from pairmq.core import Backoff, PairOptions
-from pairmq.model import Entity, FailureKind, FailureReason, Message, TransportError
+from pairmq.core import Backoff, Diversion, PairOptions, elapsed_time_to_live
+from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, TransportError
+from pairmq.model.events import MessageDeadLettered, MessageMoved
 from pairmq.runner._clock import Clock
-from pairmq.runner._gates import Gate, Gates
-from pairmq.runner._rate import RateLimit
-from pairmq.runner.pump._batches import adapted
-from pairmq.runner.pump._intake import Intake
-from pairmq.runner.pump._item import Item, Settlement
-from pairmq.runner.pump._ledger import Ledger
-from pairmq.runner.pump._screen import Poison, Screen
-from pairmq.runner.pump._waits import pause
-from pairmq.runner.pump._window import HOME_AT_ONCE
-from pairmq.transport import Sender
+from pairmq.runner._emitter import Emitter
+from pairmq.runner._gates import Gate, Gates, RateLimit
+from pairmq.runner._limits import pause
+from pairmq.runner.pump._hand import Intake, Item, Settlement, adapted
+from pairmq.transport import Sender, Transport
 
-_BYTES = 1 << 20  # of bodies, from which on an operation takes no further message; as much as a send's
+_REMEMBERED = 10_000  # messages that came home and may come again, because their completion was lost
+
+_AHEAD = 5  # batches in hand at most while messages are small, so that neither broker waits for the other
+_SMALL = 1 << 13  # bytes of a body, on a batch's average
+HOME_AT_ONCE = 2  # batches in one operation at most: when it is cut off, nobody knows of any of them
+
+_OPERATION_BYTES = 1 << 20  # of bodies, from which on an operation takes no further message; as much as a send's
 
 _LOOK_BACKOFF = Backoff(first=0.1, factor=2.0, cap=2.0)
 
 # Refusals that are not the message's fault: they pass when an operator has mended them, so the message waits. Any
 # other refusal would come again for ever.
 _NOT_POISON = frozenset((FailureReason.UNAUTHORIZED, FailureReason.QUOTA, FailureReason.DISABLED, FailureReason.CLOSED))
+
+
+class Poison(NamedTuple):
+    """Why a message is dead-lettered."""
+
+    reason: str
+    description: str
+
+
+class Screen:
+    """Keeps back messages whatever their destination would say of them (SPEC 5.8, 7.4).
+
+    Args:
+        primary: knows its own system entities.
+        options: the pair's.
+        clock: time.
+    """
+
+    def __init__(self, primary: Transport, options: PairOptions, clock: Clock) -> None:
+        self._primary = primary
+        self._options = options
+        self._clock = clock
+        self._counts_time = options.ttl_policy != "restore"
+
+    def admits(self, entity: Entity) -> bool:
+        """Whether the syphon may deliver there at all."""
+        forbidden = self._primary.admin.is_system_entity(entity) or self._options.is_backlog_queue(entity.path)
+        return not forbidden and self._options.allows(entity.path)
+
+    def overdue(self, message: Message, diversion: Diversion | None) -> Poison | None:
+        """Tell whether a message's time has run out in the backlog, where that counts."""
+        left = self._time_left(message, diversion)
+        if left is None or left > 0:
+            return None
+        text = f"its time-to-live of {message.time_to_live} s ran out in the backlog (ttl_policy is 'elapse')"
+        return Poison("TTLExpiredException", text)
+
+    def unexpired(self, items: list[Item]) -> tuple[list[Item], list[tuple[Item, Poison]]]:
+        """Part those that have time left from those that ran out of it while they were held."""
+        if not self._counts_time:
+            return items, []
+        found = [(item, self.overdue(item.message, item.diversion)) for item in items]
+        expired = [(item, poison) for item, poison in found if poison is not None]
+        return [item for item, poison in found if poison is None], expired
+
+    def outgoing(self, items: Sequence[Item]) -> list[Message]:
+        """The messages as they are sent home, with the time that they have left."""
+        if not self._counts_time:
+            return [item.message for item in items]
+        return [self._shortened(item) for item in items]
+
+    def _shortened(self, item: Item) -> Message:
+        left = self._time_left(item.message, item.diversion)
+        return item.message if left is None else replace(item.message, time_to_live=max(left, 1e-6))
+
+    def _time_left(self, message: Message, diversion: Diversion | None) -> float | None:
+        """Seconds left to live, where the time in the backlog counts; None where it does not."""
+        if not self._counts_time or diversion is None:
+            return None
+        return elapsed_time_to_live(message, diversion, self._clock.instant())
+
+
+class Ledger:
+    """Makes the settlements of what was sent, or is not to be sent, and keeps account of them.
+
+    Args:
+        queue: the backlog queue.
+        clock: time.
+        emit: takes events.
+    """
+
+    def __init__(self, queue: Entity, clock: Clock, emit: Emitter) -> None:
+        self.moved = 0
+        self.dead_lettered = 0
+        self._queue = queue
+        self._clock = clock
+        self._emit = emit
+        self._home: OrderedDict[tuple[str, str, int], None] = OrderedDict()
+
+    def is_home(self, item: Item) -> bool:
+        """Whether it came home before and its completion was lost: to send it again would make a second copy."""
+        return item.identity in self._home
+
+    def came_home(self, item: Item) -> Settlement:
+        """It has come home: until its completion is confirmed, it may come again."""
+        self._home[item.identity] = None
+        if len(self._home) > _REMEMBERED:
+            self._home.popitem(last=False)
+        return Settlement(item, self._moved)
+
+    def came_again(self, item: Item) -> Settlement:
+        """It was delivered again, and `is_home`."""
+        return Settlement(item, self._completed)
+
+    def poison(self, item: Item, path: str | None, poison: Poison) -> Settlement:
+        """It is not to be delivered to ``path``; None where the message does not tell its destination."""
+
+        def done(item: Item, error: TransportError | None) -> None:
+            if error is not None:
+                return  # it comes again, and so does this
+            self.dead_lettered += 1
+            self._emit.of_message(
+                item.message,
+                MessageDeadLettered,
+                queue=self._queue.path,
+                entity=path,
+                message_id=item.message.message_id,
+                reason=poison.reason,
+                description=poison.description,
+            )
+
+        return Settlement(item, done, poison.reason, poison.description)
+
+    def _moved(self, item: Item, error: TransportError | None) -> None:
+        self.moved += 1
+        self._completed(item, error)
+        if self._emit.active and item.diversion is not None:
+            waited = (self._clock.instant() - item.diversion.diverted_at).total_seconds()
+            self._emit.of_message(
+                item.message,
+                MessageMoved,
+                queue=self._queue.path,
+                entity=item.diversion.entity,
+                message_id=item.message.message_id or "",
+                waited=max(0.0, waited),
+                maybe_duplicate=item.unknown,
+                redelivered=item.delivery.delivery_count > 1,
+                completed=error is None,
+            )
+
+    def _completed(self, item: Item, error: TransportError | None) -> None:
+        if error is None:
+            self._home.pop(item.identity, None)
+
+
+class Window:
+    """A batch, or several while more than that is there, is small, and flows.
+
+    Args:
+        rate: of the syphon.
+        batch: messages a receive.
+    """
+
+    def __init__(self, rate: RateLimit, batch: int) -> None:
+        self._rate = rate
+        self._wanted = batch
+        self._ahead = False
+
+    @property
+    def batch(self) -> int:
+        """Messages of one receive at most."""
+        return self._rate.most_at_once(self._wanted)
+
+    @property
+    def home_at_once(self) -> int:
+        """Messages that are taken from one line at once, at most; its gate says how many an operation carries."""
+        return self.batch if self._rate.limits else self._wanted * HOME_AT_ONCE
+
+    @property
+    def most(self) -> int:
+        """Messages in hand from which no more are received; a batch that was asked for may come on top."""
+        return self.batch * _AHEAD if self._ahead else self.batch
+
+    @property
+    def ahead(self) -> int:
+        """Messages that the broker may lock here before they are asked for."""
+        return self.most if self._ahead else 0
+
+    def received(self, deliveries: Sequence[Delivery], *, flows: bool) -> None:
+        """Widen or narrow it by what a receive gave.
+
+        Args:
+            deliveries: all of it.
+            flows: every destination that was tried takes messages. What is read ahead and can't go on is given back,
+                and delivered once more: that must not happen again and again because one destination is away while
+                others flow (SPEC 7.3).
+        """
+        full = len(deliveries) == self.batch
+        size = sum(len(delivery.message.body) for delivery in deliveries)
+        goes_on = full or (self._ahead and bool(deliveries))
+        self._ahead = goes_on and flows and not self._rate.limits and size <= _SMALL * len(deliveries)
+
+    def narrow(self) -> None:
+        """Have no more than a batch in hand."""
+        self._ahead = False
 
 
 class Transfer:
@@ -97,7 +290,7 @@ class Transfer:
         keys: set[tuple[bool, str]] = set()
         size = 0
         for count, item in enumerate(items):
-            if count >= gate.most or size >= _BYTES:
+            if count >= gate.most or size >= _OPERATION_BYTES:
                 return items[:count], items[count:]
             if ordered:
                 if item.key in keys:
