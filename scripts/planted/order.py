@@ -71,16 +71,16 @@ ORDER = (
     ),
     Mutant(
         "what stands behind a lost lock goes on",
-        "src/pairmq/runner/pump/_hand.py",
-        "        if not self._reader.ordered or self.broken:\n            return\n",
+        "src/pairmq/runner/pump/_reader.py",
+        "        if not self._receiver.ordered or self.broken:\n            return\n",
         "        return\n",
         ordering="session",
     ),
     Mutant(
         "an ordered message is put at its queue's tail to make room",
         "src/pairmq/runner/pump/_pump.py",
-        "if reader.ordered or not await self._postponing.make_room():",
-        "if not await self._postponing.make_room():",
+        "if receiver.ordered or not await self._requeue.make_room():",
+        "if not await self._requeue.make_room():",
         ordering="session",
     ),
 )

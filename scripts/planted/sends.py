@@ -277,8 +277,8 @@ SENDS = (
     Mutant(
         "a failure in the middle of a batch is taken for success",
         "src/pairmq/runner/_send.py",
-        "            if failure is None:\n                self._endings.accept(state, job, started, queue)",
+        "            if failure is None:\n                self._results.accept(state, job, started, queue)",
         "            if failure is None or None in failures:\n"
-        "                self._endings.accept(state, job, started, queue)",
+        "                self._results.accept(state, job, started, queue)",
     ),
 )

@@ -8,9 +8,9 @@ SYPHON = (
     Mutant(
         "the syphon completes before it sends",
         "src/pairmq/runner/pump/_transfer.py",
-        "        results = await self._reader.each(self._send(",
-        "        await self._settler.settle([self._ledger.came_again(item) for item in items])\n"
-        "        results = await self._reader.each(self._send(",
+        "        results = await self._receiver.each(self._send(",
+        "        await self._settler.settle([self._ledger.redelivered(item) for item in items])\n"
+        "        results = await self._receiver.each(self._send(",
     ),
     Mutant(
         "a backlog queue that can't be reached counts as empty",
@@ -83,15 +83,15 @@ SYPHON = (
         "src/pairmq/runner/pump/_transfer.py",
         "        gate.most = adapted(",
         "        if results[0] is not None:\n"
-        "            tail = self._reader._secondary.sender(self._reader.queue)\n"
+        "            tail = self._receiver._secondary.sender(self._receiver.queue)\n"
         "            results = await tail.send_batch([item.delivery.message for item in items])\n"
         "        gate.most = adapted(",
     ),
     Mutant(
         "a message is settled before the primary has confirmed it",
         "src/pairmq/runner/pump/_transfer.py",
-        "            if result is None:\n                home.append(",
-        "            if result is None or result.maybe_applied:\n                home.append(",
+        "            if result is None:\n                delivered.append(",
+        "            if result is None or result.maybe_applied:\n                delivered.append(",
     ),
     Mutant(
         "a gate never opens again",
@@ -101,19 +101,19 @@ SYPHON = (
     ),
     Mutant(
         "a close does not give back what it holds",
-        "src/pairmq/runner/pump/_hand.py",
+        "src/pairmq/runner/pump/_reader.py",
         "            failed = await settled_within(_CLOSE_TIMEOUT, receiver.close())",
         "            failed = None",
     ),
     Mutant(
         "locks are not renewed",
-        "src/pairmq/runner/pump/_hand.py",
+        "src/pairmq/runner/pump/_reader.py",
         "                await self._renew_some(due[: self._at_once(len(due))])\n",
         "                await asyncio.sleep(self._third)\n",
     ),
     Mutant(
         "a message is sent under a lock that has run out",
-        "src/pairmq/runner/pump/_hand.py",
+        "src/pairmq/runner/pump/_reader.py",
         "        return [item for item in items if not item.lost]",
         "        return list(items)",
     ),
@@ -122,7 +122,7 @@ SYPHON = (
         "src/pairmq/runner/pump/_transfer.py",
         "                item.unknown = item.unknown or result.maybe_applied\n",
         "                item.unknown = item.unknown or result.maybe_applied\n"
-        "                await self._reader._receiver.abandon(item.delivery)\n",
+        "                await self._receiver._receiver.abandon(item.delivery)\n",
     ),
     Mutant(
         "poison stays in its queue",
@@ -144,14 +144,14 @@ SYPHON = (
     ),
     Mutant(
         "a completion that fails is forgotten",
-        "src/pairmq/runner/pump/_hand.py",
+        "src/pairmq/runner/pump/_reader.py",
         '            self._failed(f"settle: {error}")\n            self._unsettled[id(settlement)] = settlement\n',
         '            self._failed(f"settle: {error}")\n',
     ),
     Mutant(
         "what came home is not remembered",
         "src/pairmq/runner/pump/_transfer.py",
-        "        self._home[item.identity] = None\n",
+        "        self._delivered[item.identity] = None\n",
         "",
     ),
     Mutant(
@@ -175,20 +175,19 @@ SYPHON = (
     Mutant(
         "a batch comes home backwards",
         "src/pairmq/runner/pump/_transfer.py",
-        "        items = self._not_home(due)\n",
-        "        items = self._not_home(due)[::-1]\n",
+        "        items = self._undelivered(due)\n",
+        "        items = self._undelivered(due)[::-1]\n",
     ),
     Mutant(
         "a postponed message is forgotten",
         "src/pairmq/runner/pump/_pump.py",
-        "        results = await self._reader.each(self._tail.send_batch(copies), len(copies))",
+        "        results = await self._receiver.each(self._tail.send_batch(copies), len(copies))",
         "        results = [None] * len(copies)",
     ),
     Mutant(
         "what is in hand is taken for another message when it comes again",
-        "src/pairmq/runner/pump/_hand.py",
-        "        item.delivery, item.locked_until, item.renew_at = delivery, self._reader.lock_ends_at(now), "
-        "self._renew_at(now)\n        return True",
+        "src/pairmq/runner/pump/_reader.py",
+        "        item.renew_at = self._renew_at(now)\n        return True",
         "        return False",
     ),
 )

@@ -6,8 +6,8 @@ from planted.mutant import Mutant
 
 _LIMITS = "src/pairmq/runner/_limits.py"
 _LIMITS_TESTS = ("tests/runner/test_limits.py",)
-_SETTLER = "src/pairmq/runner/pump/_hand.py"
-_POSTPONING = "src/pairmq/runner/pump/_pump.py"
+_READER = "src/pairmq/runner/pump/_reader.py"
+_PUMP = "src/pairmq/runner/pump/_pump.py"
 _IN_DOUBT_TESTS = ("tests/runner/test_syphon_in_doubt.py",)
 _PUMP_TESTS = ("tests/runner/test_pump.py",)
 _KNOWN = "src/pairmq/runner/_known.py"
@@ -145,63 +145,63 @@ TESTED = (
     ),
     Mutant(
         "a move is told twice when the pump begins anew",
-        _SETTLER,
-        "        if self._untold.pop(id(settlement), None) is not None:",
-        "        if self._untold.get(id(settlement)) is not None:",
+        _READER,
+        "        if self._unreported.pop(id(settlement), None) is not None:",
+        "        if self._unreported.get(id(settlement)) is not None:",
         tests=_PUMP_TESTS,
     ),
     Mutant(
         "a move whose completion hangs is never told",
-        _SETTLER,
-        "        for settlement in tuple(self._untold.values()):\n            self._tell(settlement, error)\n",
+        _READER,
+        "        for settlement in tuple(self._unreported.values()):\n            self._report(settlement, error)\n",
         "",
         tests=_PUMP_TESTS,
     ),
     Mutant(
         "retries that were stopped before they began are taken for running",
-        _SETTLER,
+        _READER,
         "            if retries.done() and self._retries is retries:\n",
         "            if False:\n",
         tests=_PUMP_TESTS,
     ),
     Mutant(
         "a completion under a lock that was replaced is given up",
-        _SETTLER,
+        _READER,
         "        elif error.reason is FailureReason.LOCK_LOST and item.delivery is not used and not item.lost:",
         "        elif False:",
         tests=_IN_DOUBT_TESTS,
     ),
     Mutant(
         "the first locks are not renewed in time",
-        "src/pairmq/runner/pump/_hand.py",
-        "        await self._reader.asked.wait()\n",
+        "src/pairmq/runner/pump/_reader.py",
+        "        await self._receiver.asked.wait()\n",
         "",
         tests=_IN_DOUBT_TESTS,
     ),
     Mutant(
         "locks wait for the renewals of messages that came later",
-        "src/pairmq/runner/pump/_hand.py",
+        "src/pairmq/runner/pump/_reader.py",
         "                due.sort(key=lambda item: item.locked_until)\n",
         "                due.sort(key=lambda item: -item.locked_until)\n",
         tests=_IN_DOUBT_TESTS,
     ),
     Mutant(
         "as many locks are renewed side by side however far the broker is",
-        "src/pairmq/runner/pump/_hand.py",
+        "src/pairmq/runner/pump/_reader.py",
         "max(_AT_ONCE, math.ceil(count * self._took / self._third))",
         "_AT_ONCE",
         tests=_IN_DOUBT_TESTS,
     ),
     Mutant(
         "what could not be postponed is forgotten",
-        _POSTPONING,
+        _PUMP,
         "            self._lines.put_back(line, rest)\n",
         "            pass\n",
         tests=_IN_DOUBT_TESTS,
     ),
     Mutant(
         "what may not be postponed yet leaves its line",
-        _POSTPONING,
+        _PUMP,
         "        line.items.extend(staying)\n",
         "",
         tests=_IN_DOUBT_TESTS,

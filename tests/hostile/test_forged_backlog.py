@@ -286,7 +286,7 @@ async def test_forged_paths_that_wait_cost_a_bounded_memory(monkeypatch: pytest.
         await asyncio.sleep(120)
         syphon = w.pair._engine.syphon
         assert syphon is not None
-        held = syphon.in_hand
+        held = syphon.locked
         assert held <= 2 * 10
         assert len(syphon.gates._gates) <= 20 + held
         assert len(syphon._senders) <= 20 + held

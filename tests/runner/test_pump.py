@@ -15,7 +15,7 @@ from pairmq.core import Diversion, divert
 from pairmq.model import Entity, FailureKind, FailureReason, TransportError
 from pairmq.model.events import MessageMoved, SyphonFailed
 from pairmq.runner import Clock
-from pairmq.runner.pump._hand import Settlement, Settler
+from pairmq.runner.pump._reader import Settlement, Settler
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
 from pairmq.testing import _simulated as simulated
 

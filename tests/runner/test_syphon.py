@@ -397,7 +397,7 @@ async def test_more_is_received_while_messages_are_on_their_way_home_up_to_ten_b
         leave(w, *(envelope(b"%d" % n) for n in range(1000)))
         most = 0
         while w.backlog():
-            most = max(most, w.pair._opened.syphon.in_hand)
+            most = max(most, w.pair._opened.syphon.locked)
             await asyncio.sleep(0.01)
         assert 10 < most <= 110
         assert w.home() == [b"%d" % n for n in range(1000)]
@@ -410,7 +410,7 @@ async def test_no_more_than_two_batches_of_large_messages_are_in_hand(world):
         leave(w, *(envelope(b"%08d" % n * 2000, message_id=str(n)) for n in range(100)))
         most = 0
         while w.backlog():
-            most = max(most, w.pair._opened.syphon.in_hand)
+            most = max(most, w.pair._opened.syphon.locked)
             await asyncio.sleep(0.01)
         assert most <= 20
 
@@ -672,7 +672,7 @@ async def test_stopping_gives_held_messages_back(world):
         w.east.fail(Fault.DOWN)
         leave(w, *(envelope(b"%d" % n) for n in range(10)))
         await asyncio.sleep(10)
-        assert w.pair._engine.syphon.in_hand == 10
+        assert w.pair._engine.syphon.locked == 10
     stored = list(west.queues[Entity(QUEUE)].stored.values())
     assert len(stored) == 10
     assert all(entry.locked_until is None for entry in stored)

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from pairmq.cli._app import run
-from pairmq.runner._job import Endings
+from pairmq.runner._job import Results
 from pairmq.testing.simulator import Scenario, Settings, scenario_of
 from pairmq.testing.simulator._loop import SimulationLoop
 
@@ -38,13 +38,13 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 @pytest.fixture
 def bug(monkeypatch: pytest.MonkeyPatch) -> None:
     """A receipt never says that a second copy may exist."""
-    accept = Endings.accept
+    accept = Results.accept
 
     def forgetful(self, state, job, started, queue):
         accept(self, state, job, started, queue)
         job.result = replace(job.result, maybe_duplicate=False)
 
-    monkeypatch.setattr(Endings, "accept", forgetful)
+    monkeypatch.setattr(Results, "accept", forgetful)
 
 
 @pytest.mark.usefixtures("in_folder")

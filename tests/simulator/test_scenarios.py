@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pairmq.runner._job import Endings, MessageLimits
+from pairmq.runner._job import MessageLimits, Results
 from pairmq.testing.simulator import (
     FAULT_KINDS,
     Fault,
@@ -189,13 +189,13 @@ def test_a_scenario_that_does_not_fail_is_not_shrunk():
 @pytest.mark.long
 def test_a_failing_scenario_is_cut_down_to_what_fails(monkeypatch):
     """A bug is planted: a receipt never says that a second copy may exist."""
-    accept = Endings.accept
+    accept = Results.accept
 
     def forgetful(self, state, job, started, queue):
         accept(self, state, job, started, queue)
         job.result = replace(job.result, maybe_duplicate=False)
 
-    monkeypatch.setattr(Endings, "accept", forgetful)
+    monkeypatch.setattr(Results, "accept", forgetful)
     seed = next(s for s in range(20) if not replay(scenario_of(Settings(seed=s, hours=0.5))).ok)
     scenario = scenario_of(Settings(seed=seed, hours=0.5))
     told: list[int] = []

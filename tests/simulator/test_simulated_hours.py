@@ -88,15 +88,15 @@ def test_a_bug_that_hangs_is_a_verdict(monkeypatch):
 
 def test_a_failure_tells_seed_options_history_and_trace(monkeypatch):
     """A bug is planted: what is in doubt is called refused."""
-    from pairmq.runner._job import Endings
+    from pairmq.runner._job import Results
 
-    refuse = Endings.refuse
+    refuse = Results.refuse
 
     def lying(self, state, job, kind, text):
         job.unknown = False
         refuse(self, state, job, SendRefused, text)
 
-    monkeypatch.setattr(Endings, "refuse", lying)
+    monkeypatch.setattr(Results, "refuse", lying)
     report = next(r for r in (simulate(Settings(seed=s, hours=0.5)) for s in range(10)) if not r.ok)
     text = report.text()
     assert f"seed {report.scenario.seed}" in text

@@ -15,7 +15,7 @@ from pairmq import Entity, EntityState, Message, Pair, PairOptions, Route, SendE
 from pairmq.core import restore
 from pairmq.model.events import MessageMoved, SendOutcome
 from pairmq.pair import PairSender
-from pairmq.runner._job import Endings
+from pairmq.runner._job import Results
 from pairmq.runner._limits import TimeLimits
 from pairmq.runner._send import Attempts
 from pairmq.runner.pump import Pump
@@ -189,25 +189,25 @@ def test_a_failed_attempt_that_counts_as_accepted_is_found(monkeypatch: pytest.M
 
 
 def test_a_refusal_of_what_was_in_doubt_is_found(monkeypatch: pytest.MonkeyPatch):
-    refuse = Endings.refuse
+    refuse = Results.refuse
 
     def sure(self: Any, state: Any, job: Any, kind: Any, text: str) -> None:
         job.unknown = False
         refuse(self, state, job, kind, text)
 
-    monkeypatch.setattr(Endings, "refuse", sure)
+    monkeypatch.setattr(Results, "refuse", sure)
     assert "was refused, and is stored in" in broken_promise()
 
 
 def test_a_second_copy_that_nobody_is_told_of_is_found(monkeypatch: pytest.MonkeyPatch):
-    report = Endings.report
+    report = Results.report
 
     def silent(self: Any, state: Any, jobs: Any, started: float) -> None:
         for job in jobs:
             job.unknown = False
         report(self, state, jobs, started)
 
-    monkeypatch.setattr(Endings, "report", silent)
+    monkeypatch.setattr(Results, "report", silent)
     assert "no receipt or event says that it may be" in broken_promise()
 
 

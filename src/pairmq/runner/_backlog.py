@@ -91,13 +91,13 @@ class BacklogQueues:
         """Check every queue and make the missing ones (SPEC 5.1).
 
         A queue that can't be reached is out of use and tried again later, so that a process can start while the
-        secondary is away: the primary may be perfectly well.
+        secondary is unavailable: the primary may be perfectly well.
 
         Args:
             only: indexes of the queues to look at; the others count as being there until a send finds out.
 
         Raises:
-            TransportError: the secondary refuses this user or the names; waiting would not mend that.
+            TransportError: the secondary refuses this user or the names; waiting would not fix that.
         """
         turns = asyncio.Semaphore(_AT_ONCE)
         indexes = [index for index in range(len(self.entities)) if only is None or index in only]
@@ -189,7 +189,7 @@ class BacklogQueues:
             )
 
     def _is_missing(self, index: int) -> bool:
-        """Note that a queue does not exist; tell whether that is news: one that vanishes again is not made at once."""
+        """Note that a queue does not exist; return whether that is new: one that vanishes again is not made at once."""
         self._checked.discard(index)  # it may be made again as another kind of queue
         self._missing.add(index)
         made_at = self._made_again_at.get(index, -math.inf)
@@ -374,7 +374,7 @@ class BacklogQueues:
 async def _settled(
     tasks: list[asyncio.Task[None]], seconds: float
 ) -> tuple[set[asyncio.Task[None]], set[asyncio.Task[None]]]:
-    """Wait for tasks and cancel the late ones; tells which ended in time and which did not."""
+    """Wait for tasks and cancel the late ones; returns those that ended in time and those that did not."""
     try:
         done, late = await asyncio.wait(tasks, timeout=seconds)
     except asyncio.CancelledError:

@@ -1,7 +1,7 @@
 """Counts what a pair asks of its two brokers, so that the cost can be counted instead of guessed.
 
 The methods of a counted transport hand on the coroutines of the real one instead of awaiting them, so that counting a
-send costs one call of a function, and no further coroutine stands between a send and its broker.
+send costs one call of a function, and no further coroutine is between a send and its broker.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Operations:
 
 
 class OperationsReport:
-    """Tells the counts of both sides every minute, while anyone listens, and at the end.
+    """Reports the counts of both sides every minute, while events are observed, and at the end.
 
     Args:
         sides: the counts.
-        clock: tells how long an interval was.
+        clock: time.
         emit: takes events.
     """
 
@@ -64,13 +64,13 @@ class OperationsReport:
         self._since = clock.now()
 
     async def run(self) -> None:
-        """Tell, again and again, until cancelled."""
+        """Report, again and again, until cancelled."""
         while True:
             await asyncio.sleep(REPORT_INTERVAL)
-            self.tell()
+            self.report()
 
-    def tell(self) -> None:
-        """Tell what was counted since the last time; nothing where nobody listens."""
+    def report(self) -> None:
+        """Report what was counted since the last time; nothing while no events are observed."""
         if not self._emit.active:
             return
         now = self._clock.now()

@@ -78,7 +78,7 @@ class DrainWatch:
         ]
 
     async def _count(self) -> float | None:
-        """Count all queues once; tells since when all are empty, if they are."""
+        """Count all queues once; returns since when all are empty, if they are."""
         since = await self._count_queues()
         if since is None or self._known is None:
             return since

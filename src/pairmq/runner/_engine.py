@@ -102,10 +102,10 @@ class Engine:
         self._record_task: asyncio.Task[None] | None = None
         self._drain: DrainWatch | None = None
         self._drain_task: asyncio.Task[None] | None = None
-        self._partners: Partners | None = None
+        self._linked_faults: LinkedFaults | None = None
         self._endings: set[asyncio.Task[None]] = set()
         self._closing: asyncio.Task[None] | None = None
-        self._told_open = False
+        self._opened = False
         self._fault: BaseException | None = None
 
     async def start(self) -> None:
@@ -126,7 +126,7 @@ class Engine:
                 self._syphon_queues,
             )
         await self._prepare()
-        self._told_open = True
+        self._opened = True
         self._emit(
             PairOpened,
             primary=self._primary.endpoint.url,
@@ -149,11 +149,11 @@ class Engine:
             None if self._record_task is None else self._record.refresh,
         )
         self._drain_task = start_task(self._drain.run(), name="drain watch")
-        self._partners = Partners(*self._ends, self.options.close_grace, self._faulted)
+        self._linked_faults = LinkedFaults(*self._ends, self.options.close_grace, self._faulted)
 
     async def _prepare(self) -> None:
         if self._syphon_queues is not None:
-            # One of several that share the work; what starts them has looked, and told them which queues there are.
+            # One of several that share the work; what starts them has looked, and given them the queues.
             await self.backlog.prepare(self._syphon_queues)
             return
         look = start_task(self._record.begin(), name="pair record")
@@ -166,7 +166,7 @@ class Engine:
         self._record_task = start_task(self._record.run(), name="pair record")
 
     def _agreed(self) -> None:
-        if self.syphon is not None and self._told_open and self._closing is None:
+        if self.syphon is not None and self._opened and self._closing is None:
             self.syphon.start()
 
     def _found(self, queue: Entity) -> None:
@@ -212,7 +212,7 @@ class Engine:
         return SenderState(runner, self._known.take(runner), self._clock.new_id())
 
     def drop_sender(self, state: SenderState) -> None:
-        """Leave the link of a sender that nobody has any more to the next one of its entity; from any thread."""
+        """Leave the link of a sender that was dropped to the next one of its entity; from any thread."""
         self._known.give(state.runner, state.primary)
 
     def end_sender(self, state: SenderState) -> asyncio.Task[None]:
@@ -293,8 +293,8 @@ class Engine:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        if self._partners is not None:
-            self._partners.forget()
+        if self._linked_faults is not None:
+            self._linked_faults.forget()
         grace = self.options.close_grace
         self._sends.end_by(self._clock.now() + grace, self._fault)
         for runner in self._known.runners():
@@ -307,11 +307,11 @@ class Engine:
         # One second over the grace: what was interrupted at its end still has to give its results back.
         await _bounded(grace + 4, self._sends.wait_idle(grace + 1), *stop_syphon)
         await _bounded(2.5, self._sends.close(), *(runner.close() for runner in self._known.runners()))
-        partner = [self._partners.wait()] if self._partners is not None else []
+        partner = [self._linked_faults.wait()] if self._linked_faults is not None else []
         await _bounded(_TRANSPORT_CLOSE, self.backlog.close(), self._known.close(), *self._endings, *partner)
         await _bounded(_TRANSPORT_CLOSE, self._primary.close(), self._secondary.close())
-        self._operations.tell()
-        if self._told_open:  # whoever counts the open pairs must not count one down that never was
+        self._operations.report()
+        if self._opened:  # a count of the open pairs must not drop by one that never was
             fault = None if self._fault is None else str(self._fault)
             self._emit(PairEnded, fault=fault, unknown=self._sends.given_back)
 
@@ -352,8 +352,10 @@ async def _bounded(seconds: float, *steps: Awaitable[None]) -> None:
     await asyncio.gather(*(task for task in tasks if task.done()), return_exceptions=True)
 
 
-class Partners:
-    """Watches both transports: when one ends and the other does not within the grace, the other is faulted.
+class LinkedFaults:
+    """Couples two connections that a process with a syphon needs both (SPEC 9.2).
+
+    When one ends and the other does not within the grace, the other is faulted.
 
     Args:
         primary: one of them.

@@ -48,7 +48,7 @@ def wake(waiters: Iterable[asyncio.Future[None]]) -> None:
 class EntityRunner:
     """One machine in its surroundings.
 
-    Every method that tells the machine something is synchronous: between a decision and its registration no other task
+    Every method that gives the machine an input is synchronous: between a decision and its registration no other task
     can run (SPEC 4.6).
 
     Args:
@@ -57,7 +57,7 @@ class EntityRunner:
         clock: time and chance.
         emit: takes events.
         probe: finds out whether the entity accepts writes.
-        on_change: is told of each change, after the sends that wait were woken.
+        on_change: called with each change, after the sends that wait were woken.
     """
 
     # A pair may know a hundred thousand entities.
@@ -118,7 +118,7 @@ class EntityRunner:
         """The state that people see."""
         return self.machine.state
 
-    # What sends tell. The healthy path runs through route and accepted, once a send each.
+    # Inputs of sends. The healthy path runs through route and accepted, once a send each.
 
     def route(self) -> ToPrimary | ToBacklog:
         """Route one attempt and register it as in flight."""
@@ -139,32 +139,32 @@ class EntityRunner:
             self.last_failure = None
 
     def failed(self, epoch: int, error: TransportError) -> bool:
-        """An attempt at the primary failed or was refused there; tells whether the result came late (SPEC 4.6)."""
+        """An attempt at the primary failed or was refused there; returns whether the result came late (SPEC 4.6)."""
         if error.kind is not FailureKind.REFUSED:
             self.last_failure = remembered(error)
-        return self._tell(PrimaryFailed(epoch, error.kind))
+        return self._handle(PrimaryFailed(epoch, error.kind))
 
     def abandoned(self, epoch: int) -> None:
         """An attempt at the primary was given up without a verdict."""
-        self._tell(PrimaryAbandoned(epoch))
+        self._handle(PrimaryAbandoned(epoch))
 
     def divert_ended(self) -> None:
         """A diverted attempt ended."""
-        self._tell(DIVERT_ENDED)
+        self._handle(DIVERT_ENDED)
 
-    # What others tell.
+    # Inputs of others.
 
     def backlog_seen_empty(self, since: float) -> None:
         """Every backlog queue was seen empty by checks that began at or after ``since``."""
-        self._tell(BacklogSeenEmpty(since))
+        self._handle(BacklogSeenEmpty(since))
 
     def operator(self, word: Input) -> None:
-        """An operator's word (SPEC 4.7)."""
-        self._tell(word)
+        """An operator's order (SPEC 4.7)."""
+        self._handle(word)
 
     def want_ping(self) -> None:
         """A send waits for the primary as much as for the backlog: the machine decides whether to ping now."""
-        self._tell(PingWanted(self._clock.chance()))
+        self._handle(PingWanted(self._clock.chance()))
 
     async def wait_for_change(self, seconds: float, besides: set[asyncio.Future[None]] | None = None) -> None:
         """Return at the entity's next change, or after ``seconds``.
@@ -209,7 +209,7 @@ class EntityRunner:
 
     # The machine's effects.
 
-    def _tell(self, input: Input) -> bool:
+    def _handle(self, input: Input) -> bool:
         effects = self.machine.handle(input, self._loop.time())
         self._carry_out(effects)
         return bool(effects) and isinstance(effects[0], LateResult)
@@ -291,4 +291,4 @@ class EntityRunner:
         )
         jitter = self._clock.jitter()
         answer = PingSucceeded if error is None else PingRefused if missing else PingFailed
-        self._tell(answer(number, jitter))
+        self._handle(answer(number, jitter))

@@ -23,7 +23,7 @@ from pairmq.transport import start_task
 
 _BY_OPERATOR = "held by an operator"
 _MOST = 1000
-"""Gates that are kept without anyone at them. Paths in a backlog queue are anyone's words, and each costs memory."""
+"""Gates that are kept without users. Paths in a backlog queue are untrusted input, and each costs memory."""
 
 
 class Gate:
@@ -64,7 +64,7 @@ class Gates:
         longest_wait: seconds between probes at most.
         clock: time and chance.
         emit: takes events.
-        dropped: told of a destination whose gate was dropped, so that nothing else is kept for it either.
+        dropped: called with a destination whose gate was dropped, so that nothing else is kept for it either.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Gates:
         self._clock = clock
         self._emit = emit
         self._dropped = dropped
-        self._gates: OrderedDict[Entity, Gate] = OrderedDict()  # the one asked for last stands last
+        self._gates: OrderedDict[Entity, Gate] = OrderedDict()  # the one asked for last is last
         self._troubled: set[Gate] = set()  # failed, and have not taken a message since
         self._held: set[Gate] = set()
         self._closed = False
@@ -159,7 +159,7 @@ class Gates:
             del self._gates[entity]
 
     def _drop_idle(self, besides: Gate) -> None:
-        """Drop the gates that were not asked for the longest, and that nobody is at, while there are too many.
+        """Drop the gates without users that were not asked for the longest, while there are too many.
 
         What is lost with a shut one is that it is shut: the next message to it finds that out again.
         """
@@ -181,7 +181,7 @@ class Gates:
             await asyncio.wait(tuple(self._tasks), timeout=1)
 
     async def try_now(self, gate: Gate) -> bool:
-        """Ask a shut destination now instead of at its next turn; tells whether its gate is open.
+        """Ask a shut destination now instead of at its next turn; returns whether its gate is open.
 
         Not more often than its growing waits allow: probes may go on being good while messages are not taken.
         """

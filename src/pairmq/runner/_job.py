@@ -57,7 +57,7 @@ class SenderState:
     Args:
         runner: its entity's.
         primary: the transport's sender to the entity.
-        sender_id: stands in the envelope of each message that it diverts.
+        sender_id: is in the envelope of each message that it diverts.
 
     ``key`` is for `_ordered` to keep what it knows of the sender.
     """
@@ -77,7 +77,7 @@ class SenderState:
 class Job:
     """One message of one send, until it has its result.
 
-    ``number`` tells the order of a sender's calls; ``fits``, whether the primary was asked and can hold it.
+    ``number`` is the place in the order of a sender's calls; ``fits``, whether the primary was asked and can hold it.
     """
 
     __slots__ = ("attempts", "causes", "fits", "message", "number", "result", "unknown")
@@ -92,7 +92,7 @@ class Job:
         self.result: Receipt | SendError | None = None
 
 
-class Endings:
+class Results:
     """Gives jobs their results, and reports them.
 
     Args:
@@ -132,7 +132,7 @@ class Endings:
     ) -> None:
         """One attempt failed; with ``final`` the message is refused by it."""
         if len(job.causes) >= _MOST_CAUSES:
-            # How it began, and what came last, are what somebody wants to know.
+            # How it began, and what came last, are worth most.
             job.causes = (job.causes[0], *job.causes[2:])
         job.causes = (*job.causes, failure)
         job.unknown = job.unknown or failure.maybe_applied
@@ -160,7 +160,7 @@ class Endings:
         self.refuse(state, job, _REFUSALS.get(failure.reason, SendRefused), f"{failure}{hint}")
 
     def refuse(self, state: SenderState, job: Job, kind: type[SendRefused], text: str) -> None:
-        """Nothing took it; but if an earlier attempt may have been accepted, nobody can say so: it is unknown."""
+        """Nothing took it; but if an earlier attempt may have been accepted, the outcome is unknown."""
         chosen: type[SendError] = kind
         if job.unknown:
             chosen, text = SendUnknown, f"an earlier attempt may have been accepted; then {text}"
@@ -234,7 +234,7 @@ class MessageLimits:
 
     Args:
         primary: where each message belongs.
-        secondary: tells its limit and measures.
+        secondary: has a limit and measures.
         clock: for a trial envelope.
         emit: takes the warnings.
     """
@@ -282,7 +282,7 @@ def _refusal(transport: Transport, entity: Entity, message: Message, text: str) 
 
 
 def _at_most(message: Message) -> float:
-    """Bytes that a message surely needs no more of, without its envelope; infinite where only measuring can tell.
+    """Bytes that a message surely needs no more of, without its envelope; infinite where only measuring shows it.
 
     Nearly every message has some short texts for properties, a trace's context for one. To measure each of them exactly
     would cost a healthy send as much as the rest of it.

@@ -14,12 +14,12 @@ from pairmq.transport import is_nothing_sent
 T = TypeVar("T")
 
 FAIR_TRIAL = 1.0
-"""Seconds that an operation at a broker must have had for its time-out to tell about the broker."""
+"""Seconds that an operation at a broker must have had for its time-out to count against the broker."""
 
 _AGAIN = 2.5  # s after which an operation that still runs is cancelled once more; a call may need 2 to put things away
 _MANY = 64  # operations that have ended, from which on the list of limits is tidied
 _AT_ONCE = 50  # operations cancelled in one turn of the loop: each then runs on to its next attempt, or to its end
-_COST = 0.0005  # s at most that one of them counts for: a loop that stands still for a while tells nothing of it
+_COST = 0.0005  # s at most that one of them counts for: a loop that stands still for a while shows nothing of it
 
 
 class RoundTrip:

@@ -34,7 +34,7 @@ from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
 from pairmq.runner._entity import EntityRunner
-from pairmq.runner._job import Endings, Job, MessageLimits, SenderState, worst_kind
+from pairmq.runner._job import Job, MessageLimits, Results, SenderState, worst_kind
 from pairmq.runner._limits import FAIR_TRIAL, Limit, RoundTrip, TimeLimits, besides
 from pairmq.runner._ordered import Key, Orders, Place
 from pairmq.transport import Sender, Transport, start_task
@@ -54,7 +54,7 @@ _BROKERS_WORDS = frozenset(
 """Refusals that only a broker can give; a message that is too large, say, a client may refuse alone."""
 
 _MESSAGES_FAULT = frozenset((FailureReason.TOO_LARGE, FailureReason.MALFORMED))
-"""Failures that tell nothing of a backlog queue; any other one is a reason to leave it."""
+"""Failures that say nothing about a backlog queue; any other one is a reason to leave it."""
 
 _BACKOFF = Backoff(first=0.05, factor=2.0, cap=2.0)
 _UP = (EntityState.HEALTHY, EntityState.DRAINING)
@@ -90,7 +90,7 @@ class Admission:
         return True
 
     async def enter(self, messages: int, deadline: float) -> bool:
-        """Wait for a turn until ``deadline``, an instant of the loop's clock; tells whether it came."""
+        """Wait for a turn until ``deadline``, an instant of the loop's clock; returns whether it came."""
         if self.try_enter(messages):
             return True
         turn = asyncio.get_running_loop().create_future()
@@ -142,7 +142,7 @@ class Attempts:
         options: the pair's.
         clock: time and chance.
         limits: bounds every operation.
-        endings: gives messages their results.
+        results: gives messages their results.
         sizes: which messages both brokers can hold.
     """
 
@@ -152,14 +152,14 @@ class Attempts:
         options: PairOptions,
         clock: Clock,
         limits: TimeLimits,
-        endings: Endings,
+        results: Results,
         sizes: MessageLimits,
     ) -> None:
         self._backlog = backlog
         self._options = options
         self._clock = clock
         self._limits = limits
-        self._endings = endings
+        self._results = results
         self._sizes = sizes
         self.to_primary = RoundTrip()
         self.to_backlog = RoundTrip()
@@ -175,7 +175,7 @@ class Attempts:
             if problem is None and waiting:
                 problem = self._sizes.of_backlog(self._backlog.entities[0], self._envelope(state, job))
             if problem is not None:
-                self._endings.reject(state, job, problem)
+                self._results.reject(state, job, problem)
         return [job for job in jobs if job.result is None]
 
     def _unfit_for_primary(self, state: SenderState, job: Job) -> TransportError | None:
@@ -216,21 +216,21 @@ class Attempts:
         finally:
             if not answered:  # cancelled
                 runner.abandoned(epoch)
-        if failures is _TAKEN:  # every healthy send: told in few words
+        if failures is _TAKEN:  # every healthy send: in few words
             runner.accepted(epoch)
-            self._endings.accept(state, jobs[0], started, None)
+            self._results.accept(state, jobs[0], started, None)
             self._sizes.look(runner.entity, jobs[0].message)
             return None
         worst, late = worst_kind(failures), False
         if worst is None:
             if None in failures:
                 runner.accepted(epoch)
-            else:  # all refused: by the broker, which then is there, or before it saw them
-                told = next((failure for failure in failures if failure and failure.reason in _BROKERS_WORDS), None)
-                if told is None:
+            else:  # all refused: by the broker, which then is reachable, or before it saw them
+                verdict = next((failure for failure in failures if failure and failure.reason in _BROKERS_WORDS), None)
+                if verdict is None:
                     runner.abandoned(epoch)
                 else:
-                    runner.failed(epoch, told)
+                    runner.failed(epoch, verdict)
         elif None in failures:
             # It does take messages: those that it did not take go round again, and a failure of all of them counts.
             runner.accepted(epoch)
@@ -242,11 +242,11 @@ class Attempts:
                 worst = FailureKind.UNAVAILABLE
         for job, failure in zip(jobs, failures, strict=True):
             if failure is None:
-                self._endings.accept(state, job, started, None)
+                self._results.accept(state, job, started, None)
                 self._sizes.look(runner.entity, job.message)
             else:
                 refused = failure.kind is FailureKind.REFUSED
-                self._endings.fail_attempt(state, job, failure, queue=None, late=late, final=refused)
+                self._results.fail_attempt(state, job, failure, queue=None, late=late, final=refused)
         return worst
 
     async def backlog(
@@ -285,11 +285,11 @@ class Attempts:
         worst: FailureKind | None = None
         for job, failure in zip(took, failures, strict=True):
             if failure is None:
-                self._endings.accept(state, job, started, queue)
+                self._results.accept(state, job, started, queue)
                 continue
             # Only a message that is itself at fault is refused; a queue that can't be written to is a queue to leave.
             at_fault = failure.reason in _MESSAGES_FAULT
-            self._endings.fail_attempt(state, job, failure, queue=queue, late=False, final=at_fault)
+            self._results.fail_attempt(state, job, failure, queue=queue, late=False, final=at_fault)
             if at_fault:
                 continue
             passing = failure.kind in (FailureKind.TRANSIENT, FailureKind.BUSY) and transient < TRANSIENT_RETRIES
@@ -324,7 +324,7 @@ class Attempts:
                     took.append(job)
                     envelopes.append(envelope)
                 else:
-                    self._endings.reject(state, job, problem)
+                    self._results.reject(state, job, problem)
             if not took:
                 return took, ()
             unfit = None if key is None else await self._problem(backlog.check(index), limit)
@@ -420,9 +420,9 @@ class SendProcedure:
         self._clock = clock
         self._limits = limits
         self._admission = Admission(options.max_pending_sends, limits)
-        self._endings = Endings(clock, emit)
+        self._results = Results(clock, emit)
         sizes = MessageLimits(primary, secondary, clock, emit)
-        self._attempts = Attempts(backlog, options, clock, limits, self._endings, sizes)
+        self._attempts = Attempts(backlog, options, clock, limits, self._results, sizes)
         self._orders = None if options.ordering == "none" else Orders(secondary, backlog, options, clock, limits)
         self._ends_at: float | None = None
         self._fault: BaseException | None = None
@@ -479,14 +479,13 @@ class SendProcedure:
             PairClosed, PairFaulted: the pair ended before a message was given to a broker.
             TypeError, ValueError: no message, or a timeout of 0 or less.
 
-        Cancellation leaves the outcome of those without a result unknown; the machine is told that the attempt was
-        given up.
+        Cancellation leaves the outcome of those without a result unknown; the machine counts the attempt as given up.
         """
         self._check_open()
         if not timeout > 0:
             raise ValueError(f"timeout is {timeout!r}: it must be more than 0 seconds")
         started = self._clock.now()
-        jobs = [self._endings.begin(state, message) for message in messages]
+        jobs = [self._results.begin(state, message) for message in messages]
         return self._carry_out(state, jobs, started, started + timeout)
 
     async def _carry_out(
@@ -509,7 +508,7 @@ class SendProcedure:
             else:
                 for job in pending:
                     text = f"{self._admission.limit} sends were in flight until the deadline (max_pending_sends)"
-                    self._endings.refuse(state, job, SendRefused, text)
+                    self._results.refuse(state, job, SendRefused, text)
         finally:
             for place in places:
                 place.leave()
@@ -517,7 +516,7 @@ class SendProcedure:
                 self._admission.leave(len(pending))
                 if not self._admission.in_flight:
                     self._idle.set()
-            self._endings.report(state, jobs, started)
+            self._results.report(state, jobs, started)
         return [job.result for job in jobs if job.result is not None]
 
     # The rounds: route, attempt, and again for what is left.
@@ -639,14 +638,14 @@ class SendProcedure:
             job.causes = tuple(cause for cause in (known, *job.causes, extra, self._fault) if cause is not None)
             last = f": {job.causes[-1]}" if job.causes and self._fault is None else ""
             self._given_back += self._ends_at is not None and job.unknown
-            self._endings.refuse(state, job, kind, f"{why}{last}")
+            self._results.refuse(state, job, kind, f"{why}{last}")
 
     # Small questions.
 
     def _check_open(self, state: SenderState | None = None, pending: Sequence[Job] = ()) -> None:
         if state is not None and self._ends_at is not None:
             for job in pending:  # never given to a broker: the report must not call them unknown
-                self._endings.refuse(state, job, SendRefused, "the pair closed before its turn came")
+                self._results.refuse(state, job, SendRefused, "the pair closed before its turn came")
         if self._fault is not None:
             raise PairFaulted(f"the pair has faulted: {self._fault}") from self._fault
         if self._ends_at is not None:

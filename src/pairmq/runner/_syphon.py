@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Collection, Coroutine
 from functools import partial
 from typing import Any
 
 from pairmq.core import PairOptions
-from pairmq.model import Entity, TransportError
+from pairmq.model import Entity
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
 from pairmq.runner._gates import Gates, RateLimit
 from pairmq.runner._limits import TimeLimits
-from pairmq.runner.pump import Pump
+from pairmq.runner.pump import Pump, PumpContext
 from pairmq.transport import Sender, Transport, start_task
 
 
@@ -48,13 +48,15 @@ class Syphon:
         self._senders: dict[Entity, Sender] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._secondary = secondary
-        self._emit = emit
-        self._rate = RateLimit(options.syphon_max_rate)
         self._started = False
         self._moved = self._dead_lettered = 0  # by pumps that have ended
-        self.gates = Gates(self._probe, options.ping_primary_interval, clock, emit, self._close_sender)
+        self.gates = gates = Gates(self._probe, options.ping_primary_interval, clock, emit, self._close_sender)
+        rate = RateLimit(options.syphon_max_rate)
+        self._context = context = PumpContext(
+            primary, secondary, self._sender, self._forget, gates, rate, options, clock, emit
+        )
         self.pumps = tuple(
-            self._pump(queue, partial(backlog.take_out, index), backlog.sender(index))
+            Pump(queue, backlog.sender(index), partial(backlog.take_out, index), context)
             for index, queue in enumerate(backlog.entities)
             if queues is None or index in queues
         )
@@ -62,18 +64,18 @@ class Syphon:
 
     @property
     def moved(self) -> int:
-        """Messages brought home so far."""
+        """Messages moved back to the primary so far."""
         return self._moved + sum(pump.moved for pump in self.pumps)
 
     @property
     def dead_lettered(self) -> int:
-        """Messages set aside so far."""
+        """Messages dead-lettered so far."""
         return self._dead_lettered + sum(pump.dead_lettered for pump in self.pumps)
 
     @property
-    def in_hand(self) -> int:
+    def locked(self) -> int:
         """Messages received and not yet settled."""
-        return sum(pump.in_hand for pump in self.pumps)
+        return sum(pump.locked for pump in self.pumps)
 
     def start(self) -> None:
         """Start all pumps, once."""
@@ -89,7 +91,7 @@ class Syphon:
             return
         self._backlog.others += (queue,)
         tail = self._secondary.sender(queue)
-        pump = self._pump(queue, lambda _: self._gone(queue, tail), tail)
+        pump = Pump(queue, tail, lambda _: self._gone(queue, tail), self._context)
         self.pumps += (pump,)
         if self._started:
             pump.start()
@@ -111,7 +113,7 @@ class Syphon:
         self._later(end(), f"end {queue}")
 
     async def stop(self, grace: float) -> None:
-        """Stop all pumps side by side; each finishes or gives back what it holds (SPEC 9.1)."""
+        """Stop all pumps side by side; each finishes or releases what it has locked (SPEC 9.1)."""
         await asyncio.gather(*(pump.stop(grace) for pump in self.pumps))
         await self.gates.close()
         await asyncio.gather(*self._closing, *(sender.close() for sender in self._senders.values()))
@@ -135,22 +137,6 @@ class Syphon:
         task = start_task(work, name=name)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
-
-    def _pump(self, queue: Entity, missing: Callable[[TransportError], None], tail: Sender) -> Pump:
-        return Pump(
-            queue,
-            self._primary,
-            self._secondary,
-            self._sender,
-            self._forget,
-            missing,
-            tail,
-            self.gates,
-            self._rate,
-            self._options,
-            self._clock,
-            self._emit,
-        )
 
     async def _probe(self, entity: Entity) -> None:
         limit = self._clock.now() + self._options.ping_timeout

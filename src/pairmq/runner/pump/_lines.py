@@ -1,7 +1,7 @@
-"""The lines of messages on their way home, one for each destination; while it is unavailable they are held there.
+"""The lines of messages on their way to the primary, one for each destination.
 
-A destination that is away does not stop the others: its messages wait in its line, under renewed locks, until its gate
-opens (SPEC 7.3).
+A destination that is unavailable does not stop the others: its messages wait in its line, under renewed locks, until
+its gate opens (SPEC 7.3).
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 
 from pairmq.core import Backoff
 from pairmq.model import Entity
-from pairmq.runner._clock import Clock
-from pairmq.runner._gates import Gate, Gates
+from pairmq.runner._gates import Gate
 from pairmq.runner._limits import first, pause
-from pairmq.runner.pump._hand import Hand, Item
+from pairmq.runner.pump._reader import Item, LockedMessages, PumpContext
 from pairmq.runner.pump._transfer import Transfer, Window
 from pairmq.transport import start_task
 
@@ -25,7 +24,7 @@ _BACKOFF = Backoff(first=0.25, factor=2.0, cap=30.0)
 class Line:
     """Messages on their way to one destination, in order.
 
-    It keeps the gate that it began with: `Gates` forgets one whose destination is not there, and would tell of another.
+    It keeps the gate that it began with: `Gates` forgets one whose destination does not exist, and would make another.
     """
 
     __slots__ = ("gate", "items", "sending", "task")
@@ -38,35 +37,33 @@ class Line:
 
 
 class Lines:
-    """All lines of a pump. Each has a task of its own while anything stands in it.
+    """All lines of a pump. Each has a task of its own while anything is in it.
 
     Args:
-        transfer: brings messages home.
-        hand: what is in hand.
-        gates: the destinations' gates.
-        window: how much may be in hand.
-        clock: chance.
+        transfer: sends and settles.
+        locked: what is locked.
+        window: how much may be locked.
+        context: what all pumps share.
         stopping: set when the pump is to end.
         moved_on: set whenever a line has moved.
-        failed: told of an error, and of the seconds until the next trial.
+        failed: takes an error, and the seconds until the next trial.
     """
 
     def __init__(
         self,
         transfer: Transfer,
-        hand: Hand,
-        gates: Gates,
+        locked: LockedMessages,
         window: Window,
-        clock: Clock,
+        context: PumpContext,
         stopping: asyncio.Event,
         moved_on: asyncio.Event,
         failed: Callable[[BaseException, float], None],
     ) -> None:
         self._transfer = transfer
-        self._hand = hand
-        self._gates = gates
+        self._locked = locked
+        self._gates = context.gates
         self._window = window
-        self._clock = clock
+        self._clock = context.clock
         self._stopping = stopping
         self._moved_on = moved_on
         self._failed = failed
@@ -92,7 +89,7 @@ class Lines:
             gate = self._gates.of(entity)
             line = self._lines[entity] = Line(gate)
             line.task = start_task(self._deliver(line), name=f"deliver {entity}")
-            gate.users += 1  # while somebody is at it, it is not dropped to make room for others
+            gate.users += 1  # while it has users, it is not dropped to make room for others
             line.task.add_done_callback(lambda _: gate.left())
         line.items.extend(items)
 
@@ -104,7 +101,7 @@ class Lines:
             self.line_up(line.gate.entity, items)
 
     def end_if_empty(self, line: Line) -> None:
-        """Leave no task at the gate of a line without anyone in it: of every path ever seen, that would be a leak."""
+        """Leave no task at the gate of an empty line: of every path ever seen, that would be a leak."""
         if not line.items and not line.sending and line.task is not None:
             line.task.cancel()
             self._drop(line)
@@ -126,7 +123,7 @@ class Lines:
         return self._lines.get(line.gate.entity) is line
 
     async def _deliver(self, line: Line) -> None:
-        """Send home what stands in a line, in order, whenever its gate is open."""
+        """Send what is in a line, in order, whenever its gate is open."""
         gate = line.gate
         retry = 0
         while line.items and self._is_current(line):
@@ -134,17 +131,17 @@ class Lines:
                 await first((gate.opened.wait(), self._stopping.wait()))
                 if self._stopping.is_set():
                     break
-            most = min(len(line.items), self._window.home_at_once)
+            most = min(len(line.items), self._window.line_batch)
             batch = [line.items.popleft() for _ in range(most)]
             line.sending = True
             try:
-                left = await self._transfer.bring_home(gate, batch)
+                left = await self._transfer.deliver(gate, batch)
                 line.items.extendleft(reversed(left))
                 retry = 0
                 if left and self._stopping.is_set():
                     break
             except Exception as error:
-                line.items.extendleft(reversed([item for item in batch if self._hand.holds(item)]))
+                line.items.extendleft(reversed([item for item in batch if self._locked.holds(item)]))
                 wait = _BACKOFF.wait(retry, self._clock.chance())
                 retry += 1
                 self._failed(error, wait)

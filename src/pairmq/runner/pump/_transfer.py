@@ -1,17 +1,17 @@
 """The primary's side of a pump: send, confirm, complete, always in this order (SPEC 7.1).
 
-The `Screen` keeps back what must not be delivered, the `Ledger` keeps what came of each message, the `Window` says how
-much may be in hand while messages flow, and the `Transfer` sends and has it confirmed.
+The `DeliveryPolicy` keeps back what must not be delivered, the `Ledger` keeps what came of each message, the `Window`
+says how many may be locked while messages flow, and the `Transfer` sends and has it confirmed.
 
-Of a queue with one consumer at a time order is kept (SPEC 8): what belongs to one key goes home one message an
-operation, so that none is stored while an earlier one is in doubt.
+Of a queue with one consumer at a time order is kept (SPEC 8): of one key one message an operation is sent, so that none
+is stored while an earlier one is in doubt.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,23 +20,23 @@ from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, 
 from pairmq.model.events import MessageDeadLettered, MessageMoved
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
-from pairmq.runner._gates import Gate, Gates, RateLimit
+from pairmq.runner._gates import Gate, RateLimit
 from pairmq.runner._limits import pause
-from pairmq.runner.pump._hand import Intake, Item, Settlement, adapted
-from pairmq.transport import Sender, Transport
+from pairmq.runner.pump._reader import BacklogReader, Item, PumpContext, Settlement, adapted
+from pairmq.transport import Transport
 
-_REMEMBERED = 10_000  # messages that came home and may come again, because their completion was lost
+_REMEMBERED = 10_000  # messages that were delivered and may be redelivered, because their completion was lost
 
-_AHEAD = 5  # batches in hand at most while messages are small, so that neither broker waits for the other
+_AHEAD = 5  # batches locked at most while messages are small, so that neither broker waits for the other
 _SMALL = 1 << 13  # bytes of a body, on a batch's average
-HOME_AT_ONCE = 2  # batches in one operation at most: when it is cut off, nobody knows of any of them
+BATCHES_AN_OPERATION = 2  # at most: when it is cut off, the outcome of all of them is unknown
 
 _OPERATION_BYTES = 1 << 20  # of bodies, from which on an operation takes no further message; as much as a send's
 
 _LOOK_BACKOFF = Backoff(first=0.1, factor=2.0, cap=2.0)
 
-# Refusals that are not the message's fault: they pass when an operator has mended them, so the message waits. Any
-# other refusal would come again for ever.
+# Refusals that are not the message's fault: they pass when an operator has fixed them, so the message waits. Any other
+# refusal would recur forever.
 _NOT_POISON = frozenset((FailureReason.UNAUTHORIZED, FailureReason.QUOTA, FailureReason.DISABLED, FailureReason.CLOSED))
 
 
@@ -47,8 +47,8 @@ class Poison(NamedTuple):
     description: str
 
 
-class Screen:
-    """Keeps back messages whatever their destination would say of them (SPEC 5.8, 7.4).
+class DeliveryPolicy:
+    """Decides which messages may be delivered, whatever their destination accepts (SPEC 5.8, 7.4).
 
     Args:
         primary: knows its own system entities.
@@ -68,7 +68,7 @@ class Screen:
         return not forbidden and self._options.allows(entity.path)
 
     def overdue(self, message: Message, diversion: Diversion | None) -> Poison | None:
-        """Tell whether a message's time has run out in the backlog, where that counts."""
+        """Why a message has expired in the backlog, where time counts there; None when it has not."""
         left = self._time_left(message, diversion)
         if left is None or left > 0:
             return None
@@ -84,7 +84,7 @@ class Screen:
         return [item for item, poison in found if poison is None], expired
 
     def outgoing(self, items: Sequence[Item]) -> list[Message]:
-        """The messages as they are sent home, with the time that they have left."""
+        """The messages as they are sent to the primary, with the time that they have left."""
         if not self._counts_time:
             return [item.message for item in items]
         return [self._shortened(item) for item in items]
@@ -115,29 +115,29 @@ class Ledger:
         self._queue = queue
         self._clock = clock
         self._emit = emit
-        self._home: OrderedDict[tuple[str, str, int], None] = OrderedDict()
+        self._delivered: OrderedDict[tuple[str, str, int], None] = OrderedDict()
 
-    def is_home(self, item: Item) -> bool:
-        """Whether it came home before and its completion was lost: to send it again would make a second copy."""
-        return item.identity in self._home
+    def was_delivered(self, item: Item) -> bool:
+        """Whether it was, and its completion was lost: to send it again would make a second copy."""
+        return item.identity in self._delivered
 
-    def came_home(self, item: Item) -> Settlement:
-        """It has come home: until its completion is confirmed, it may come again."""
-        self._home[item.identity] = None
-        if len(self._home) > _REMEMBERED:
-            self._home.popitem(last=False)
+    def delivered(self, item: Item) -> Settlement:
+        """The primary has confirmed it: until its completion is confirmed too, it may be redelivered."""
+        self._delivered[item.identity] = None
+        if len(self._delivered) > _REMEMBERED:
+            self._delivered.popitem(last=False)
         return Settlement(item, self._moved)
 
-    def came_again(self, item: Item) -> Settlement:
-        """It was delivered again, and `is_home`."""
+    def redelivered(self, item: Item) -> Settlement:
+        """It was received once more, and `was_delivered`."""
         return Settlement(item, self._completed)
 
     def poison(self, item: Item, path: str | None, poison: Poison) -> Settlement:
-        """It is not to be delivered to ``path``; None where the message does not tell its destination."""
+        """It is not to be delivered to ``path``; None where the message does not name its destination."""
 
         def done(item: Item, error: TransportError | None) -> None:
             if error is not None:
-                return  # it comes again, and so does this
+                return  # it is redelivered, and dead-lettered then
             self.dead_lettered += 1
             self._emit.of_message(
                 item.message,
@@ -170,7 +170,7 @@ class Ledger:
 
     def _completed(self, item: Item, error: TransportError | None) -> None:
         if error is None:
-            self._home.pop(item.identity, None)
+            self._delivered.pop(item.identity, None)
 
 
 class Window:
@@ -192,13 +192,13 @@ class Window:
         return self._rate.most_at_once(self._wanted)
 
     @property
-    def home_at_once(self) -> int:
+    def line_batch(self) -> int:
         """Messages that are taken from one line at once, at most; its gate says how many an operation carries."""
-        return self.batch if self._rate.limits else self._wanted * HOME_AT_ONCE
+        return self.batch if self._rate.limits else self._wanted * BATCHES_AN_OPERATION
 
     @property
     def most(self) -> int:
-        """Messages in hand from which no more are received; a batch that was asked for may come on top."""
+        """Messages locked from which on no more are received; a batch that was asked for may come on top."""
         return self.batch * _AHEAD if self._ahead else self.batch
 
     @property
@@ -211,9 +211,9 @@ class Window:
 
         Args:
             deliveries: all of it.
-            flows: every destination that was tried takes messages. What is read ahead and can't go on is given back,
-                and delivered once more: that must not happen again and again because one destination is away while
-                others flow (SPEC 7.3).
+            flows: every destination that was tried takes messages. What is read ahead and can't go on is released, and
+                redelivered: that must not happen again and again because one destination is unavailable while others
+                flow (SPEC 7.3).
         """
         full = len(deliveries) == self.batch
         size = sum(len(delivery.message.body) for delivery in deliveries)
@@ -221,55 +221,45 @@ class Window:
         self._ahead = goes_on and flows and not self._rate.limits and size <= _SMALL * len(deliveries)
 
     def narrow(self) -> None:
-        """Have no more than a batch in hand."""
+        """Have no more than a batch locked."""
         self._ahead = False
 
 
 class Transfer:
-    """Sends items of one backlog queue home and settles them.
+    """Sends items of one backlog queue to the primary and settles them.
 
     Args:
-        intake: where they are in hand.
-        screen: finds those whose time has run out.
+        reader: has locked them.
+        policy: finds those whose time has run out.
         ledger: keeps what came of them.
-        home: gives the primary's sender to an entity.
-        forget: drops what is kept for a destination that does not exist; paths in a backlog queue are anyone's words.
-        gates: the destinations' gates.
-        rate: of the syphon.
-        options: the pair's.
-        clock: time and chance.
+        context: what all pumps share.
         stopping: set when the pump is to end.
     """
 
     def __init__(
         self,
-        intake: Intake,
-        screen: Screen,
+        reader: BacklogReader,
+        policy: DeliveryPolicy,
         ledger: Ledger,
-        home: Callable[[Entity], Sender],
-        forget: Callable[[Entity], None],
-        gates: Gates,
-        rate: RateLimit,
-        options: PairOptions,
-        clock: Clock,
+        context: PumpContext,
         stopping: asyncio.Event,
     ) -> None:
         self.flows = False
-        """The last send came home."""
-        self._reader = intake.reader
-        self._hand = intake.hand
-        self._settler = intake.settler
-        self._screen = screen
+        """The last send was confirmed."""
+        self._receiver = reader.receiver
+        self._locked = reader.locked
+        self._settler = reader.settler
+        self._policy = policy
         self._ledger = ledger
-        self._home = home
-        self._forget = forget
-        self._gates = gates
-        self._rate = rate
-        self._ceiling = options.syphon_batch * HOME_AT_ONCE
-        self._clock = clock
+        self._sender = context.sender
+        self._forget = context.forget
+        self._gates = context.gates
+        self._rate = context.rate
+        self._ceiling = context.options.syphon_batch * BATCHES_AN_OPERATION
+        self._clock = context.clock
         self._stopping = stopping
 
-    async def bring_home(self, gate: Gate, items: list[Item]) -> list[Item]:
+    async def deliver(self, gate: Gate, items: list[Item]) -> list[Item]:
         """Send, have it confirmed, complete; returns the items that the destination did not take, in order."""
         gate.users += 1
         try:
@@ -277,7 +267,7 @@ class Transfer:
                 if gate.held:
                     return items  # since the last operation
                 part, items = self._next(gate, items)
-                left = await self._bring_part(gate, part)
+                left = await self._deliver_part(gate, part)
                 if left:
                     return left + items
             return []
@@ -286,7 +276,7 @@ class Transfer:
 
     def _next(self, gate: Gate, items: list[Item]) -> tuple[list[Item], list[Item]]:
         """What goes in one operation, and what is left, each in order: where order is kept, one message a key."""
-        ordered = self._reader.ordered
+        ordered = self._receiver.ordered
         keys: set[tuple[bool, str]] = set()
         size = 0
         for count, item in enumerate(items):
@@ -299,96 +289,98 @@ class Transfer:
             size += len(item.message.body)
         return items, []
 
-    async def _bring_part(self, gate: Gate, items: list[Item]) -> list[Item]:
+    async def _deliver_part(self, gate: Gate, items: list[Item]) -> list[Item]:
         """The same in one operation."""
         if not await self._rate.take(len(items), self._stopping) or gate.held:
             return items
-        due, overdue = self._screen.unexpired(await self._hand.fresh(items))
+        due, overdue = self._policy.unexpired(await self._locked.fresh(items))
         while overdue:
-            if not await self._put_aside([self._expired(item, poison) for item, poison in overdue]):
+            if not await self._dead_letter([self._expired(item, poison) for item, poison in overdue]):
                 return [item for item in items if not item.lost]
             # Where order is kept that has taken a while, and with it the others' time.
-            due, overdue = self._screen.unexpired(await self._hand.fresh(due)) if self._reader.ordered else (due, [])
-        items = self._not_home(due)
+            due, overdue = (
+                self._policy.unexpired(await self._locked.fresh(due)) if self._receiver.ordered else (due, [])
+            )
+        items = self._undelivered(due)
         if not items:
             return []
         began_at = self._clock.now()
-        results = await self._reader.each(self._send(gate.entity, self._screen.outgoing(items)), len(items))
-        gate.most = adapted(gate.most, len(items), results, self._reader.share(began_at), self._ceiling)
-        self._tell(gate, results)
+        results = await self._receiver.each(self._send(gate.entity, self._policy.outgoing(items)), len(items))
+        gate.most = adapted(gate.most, len(items), results, self._receiver.share(began_at), self._ceiling)
+        self._work_gate(gate, results)
         return await self._settle(gate, items, results)
 
     async def _send(self, entity: Entity, messages: Sequence[Message]) -> Sequence[TransportError | None]:
         """One operation at the primary; one entry each, None for confirmed."""
-        sender = self._home(entity)
+        sender = self._sender(entity)
         if len(messages) > 1:
             return await sender.send_batch(messages)
         await sender.send(messages[0])
         return (None,)
 
-    def _tell(self, gate: Gate, results: Sequence[TransportError | None]) -> None:
-        """Open or shut a destination's gate by what it said."""
+    def _work_gate(self, gate: Gate, results: Sequence[TransportError | None]) -> None:
+        """Open or shut a destination's gate by what it answered."""
         failures = [result for result in results if result is not None and not _is_poison(result)]
         self.flows = not failures
         if None in results:
             self._gates.delivered(gate)
         if failures:
             if any(result is not None and result.maybe_applied for result in results):
-                # A primary that takes messages and does not say so gets one copy at each trial, not a whole batch.
+                # A primary that takes messages and does not confirm it gets one copy a trial, not a whole batch.
                 gate.most = 1
             self._gates.shut(gate, failures[-1])
 
     async def _settle(self, gate: Gate, items: Sequence[Item], results: Sequence[TransportError | None]) -> list[Item]:
-        """Complete what came home, and set poison aside; returns the others."""
-        home: list[Settlement] = []
+        """Complete what was delivered, and dead-letter poison; returns the others."""
+        delivered: list[Settlement] = []
         poison: list[Settlement] = []
         left: list[Item] = []
         for item, result in zip(items, results, strict=True):
             if result is None:
-                home.append(self._ledger.came_home(item))
+                delivered.append(self._ledger.delivered(item))
             elif _is_poison(result):
                 poison.append(self._ledger.poison(item, gate.entity.path, Poison(result.reason.value, str(result))))
-                # Where others come home, or could, the destination is in order, and so is the sender that they use.
+                # Where others are delivered, or could be, the destination exists, and the sender that they use works.
                 if result.reason is FailureReason.NOT_FOUND and None not in results:
                     self._forget(gate.entity)
             else:
                 item.unknown = item.unknown or result.maybe_applied
                 left.append(item)
-        if not self._reader.ordered:
-            self._settler.settle_soon(home + poison)
+        if not self._receiver.ordered:
+            self._settler.settle_soon(delivered + poison)
             return left
-        self._settler.settle_soon(home)
-        if not await self._put_aside(poison):
+        self._settler.settle_soon(delivered)
+        if not await self._dead_letter(poison):
             left = [settlement.item for settlement in poison] + left
         return left
 
-    async def _put_aside(self, settlements: Sequence[Settlement]) -> bool:
-        """Settle what is not delivered; where order is kept, what stands behind it waits until that is confirmed.
+    async def _dead_letter(self, settlements: Sequence[Settlement]) -> bool:
+        """Settle what is not delivered; where order is kept, what is behind it waits until that is confirmed.
 
         Returns:
             Whether the next ones may go.
         """
         if not settlements:
             return True
-        if not self._reader.ordered:
+        if not self._receiver.ordered:
             self._settler.settle_soon(settlements)
             return True
         await self._settler.settle(settlements)
         retry = 0
-        while any(self._hand.holds(settlement.item) for settlement in settlements):
-            if self._stopping.is_set() or self._hand.broken:
+        while any(self._locked.holds(settlement.item) for settlement in settlements):
+            if self._stopping.is_set() or self._locked.broken:
                 return False
             await pause(_LOOK_BACKOFF.wait(retry, self._clock.chance()), self._stopping)
             retry += 1
-        return not self._hand.broken
+        return not self._locked.broken
 
-    def _not_home(self, items: list[Item]) -> list[Item]:
-        """Set aside what came home while it was held: its lock was lost unseen, and it was delivered here again."""
-        aside = [item for item in items if self._ledger.is_home(item)]
-        if not aside:
+    def _undelivered(self, items: list[Item]) -> list[Item]:
+        """Complete what was delivered while it was held: its lock was lost unnoticed, and it was redelivered here."""
+        again = [item for item in items if self._ledger.was_delivered(item)]
+        if not again:
             return items
-        self._settler.settle_soon([self._ledger.came_again(item) for item in aside])
-        gone = set(map(id, aside))
+        self._settler.settle_soon([self._ledger.redelivered(item) for item in again])
+        gone = set(map(id, again))
         return [item for item in items if id(item) not in gone]
 
     def _expired(self, item: Item, poison: Poison) -> Settlement:

@@ -1,8 +1,8 @@
-"""The secondary's side of a pump: receiving from its backlog queue, holding and settling what came.
+"""The secondary's side of a pump: receiving from its backlog queue, keeping the locks, and settling.
 
-An `Item` is one message under its lock. The `Reader` receives, the `Hand` keeps what is locked and renews the locks,
-the `Settler` completes and dead-letters until the broker has confirmed it (ADR 7), and the `Intake` starts and ends all
-three.
+An `Item` is one message under its lock. The `QueueReceiver` receives, `LockedMessages` renews the locks on what was
+received, the `Settler` completes and dead-letters until the broker has confirmed it (ADR 7), and the `BacklogReader`
+starts and ends all three.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, 
 from pairmq.model.events import SyphonFailed
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
+from pairmq.runner._gates import Gates, RateLimit
 from pairmq.runner._limits import TimeLimits, settled_within
-from pairmq.transport import Receiver, Transport, start_task
+from pairmq.transport import Receiver, Sender, Transport, start_task
 
 T = TypeVar("T")
 
@@ -37,13 +38,40 @@ _SETTLE_BACKOFF = Backoff(first=0.1, factor=2.0, cap=5.0)
 _CLOSE_TIMEOUT = 3.0  # s; a transport promises 2
 
 
+@dataclass(frozen=True, slots=True)
+class PumpContext:
+    """What all pumps of a syphon share.
+
+    Args:
+        primary: where messages belong.
+        secondary: where they wait.
+        sender: gives the primary's sender to an entity; never the pair's own, so that none can loop (SPEC 7.2).
+        forget: drops what is kept for a destination that does not exist; paths in a backlog queue are untrusted input.
+        gates: the destinations' gates.
+        rate: of the syphon.
+        options: the pair's.
+        clock: time and chance.
+        emit: takes events.
+    """
+
+    primary: Transport
+    secondary: Transport
+    sender: Callable[[Entity], Sender]
+    forget: Callable[[Entity], None]
+    gates: Gates
+    rate: RateLimit
+    options: PairOptions
+    clock: Clock
+    emit: Emitter
+
+
 class Item:
-    """One message in a pump's hand, locked until it is settled; ``lost`` once its lock is.
+    """One message of a backlog queue, locked by this pump until it is settled; ``lost`` once its lock is.
 
     ``diversion`` is None for poison that has none; ``locked_until`` is an instant of the loop's clock, and so are
     ``renew_at``, when its lock is to be renewed, and ``copy_after``, before which no other copy of it is put at its
     queue's tail: there may be one, in doubt. Its ``identity`` names a diverted message wherever copies of it lie: its
-    id, and its sender's number of it. Where order is kept, messages of one destination and ``key`` go home one after
+    id, and its sender's number of it. Where order is kept, messages of one destination and ``key`` are sent one after
     another.
     """
 
@@ -84,8 +112,8 @@ class Settlement:
     """How an item is to leave the queue: completed, or dead-lettered with a reason.
 
     Args:
-        item: in hand.
-        done: told once of the item, with None when the broker confirmed it, or why it will be delivered again.
+        item: which one.
+        done: called once with the item, and None when the broker confirmed it, or why it will be delivered again.
         reason: of a dead-letter; None to complete.
         description: of a dead-letter.
     """
@@ -99,7 +127,7 @@ class Settlement:
 def adapted(most: int, tried: int, errors: Sequence[TransportError | None], took: float, ceiling: int) -> int:
     """How many messages the next operation should carry.
 
-    An operation that hits its time limit tells of none of its messages what became of it: if the same number were tried
+    An operation that hits its time limit reports the outcome of none of its messages: if the same number were tried
     again, a slow broker would never get anywhere. So fewer, until it fits; and more only while that will fit too, or
     the limit would be hit again and again, each time with second copies of what was done before it.
 
@@ -122,8 +150,8 @@ def slices(items: Sequence[T], size: int) -> list[Sequence[T]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
-class Reader:
-    """Reads one backlog queue, through one receiver after another.
+class QueueReceiver:
+    """Bounds each operation on one backlog queue in time, through one receiver after another.
 
     Args:
         queue: the backlog queue.
@@ -137,9 +165,9 @@ class Reader:
         self.lock_duration: float | None = None
         """Seconds; None while the queue was not asked, and where locks last as long as the connection."""
         self.asked = asyncio.Event()
-        """The queue has told its properties."""
+        """The queue was asked for its properties."""
         self.ordered = False
-        """The queue has one consumer at a time: what is read of it goes home in order (SPEC 8)."""
+        """The queue has one consumer at a time: what is read of it is sent in order (SPEC 8)."""
         self._secondary = secondary
         self._options = options
         self._clock = clock
@@ -263,24 +291,24 @@ def _gone() -> TransportError:
     return TransportError("the receiver was closed", FailureKind.UNAVAILABLE, FailureReason.CLOSED)
 
 
-class Hand:
-    """The items of one backlog queue that this pump holds under locks, which it renews.
+class LockedMessages:
+    """Keeps the items of one backlog queue that this pump has locked, and renews their locks.
 
     Args:
-        reader: of the queue.
+        receiver: of the queue.
         clock: time.
-        changed: told when something was lost.
+        changed: called when something was lost.
     """
 
-    def __init__(self, reader: Reader, clock: Clock, changed: Callable[[], None]) -> None:
+    def __init__(self, receiver: QueueReceiver, clock: Clock, changed: Callable[[], None]) -> None:
         self.broken = False
-        """A lock was lost that order rests on: nothing of what is in hand may go on, until `drop_all`."""
-        self._reader = reader
+        """A lock was lost that order rests on: nothing of what is locked may go on, until `drop_all`."""
+        self._receiver = receiver
         self._clock = clock
         self._changed = changed
         self._items: dict[int, Item] = {}
         self._places: dict[str, Item] = {}
-        """The same by their position in the queue, where the broker tells it."""
+        """The same by their position in the queue, where the broker gives it."""
         self._took = 0.0  # s for the last renewals that were begun side by side
         self._renewals: asyncio.Task[None] | None = None
 
@@ -289,7 +317,7 @@ class Hand:
 
     def start(self) -> None:
         """Begin to renew locks."""
-        self._renewals = start_task(self._renew_locks(), name=f"locks {self._reader.queue}")
+        self._renewals = start_task(self._renew_locks(), name=f"locks {self._receiver.queue}")
 
     async def stop(self) -> None:
         """Renew locks no more."""
@@ -297,11 +325,11 @@ class Hand:
             self._renewals.cancel()
             await asyncio.wait((self._renewals,), timeout=1)
 
-    # What is in it.
+    # The items.
 
     def take(self, delivery: Delivery, message: Message, diversion: Diversion | None, came_at: float) -> Item:
-        """Keep a delivery that came at an instant in hand: its lock is renewed until it is settled."""
-        item = Item(delivery, message, diversion, self._reader.lock_ends_at(came_at))
+        """Keep a delivery that came at an instant: its lock is renewed until it is settled."""
+        item = Item(delivery, message, diversion, self._receiver.lock_ends_at(came_at))
         item.renew_at = self._renew_at(came_at)
         self._items[id(item)] = item
         if delivery.sequence_number:
@@ -309,21 +337,22 @@ class Hand:
         return item
 
     def takes_over(self, delivery: Delivery, message: Message, diversion: Diversion) -> bool:
-        """Whether a delivery is of what is in hand already; its item then goes on under the new lock.
+        """Whether a delivery is of an item that is here already, which then goes on under the new lock.
 
-        The broker gives a message out again when its lock was lost, which nobody may have noticed yet. To treat it as
-        another one would make a second copy.
+        The broker delivers a message again when its lock was lost, which this pump may not have noticed yet. To treat
+        it as another one would make a second copy.
         """
         item = self._places.get(delivery.sequence_number)
-        # The position alone is not enough: it may come again when a queue was made anew.
+        # The position alone is not enough: a queue that was made anew counts from the start.
         if item is None or (item.message, item.diversion) != (message, diversion):
             return False
         now = self._clock.now()
-        item.delivery, item.locked_until, item.renew_at = delivery, self._reader.lock_ends_at(now), self._renew_at(now)
+        item.delivery, item.locked_until = delivery, self._receiver.lock_ends_at(now)
+        item.renew_at = self._renew_at(now)
         return True
 
     def holds(self, item: Item) -> bool:
-        """Whether an item is still in hand."""
+        """Whether an item is still locked here."""
         return id(item) in self._items
 
     def let_go(self, item: Item) -> None:
@@ -340,34 +369,34 @@ class Hand:
         self._changed()
 
     def miss(self, item: Item) -> None:
-        """Lose an item that is in its place neither: where order is kept, nothing goes on that stands behind it.
+        """Lose an item that is not stored in the primary either: where order is kept, nothing behind it goes on.
 
-        Whatever is in hand is given back, and comes again in its order, elsewhere maybe.
+        Whatever is locked is released, and redelivered in its order, to another process maybe.
         """
         if item.lost:
-            return  # who lost it has done so already; what is in hand by now came later
+            return  # this was done when it was lost; what is locked by now came later
         self.lose(item)
-        if not self._reader.ordered or self.broken:
+        if not self._receiver.ordered or self.broken:
             return
         self.broken = True
         for other in self._items.values():
             other.lost = True
-        self._reader.cut_poll()
+        self._receiver.cut_poll()
         self._changed()
 
     def doubt(self) -> None:
-        """Where order is kept, let nothing go on before its lock was renewed: one that came home had lost its own.
+        """Where order is kept, let nothing go on before its lock was renewed: one that was sent had lost its own.
 
-        Somebody else may hold the whole queue by now. What this pump went on to send would still stand in order, each
-        being sent after the one before it was confirmed; but all of it would be sent twice, and what the other one sets
-        aside would appear out of its place.
+        Another process may hold the whole queue by now. What this pump went on to send would still be in order, each
+        being sent after the one before it was confirmed; but all of it would be sent twice, and what the other one
+        dead-letters would appear out of its place.
         """
-        if self._reader.ordered and self._reader.lock_duration is not None:
+        if self._receiver.ordered and self._receiver.lock_duration is not None:
             for item in self._items.values():
                 item.locked_until = -math.inf
 
     def drop_all(self) -> None:
-        """Begin anew: what is in hand is lost to this pump."""
+        """Begin anew: what is locked is lost to this pump."""
         for item in self._items.values():
             item.lost = True
         self.broken = False
@@ -377,8 +406,8 @@ class Hand:
     # Locks.
 
     async def fresh(self, items: Sequence[Item]) -> list[Item]:
-        """Those whose locks outlast one more operation, renewed if need be; the others come again (SPEC 7.6)."""
-        margin = 0.5 * (self._reader.lock_duration or 0.0)
+        """Those whose locks outlast one more operation, renewed if need be; the others are redelivered (SPEC 7.6)."""
+        margin = 0.5 * (self._receiver.lock_duration or 0.0)
         now = self._clock.now()
         stale = [item for item in items if not item.lost and item.locked_until - now < margin]
         renewed = set(map(id, await self._renew(stale)))
@@ -389,7 +418,7 @@ class Hand:
 
     async def _renew_locks(self) -> None:
         # The first lock may be shorter than any wait that is chosen before the queue was asked.
-        await self._reader.asked.wait()
+        await self._receiver.asked.wait()
         while True:
             now = self._clock.now()
             # Those that end soonest first, and a look at all again after each round: while they are renewed, more come.
@@ -403,11 +432,11 @@ class Hand:
     @property
     def _third(self) -> float:
         """Seconds of a third of a lock, after which it is renewed, and within which all of them have to be."""
-        return (self._reader.lock_duration or _UNKNOWN_LOCK) / 3
+        return (self._receiver.lock_duration or _UNKNOWN_LOCK) / 3
 
     def _renew_at(self, begun_at: float) -> float:
         """When to renew a lock that began, or was to be renewed, at an instant of the loop's clock."""
-        return math.inf if self._reader.lock_duration is None else begun_at + self._third
+        return math.inf if self._receiver.lock_duration is None else begun_at + self._third
 
     def _at_once(self, count: int) -> int:
         """How many renewals to begin side by side: more than a few where a broker is so far that it would take long."""
@@ -434,48 +463,50 @@ class Hand:
         began_at, used = self._clock.now(), item.delivery
         item.renew_at = self._renew_at(began_at)
         try:
-            renewed = await self._reader.renew(used)
+            renewed = await self._receiver.renew(used)
         except TransportError as error:
             if item.delivery is not used:
-                return self.holds(item)  # it was delivered again meanwhile, and has another lock
+                return self.holds(item)  # it was redelivered meanwhile, and has another lock
             if error.reason is FailureReason.LOCK_LOST:
                 self.miss(item)
             return False
         if item.delivery is used:
-            item.delivery, item.locked_until = renewed, self._reader.lock_ends_at(began_at)
+            item.delivery, item.locked_until = renewed, self._receiver.lock_ends_at(began_at)
         return True
 
 
 class Settler:
-    """Settles what is in hand.
+    """Settles items, each of which stays locked until the broker has confirmed it, or until the lock is lost.
+
+    A completion that failed in passing is tried again: giving the message up instead would bring a second copy of it.
 
     Args:
-        reader: of the queue.
-        hand: what is in hand.
+        receiver: of the queue.
+        locked: the items.
         clock: time and chance.
-        failed: told of an error that is no reason to end.
-        changed: told whenever something was settled, or failed to be.
+        failed: takes the text of an error that is no reason to end.
+        changed: called whenever something was settled, or failed to be.
     """
 
     def __init__(
         self,
-        reader: Reader,
-        hand: Hand,
+        receiver: QueueReceiver,
+        locked: LockedMessages,
         clock: Clock,
         failed: Callable[[str], None],
         changed: Callable[[], None],
     ) -> None:
-        self._reader = reader
-        self._hand = hand
+        self._receiver = receiver
+        self._locked = locked
         self._clock = clock
         self._failed = failed
         self._changed = changed
         self._most = _FIRST_COMPLETED
-        self._untold: dict[int, Settlement] = {}
-        """All whose outcome nobody was told, by their ids: each is told once, however it ends."""
+        self._unreported: dict[int, Settlement] = {}
+        """All whose outcome was not reported yet, by their ids: each is reported once, however it ends."""
         self._unsettled: dict[int, Settlement] = {}
         """Those among them that failed in passing."""
-        # A dict, not a set: whoever replays a run needs them in the same order again.
+        # A dict, not a set: the replay of a run needs them in the same order again.
         self._settlings: dict[asyncio.Task[None], None] = {}
         self._retries: asyncio.Task[None] | None = None
 
@@ -487,8 +518,8 @@ class Settler:
     def settle_soon(self, settlements: Sequence[Settlement]) -> None:
         """Settle items, in the background from the first attempt on."""
         if settlements:
-            self._untold.update((id(settlement), settlement) for settlement in settlements)
-            task = start_task(self._settle(settlements), name=f"settle {self._reader.queue}")
+            self._unreported.update((id(settlement), settlement) for settlement in settlements)
+            task = start_task(self._settle(settlements), name=f"settle {self._receiver.queue}")
             self._settlings[task] = None
             task.add_done_callback(self._settled_soon)
 
@@ -499,13 +530,13 @@ class Settler:
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Settle items; one attempt now, and more in the background for what fails in passing."""
-        self._untold.update((id(settlement), settlement) for settlement in settlements)
+        self._unreported.update((id(settlement), settlement) for settlement in settlements)
         await self._settle(settlements)
 
     async def _settle(self, settlements: Sequence[Settlement]) -> None:
         await self._try(settlements)
         if self._unsettled and self._retries is None:
-            self._retries = start_task(self._retry(), name=f"settle {self._reader.queue}")
+            self._retries = start_task(self._retry(), name=f"settle {self._receiver.queue}")
 
     async def finish(self, ends_at: float) -> None:
         """Go on settling until an instant of the loop's clock, or until all is settled."""
@@ -527,17 +558,17 @@ class Settler:
         self._unsettled.clear()
 
     async def give_up(self) -> None:
-        """End what outlives the receiver, which must not settle anything later, and tell everyone who waits."""
+        """End what outlives the receiver, which must not settle anything later, and report what is left as failed."""
         if self._settlings:
             _, running = await asyncio.wait(self._settlings, timeout=1)
             for task in running:
                 task.cancel()
         error = TransportError("the receiver was closed", FailureKind.UNAVAILABLE, FailureReason.CLOSED)
-        for settlement in tuple(self._untold.values()):
-            self._tell(settlement, error)
+        for settlement in tuple(self._unreported.values()):
+            self._report(settlement, error)
 
-    def _tell(self, settlement: Settlement, error: TransportError | None) -> None:
-        if self._untold.pop(id(settlement), None) is not None:
+    def _report(self, settlement: Settlement, error: TransportError | None) -> None:
+        if self._unreported.pop(id(settlement), None) is not None:
             settlement.done(settlement.item, error)
 
     async def _retry(self) -> None:
@@ -557,8 +588,8 @@ class Settler:
             part, completions = completions[: self._most], completions[self._most :]
             used = [settlement.item.delivery for settlement in part]
             began_at = self._clock.now()
-            errors = await self._reader.complete(used)
-            self._most = adapted(self._most, len(part), errors, self._reader.share(began_at), _MOST_COMPLETED)
+            errors = await self._receiver.complete(used)
+            self._most = adapted(self._most, len(part), errors, self._receiver.share(began_at), _MOST_COMPLETED)
             for settlement, delivery, error in zip(part, used, errors, strict=True):
                 self._settled(settlement, delivery, error)
             self._changed()
@@ -567,7 +598,7 @@ class Settler:
             used = [settlement.item.delivery for settlement in part]
             outcomes = await asyncio.gather(
                 *(
-                    self._reader.dead_letter(delivery, settlement.reason or "", settlement.description)
+                    self._receiver.dead_letter(delivery, settlement.reason or "", settlement.description)
                     for settlement, delivery in zip(part, used, strict=True)
                 )
             )
@@ -579,56 +610,46 @@ class Settler:
         """Take the outcome of an attempt; where it is worth another one, that is made later."""
         item = settlement.item
         if error is None:
-            self._hand.let_go(item)
+            self._locked.let_go(item)
         elif error.reason is FailureReason.LOCK_LOST and item.delivery is not used and not item.lost:
-            self._unsettled[id(settlement)] = settlement  # it was delivered again meanwhile, and has another lock
+            self._unsettled[id(settlement)] = settlement  # it was redelivered meanwhile, and has another lock
             return
         elif item.lost or error.reason in (FailureReason.LOCK_LOST, FailureReason.NOT_FOUND, FailureReason.CLOSED):
             if settlement.reason is not None:
-                self._hand.miss(item)
-            else:  # what came home is in its place already
-                self._hand.lose(item)
+                self._locked.miss(item)
+            else:  # it is stored in the primary already
+                self._locked.lose(item)
                 if error.reason is FailureReason.LOCK_LOST:
-                    self._hand.doubt()
+                    self._locked.doubt()
         else:
             self._failed(f"settle: {error}")
             self._unsettled[id(settlement)] = settlement
             return
         self._unsettled.pop(id(settlement), None)
-        self._tell(settlement, error)
+        self._report(settlement, error)
 
 
-class Intake:
+class BacklogReader:
     """Receives from one backlog queue and settles what was received.
 
     Args:
         queue: the backlog queue.
-        secondary: its transport.
-        options: the pair's.
-        clock: time and chance.
-        emit: takes events.
-        changed: told whenever there may be less in hand, or more that can't be settled.
+        context: what all pumps share.
+        changed: called whenever fewer messages may be locked, or more that can't be settled.
     """
 
-    def __init__(
-        self,
-        queue: Entity,
-        secondary: Transport,
-        options: PairOptions,
-        clock: Clock,
-        emit: Emitter,
-        changed: Callable[[], None],
-    ) -> None:
-        self.reader = Reader(queue, secondary, options, clock)
-        self.hand = Hand(self.reader, clock, changed)
-        self.settler = Settler(self.reader, self.hand, clock, self._failed, changed)
+    def __init__(self, queue: Entity, context: PumpContext, changed: Callable[[], None]) -> None:
+        clock = context.clock
+        self.receiver = QueueReceiver(queue, context.secondary, context.options, clock)
+        self.locked = LockedMessages(self.receiver, clock, changed)
+        self.settler = Settler(self.receiver, self.locked, clock, self._failed, changed)
         self._queue = queue
         self._clock = clock
-        self._emit = emit
+        self._emit = context.emit
 
     def start(self) -> None:
         """Begin to renew locks."""
-        self.hand.start()
+        self.locked.start()
 
     async def receive(self, most: int, ahead: int) -> list[Delivery]:
         """One long poll.
@@ -640,30 +661,30 @@ class Intake:
         Raises:
             TransportError: the queue can't be read, or order was lost with a lock: then `reset`.
         """
-        await self.reader.open()
-        if self.hand.broken:
+        await self.receiver.open()
+        if self.locked.broken:
             raise _order_lost()
-        deliveries = await self.reader.receive(most, ahead)
-        if self.hand.broken:
+        deliveries = await self.receiver.receive(most, ahead)
+        if self.locked.broken:
             raise _order_lost()  # what came may stand behind what was lost
         return deliveries
 
     async def close(self, grace: float) -> None:
-        """Try for ``grace`` seconds to settle what is done, and give the rest back."""
+        """Try for ``grace`` seconds to settle what is done, and release the rest."""
         await self.settler.finish(self._clock.now() + grace)
-        await self.hand.stop()
+        await self.locked.stop()
         await self.reset()
 
     async def reset(self) -> None:
-        """Begin anew after an error: what is in hand is lost to this pump, and will be delivered again."""
-        receiver = self.reader.detach()
+        """Begin anew after an error: what is locked is lost to this pump, and will be redelivered."""
+        receiver = self.receiver.detach()
         await self.settler.stop_retries()
-        self.hand.drop_all()
+        self.locked.drop_all()
         if receiver is not None:
             # A driver that cancels itself here would end the pump, with the backlog stranded.
             failed = await settled_within(_CLOSE_TIMEOUT, receiver.close())
             if failed is not None:
-                self._failed(f"close: {failed}")  # the broker gives back what it held when the locks end
+                self._failed(f"close: {failed}")  # the broker releases what was locked when the locks end
         await self.settler.give_up()
 
     def _failed(self, error: str) -> None:
