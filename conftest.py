@@ -54,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
             import uvloop
         except ImportError:
             raise pytest.UsageError(
-                "--loop uvloop needs uvloop, which the pins leave out: pip install uvloop"
+                "--loop uvloop needs uvloop, which the pins hold for CPython on Linux: pip install uvloop"
             ) from None
         asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     elif config.option.loop == "eager":

@@ -1,11 +1,12 @@
 """Run tiers of the tests, run again what failed on a real server, and print what came of it as a table.
 
 Run it with: .venv/bin/python scripts/tiers.py [--workers N] [--report] TIER... [-- PYTEST ARGUMENTS]
-The tiers are first, servers, spark, long (see conftest.py) and simulated. The first runs alone, others side by side.
+The tiers are first, servers, spark, long (see conftest.py) and simulated; eager and uvloop are those tests of the first
+tier that depend on the event loop, in other loops. The first runs alone, others side by side.
 
 A test of a tier with real servers that fails is run once more, alone, when the tier is over: if it fails again, it has
 failed; if it passes, it is flaky, and its log is kept. More than three flaky tests fail the tier. The first tier has no
-second chance. What came of each tier stays in build/test, for --report, which runs nothing.
+second chance, in no loop. What came of each tier stays in build/test, for --report, which runs nothing.
 Exit status: 0 when all passed, 1 when not, 2 for a wrong command line, 130 for Ctrl-C.
 """
 
@@ -30,7 +31,18 @@ HOURS = 300  # simulated
 MOST_FLAKY = 3
 MOST_REPEATED = 20  # of more it is plain that something is broken, and one by one they would take very long
 TESTS_FAILED = 1  # pytest's exit status
-NICENESS = {"spark": 5, "simulated": 19}  # what only computes leaves the processors to what also watches the clock
+# What only computes leaves the processors to what also watches the clock.
+NICENESS = {"spark": 5, "eager": 5, "uvloop": 5, "simulated": 19}
+_REAL_LOOPS = (
+    "tests/pair",
+    "tests/sync",
+    "plugins/_template/tests/test_conformance.py",
+    "plugins/pairmq-redis/tests/test_conformance_memory.py",
+)
+LOOPS = {  # their tests
+    "eager": ("tests/runner", "--ignore=tests/runner/test_known_entities.py", *_REAL_LOOPS),  # it counts memory
+    "uvloop": ("plugins/pairmq-servicebus/tests/server", *_REAL_LOOPS),  # virtual time keeps its own loop
+}
 
 
 @dataclass
@@ -70,8 +82,9 @@ class Tier:
         self._name = name
         self._more = more
         self._quiet = quiet
-        # One Spark session serves all tests of the pipeline.
-        self._parallel = ["--numprocesses", str(workers), "--dist", "worksteal"] if workers and name != "spark" else []
+        # One Spark session serves all tests of the pipeline; those of other loops fill what the servers' tests leave.
+        alone = not workers or name in ("spark", *LOOPS)
+        self._parallel = [] if alone else ["--numprocesses", str(workers), "--dist", "worksteal"]
         self._xml = RESULTS / f"{name}.xml"
         self._cache = RESULTS / f"{name}-cache"
 
@@ -88,7 +101,7 @@ class Tier:
         else:
             status = self._pytest(self._parallel)
             self._count()
-            if status == TESTS_FAILED and self._name != "first":
+            if status == TESTS_FAILED and self._name not in ("first", *LOOPS):
                 status = self._look_again()
             self.result.status = status
         self.result.seconds = time.monotonic() - began
@@ -96,7 +109,9 @@ class Tier:
 
     def _pytest(self, arguments: Sequence[str]) -> int:
         # Hypothesis draws the same examples each time, so that a change is judged by itself.
-        fixed = ["-q", "--tier", self._name, "--hypothesis-seed", "0", "-rs", f"--junitxml={self._xml}"]
+        loop = LOOPS.get(self._name)
+        tests = ["--tier", "first", "--loop", self._name, *loop] if loop else ["--tier", self._name]
+        fixed = ["-q", *tests, "--hypothesis-seed", "0", "-rs", f"--junitxml={self._xml}"]
         cache = ["-o", f"cache_dir={self._cache}"]
         return self._call([sys.executable, "-m", "pytest", *fixed, *cache, *arguments, *self._more])
 
@@ -190,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run tiers, and print their table."""
     parser = argparse.ArgumentParser(description="run tiers of the tests, and print a table of what came of them")
     parser.add_argument(
-        "tiers", nargs="*", choices=["first", "servers", "spark", "long", "simulated", []], metavar="TIER"
+        "tiers", nargs="*", choices=["first", "servers", "spark", "long", *LOOPS, "simulated", []], metavar="TIER"
     )
     parser.add_argument("--workers", type=int, default=4, help="processes for the tests of a tier (4)")
     parser.add_argument("--report", action="store_true", help="print what came of the last runs; run nothing")
