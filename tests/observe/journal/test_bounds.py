@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -322,6 +324,31 @@ def test_the_mark_of_a_living_journal_is_left_alone(journal, disk, tmp_path):
     assert one.close(30)
     assert recover(tmp_path).lost == 0
     assert texts(tmp_path) == ["0"]
+
+
+def test_a_recovery_leaves_a_mark_alone_while_it_is_made(journal, disk, tmp_path, monkeypatch):
+    lost: list[int] = []
+    flock, mark = fcntl.flock, part_module.Part.mark
+
+    def beside(descriptor: int, operation: int) -> None:
+        if operation == fcntl.LOCK_EX:  # a recovery asks without waiting
+            lost.append(recover(tmp_path).lost)
+        flock(descriptor, operation)
+
+    def watched(path: Path) -> part_module.Part:
+        with monkeypatch.context() as patch:
+            patch.setattr(fcntl, "flock", beside)
+            return mark(path)
+
+    monkeypatch.setattr(part_module.Part, "mark", watched)
+    one = journal()
+    disk.problem = OSError(errno.ENOSPC, "full")
+    fill(one, 1)
+    until(lambda: lost)
+    assert lost == [0]
+    disk.problem = None
+    until(lambda: one.flush(1))
+    assert recover(tmp_path).lost == 0
 
 
 def test_a_journal_that_never_wrote_a_row_leaves_word_of_them(journal, disk, tmp_path):

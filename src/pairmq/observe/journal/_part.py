@@ -154,9 +154,12 @@ class Part:
             OSError: not even that can be made.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = cls(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
+        # Under its name only when it is locked: a recovery would take it for the mark of a dead process.
+        aside = path.with_name(f"{path.name}.new")
+        part = cls(aside, os.open(aside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
         try:
             fcntl.flock(part._descriptor, fcntl.LOCK_EX)
+            part.rename(path)
         except BaseException:
             part.remove()
             raise
