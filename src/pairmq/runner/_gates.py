@@ -51,8 +51,8 @@ class Gate:
         """Whether messages go through."""
         return self.opened.is_set()
 
-    def left(self) -> None:
-        """One user less."""
+    def left(self, _: object) -> None:
+        """One user less: a task that has ended."""
         self.users -= 1
 
 

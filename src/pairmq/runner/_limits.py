@@ -99,21 +99,13 @@ class TimeLimits:
                 it most likely tells of a connection, and taking it for a refusal would lose what failover can still
                 save.
         """
-        with self.limit(limit_at) as limit:
+        with Limit(self, limit_at) as limit:
             return await operation
         failure = limit.take_failure()
         try:
             raise remembered(failure) if failure in self._timeouts.values() else failure
         finally:
             del failure  # its trace has this frame
-
-    def limit(self, limit_at: float) -> Limit:
-        """The limit of one operation, for a ``with`` around it in the same task; see `run`.
-
-        A failure does not leave the ``with``: it is in ``failure`` then. So a send needs no coroutine for its limit,
-        which the garbage collector would go through with all other objects of thousands of sends in flight.
-        """
-        return Limit(self, limit_at)
 
     def end_by(self, instant: float) -> None:
         """Let no operation, running or new, last longer than ``instant``."""
@@ -189,10 +181,14 @@ class TimeLimits:
 
 
 class Limit:
-    """The limit of one operation, in the task that awaits it; ``reached`` counts how often that was cancelled.
+    """The limit of one operation, for a ``with`` around it in the same task; see `TimeLimits.run`.
+
+    A failure does not leave the ``with``: it is in ``failure`` then. So a send needs no coroutine for its limit, which
+    the garbage collector would go through with all other objects of thousands of sends in flight. ``reached`` counts
+    how often the task was cancelled.
 
     Args:
-        limits: made it.
+        limits: where it counts.
         at: instant of the loop's clock.
     """
 

@@ -203,7 +203,7 @@ class Attempts:
             if len(jobs) == 1:  # as in `_attempt`, but without a coroutine of its own: every healthy send pays for it
                 jobs[0].attempts += 1
                 failures = _TAKEN
-                with self._limits.limit(limit) as limited:
+                with Limit(self._limits, limit) as limited:
                     await state.primary.send(jobs[0].message)
                     self.to_primary.answered(self._clock.now() - limited.began_at)
                 if limited.failure is not None:
@@ -368,7 +368,7 @@ class Attempts:
         """One operation at a broker, until ``limit`` at most."""
         for job in jobs:
             job.attempts += 1
-        with self._limits.limit(limit) as limited:
+        with Limit(self._limits, limit) as limited:
             if len(messages) == 1:
                 await sender.send(messages[0])
                 trip.answered(self._clock.now() - limited.began_at)

@@ -90,7 +90,7 @@ class Lines:
             line = self._lines[entity] = Line(gate)
             line.task = start_task(self._deliver(line), name=f"deliver {entity}")
             gate.users += 1  # while it has users, it is not dropped to make room for others
-            line.task.add_done_callback(lambda _: gate.left())
+            line.task.add_done_callback(gate.left)
         line.items.extend(items)
 
     def put_back(self, line: Line, items: Sequence[Item]) -> None:
