@@ -1,4 +1,4 @@
-"""PairMQ: what happens to your messages when the broker goes away."""
+"""PairMQ: what happens to your messages when the broker goes down."""
 
 from pairmq.core import PairOptions
 from pairmq.model import (

@@ -15,7 +15,7 @@ class ToPrimary(NamedTuple):
 
 
 class ToBacklog(NamedTuple):
-    """Send to a backlog queue; answer with `DivertEnded`, whatever comes of it."""
+    """Send to a backlog queue; report its end with `DivertEnded`, whatever the outcome."""
 
     epoch: int
 

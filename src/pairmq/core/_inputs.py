@@ -14,7 +14,7 @@ class RouteRequested(NamedTuple):
 
 
 class DivertRequested(NamedTuple):
-    """A send must go to the backlog whatever the health, for the order of its key (SPEC 8.3); in flight as a route."""
+    """A send must go to the backlog in any state, to keep the order of its key (SPEC 8.3); in flight as a route."""
 
 
 class PrimaryAccepted(NamedTuple):
@@ -34,8 +34,7 @@ class PrimaryFailed(NamedTuple):
 
 
 class PrimaryAbandoned(NamedTuple):
-    """An attempt at the primary ended without telling anything about it, such as by its caller's cancellation
-    (SPEC 3.7)."""
+    """An attempt at the primary ended without evidence about it, such as by its caller's cancellation (SPEC 3.7)."""
 
     epoch: int
 
@@ -74,7 +73,7 @@ class PingFailed(NamedTuple):
 
 
 class PingRefused(NamedTuple):
-    """The broker answered a ping: there is no such entity. ``number``: the ping's; ``jitter``: as in `TimerFired`."""
+    """The broker refused a ping: the entity does not exist. ``number``: the ping's; ``jitter``: as in `TimerFired`."""
 
     number: int
     jitter: float = 0.0

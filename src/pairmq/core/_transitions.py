@@ -11,7 +11,7 @@ Rules.
    a deadline reached?), the options (is the interval 0?) and its counters (was that ping the last one needed?). The
    guards answer questions; only this table decides.
 2. A pair without a row is impossible: the machine raises `ImpossibleInputError` and stays as it was.
-3. A row whose health differs from its state's starts a new epoch, except UP after TRIAL: both take sends alike, and a
+3. A row whose health differs from its state's starts a new epoch, except UP after TRIAL: both accept sends, and a
    canary's success must not make the other sends of its time late.
 4. A late result has a row in every state, and it never moves one (SPEC 4.6).
 5. Nothing here knows the time, a random number, or a broker.
@@ -54,18 +54,18 @@ MEANING: dict[Symbol, str] = {
     Symbol.ACCEPTED: "the primary confirmed a send",
     Symbol.FAILED: "a failure that counts toward failover",
     Symbol.FAILED_AT_ONCE: "the same, with `failover_interval` 0",
-    Symbol.NEUTRAL: "throttled, cancelled, or refused before the broker saw it: says nothing about the primary",
-    Symbol.ANSWERED: "the broker refused a send: it answers, and the message is not its fault",
+    Symbol.NEUTRAL: "throttled, cancelled, or refused before the broker saw it: no evidence about the primary",
+    Symbol.ANSWERED: "the broker refused a send: it responds, and the message is at fault",
     Symbol.LATE: "the result of an attempt or ping of an earlier epoch",
-    Symbol.INTERVAL_OVER: "the failover interval is over",
-    Symbol.PING_DUE: "it is time for a ping, or a send that no backlog queue takes asks for one",
-    Symbol.PING_GOOD: "a good ping, more are needed",
-    Symbol.PING_RECOVERED: "the last good ping that was needed",
+    Symbol.INTERVAL_OVER: "the failover interval has elapsed",
+    Symbol.PING_DUE: "a ping is due, or requested by a send that no backlog queue accepts",
+    Symbol.PING_GOOD: "a successful ping; more are needed",
+    Symbol.PING_RECOVERED: "the last successful ping that was needed",
     Symbol.PING_BAD: "a failed ping",
-    Symbol.PING_REFUSED: "the broker refused one ping after another: there is no such entity",
-    Symbol.PING_OVERDUE: "a ping's time limit is over",
-    Symbol.NOT_DUE: "the timer fired early, or a ping was asked for too soon",
-    Symbol.MARK_HEALTHY: "operator: it works",
+    Symbol.PING_REFUSED: "the broker refused one ping after another: the entity does not exist",
+    Symbol.PING_OVERDUE: "a ping timed out",
+    Symbol.NOT_DUE: "the timer fired early, or a ping was requested too soon",
+    Symbol.MARK_HEALTHY: "operator: mark healthy",
     Symbol.FORCE_FAILOVER: "operator: fail over",
     Symbol.HOLD: "operator: stay failed over",
 }
@@ -176,7 +176,7 @@ class BacklogSymbol(enum.Enum):
     """What can happen to the backlog fact."""
 
     DIVERT = "a send is routed to the backlog"
-    DRAINED = "every queue was seen empty since the entity came back and the last diverted send ended"
+    DRAINED = "every queue was seen empty since the entity recovered and the last diverted send ended"
     NOT_DRAINED = "queues were seen empty, but too early to count"
     CAME_UP_UNTRACKED = "the entity came up in a process without a syphon"
 
@@ -192,12 +192,12 @@ BACKLOG: dict[Backlog, dict[BacklogSymbol, Backlog]] = {
         BacklogSymbol.DIVERT: Backlog.DIRTY,
         BacklogSymbol.DRAINED: Backlog.CLEAN,
         BacklogSymbol.NOT_DRAINED: Backlog.DIRTY,
-        # Whoever hosts the syphon moves these home whatever this process believes (SPEC 7.5).
+        # The process with the syphon drains these, whatever state this process is in (SPEC 7.5).
         BacklogSymbol.CAME_UP_UNTRACKED: Backlog.CLEAN,
     },
 }
 
 
 def starts_epoch(before: Health, after: Health) -> bool:
-    """Tell whether a move between two healths starts a new epoch (rule 3)."""
+    """Return whether a change of health starts a new epoch (rule 3)."""
     return before is not after and not (before is TRIAL and after is UP)

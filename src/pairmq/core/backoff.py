@@ -23,7 +23,7 @@ class Backoff:
     jitter: float = 0.5
 
     def wait(self, retry: int, chance: float) -> float:
-        """Tell the seconds to wait before a retry.
+        """Return the seconds to wait before a retry.
 
         Args:
             retry: its number, from 0.
@@ -38,4 +38,4 @@ TRANSIENT_RETRIES = 3
 """Retries of a transient failure, after which it counts as unavailable (SPEC 3.6)."""
 
 TRIALS: Final = Backoff(first=0.05, factor=2.0, cap=2.0)
-"""The waits between trials of a broker that sends need at once: short after a blip, and no burden in an outage."""
+"""Delays between attempts at a broker that sends are waiting for: short after a blip, no load in an outage."""

@@ -32,7 +32,7 @@ class EmptyWatch:
         self._since[index] = None
 
     def all_since(self) -> float | None:
-        """Tell the instant at or after which every queue's check began; None while one is not known to be empty."""
+        """Return the instant at or after which every queue's check began; None while one is not known to be empty."""
         earliest: float | None = None
         for since in self._since:
             if since is None:

@@ -138,7 +138,7 @@ def restore(message: Message) -> tuple[Message, Diversion]:
     get = found.get
     path = get(PATH)
     if path is None:
-        raise EnvelopeError(f"{PATH} is missing: the message was not put here by PairMQ")
+        raise EnvelopeError(f"{PATH} is missing: PairMQ did not send this message")
     diverted_at = _instant(DIVERTED_AT, get(DIVERTED_AT))
     sender, sequence = get(SENDER), get(SEQUENCE)
     if diverted_at is None or not sender or sequence is None or not _NUMBER.fullmatch(sequence):
@@ -161,7 +161,7 @@ def restore(message: Message) -> tuple[Message, Diversion]:
     if _SET_ASIDE.isdisjoint(found) and _is_bare(message):
         return message.with_properties(own), envelope
     try:
-        # Every field by its name: `replace` would look all of them up, and this is on the path of every message home.
+        # Every field by name: `replace` would look all of them up, and every moved message passes here.
         original = Message(
             message.body,
             message.message_id,
@@ -182,7 +182,7 @@ def restore(message: Message) -> tuple[Message, Diversion]:
     except (ValueError, TypeError) as error:
         # Only these three can be the reason: a priority is whole by now, and all else was a message's already.
         names = f"{SESSION_ID}, {TIME_TO_LIVE} or {SCHEDULED_ENQUEUE}"
-        raise EnvelopeError(f"{names} holds a value that no message can have") from error
+        raise EnvelopeError(f"{names} holds an invalid value") from error
     return original, envelope
 
 
@@ -197,7 +197,7 @@ def _is_bare(message: Message) -> bool:
 
 
 def elapsed_time_to_live(message: Message, diversion: Diversion, now: datetime) -> float | None:
-    """Tell what is left of a message's time-to-live when its time in the backlog counts (``ttl_policy="elapse"``).
+    """Return what is left of a message's time-to-live when its time in the backlog counts (``ttl_policy="elapse"``).
 
     Args:
         message: restored.

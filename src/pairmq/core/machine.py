@@ -43,7 +43,7 @@ class EntityMachine:
     Args:
         options: the pair's; one object serves all machines.
         now: the instant of its making.
-        tracks_backlog: whether someone will report `BacklogSeenEmpty`: true in a process with a syphon, which starts
+        tracks_backlog: whether `BacklogSeenEmpty` will be reported: true in a process with a syphon, which starts
             dirty, as an earlier process may have left messages (SPEC 4.5).
         drained: the backlog was seen empty since the pair began, and nothing was diverted to this entity later.
     """
@@ -140,7 +140,7 @@ class EntityMachine:
         return self._pings_needed
 
     def is_as_new(self, now: float) -> bool:
-        """Tell whether a new machine of a drained entity would decide the same from now on, so that this one may go."""
+        """Return whether a new machine would decide the same from now on, so that this one may be dropped."""
         return (
             self._health is Health.UP
             and self._backlog is Backlog.CLEAN
@@ -150,7 +150,7 @@ class EntityMachine:
         )
 
     def next_deadline(self) -> float | None:
-        """Tell the instant at which `TimerFired` is due; None while nothing is timed."""
+        """Return the instant at which `TimerFired` is due; None if no timer is set."""
         if self._interval_ends_at is not None:
             return self._interval_ends_at
         if self._ping is not None:
@@ -328,7 +328,7 @@ class EntityMachine:
                 self._asked_pings, self._ping_wanted_from = 0, now
                 self._plan_first_ping(now)
             case Do.START_PINGS_LATER:
-                # An operator's decision stands for one interval, whatever else asks.
+                # An operator's decision holds for one interval, against any other request.
                 self._asked_pings, self._ping_wanted_from = 0, now + self._options.ping_primary_interval
                 self._pings_needed, self._good_pings, self._refused_pings = 1, 0, 0
                 self._next_ping_at = now + self._options.ping_primary_interval
@@ -345,7 +345,7 @@ class EntityMachine:
                     effects.append(StopPing(self._epoch, self._ping))
                 self._ping = self._ping_ends_at = self._next_ping_at = None
             case _:  # pragma: no cover
-                raise ImpossibleInputError(f"{action.name} is not for this path")
+                raise ImpossibleInputError(f"{action.name} does not apply to this path")
 
     def _plan_first_ping(self, now: float) -> None:
         """A ping at once (SPEC 6.1), but an entity that flaps is asked for more, and later (SPEC 4.8)."""
@@ -390,7 +390,7 @@ class EntityMachine:
 
     def _is_current_ping(self, number: int) -> bool:
         if number > self._pings:
-            raise ImpossibleInputError(f"an answer to ping {number}, which was never sent")
+            raise ImpossibleInputError(f"a result of ping {number}, which was never sent")
         return self._ping == number
 
     def _late_ping(self) -> tuple[Effect, ...]:

@@ -60,7 +60,7 @@ class PairOptions:
         backlog_queue_count: backlog queues on the secondary, 1 to 1000.
         failover_interval: seconds that an entity may fail before failover, 0 to 60 min; 0 diverts at the first failure.
         ping_primary_interval: seconds between pings of a failed-over entity, 100 ms to 30 min.
-        enable_syphon: move backlogs home in this process; one long-lived process a pair is enough.
+        enable_syphon: drain the backlog in this process; one long-lived process per pair is enough.
         while_failing: ``"wait"`` tries a failing send again until it succeeds, failover engages or its deadline
             passes, also while neither broker takes messages; ``"raise"`` raises the failure at once.
         send_timeout: seconds that one send may take, everything included, 10 ms to 24 h.
@@ -68,7 +68,7 @@ class PairOptions:
             noticed after this long.
         ordering: ``"none"``; ``"session"`` keeps the order of each session through an outage (SPEC 8), with a secondary
             that can.
-        ttl_policy: ``"restore"`` gives a message its whole time-to-live again when it comes home; ``"elapse"`` counts
+        ttl_policy: ``"restore"`` restarts a message's time-to-live when it is moved to the primary; ``"elapse"`` counts
             the time in the backlog.
         failover_on_busy: let throttling count toward failover.
         close_grace: seconds that closing waits for sends in flight, 0 to 10 min.
@@ -138,7 +138,7 @@ class PairOptions:
         return tuple(backlog_queue_name(template, primary_name, index) for index in range(self.backlog_queue_count))
 
     def is_backlog_queue(self, path: str) -> bool:
-        """Tell whether a path is the name of a backlog queue of any primary, also one out of this pair's count.
+        """Return whether a path is the name of a backlog queue of any primary, also one out of this pair's count.
 
         So is the queue of a pair's record.
         """
@@ -158,7 +158,7 @@ class PairOptions:
         return None if found is None else found.groupdict().get("primary")
 
     def allows(self, path: str) -> bool:
-        """Tell whether the patterns of ``allowed_entities`` admit an entity's path (SPEC 5.8)."""
+        """Return whether the patterns of ``allowed_entities`` match an entity's path (SPEC 5.8)."""
         return not self.allowed_entities or any(fnmatch.fnmatchcase(path, p) for p in self.allowed_entities)
 
 
@@ -173,7 +173,7 @@ def backlog_queue_name(template: str, primary_name: str, number: int, *, index: 
         template: ``backlog_name_template``.
         primary_name: the primary endpoint's name.
         number: the queue's index.
-        index: what stands in the place of the index instead.
+        index: replaces the index.
     """
     return template.replace("{primary}", primary_name).replace("{index}", str(number) if index is None else index)
 
@@ -184,7 +184,7 @@ def _backlog_pattern(template: str) -> re.Pattern[str]:
     texts = [_PLACEHOLDERS.get(part) or re.escape(part) for part in parts]
     for again in [at for at, part in enumerate(parts) if part == "{primary}"][1:]:
         texts[again] = "(?P=primary)"
-    # Some brokers do not tell letters' cases apart: another spelling would be the same queue there.
+    # Some brokers ignore case: another spelling would be the same queue there.
     return re.compile("".join(texts), re.IGNORECASE)
 
 
@@ -212,11 +212,11 @@ def _check_count(name: str, value: object, least: int, most: int) -> None:
 
 def _check_template(template: object) -> None:
     if not isinstance(template, str) or "{index}" not in template:
-        raise _bad("backlog_name_template", template, "a text that holds {index}, and {primary} if you like")
+        raise _bad("backlog_name_template", template, "text with {index} and, optionally, {primary}")
     left = template.replace("{index}", "").replace("{primary}", "")
     if "{" in left or "}" in left or len(template) > 200:
         raise _bad(
-            "backlog_name_template", template, "at most 200 characters, with no braces but {index} and {primary}"
+            "backlog_name_template", template, "at most 200 characters, with no braces except {index} and {primary}"
         )
     try:
         Entity(template.replace("{primary}", "primary").replace("{index}", "0"))

@@ -3,8 +3,8 @@
 A *key* is what order is kept for: a session of an entity, or a sender without sessions. A key is *clean* while nothing
 of it can lie in the backlog, and *dirty* from before its first diverted send leaves. A dirty key becomes clean by one
 proof alone, which comes from the secondary: a *look* at its queue that began after its last diverted send had ended
-tells the newest position given out so far (the mark); once the oldest message still there stands behind the mark, all
-of the key's have been settled, whatever others have put there since. An empty queue is such a proof at once.
+reports the newest position assigned so far (the mark); once the oldest remaining message is behind the mark, all of the
+key's have been settled, whatever others have added since. An empty queue is proof by itself.
 
 A key that this process sees for the first time is dirty: an earlier process may have left messages of it.
 """
@@ -37,7 +37,7 @@ def backlog_queue_of(entity: Entity, session: str | None, sender_id: str, count:
 
 
 class Look(NamedTuple):
-    """What one look at a backlog queue told.
+    """The result of one look at a backlog queue.
 
     Args:
         began_at: when it began, on the monotonic clock of the key's facts.
@@ -56,7 +56,7 @@ class KeyOrder:
 
     Args:
         now: the instant of its making.
-        fresh: nobody can have sent anything of this key before, as with the id of a new sender.
+        fresh: nothing of this key can have been sent before, as with the id of a new sender.
     """
 
     __slots__ = ("_clean", "_mark", "_returns", "_since")
@@ -96,7 +96,7 @@ class KeyOrder:
         self._returns = False
 
     def seen(self, look: Look) -> bool:
-        """Take what a look has told, and tell whether the key is clean now; one that began too early tells nothing."""
+        """Record a look, and return whether the key is clean now; a look that began too early is ignored."""
         if look.began_at < self._since:
             return self._clean
         if look.oldest is None or (self._mark is not None and look.oldest > self._mark):
@@ -110,11 +110,11 @@ _PATIENCE: Final = 2.0  # s without any movement after which a queue counts as s
 
 
 class DrainView:
-    """How a backlog queue drains, as far as looks have told: whether it is worth waiting for.
+    """How a backlog queue drains, as far as looks have shown: whether it is worth waiting for.
 
     A send that would join its end waits while it moves. Without that, a key whose sends are faster than the syphon
-    would never return, and its backlog would grow for ever. All looks count, whoever asked for them: one send may have
-    time for a single look, which tells nothing of a movement.
+    would never return, and its backlog would grow forever. Looks of all senders count: one send may have time for a
+    single look, which shows no movement.
     """
 
     __slots__ = ("_oldest", "_since")
@@ -124,13 +124,14 @@ class DrainView:
         self._since = 0.0
 
     def worth_waiting(self, look: Look) -> bool:
-        """Take what a look has told; tell whether a send should wait longer, instead of joining the queue's end.
+        """Record a look; return whether a send should wait longer instead of joining the queue's end.
 
         Args:
             look: later than those before.
 
         Returns:
-            False once the same message has been the oldest for 2 s: no syphon works there, or its destination is away.
+            False once the same message has been the oldest for 2 s: no syphon is running, or the destination is
+            unavailable.
         """
         if look.oldest != self._oldest:
             self._oldest, self._since = look.oldest, look.began_at

@@ -67,7 +67,7 @@ class Configuration:
 
     @property
     def places(self) -> tuple[Entity, ...]:
-        """The queues of the record, 1 or 2: whoever shares this primary's name, or its backlog queues, shares one.
+        """The queues of the record, 1 or 2: processes that share this primary's name, or its backlog queues, share one.
 
         None where the primary's name is so long that no queue can have that name.
         """
@@ -164,18 +164,18 @@ class Record:
             others = " and ".join(map(str, counts))
             found.append(
                 f"backlog_queue_count is {own.queues} here and {others} in another process: the syphon drains all of "
-                "them; give all processes one number"
+                "them; use the same number in all processes"
             )
         for template in dict.fromkeys(each.template for each in self.configurations if each.template != own.template):
-            drained = "is drained by the syphon all the same" if "{primary}" in template else "is not drained from here"
+            drained = "is still drained by the syphon" if "{primary}" in template else "is not drained from here"
             found.append(
                 f"backlog_name_template is {_shown(own.template)} here and {_shown(template)} in another process: what "
-                f"is diverted there {drained}; give all processes one template"
+                f"is diverted there {drained}; use the same template in all processes"
             )
         for ordering in dict.fromkeys(each.ordering for each in self.configurations if each.ordering != own.ordering):
             found.append(
                 f"ordering is {own.ordering!r} here and {ordering!r} in another process: no order is kept between what "
-                "they send; give all processes one ordering"
+                "they send; use the same ordering in all processes"
             )
         return tuple(found)
 

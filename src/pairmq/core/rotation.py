@@ -47,7 +47,7 @@ class Rotation:
         return tuple(sorted(self._out))
 
     def takes(self, only: int | None = None) -> bool:
-        """Tell whether any queue, or the only one that a send may use, is in use."""
+        """Return whether any queue, or the only one that a send may use, is in use."""
         return bool(self._in_use) if only is None else only not in self._out
 
     def choose(self, kept: int | None, chance: float) -> int | None:
@@ -72,7 +72,7 @@ class Rotation:
         Args:
             index: which queue.
             now: when it failed.
-            chance: a random number in [0, 1) that spreads the trials of sends.
+            chance: a random number in [0, 1) that spreads the probing sends.
             soon: its retry is due at once.
 
         Returns:
@@ -92,7 +92,7 @@ class Rotation:
         self._in_use.sort()
         return True
 
-    # Trials: a send that has no queue in use is itself the trial of one (SPEC 5.5).
+    # Probing sends: a send with no queue in use tries one itself (SPEC 5.5).
 
     def trial(self, now: float, only: int | None = None) -> int | None:
         """Name the queue that a send may try now: one that is out, that no other send tries, and that has waited.
@@ -117,13 +117,13 @@ class Rotation:
         self._out[index].in_trial = True
 
     def end_trial(self, index: int, now: float, chance: float, *, failed: bool) -> None:
-        """The trial has ended, and the queue is still out.
+        """The probing send has ended, and the queue is still out.
 
         Args:
             index: which queue; one that was brought back meanwhile is left as it is.
             now: when.
             chance: a random number in [0, 1).
-            failed: whether the queue failed; a trial that ended without an answer leaves it to the next send.
+            failed: whether the queue failed; one that ended without a result leaves it to the next send.
         """
         out = self._out.get(index)
         if out is None:
@@ -142,12 +142,12 @@ class Rotation:
                 out.retry_at = now
 
     def due(self, now: float) -> tuple[int, ...]:
-        """Tell which queues are to be tried now, and plan their next retry in case they fail again."""
+        """Return which queues to try now, and plan their next retry in case they fail again."""
         ready = tuple(sorted(index for index, out in self._out.items() if out.retry_at <= now))
         for index in ready:
             self._out[index].retry_at = now + self._retry_interval
         return ready
 
     def next_deadline(self) -> float | None:
-        """Tell when the next retry is due; None when all queues are in use."""
+        """Return when the next retry is due; None when all queues are in use."""
         return min((out.retry_at for out in self._out.values()), default=None)
