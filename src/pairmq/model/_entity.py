@@ -8,7 +8,7 @@ from dataclasses import dataclass
 MAX_PATH_LENGTH = 260
 """Longest entity path in characters, which is Service Bus's limit, the widest of the brokers that PairMQ pairs."""
 
-# Patterns of allowed_entities use these letters (SPEC 5.8); a path that held one could not be told from a pattern.
+# Patterns of allowed_entities use these letters (SPEC 5.8); a path with one would look like a pattern.
 _PATTERN_LETTERS = frozenset("*?[]\\")
 
 
@@ -24,7 +24,7 @@ class Entity:
     """A queue or topic of a broker, named by its path; all failover state is kept per entity (SPEC 1).
 
     Args:
-        path: 1 to 260 characters in segments divided by ``/``; no control characters, no empty, ``.`` or ``..``
+        path: 1 to 260 characters in segments separated by ``/``; no control characters, no empty, ``.`` or ``..``
             segment, none of ``* ? [ ] \\``.
         kind: queue (the default) or topic.
 
@@ -74,7 +74,7 @@ class Source:
             if problem:
                 raise ValueError(f"subscription {_shown(self.subscription)}: {problem}")
         elif self.subscription is not None:
-            raise ValueError(f"queue {self.entity.path!r} has no subscriptions: leave it out, or use kind='topic'")
+            raise ValueError(f"queue {self.entity.path!r} has no subscriptions: omit it, or use kind='topic'")
 
     def __str__(self) -> str:
         name = self.entity.path if self.subscription is None else f"{self.entity.path}/{self.subscription}"
@@ -92,7 +92,7 @@ def _path_problem(path: object) -> str | None:
     if not path.isprintable():
         return "holds a control or unprintable character: remove it"
     if not _PATTERN_LETTERS.isdisjoint(path):
-        return "holds one of * ? [ ] \\, which are kept for patterns: remove it"
+        return "holds one of * ? [ ] \\, which are reserved for patterns: remove it"
     if any(segment in ("", ".", "..") for segment in path.split("/")):
         return "has an empty, '.' or '..' segment: write it as name or folder/name"
     return None

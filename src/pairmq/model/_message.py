@@ -116,7 +116,7 @@ class Message:
         if self.reply_to is not None:
             _check_text("reply_to", self.reply_to)
         if self.partition_key is not None and self.session_id is not None and self.partition_key != self.session_id:
-            raise ValueError("partition_key differs from session_id: leave it out or make them equal")
+            raise ValueError("partition_key differs from session_id: omit it or make them equal")
         if self.time_to_live is not None:
             object.__setattr__(self, "time_to_live", _seconds(self.time_to_live))
         if self.scheduled_enqueue_at is not None:
@@ -316,11 +316,11 @@ def _instant(name: str, value: object) -> datetime:
     if not isinstance(value, datetime):
         raise TypeError(f"{name} is a {type(value).__name__}: give a datetime")
     if value.tzinfo is None or value.utcoffset() is None:
-        raise ValueError(f"{name} {value.isoformat()} has no time zone: use datetime.now(UTC) or the like")
+        raise ValueError(f"{name} {value.isoformat()} has no time zone: use e.g. datetime.now(UTC)")
     try:
         return value.astimezone(UTC)
     except OverflowError:
-        raise ValueError(f"{name} {value.isoformat()} lies outside the years 1 to 9999 in UTC") from None
+        raise ValueError(f"{name} {value.isoformat()} is outside the years 1 to 9999 in UTC") from None
 
 
 def _check_priority(value: object) -> None:
@@ -359,7 +359,7 @@ def _checked_value(key: str, value: object, depth: int) -> PropertyValue:
     Args:
         key: the property's name.
         value: to be checked.
-        depth: how many sequences and mappings it stands in.
+        depth: how many sequences and mappings enclose it.
     """
     if type(value) is str:
         if not value.isascii():

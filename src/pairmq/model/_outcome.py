@@ -89,7 +89,7 @@ class Delivery:
         lock_token: the transport's handle for settling it; opaque to everyone else.
         delivery_count: how many times it was delivered, this time included; at least 1.
         sequence_number: the broker's position of it as text, unique within its queue; empty if the broker has none.
-        enqueued_at: when the broker took it, if it tells.
+        enqueued_at: when the broker accepted it, if reported.
         locked_until: when the lock ends unless renewed; None for a lock that lasts as long as the connection.
         dead_letter_reason: why it was dead-lettered, when read from a dead-letter queue.
         dead_letter_description: the same in a sentence.

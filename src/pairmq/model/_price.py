@@ -15,7 +15,7 @@ class Price:
 
     Args:
         per_million: for a million operations.
-        base: a month of 30 days, whatever is done.
+        base: fixed charge for a month of 30 days.
     """
 
     per_million: Decimal = Decimal(0)

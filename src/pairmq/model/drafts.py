@@ -14,7 +14,7 @@ def draft_of(record: Any) -> Any:
     """Make the class of drafts for a frozen dataclass with slots.
 
     Args:
-        record: the class, without bases; its checks are the business of whoever fills the draft.
+        record: the class, without bases; its checks are left to the code that fills the draft.
 
     Returns:
         A class of the same slots. Set **all** of an instance's fields, then its ``__class__`` to the record's class.

@@ -78,7 +78,7 @@ class SendError(PairMQError):
 
 
 class SendRefused(SendError):
-    """The message was accepted nowhere: the caller's mistake, or nothing could take it (SPEC 3.1)."""
+    """No broker accepted the message: the caller's mistake, or none could (SPEC 3.1)."""
 
 
 class MessageTooLarge(SendRefused):
@@ -106,11 +106,11 @@ class SendUnknown(SendError):
 
 
 class PairClosed(PairMQError):
-    """The pair is closed or closing and takes no more work."""
+    """The pair is closed or closing."""
 
 
 class PairFaulted(PairMQError):
-    """The pair lost a broker connection for good; ``__cause__`` says how (SPEC 9.2)."""
+    """The pair lost a broker connection permanently; ``__cause__`` is the reason (SPEC 9.2)."""
 
 
 class EnvelopeError(PairMQError):

@@ -210,14 +210,14 @@ class BacklogQueueChecked(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageMoved(Event):
-    """The syphon brought a message home: confirmed by the primary, then completed in the backlog (SPEC 7.1).
+    """The syphon moved a message to the primary: confirmed by the primary, then completed in the backlog (SPEC 7.1).
 
     Args:
         queue: the backlog queue it came from.
         entity: the destination.
         message_id: its id.
         waited: seconds from divert to delivery.
-        maybe_duplicate: the primary may hold a copy already: the sender marked it so, or the syphon could not tell of a
+        maybe_duplicate: the primary may hold a copy already: the sender marked it so, or the syphon could not report a
             write of its own.
         redelivered: the message had been delivered to a syphon before, so that this may be a second copy.
         completed: it is gone from the backlog; if not, the syphon will bring a second copy.
@@ -311,7 +311,7 @@ class MessageDelivered(Event):
         error: why the broker did not confirm the settlement, so that the message may be delivered again; None when it
             did.
         receiver: the id of the receiver object: each gets messages in an order of its own. None in a journal of
-            PairMQ's that did not tell it.
+            PairMQ's that did not report it.
     """
 
     entity: Entity
@@ -373,7 +373,7 @@ class PairEnded(Event):
 
     Args:
         fault: why it faulted; None for an ordinary close.
-        unknown: sends given back as unknown because the close grace was over.
+        unknown: sends that ended as unknown because the close grace had elapsed.
     """
 
     fault: str | None = None

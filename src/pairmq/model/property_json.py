@@ -1,4 +1,4 @@
-"""Application properties as JSON: every type that a message may hold comes back as it was.
+"""Application properties as JSON: every property type of a message survives the round trip.
 
 What JSON has no type for is an object that names it: in the records of ``pairmq receive --json``, and in Spark's rows.
 """
@@ -42,9 +42,9 @@ def decode(text: str) -> PropertyValue:
     try:
         return _typed(json.loads(text, parse_constant=_refuse))
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError("it is nested too deeply") from None
     except (ValueError, binascii.Error, InvalidOperation) as error:
-        # The position is worth telling; what stands there may be nobody else's business.
+        # Report the position only: the content may be confidential.
         raise ValueError(error.msg if isinstance(error, json.JSONDecodeError) else str(error)) from None
 
 
@@ -63,7 +63,7 @@ def plain(value: PropertyValue) -> Any:
     if isinstance(value, tuple):
         return [plain(entry) for entry in value]
     nested = {key: plain(entry) for key, entry in value.items()}
-    # One that looks like those above is named as well, so that it can be told from them.
+    # One that looks like those above is named as well, to be unambiguous.
     return {_MAPPING: nested} if _looks_named(nested) else nested
 
 
@@ -92,4 +92,4 @@ def _looks_named(nested: Mapping[str, object]) -> bool:
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")

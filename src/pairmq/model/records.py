@@ -176,7 +176,7 @@ def _derived() -> Iterator[Column]:
             hint = _HINTS[kind][entry]
             logical: ColumnType = "string" if hint is Entity else _type_of(hint)
             if types.setdefault(field.column, logical) != logical:
-                raise TypeError(f"{kind.__name__}.{entry} is a {logical}, another kind's is none: name it in _NAMES")
+                raise TypeError(f"{kind.__name__}.{entry} is a {logical}, but not in another kind: name it in _NAMES")
             text = _MEANINGS.get(field.column) or meanings.get(entry, "")
             texts.setdefault(field.column, {})[kind.__name__] = text
     common = {column.name for column in _COMMON}
