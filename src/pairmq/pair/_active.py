@@ -10,7 +10,7 @@ _active: list[tuple[Transport, Transport]] = []
 
 
 def claim(primary: Transport, secondary: Transport) -> None:
-    """Enter a pair, if it contradicts none that is there.
+    """Register a pair, unless it contradicts another one.
 
     Raises:
         ConfigurationError: one of the connections is in a pair already, both are the same broker, or one broker would
@@ -37,10 +37,10 @@ def claim(primary: Transport, secondary: Transport) -> None:
 
 
 def holds(transport: Transport) -> bool:
-    """Whether a connection is in a pair that is there."""
+    """Whether a connection is in a registered pair."""
     return any(transport in pair for pair in _active)
 
 
 def release(primary: Transport, secondary: Transport) -> None:
-    """Forget a pair; an unknown one is ignored."""
+    """Unregister a pair; an unknown one is ignored."""
     _active[:] = [pair for pair in _active if pair[0] is not primary or pair[1] is not secondary]

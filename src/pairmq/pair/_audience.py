@@ -1,4 +1,4 @@
-"""Who watches a pair: its observers, the log, and those that read its events (SPEC 10.1)."""
+"""The receivers of a pair's events: observers, the log, and event streams (SPEC 10.1)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _CLOSING = 2.0  # s for an observer to write out what it holds: as long as a tra
 
 
 class Audience:
-    """Takes a pair's events and gives them to all who watch it.
+    """Forwards a pair's events to its observers, the log and event streams.
 
     Args:
         name: the pair's, for every event.
-        clock: tells the instants.
-        observers: of the pair; they are closed with it.
+        clock: timestamps the events.
+        observers: the pair's; closed with it.
     """
 
     def __init__(self, name: str, clock: Clock, observers: Iterable[Observer]) -> None:
@@ -42,12 +42,12 @@ class Audience:
             self.emit.add(observer.on_event, values=values, follower=follower)
         tracing = [observer for observer in self._observers if isinstance(observer, TracingObserver)]
         self.tracing = SendTracing(tracing, self.emit) if tracing else None
-        """Spans of the sends; None where nobody asks for them."""
-        # The log is always on; its lines for single messages cost the hot path nothing unless someone reads them.
+        """Spans of the sends; None without a tracing observer."""
+        # The log is always on; its lines for single messages cost the hot path nothing unless they are enabled.
         self.emit.add(LogObserver().on_event, per_message=_log.isEnabledFor(logging.DEBUG))
 
     def events(self) -> AsyncIterator[Event]:
-        """Iterate over what happens from this call on, until the audience has ended."""
+        """Iterate over events from this call on, until `end`."""
         stream = EventStream(self._leave, self._waited_for)
         if not self.emit.has(self._hand_on):
             self.emit.add(self._hand_on)
@@ -66,12 +66,12 @@ class Audience:
         self._rest()
 
     def _rest(self) -> None:
-        """Take no events, which cost every send something, once nobody reads them."""
+        """Stop taking events, which cost every send, when no stream reads them."""
         if not self._streams:
             self.emit.remove(self._hand_on)
 
     async def end(self) -> None:
-        """Let those end who read events, then close the observers, once; never raises, over within two seconds."""
+        """End the event streams, then close the observers, once; never raises, returns within two seconds."""
         self._ended = True
         for stream in tuple(self._streams):
             stream.end()
@@ -83,5 +83,5 @@ async def _close(observer: Observer) -> None:
     try:
         async with asyncio.timeout(_CLOSING):
             await observer.close()
-    except FAILURES:  # nobody else cancels this one: a pair's closing goes on without those who wait for it
+    except FAILURES:  # only its own timeout cancels it: closing a pair is shielded from its callers
         _log.exception("an observer failed to close: %r", observer)

@@ -15,13 +15,13 @@ class _Lease(NamedTuple):
 
 
 class MemoryClaims(ClaimStore):
-    """Claims that this process alone knows, and forgets when it ends.
+    """Claims in this process's memory, gone when it ends.
 
-    For one consumer process, or for tests. Ids are forgotten when their time is over, and the oldest of those handled
-    when there are too many; a claim that is held is never given up for want of room.
+    For a single consumer process, or tests. Ids are forgotten when their window ends, or the oldest handled ones when
+    there are too many; a held claim is never evicted.
 
     Args:
-        entries: ids that it remembers at most, about 200 bytes each.
+        entries: most ids that it remembers, about 200 bytes each.
 
     Raises:
         ValueError: ``entries`` is below 1.
@@ -33,10 +33,10 @@ class MemoryClaims(ClaimStore):
         self._entries = entries
         self._held: dict[str, _Lease] = {}
         self._done: OrderedDict[str, float] = OrderedDict()
-        """When each is forgotten, the first to be handled first."""
+        """When each is forgotten, in the order of handling."""
 
     def __len__(self) -> int:
-        """Ids that it remembers now."""
+        """The number of ids that it remembers."""
         return len(self._held) + len(self._done)
 
     async def claim(self, key: str, token: str, lease: float) -> Claim:
@@ -83,13 +83,13 @@ class MemoryClaims(ClaimStore):
         return self._done.get(key, 0.0) > now
 
     def _forget(self, now: float) -> None:
-        """Drop what is over, from the old end, and what is too much."""
+        """Drop expired ids, oldest first, and the excess."""
         while self._done:
             oldest = next(iter(self._done))
             if self._done[oldest] > now and len(self) <= self._entries:
                 break
             del self._done[oldest]
-        if len(self._held) > self._entries:  # leases that ended and that nobody came back for
+        if len(self._held) > self._entries:  # leases that ended and were not claimed again
             self._held = {key: held for key, held in self._held.items() if held.ends_at > now}
 
     @staticmethod

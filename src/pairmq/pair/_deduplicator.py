@@ -1,10 +1,9 @@
-"""Handling each message once, as far as that can be had (SPEC 3.3: copies have one message id).
+"""Handling each message once, as far as possible (SPEC 3.3: copies have one message id).
 
-At least once is what every sender, syphon and broker gives, so that a consumer meets second copies. A key for each
-message id goes from free to *held*, by the consumer that handles the message, to *done*. Both steps are needed: an id
-that is remembered only after its handler would let two consumers handle two copies side by side; one that is remembered
-for good before it would lose the message when the consumer dies on the way. So the first is a lease that ends by
-itself, and only the second one lasts.
+Delivery is at least once, so consumers see duplicates. A key for each message id goes from free to *held*, by the
+consumer that handles the message, to *done*. Both steps are needed: an id recorded only after the handler would let two
+consumers handle two copies concurrently; one recorded permanently before it would lose the message if the consumer
+dies. So the first is a lease that expires, and only the second lasts.
 """
 
 from __future__ import annotations
@@ -45,21 +44,20 @@ class Deduplicator:
                     await handle(delivery.message)
 
     Args:
-        store: keeps what is known; this process's memory when left out. Consumers that share a queue share a store,
-            such as ``pairmq_redis.RedisClaims``.
-        window: seconds for which an id is remembered after its message was handled. A second copy may come as late as
-            an outage and its drain last.
-        lease: seconds after which a consumer that died loses its claim; while a handler works inside `once` it is
-            renewed.
+        store: holds the claims; this process's memory by default. Consumers that share a queue share a store, such as
+            ``pairmq_redis.RedisClaims``.
+        window: seconds for which an id is remembered after its message was handled. A duplicate may arrive as late as
+            the end of an outage and its drain.
+        lease: seconds after which a dead consumer loses its claim; renewed while a handler runs inside `once`.
         scope: names the consumers that share their work. Two of different scopes each handle every message.
 
     Raises:
         ValueError: ``window`` or ``lease`` is not above 0.
 
-    What it can't do: a consumer that dies after its handler's work and before the store has noted it leaves a message
-    that is handled again. Only a handler that notes the message id together with its own work closes that gap. A copy
-    that comes after the window is handled again, too, and so is any message without an id. Messages of one id count as
-    copies of each other only where they were read from one source.
+    Limits: if a consumer dies after its handler's work and before the store has recorded it, the message is handled
+        again. Only a handler that records the message id atomically with its own work closes that gap. A copy that
+        arrives after the window is handled again, and so is any message without an id. Messages with the same id are
+        copies of each other only if they were read from the same source.
     """
 
     def __init__(
@@ -75,28 +73,28 @@ class Deduplicator:
 
     @asynccontextmanager
     async def once(self, delivery: PairDelivery) -> AsyncIterator[bool]:
-        """Claim a delivery's message, and settle both the claim and the delivery when the inside has ended.
+        """Claim a delivery's message; on exit, settle the claim and the delivery.
 
         Args:
-            delivery: of `Pair.receiver`, not settled.
+            delivery: from `Pair.receiver`, not settled.
 
         Yields:
-            True if the message is to be handled; False for a copy of one that was. A message that another consumer
-            handles just now is waited for: it is done soon, or its lease ends and the message is this consumer's.
+            True if the message is to be handled; False for a copy of one that was. If another consumer is handling the
+            message, this waits until it is done or its lease ends.
 
-        When the inside ends well, the delivery is completed, and then the message is remembered. An inside that settles
-        the delivery itself decides by that: the message is remembered once the broker has confirmed that it was
-        completed or dead-lettered. When the inside raises, abandons the delivery, or settles it without the broker's
-        confirmation, the claim is released, and the message is handled again when it is redelivered. An unsettled
-        delivery stays as it is: abandon it, dead-letter it, or let its lock end. A copy is completed.
+        If the body succeeds, the delivery is completed, and then the message is remembered. A body may settle the
+        delivery itself: the message is then remembered once the broker has confirmed that it was completed or
+        dead-lettered. If the body raises, abandons the delivery, or settles it without the broker's confirmation, the
+        claim is released, and the message is handled again when it is redelivered. After an exception the delivery is
+        left unsettled: abandon it, dead-letter it, or let its lock expire. A copy is completed.
 
         Raises:
-            TransportError: the store can't be reached: nobody knows whether the message was handled.
-            BaseException: what the inside raises.
+            TransportError: the store is unavailable, so it is unknown whether the message was handled.
+            BaseException: whatever the body raises.
 
-        A lost lock, or an unreachable broker, is no error where `once` completes the delivery itself: the work is done,
-        so that the message is remembered, and completed when it is redelivered. Cancelled inside, it releases the
-        claim; cancelled on the way in, the lease has to end; cancelled on the way out, the message is remembered.
+        A lost lock or an unavailable broker is not an error if `once` completes the delivery itself: the work is done,
+        so the message is remembered, and completed when it is redelivered. Cancellation in the body releases the claim;
+        on entry, the lease has to expire; on exit, the message is remembered.
         """
         held = await self._claimed(delivery)
         if held is None:
@@ -108,7 +106,7 @@ class Deduplicator:
         try:
             yield True
             if delivery.settlement is None:
-                # The inside ended well: its work is done, whatever becomes of the completion.
+                # The body succeeded: its work is done, whether or not the completion succeeds.
                 handled = True
                 await _completed(delivery)
             else:
@@ -118,19 +116,18 @@ class Deduplicator:
             await (held.confirm() if handled else held.release())
 
     async def first_only(self, receiver: AsyncIterable[PairDelivery]) -> AsyncIterator[FirstDelivery]:
-        """Iterate over the deliveries whose messages are to be handled; copies are completed on the way.
+        """Iterate over the deliveries to be handled; copies are completed and skipped.
 
         Args:
-            receiver: of `Pair.receiver`.
+            receiver: from `Pair.receiver`.
 
         Yields:
-            Deliveries that are claimed, and settle the claim with themselves. Settle each within ``lease`` seconds, or
-            renew it: nothing renews it meanwhile, as with its lock. A copy of one that is not settled yet, here or by
-            another consumer, is waited for, and nothing is given until then: settle each before you ask for the next,
-            or in a task of its own.
+            Claimed deliveries; settling one settles its claim. Settle each within ``lease`` seconds, or renew it: as
+            with its lock, this is not done automatically. At a copy of an unsettled delivery, here or at another
+            consumer, the iteration waits: settle each delivery before the next one is requested, or in its own task.
 
         Raises:
-            TransportError: the store refuses this user. While it can't be reached the iteration waits.
+            TransportError: the store refuses this user. While it is unavailable the iteration waits.
         """
         async for delivery in receiver:
             held = await self._claimed(delivery, patient=True)
@@ -148,9 +145,9 @@ class Deduplicator:
 
         Args:
             delivery: whose message.
-            patient: wait for a store that is away.
+            patient: wait while the store is unavailable.
         """
-        # One token for all trials: a claim whose answer was lost is one's own, and not to be waited for.
+        # One token for all attempts: a claim whose response was lost is still ours.
         held = _Held(self, self._key(delivery), uuid.uuid4().hex)
         retry = 0
         while held.key is not None:
@@ -169,7 +166,7 @@ class Deduplicator:
         return held
 
     def _key(self, delivery: PairDelivery) -> str | None:
-        """Name a message in the store: hashed, as ids and paths are others' words, of any length and character."""
+        """Name a message in the store: hashed, as ids and paths may have any length and characters."""
         message_id = delivery.message.message_id
         if message_id is None:
             return None
@@ -184,13 +181,13 @@ class Deduplicator:
         try:
             return await self._limits.run(operation, asyncio.get_running_loop().time() + _STORE_TIMEOUT)
         except TransportError as error:
-            # A time limit knows nothing of whom it was set, and a consumer has two brokers beside its store.
+            # A timeout does not name its server, and a consumer has two brokers besides its store.
             text = f"{self._store!r}: {error}"
             raise TransportError(text, error.kind, error.reason, maybe_applied=error.maybe_applied) from error
 
 
 class _Held:
-    """A claim that this consumer has; one without a key, of a message without an id, stands for nothing."""
+    """A claim of this consumer; without a key (a message without an id) it does nothing."""
 
     __slots__ = ("_of", "key", "token")
 
@@ -200,12 +197,12 @@ class _Held:
         self.token = token
 
     async def renew(self) -> bool:
-        """Let it last its lease from now; False when it is lost."""
+        """Extend the lease from now; False if the claim is lost."""
         of = self._of
         return self.key is None or await of._asked(of._store.renew(self.key, self.token, of._lease))
 
     async def confirm(self) -> None:
-        """Remember that the message was handled; it was, so that a store that is away is no reason to fail."""
+        """Record that the message was handled; an unavailable store is not an error, as the work is done."""
         of = self._of
         for retry in range(_CONFIRM_RETRIES) if self.key is not None else ():
             try:
@@ -216,22 +213,22 @@ class _Held:
             else:
                 return
         if self.key is not None:
-            _log.warning("the store did not note that a message was handled: a second copy would be handled again")
+            _log.warning("the store did not record that a message was handled: a duplicate would be handled again")
 
     async def release(self) -> None:
-        """Give it back, as far as the store can be reached: else the lease ends."""
+        """Release the claim if the store is reachable; otherwise the lease expires."""
         if self.key is None:
             return
         try:
             await self._of._asked(self._of._store.release(self.key, self.token))
         except TransportError as error:
-            _log.debug("a claim could not be given back, and ends with its lease: %s", error)
+            _log.debug("a claim could not be released, and ends with its lease: %s", error)
 
 
 class _Renewals:
-    """Renews a claim three times a lease, until told to end.
+    """Renews a claim three times per lease, until `end`.
 
-    Most handlers have ended before the first of these: a timer is all that they pay for, and a task is made for others.
+    Most handlers end before the first renewal: they cost a timer only, and the others a task.
     """
 
     __slots__ = ("_every", "_held", "_task", "_timer")
@@ -243,7 +240,7 @@ class _Renewals:
         self._timer = asyncio.get_running_loop().call_later(self._every, self._begin)
 
     async def end(self) -> None:
-        """Renew it no more."""
+        """Stop renewing."""
         self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
@@ -264,7 +261,7 @@ class _Renewals:
 
 
 class FirstDelivery:
-    """A delivery whose message this consumer has claimed; made by `Deduplicator.first_only`."""
+    """A delivery whose message this consumer has claimed; returned by `Deduplicator.first_only`."""
 
     __slots__ = ("_delivery", "_held")
 
@@ -288,18 +285,18 @@ class FirstDelivery:
         return self._delivery.body
 
     async def complete(self) -> None:
-        """Remove the message from the broker for good, and remember that it was handled.
+        """Remove the message from the broker, and remember that it was handled.
 
         Raises:
-            LockLost, TransportError: as `PairDelivery.complete`. The claim is released, so that the message is handled
-                again when it is redelivered; settle it again where the broker may still accept that.
+            LockLost, TransportError: as `PairDelivery.complete`. The claim is released, so the message is handled again
+                when it is redelivered; retry the settlement if the broker may still accept it.
 
-        Cancelled, it releases the claim, too. Cancelled while the store notes the message, the lease has to end.
+        Cancellation releases the claim, too; while the store records the message, the lease has to expire.
         """
         await self._settle(self._delivery.complete())
 
     async def abandon(self) -> None:
-        """Release the claim and the message at once, to be handled again. Raises as `PairDelivery.complete`."""
+        """Release the claim and the message immediately, to be handled again. Raises as `PairDelivery.complete`."""
         await self._held.release()
         await self._delivery.abandon()
 
@@ -308,11 +305,11 @@ class FirstDelivery:
         await self._settle(self._delivery.dead_letter(reason, description))
 
     async def renew_lock(self) -> None:
-        """Make the lock, and the lease, last their whole duration from now.
+        """Extend the lock and the lease to their full duration from now.
 
         Raises:
             LockLost: the lock or the claim has ended; another consumer may have the message.
-            TransportError: the broker or the store could not be reached.
+            TransportError: the broker or the store is unavailable.
         """
         if not await self._held.renew():
             raise LockLost(f"the claim on message {self.message.message_id} has ended")
@@ -331,18 +328,18 @@ class FirstDelivery:
 def _ended(delivery: PairDelivery) -> bool:
     """Whether the broker has confirmed that it will not deliver the message again (SPEC 12.7).
 
-    Remembered before that, a message that is redelivered counts as a copy and is removed: dead-lettered nowhere, and
-    perhaps not handled either, as the failed settlement may have undone the handler's work.
+    If it were remembered earlier, the redelivered message would count as a copy and be removed: not dead-lettered, and
+    perhaps not handled, as the failed settlement may have undone the handler's work.
     """
     return delivery.settled and delivery.settlement is not Settlement.ABANDONED
 
 
 async def _completed(delivery: PairDelivery) -> None:
-    """Complete what needs no handling any more; if that fails it comes again, and is completed then."""
+    """Complete a handled message; if that fails, it is redelivered and completed then."""
     try:
         await delivery.complete()
     except (LockLost, TransportError) as error:
-        _log.debug("a handled message could not be completed, and will come again: %s", error)
+        _log.debug("a handled message could not be completed, and will be redelivered: %s", error)
 
 
 async def _pause(retry: int) -> None:

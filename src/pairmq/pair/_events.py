@@ -17,9 +17,9 @@ class EventStream(AsyncIterator[Event]):
     A reader that is slower than the events misses the oldest; a `Warned` event in their place says how many.
 
     Args:
-        left: is told when its reader has closed it. Whoever puts events into it holds it weakly, so that one that is
-            dropped without a word, iterated or not, is gone as well.
-        waited_for: holds it while a reader waits, as perhaps nobody else holds that reader's task.
+        left: called when its reader has closed it. The producer holds the stream weakly, so that one that is dropped
+            without being closed is collected.
+        waited_for: holds it while a reader waits, as the reader's task may have no other reference.
         capacity: events that wait for the reader, at most.
     """
 
@@ -47,12 +47,12 @@ class EventStream(AsyncIterator[Event]):
         self._arrived.set()
 
     def end(self) -> None:
-        """Let the reader end once it has read what is there."""
+        """Let the reader end once it has read the queued events."""
         self._ended = True
         self._arrived.set()
 
     async def aclose(self) -> None:
-        """Take no more events and forget those that wait; whoever waits for one gets the end. Idempotent."""
+        """Take no more events, drop the queued ones, and end a waiting reader. Idempotent."""
         self._events.clear()
         self.end()
         self._left(self)

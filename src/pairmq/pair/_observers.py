@@ -1,4 +1,4 @@
-"""Observers that a pair is given by their names, as settings can't hold objects."""
+"""Observers by name, as settings can't hold objects."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def observers_of(
 
 
 def named_in_environment(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """The observers that ``PAIRMQ_OBSERVERS`` names, divided by commas."""
+    """The observers named in ``PAIRMQ_OBSERVERS``, separated by commas."""
     environ = os.environ if environ is None else environ
     return names_in(environ.get(f"{PREFIX}OBSERVERS", ""))
 

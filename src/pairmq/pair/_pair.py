@@ -1,4 +1,4 @@
-"""The pair: a primary broker, a secondary one, and what keeps messages safe between them."""
+"""The pair: a primary broker, a secondary one, and failover between them."""
 
 from __future__ import annotations
 
@@ -35,11 +35,10 @@ if TYPE_CHECKING:
 
 
 class Pair:
-    """Two brokers that stand in for each other, for all entities of the primary.
+    """A primary broker and a secondary one that takes over when it fails, for all entities of the primary.
 
-    Make one with `Pair.connect` and use it as an async context manager, or await it and `close` it yourself. A pair
-    belongs to the event loop that opened it, and refuses calls from another one with `RuntimeError`; one pair serves
-    any number of tasks.
+    Make one with `Pair.connect` and use it as an async context manager, or await it and `close` it. A pair belongs to
+    the event loop that opened it; calls from another loop raise `RuntimeError`. Any number of tasks may share a pair.
     """
 
     def __init__(
@@ -83,28 +82,27 @@ class Pair:
         syphon_queues: Iterable[int] | None = None,
         **overrides: Any,
     ) -> Pair:
-        """Make a pair; it opens at ``async with`` or ``await``.
+        """Make a pair, to be opened by ``async with`` or ``await``.
 
         Args:
-            primary: the primary's URL, whose scheme picks the transport, or a transport of your own; else from the
+            primary: the primary's URL, whose scheme selects the transport, or a transport; by default from the
                 settings.
             secondary: likewise.
-            options: all options at once; or leave it out and name single ones in ``overrides``, which then complete
-                those of the settings.
-            config: a TOML file with a ``[pair]`` table, under the ``PAIRMQ_*`` variables and what is given here; else
-                the one of ``PAIRMQ_CONFIG``, which is left alone where both brokers and ``options`` are given.
-            observers: see every event, besides those that installed plugins bring of themselves, and those that the
-                settings or ``PAIRMQ_OBSERVERS`` name; each an object, or a name: ``"opentelemetry"``, or a plugin's.
-            journal: a directory that takes every event, or a journal that others use too; else the one of the settings
-                or of ``PAIRMQ_JOURNAL``, else none. Needs ``pairmq[journal]``.
+            options: all options; or omit it and set single ones in ``overrides``, which are merged with the settings.
+            config: a TOML file with a ``[pair]`` table, overridden by the ``PAIRMQ_*`` variables and by arguments.
+                Default: ``PAIRMQ_CONFIG``, which is not read if both brokers and ``options`` are given.
+            observers: receive every event, in addition to those of installed plugins, and those named in the settings
+                or ``PAIRMQ_OBSERVERS``; objects or names: ``"opentelemetry"``, or a plugin's.
+            journal: the directory of a journal of all events, or a journal that is shared with other pairs. Default:
+                the settings or ``PAIRMQ_JOURNAL``, else none. Needs ``pairmq[journal]``.
             plugins: where transports are looked up.
-            clock: time and chance, for simulations.
-            syphon_queues: indexes of the only backlog queues that this process's syphon empties, where several share
-                the work; only these are checked, and made if missing. All when left out.
+            clock: time and randomness, for simulations.
+            syphon_queues: indexes of the backlog queues that this process's syphon drains, to share the work among
+                processes; only these are checked, and created if missing. Default: all.
             overrides: options by name, as in `PairOptions`.
 
         Raises:
-            ConfigurationError: a setting, a URL or a plugin is wrong, or is missing; says what to do.
+            ConfigurationError: a setting, a URL or a plugin is invalid or missing; the message says what to do.
         """
         urls = [side if isinstance(side, str) else None for side in (primary, secondary)]
         if options is not None and overrides:
@@ -112,7 +110,7 @@ class Pair:
         journal = journal or os.environ.get(f"{PREFIX}JOURNAL") or None
         named = named_in_environment()
         if config or options is None or primary is None or secondary is None:
-            # A transport of the caller's own needs no URL; any stands in for it.
+            # A transport given by the caller needs no URL: use a placeholder.
             settings = load_settings(
                 primary="given://" if isinstance(primary, Transport) else urls[0],
                 secondary="given://" if isinstance(secondary, Transport) else urls[1],
@@ -134,17 +132,17 @@ class Pair:
     # Life.
 
     async def open(self) -> Self:
-        """Make the backlog queues, and start the syphon where it is enabled (SPEC 5.1). Idempotent.
+        """Create the backlog queues, and start the syphon if it is enabled (SPEC 5.1). Idempotent.
 
-        Neither broker has to be there: a secondary that is away is tried again later, and the first send finds out
-        about the primary.
+        Neither broker has to be reachable: an unavailable secondary is retried later, the primary is contacted by the
+        first send.
 
         Raises:
             ConfigurationError: this pair contradicts another one of the process (SPEC 9.3).
-            TransportError: the secondary refuses to let the backlog queues be made.
-            PairClosed, PairFaulted: it was closed, or has faulted, or its opening was given up: a pair is opened once.
+            TransportError: the secondary refuses to create the backlog queues.
+            PairClosed, PairFaulted: it was closed, or has faulted, or opening it was cancelled: a pair opens only once.
 
-        A cancelled call gives the opening up, unless others wait for it too, and leaves nothing behind.
+        Cancelling the call cancels the opening, unless other callers wait for it, and leaves nothing behind.
         """
         if self._ending is not None:
             raise PairClosed("the pair is closed: make a new one")
@@ -154,7 +152,7 @@ class Pair:
         if not opening.done():
             await self._wait_for(opening)
         if opening.cancelled():
-            raise PairClosed("the pair was closed, or its opening was given up, before it was open: make a new one")
+            raise PairClosed("the pair was closed, or its opening was cancelled, before it was open: make a new one")
         opening.result()
         self._opened.check_here()
         return self
@@ -164,7 +162,8 @@ class Pair:
         try:
             await asyncio.wait((opening,))
         except asyncio.CancelledError:
-            # Others may wait for it as well; the last one to give up takes it along, also when it has just opened.
+            # Other callers may be waiting; the last one to be cancelled undoes the opening, even if it has just
+            # finished.
             if self._openers == 1:
                 opening.cancel()
                 await asyncio.wait((opening,))
@@ -180,7 +179,7 @@ class Pair:
             self._claimed = True
             self._engine = await self._started()
         except BaseException:
-            await self._audience.end()  # nobody closes a pair that did not open
+            await self._audience.end()  # a pair that did not open is never closed
             raise
 
     async def _started(self) -> Engine:
@@ -198,11 +197,11 @@ class Pair:
         return engine
 
     async def close(self) -> None:
-        """End the pair: sends in flight get ``close_grace``, then are unknown; both connections close (SPEC 9.1).
+        """Close the pair: sends in flight get ``close_grace``, then end as unknown; both connections close (SPEC 9.1).
 
-        Idempotent; never raises and never hangs, whatever brokers and observers do. Cancelling it does not stop the
-        closing. A pair that was never opened, or was refused, only closes its connections, and none that another pair
-        has.
+        Idempotent; never raises and never hangs, regardless of brokers and observers. Cancelling the call does not stop
+        the closing. A pair that was never opened, or could not be, closes only its connections, except those of another
+        pair.
         """
         if self._ending is None:
             self._ending = start_task(self._end(), name="pair end")
@@ -242,9 +241,9 @@ class Pair:
             kind: ``"queue"`` or ``"topic"``.
 
         Raises:
-            ConfigurationError: the path is none, or the primary's transport has no such entities, or the syphon would
-                dead-letter what is diverted: ``allowed_entities`` leaves it out, it is the broker's own, or it has the
-                name of a backlog queue (SPEC 5.8).
+            ConfigurationError: the path is invalid, or the primary's transport does not support this kind, or the
+                syphon would dead-letter diverted messages: the entity is not in ``allowed_entities``, is internal to
+                the broker, or has the name of a backlog queue (SPEC 5.8).
             PairClosed, PairFaulted: the pair has ended or is not open.
         """
         entity = self._entity(path, kind)
@@ -265,10 +264,10 @@ class Pair:
             path: the queue's or topic's path.
             subscription: the subscription to read, which makes ``path`` a topic.
             dead_letter: read its dead-letter queue.
-            prefetch: messages that an iteration locks at once; what it holds must be settled within the lock.
+            prefetch: messages that an iteration locks in one receive; all must be settled before their locks expire.
 
         Raises:
-            ConfigurationError: a name is none, or the primary's transport has no such source.
+            ConfigurationError: a name is invalid, or the primary's transport does not support this source.
             PairClosed, PairFaulted: the pair has ended or is not open.
         """
         entity = self._entity(path, "queue" if subscription is None else "topic")
@@ -281,36 +280,36 @@ class Pair:
         except (TransportError, ValueError) as error:
             raise ConfigurationError(str(error)) from error
 
-    # What can be seen and said.
+    # State and operations.
 
     def state(self, path: str, *, kind: str = "queue") -> EntityState:
-        """The state of an entity as this process knows it; one that it never used is healthy (SPEC 4)."""
+        """The state of an entity in this process; one that it never used is healthy (SPEC 4)."""
         return self._opened.states().get(self._entity(path, kind), EntityState.HEALTHY)
 
     def states(self) -> Mapping[Entity, EntityState]:
-        """The states of the entities that this process uses, and of those that it used last (SPEC 4.10).
+        """The states of the entities that this process uses or used recently (SPEC 4.10).
 
-        All that are not healthy are among them; of healthy ones without a sender object, about a thousand.
+        Includes all that are not healthy, and about a thousand healthy ones without a sender.
         """
         return self._opened.states()
 
     async def check(self, *entities: str | Entity, timeout: float = 5.0) -> Readiness:
-        """Ask the brokers whether sends would be accepted now; for readiness checks of services.
+        """Check with the brokers whether sends would be accepted now; for readiness probes.
 
-        An entity is ready when the primary takes its messages, or when it does not (or is failed over) and a backlog
+        An entity is ready if the primary accepts its messages, or, when it is unavailable or failed over, a backlog
         queue does. What the primary refuses, such as a missing queue, is never diverted and so not ready (SPEC 3.6).
-        Nothing about the entities' states is changed.
+        The entities' states do not change.
 
         Args:
-            entities: paths of queues, or entities; without any, all of `states`. Where there are none, the pair is
-                ready when the primary answers or a backlog queue takes messages.
-            timeout: seconds that each side has to answer.
+            entities: paths of queues, or entities. Default: all of `states`; if there are none, the pair is ready if
+                the primary responds or a backlog queue accepts messages.
+            timeout: seconds for each broker to respond.
 
         Returns:
-            One entry an entity: which side takes its messages, or why none does.
+            One entry per entity: which broker accepts its messages, or why none does.
 
         Raises:
-            ConfigurationError: a path is none.
+            ConfigurationError: a path is invalid.
             PairClosed, PairFaulted: the pair has ended or is not open.
 
         A cancelled check leaves nothing behind.
@@ -321,17 +320,17 @@ class Pair:
         return await find_readiness(engine, self.name, asked or list(engine.states()), timeout)
 
     async def agreement(self, *, everywhere: bool = False, timeout: float = 5.0) -> Agreement:
-        """Ask the secondary whether the processes of this pair agree, and whether messages wait that none drains.
+        """Check in the secondary whether the processes of this pair agree, and whether any backlog is not drained.
 
-        A syphon of this process drains from now on what was found of other processes (SPEC 13.2).
+        The syphon of this process then also drains the queues found to be in use by other processes (SPEC 13.2).
 
         Args:
-            everywhere: look also for backlog queues under other names of the primary, which lists all queues of the
+            everywhere: also look for backlog queues under other names of the primary, by listing all queues of the
                 secondary.
             timeout: seconds that each operation may take.
 
         Returns:
-            Options that differ, queues that are not drained, or why that could not be found out.
+            Options that differ and queues that are not drained, or why this could not be determined.
 
         Raises:
             PairClosed, PairFaulted: the pair has ended or is not open.
@@ -343,25 +342,26 @@ class Pair:
         return await engine.agreement(timeout, everywhere=everywhere)
 
     def events(self) -> AsyncIterator[Event]:
-        """Iterate over what happens from this call on, until the pair ends, `aclose` is called or nobody holds it.
+        """Iterate over the events from this call on, until the pair closes, `aclose` is called or the iterator is
+        dropped.
 
-        A reader that is slower than the events misses the oldest, and is told so by a `Warned` event. One that is
-        cancelled as it waits misses none, and may go on.
+        A reader that is too slow misses the oldest, and gets a `Warned` event. A cancelled wait misses none; iteration
+        may continue.
         """
         return self._audience.events()
 
     def subscribe(self, sink: Callable[[Event], None], *, per_message: bool = True) -> Callable[[], None]:
-        """Give ``sink`` every event from now on, synchronously; returns what ends that.
+        """Call ``sink`` with every event from now on, synchronously; returns a function that unsubscribes it.
 
         Args:
-            sink: must be quick, as sends wait for it; what it raises is reported once and ignored.
-            per_message: also the events of single messages, which cost every send and every moved message something.
+            sink: must be fast, as sends wait for it; its exceptions are reported once and ignored.
+            per_message: include the events of single messages, at a cost for every send and every moved message.
         """
         self._emit.add(sink, per_message=per_message)
         return lambda: self._emit.remove(sink)
 
     def mark_healthy(self, path: str, *, kind: str = "queue") -> None:
-        """Send to the primary again, on an operator's word (SPEC 4.7); ends a `hold` too."""
+        """Send to the primary again, by an operator's decision (SPEC 4.7); also ends a `hold`."""
         self._opened.operator(self._entity(path, kind), "mark_healthy")
 
     def force_failover(self, path: str, *, kind: str = "queue") -> None:
@@ -374,24 +374,24 @@ class Pair:
         Args:
             path: the entity's.
             kind: ``queue`` or ``topic``.
-            syphon: keep this process's syphon from delivering to the entity too: see `syphon_holds`. Without it a
-                syphon goes on moving to the entity what waits in the backlog.
+            syphon: keep this process's syphon from delivering to the entity too: see `syphon_holds`. Otherwise a syphon
+                continues to drain the entity's backlog.
 
         Raises:
-            ConfigurationError: ``syphon`` in a process that has none; then nothing is held. Or the path is invalid.
+            ConfigurationError: ``syphon`` in a process without one (nothing is held), or the path is invalid.
             PairClosed, PairFaulted: the pair has ended.
         """
         self._opened.operator(self._entity(path, kind), "hold", syphon=syphon)
 
     @property
     def syphon_holds(self) -> frozenset[Entity]:
-        """Entities that this process's syphon delivers nothing to, by `hold` with ``syphon=True``."""
+        """Entities to which this process's syphon does not deliver, because of `hold` with ``syphon=True``."""
         syphon = self._opened.syphon
         return frozenset() if syphon is None else syphon.gates.held
 
     @property
     def options(self) -> PairOptions:
-        """How it behaves."""
+        """The pair's options."""
         return self._options
 
     @property
@@ -401,7 +401,7 @@ class Pair:
 
     @property
     def primary(self) -> Transport:
-        """The primary's transport, whose ``admin`` makes queues."""
+        """The primary's transport, whose ``admin`` creates queues."""
         return self._primary
 
     @property
@@ -413,14 +413,14 @@ class Pair:
     def backlog_queues(self) -> tuple[Entity, ...]:
         """The backlog queues on the secondary, in order of their index.
 
-        In a process with a syphon those follow that other processes use beyond this one's options (SPEC 13.2).
+        In a process with a syphon, followed by those that only other processes use (SPEC 13.2).
         """
         backlog = self._opened.backlog
         return backlog.entities + backlog.others
 
     @property
     def moved(self) -> int:
-        """Messages that this process's syphon has brought home; 0 without one."""
+        """Messages that this process's syphon has moved to the primary; 0 without one."""
         syphon = self._opened.syphon
         return 0 if syphon is None else syphon.moved
 

@@ -1,4 +1,4 @@
-"""Whether messages move now: asked of the brokers, not concluded from open connections."""
+"""Whether messages move now: probed at the brokers, not concluded from open connections."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class EntityReadiness:
     Args:
         entity: which one.
         state: as this process knows it (SPEC 4).
-        route: which side takes its messages; None when neither does.
-        reasons: what each side that was asked and did not say yes has answered, without secrets.
+        route: which broker accepts its messages; None if neither does.
+        reasons: why each probed broker does not accept them, without secrets.
     """
 
     entity: Entity
@@ -31,7 +31,7 @@ class EntityReadiness:
 
     @property
     def ready(self) -> bool:
-        """Whether either side takes its messages."""
+        """Whether either broker accepts its messages."""
         return self.route is not None
 
     def as_json(self) -> dict[str, Any]:
@@ -48,12 +48,12 @@ class EntityReadiness:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """What `Pair.check` has found.
+    """The result of `Pair.check`.
 
     Args:
         pair: its name.
-        entities: one entry for each that was asked for, in that order.
-        reasons: where there was no entity to ask for, why neither broker would take a message; else empty.
+        entities: one entry for each requested entity, in that order.
+        reasons: without any entity, why neither broker would accept a message; else empty.
     """
 
     pair: str
@@ -62,7 +62,7 @@ class Readiness:
 
     @property
     def ready(self) -> bool:
-        """Whether all of them are; without any, whether a broker takes messages."""
+        """Whether all of them are; without any, whether a broker accepts messages."""
         return not self.reasons and all(entity.ready for entity in self.entities)
 
     def as_json(self) -> dict[str, Any]:

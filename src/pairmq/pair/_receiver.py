@@ -61,34 +61,34 @@ class PairDelivery:
 
     @property
     def settlement(self) -> Settlement | None:
-        """How it was settled, or should have been where the broker did not confirm it; None when it was not yet."""
+        """How it was settled, or attempted to be if the broker did not confirm it; None before that."""
         return self._settlement
 
     @property
     def settled(self) -> bool:
-        """Whether the broker confirmed the `settlement`; the message may be delivered again where it did not."""
+        """Whether the broker confirmed the `settlement`; otherwise the message may be redelivered."""
         return self._settled
 
     async def complete(self) -> None:
-        """Remove the message from the broker for good.
+        """Remove the message from the broker.
 
         Raises:
-            LockLost: the lock had ended; the message is delivered again.
-            TransportError: the broker could not be reached; it may be delivered again.
+            LockLost: the lock has expired; the message is redelivered.
+            TransportError: the broker is unavailable; the message may be redelivered.
         """
         await self._settle(self._receiver.complete(self._delivery), Settlement.COMPLETED)
 
     async def abandon(self) -> None:
-        """Give the message back at once, to be delivered again. Raises as `complete`."""
+        """Release the message for immediate redelivery. Raises as `complete`."""
         await self._settle(self._receiver.abandon(self._delivery), Settlement.ABANDONED)
 
     async def dead_letter(self, reason: str, description: str = "") -> None:
-        """Set the message aside in the entity's dead-letter queue, with a reason. Raises as `complete`."""
+        """Move the message to the entity's dead-letter queue, with a reason. Raises as `complete`."""
         operation = self._receiver.dead_letter(self._delivery, reason, description)
         await self._settle(operation, Settlement.DEAD_LETTERED, reason)
 
     async def renew_lock(self) -> None:
-        """Make the lock last its whole duration from now. Raises as `complete`."""
+        """Extend the lock to its full duration from now. Raises as `complete`."""
         with _lock_errors():
             self._delivery = await self._giver._limited(self._receiver.renew_lock(self._delivery))
 
@@ -112,9 +112,9 @@ class PairDelivery:
 
 
 class PairReceiver:
-    """Reads one source of the primary. Made by `Pair.receiver`; leave it to give back what is not settled.
+    """Reads one source of the primary; returned by `Pair.receiver`. Leaving its context releases unsettled messages.
 
-    Iterating survives outages: while the primary is away it waits and tries again. `receive` raises instead.
+    Iteration survives outages: while the primary is unavailable it waits and retries. `receive` raises instead.
     """
 
     def __init__(self, engine: Engine, transport: Transport, source: Source, prefetch: int, clock: Clock) -> None:
@@ -132,22 +132,22 @@ class PairReceiver:
         self._sinks: tuple[Callable[[Event], None], ...] = ()
 
     def report_to(self, sink: Callable[[Event], None]) -> None:
-        """Give ``sink`` a `MessageDelivered` for each settlement; once only, and not where the pair does so already.
+        """Call ``sink`` with a `MessageDelivered` for each settlement; once only, and not if the pair does so already.
 
         Args:
-            sink: must be quick; what it raises is raised where the delivery is settled.
+            sink: must be fast; its exceptions are raised to the caller that settles the delivery.
         """
         if sink not in self._sinks and not self._engine.emit.has(sink):
             self._sinks = (*self._sinks, sink)
 
     @property
     def id(self) -> str:
-        """Names this receiver in `MessageDelivered`."""
+        """The receiver's id in `MessageDelivered`."""
         return self._id
 
     @property
     def source(self) -> Source:
-        """What it reads."""
+        """The source that it reads."""
         return self._source
 
     @property
@@ -160,25 +160,25 @@ class PairReceiver:
 
         Args:
             max_messages: at least 1.
-            wait: seconds; 0 asks once.
+            wait: seconds; 0 polls once.
 
         Returns:
-            Deliveries in the broker's order; empty when none came in time.
+            Deliveries in the broker's order; empty if none arrived in time.
 
         Raises:
             TransportError: the primary can't be read now.
             PairClosed, PairFaulted: the pair has ended.
             ValueError: ``max_messages`` below 1 or ``wait`` below 0.
 
-        Any number of tasks may receive at once: one of them asks the broker, and the others wait for their turn. A
-        cancelled call loses nothing: what it had fetched is delivered again.
+        Any number of tasks may receive concurrently: one polls the broker, the others wait for their turn. A cancelled
+        call loses nothing: what it had fetched is redelivered.
         """
         if max_messages < 1 or wait < 0:
             raise ValueError(f"max_messages is {max_messages} and wait {wait}: at least 1, and at least 0 seconds")
         self._engine.check_here()
         ends_at = self._clock.now() + wait
         if self._turn.locked():
-            # While another call waits there is nothing to receive; that call may have begun just now, though.
+            # While another call waits there is nothing to receive, unless that call has only just started.
             try:
                 async with asyncio.timeout_at(max(ends_at, self._asked_at + _ASKED)):
                     await self._turn.acquire()
@@ -192,7 +192,7 @@ class PairReceiver:
             self._turn.release()
 
     async def _ask(self, max_messages: int, wait: float) -> list[PairDelivery]:
-        """One long poll, in turn: a transport's receiver may not be asked twice at the same time."""
+        """One long poll, in turn: a transport's receiver must not be polled concurrently."""
         self._engine.check_here()
         receiver, self._asked_at = self._receiver, self._clock.now()
         limit = wait + self._engine.options.attempt_timeout
@@ -245,7 +245,7 @@ class PairReceiver:
         return self._ready.popleft()
 
     async def close(self) -> None:
-        """Give back what is not settled; idempotent, never raises."""
+        """Release unsettled messages; idempotent, never raises."""
         self._ready.clear()
         await self._receiver.close()
 

@@ -44,7 +44,7 @@ class PairSender:
 
     @property
     def id(self) -> str:
-        """Its name in the envelopes of what it diverts."""
+        """The sender's id in the envelopes of diverted messages."""
         return self._state.sender_id
 
     async def send(self, message: Message, *, timeout: float | None = None) -> Receipt:
@@ -52,18 +52,18 @@ class PairSender:
 
         Args:
             message: what to send; given an id if it has none.
-            timeout: seconds for everything, the pair's ``send_timeout`` when left out.
+            timeout: seconds for the whole send. Default: the pair's ``send_timeout``.
 
         Returns:
-            Where it went, and whether a second copy may exist.
+            Where the message went, and whether a second copy may exist.
 
         Raises:
-            SendRefused: accepted nowhere; the subclasses say why (`MessageTooLarge`, `EntityNotFound`, `Unauthorized`,
-                `BacklogUnavailable`, `PrimaryUnavailable`, `ReservedPropertyError`).
-            SendUnknown: it may have been accepted, or not: send it again under the same id if a second copy is
+            SendRefused: no broker accepted it; subclasses give the reason (`MessageTooLarge`, `EntityNotFound`,
+                `Unauthorized`, `BacklogUnavailable`, `PrimaryUnavailable`, `ReservedPropertyError`).
+            SendUnknown: it may or may not have been accepted; send it again under the same id if a duplicate is
                 harmless.
             PairClosed: the pair or this sender is closed.
-            PairFaulted: the pair lost a broker for good.
+            PairFaulted: the pair lost a broker permanently.
 
         A cancelled send's outcome is unknown; nothing else of the pair is disturbed (SPEC 3.7).
         """
@@ -91,16 +91,16 @@ class PairSender:
 
         Args:
             messages: sent in order, in chunks of at most 500 messages or 1 MiB.
-            timeout: seconds for each chunk, the pair's ``send_timeout`` when left out.
+            timeout: seconds for each chunk. Default: the pair's ``send_timeout``.
 
         Returns:
-            One entry a message, in order: its receipt, or the error that `send` would have raised for it.
+            One entry per message, in order: its receipt, or the error that `send` would have raised.
 
         Raises:
-            PairClosed, PairFaulted: as `send`, if that is so from the start.
-            TypeError: one of them is no message; none was sent.
+            PairClosed, PairFaulted: as `send`, if nothing was sent.
+            TypeError: one of them is not a `Message`; none was sent.
 
-        A cancelled call leaves the outcome of the messages of the present chunk unknown; later ones were not sent.
+        After cancellation the outcome of the current chunk is unknown; later messages were not sent.
         """
         self._check_open()
         results: list[Receipt | SendError] = []
@@ -118,23 +118,24 @@ class PairSender:
     async def send_stream(
         self, source: Iterable[Message] | AsyncIterable[Message], *, window: int = 1000, timeout: float | None = None
     ) -> AsyncIterator[Receipt | SendError]:
-        """Send messages as they come, many in flight at once, in chunks as `send_batch` makes them (SPEC 3.5).
+        """Send messages as they arrive, many in flight, in chunks as `send_batch` does (SPEC 3.5).
 
         Args:
-            source: read only as fast as messages are confirmed, 4 MiB of bodies on their way at most; an async
+            source: read only as fast as messages are confirmed, with at most 4 MiB of bodies in flight; an async
                 generator is closed at the end.
-            window: messages read and not yet yielded, at most; at least 1.
-            timeout: seconds for each message, the pair's ``send_timeout`` when left out.
+            window: most messages read and not yet yielded; at least 1.
+            timeout: seconds for each message. Default: the pair's ``send_timeout``.
 
         Yields:
-            One entry a message, in the order of the source: its receipt, or the error that `send` would have raised.
+            One entry per message, in the order of the source: its receipt, or the error that `send` would have raised.
 
         Raises:
-            PairClosed, PairFaulted: as `send`; when the pair ends on the way, after the results of what was read.
+            PairClosed, PairFaulted: as `send`; if the pair ends meanwhile, after the results of the messages read so
+                far.
             ValueError: the window is below 1.
 
-        What the source raises, a `CancelledError` too, is raised after the results of what was read. Leaving the loop
-        early gives up the messages in flight; their outcome is unknown.
+        Exceptions of the source, including `CancelledError`, are raised after the results of the messages read so far.
+        Leaving the loop early abandons the messages in flight; their outcome is unknown.
         """
         self._check_open()
         if window < 1:
@@ -148,9 +149,9 @@ class PairSender:
             await stream.end()
 
     async def close(self) -> None:
-        """Take no more sends; those in flight go on, and the last of them closes the link. Idempotent, never raises.
+        """Refuse further sends; those in flight continue, and the last one closes the link. Idempotent, never raises.
 
-        A stream takes no more of its source, and ends with `PairClosed` after the results of what it had taken.
+        A stream stops reading its source, and ends with `PairClosed` after the results of the messages read.
         """
         if not self._closed:
             self._closed = True
@@ -165,7 +166,8 @@ class PairSender:
 
     def _end_if_idle(self) -> asyncio.Task[None] | None:
         # A link that is closed under a send would look like a failing primary to all senders of the entity; and a send
-        # that has its result must not wait for the goodbye of a broker that hangs (SPEC 3.1), nor lose it to an error.
+        # that has its result must neither wait for an unresponsive broker's close handshake (SPEC 3.1) nor lose it to
+        # an error.
         return None if self._in_flight else self._engine.end_sender(self._state)
 
     def __del__(self) -> None:
@@ -279,12 +281,12 @@ class _Stream:
                     self._running.add(task)
                     task.add_done_callback(partial(self._operation_ended, taken))
                     self._operations.put_nowait(task)
-                    self._sender._check_open()  # an ended pair, or sender, would refuse an endless source for ever
+                    self._sender._check_open()  # an ended pair, or sender, would refuse an endless source forever
         finally:
             self._operations.put_nowait(None)
 
     def _has_room(self, messages: int, taken: int) -> bool:
-        """Whether a chunk may go; one that is larger than all the room goes alone."""
+        """Whether a chunk may be sent; one larger than the window is sent alone."""
         if self._in_window and self._in_window + messages > self._window:
             return False
         return not self._in_flight or self._in_flight + taken <= _STREAM_BYTES
@@ -301,7 +303,7 @@ def _ended(entity: Entity, message: Message, error: Exception) -> SendError:
 
 
 def _size(message: Message) -> int:
-    """The bytes of its body. Raises `TypeError` for what is no message."""
+    """The size of its body in bytes. Raises `TypeError` if it is not a `Message`."""
     if not isinstance(message, Message):
         raise TypeError(f"a {type(message).__name__} can't be sent: make a Message of it")
     return len(message.body)
@@ -321,11 +323,11 @@ def _chunks(messages: Iterable[Message]) -> Iterable[list[Message]]:
 
 
 async def _gather(source: Iterable[Message] | AsyncIterable[Message], size: int) -> AsyncGenerator[list[Message], None]:
-    """Cut a source into chunks: full ones while it is fast, and whatever is there when it pauses.
+    """Cut a source into chunks: full ones while it is fast, partial ones when it pauses.
 
     Args:
         source: of messages.
-        size: messages in a chunk, at most; one ends too with the message that brings it to a mebibyte of bodies.
+        size: most messages in a chunk; it also ends with the message that brings it to a mebibyte of bodies.
     """
     if not isinstance(source, AsyncIterable):
         chunk: list[Message] = []
@@ -352,8 +354,8 @@ async def _gather(source: Iterable[Message] | AsyncIterable[Message], size: int)
             try:
                 async for message in source:
                     await waiting.put((message, _size(message)))
-            finally:  # by a CancelledError too: a source may have asked a task that somebody else cancelled
-                if gathering:  # else nobody takes what is put
+            finally:  # on CancelledError too: the source may have awaited a task that was cancelled elsewhere
+                if gathering:  # otherwise the queue has no consumer
                     await waiting.put(None)
         finally:
             if isinstance(source, AsyncGenerator):

@@ -16,10 +16,10 @@ from pairmq.model import ConfigurationError, Entity
 from pairmq.transport import Transport
 
 PREFIX = "PAIRMQ_"
-"""What the names of environment variables start with: ``PAIRMQ_FAILOVER_INTERVAL=10``."""
+"""Prefix of environment variables: ``PAIRMQ_FAILOVER_INTERVAL=10``."""
 
 _TEXTS = ("primary", "secondary", "journal")
-"""Settings that are no options of the pair."""
+"""Settings that are not options of the pair."""
 
 _LISTS = ("observers",)
 """Likewise, and lists of names."""
@@ -35,7 +35,7 @@ _DEFAULTS = {entry.name: entry.default for entry in fields(PairOptions)}
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that a pair needs to be made.
+    """Everything needed to make a pair.
 
     Args:
         primary: the primary's URL; may hold a password, so it is left out of the repr.
@@ -61,22 +61,22 @@ def load_settings(
     environ: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Put a pair's settings together; what is given here wins over the environment, and that over the file.
+    """Merge a pair's settings: arguments override the environment, which overrides the file.
 
     Args:
         primary: the primary's URL; else ``PAIRMQ_PRIMARY``, else ``primary`` in the file.
         secondary: likewise.
         journal: the journal's directory; else ``PAIRMQ_JOURNAL``, else ``journal`` in the file, else none.
         config: a TOML file with a ``[pair]`` table; else the one that ``PAIRMQ_CONFIG`` names, else none.
-        environ: the environment; the process's when left out.
-        overrides: options by name, in their own types; None values count as left out. In the environment durations are
-            seconds, or ``500ms``, ``10s``, ``5min``, ``1h``; lists are divided by commas.
+        environ: the environment. Default: the process's.
+        overrides: options by name, in their own types; None values are ignored. In the environment durations are
+            seconds, or ``500ms``, ``10s``, ``5min``, ``1h``; lists are separated by commas.
 
     Returns:
         The settings.
 
     Raises:
-        ConfigurationError: a value, a name or the file is wrong, or a URL is missing; says which and what to do.
+        ConfigurationError: a value, a name or the file is invalid, or a URL is missing; says which and what to do.
     """
     environ = os.environ if environ is None else environ
     table = _read(config or environ.get(f"{PREFIX}CONFIG") or None)
@@ -108,10 +108,10 @@ def load_settings(
 
 
 def misspelt_variables(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Find variables that `load_settings` does not read although they look as if it should.
+    """Find ``PAIRMQ_`` variables that are probably misspelt settings.
 
     Args:
-        environ: the environment. A name that is like none of a setting's is somebody else's, a plugin's for one.
+        environ: the environment. Names unlike any setting are ignored: they may be a plugin's.
 
     Returns:
         Each with the name that was probably meant.
@@ -123,15 +123,15 @@ def misspelt_variables(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...
 
 
 def names_in(text: str) -> tuple[str, ...]:
-    """The names in a text that divides them by commas."""
+    """The names in a comma-separated text."""
     return tuple(name for part in text.split(",") if (name := part.strip()))
 
 
 def check_directory(journal: object) -> None:
-    """Refuse what can't be the journal's directory.
+    """Reject values that can't be the journal's directory.
 
     Raises:
-        ConfigurationError: it is no path, or is a URL: its password would be the name of a directory.
+        ConfigurationError: it is not a path, or is a URL, whose password would end up in a directory name.
     """
     if isinstance(journal, str) and "://" in journal:
         raise ConfigurationError("journal is a URL: it must be the path of a directory")
@@ -140,7 +140,7 @@ def check_directory(journal: object) -> None:
 
 
 def check_distinct(primary: Transport, secondary: Transport) -> None:
-    """Refuse a pair of one broker with itself.
+    """Reject a pair of one broker with itself.
 
     Args:
         primary: where messages go while it works.
@@ -156,26 +156,26 @@ def check_distinct(primary: Transport, secondary: Transport) -> None:
 
 
 def check_available(options: PairOptions, secondary: Transport) -> None:
-    """Refuse what an option promises and the secondary can't keep.
+    """Reject options that the secondary can't support.
 
     Args:
         options: the pair's.
         secondary: where the backlog queues are.
 
     Raises:
-        ConfigurationError: ``ordering="session"`` needs backlog queues with one consumer at a time, and the word of the
-            secondary on what of them is settled (SPEC 8.2, 8.3).
+        ConfigurationError: ``ordering="session"`` needs backlog queues with one consumer at a time, and a secondary
+            that reports what is settled (SPEC 8.2, 8.3).
     """
     if options.ordering == "session" and not secondary.capabilities.ordered_consumer:
         raise ConfigurationError(
             f"ordering='session' can't be kept with {secondary.endpoint} as the secondary: its transport can't read a "
-            "queue with one consumer at a time, or can't tell what of it is settled; use one with the capability "
-            "ordered_consumer, such as Redis or RabbitMQ, or ordering='none'"
+            "queue with one consumer at a time, or can't report which messages are settled; use one with the "
+            "capability ordered_consumer, such as Redis or RabbitMQ, or ordering='none'"
         )
 
 
 def check_destination(entity: Entity, options: PairOptions, primary: Transport) -> None:
-    """Refuse to send where no syphon with these options brings anything home.
+    """Reject entities to which no syphon with these options delivers.
 
     Args:
         entity: of the primary.
@@ -190,33 +190,34 @@ def check_destination(entity: Entity, options: PairOptions, primary: Transport) 
         patterns = ", ".join(repr(pattern) for pattern in options.allowed_entities)
         raise ConfigurationError(
             f"entity {entity} is not among the allowed_entities {patterns}: what an outage diverts from it would never "
-            "come home; add it, in the settings of the syphon's process too"
+            "reach the primary; add it, in the settings of the syphon's process too"
         )
     if options.is_backlog_queue(entity.path):
         raise ConfigurationError(
-            f"entity {entity} has the name of a backlog queue, where the syphon brings nothing home: name the entity "
-            f"that messages belong to, or choose another backlog_name_template than {options.backlog_name_template!r}"
+            f"entity {entity} has the name of a backlog queue, where the syphon delivers nothing: name the destination "
+            f"entity, or choose another backlog_name_template than {options.backlog_name_template!r}"
         )
     if primary.admin.is_system_entity(entity):
         raise ConfigurationError(
-            f"entity {entity} is the broker's own, where the syphon brings nothing home: send to it without a pair"
+            f"entity {entity} is internal to the broker, and the syphon delivers nothing there: "
+            "send to it without a pair"
         )
 
 
 def check_syphon_queues(queues: Collection[int] | None, options: PairOptions) -> None:
-    """Refuse a choice of backlog queues that a syphon can't have.
+    """Reject an invalid choice of backlog queues for a syphon.
 
     Args:
         queues: their indexes; None for all.
         options: the pair's.
 
     Raises:
-        ConfigurationError: there is no syphon, no queue, or none of such an index.
+        ConfigurationError: there is no syphon, no queue, or an index is out of range.
     """
     if queues is None:
         return
     if not options.enable_syphon:
-        raise ConfigurationError("syphon_queues is given, but enable_syphon is not on")
+        raise ConfigurationError("syphon_queues is given, but enable_syphon is off")
     if not queues or any(type(index) is not int or not 0 <= index < options.backlog_queue_count for index in queues):
         raise ConfigurationError(
             f"syphon_queues must hold some of the indexes 0 to {options.backlog_queue_count - 1} of the backlog queues"
@@ -227,14 +228,14 @@ def parse_duration(text: str) -> float:
     """Read ``10``, ``10s``, ``500ms``, ``5min``, ``1h`` or ``2d`` as seconds.
 
     Args:
-        text: what a person wrote.
+        text: the text to parse.
 
     Raises:
-        ConfigurationError: it is none of these.
+        ConfigurationError: it is not a duration.
     """
     match = _DURATION.fullmatch(text.strip())
     if not match:
-        raise ConfigurationError(f"{_shown(text, repr)} is no duration: write 10, 10s, 500ms, 5min, 1h or 2d")
+        raise ConfigurationError(f"invalid duration {_shown(text, repr)}; use e.g. 10, 10s, 500ms, 5min, 1h or 2d")
     return float(match[1]) * _UNITS[match[2]]
 
 
@@ -246,7 +247,7 @@ def _read(path: str | os.PathLike[str] | None) -> dict[str, Any]:
     except OSError as error:
         raise ConfigurationError(f"settings file {_shown(path)}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and a path that can't be
-        raise ConfigurationError(f"settings file {_shown(path)} is no TOML: {error}") from None
+        raise ConfigurationError(f"settings file {_shown(path)} is not valid TOML: {error}") from None
     _check_tables(document, path)
     table = document.get("pair", {})
     if not isinstance(table, dict):
@@ -328,6 +329,6 @@ def _parse(name: str, text: str, where: str) -> Any:
     if isinstance(default, tuple):
         parts = tuple(part.strip() for part in text.split(",") if part.strip())
         if not parts:
-            raise ConfigurationError(f"{where} is {_shown(text, repr)}: it must name at least one, divided by commas")
+            raise ConfigurationError(f"{where} is {_shown(text, repr)}: it must name at least one, separated by commas")
         return parts
     return text
