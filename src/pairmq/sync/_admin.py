@@ -66,7 +66,7 @@ class Admin:
         self._run(lambda admin: admin.check())
 
     def exists(self, entity: Entity) -> bool:
-        """Tell whether the entity exists. Raises `TransportError`."""
+        """Return whether the entity exists. Raises `TransportError`."""
         return self._run(lambda admin: admin.exists(entity))
 
     def create(self, entity: Entity, properties: QueueProperties | None = None) -> bool:
@@ -106,7 +106,7 @@ class Admin:
         return self._run(lambda admin: admin.peek(source, max_messages))
 
     def purge(self, source: Source) -> int:
-        """Delete what a queue or dead-letter queue holds, and tell how many. Raises `TransportError`."""
+        """Delete the messages of a queue or dead-letter queue, and return their number. Raises `TransportError`."""
         return self._run(lambda admin: admin.purge(source))
 
     def probe(self, entity: Entity) -> None:

@@ -48,7 +48,7 @@ class Deduplicator:
             True if the message is to be handled; False for a copy of one that was.
 
         Raises:
-            TransportError: the store can't be reached: nobody knows whether the message was handled.
+            TransportError: the store is unavailable, so it is unknown whether the message was handled.
             LockLost: it was delivered to the process that forked this one.
             BaseException: what the inside raises.
         """

@@ -1,4 +1,4 @@
-"""The event loop in the background, one for each process, and the calls that wait for it."""
+"""The background event loop, one per process, and the blocking calls to it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _THREAD = "pairmq"
 
 
 class _Call(Generic[T]):
-    """One operation on its way through the loop."""
+    """One operation on the loop."""
 
     def __init__(self, operation: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> None:
         self._operation = operation
         self._loop = loop
-        # What the caller has in its context, such as the span that it is in, belongs to what it asks for.
+        # The operation runs in the caller's context, e.g. in its tracing span.
         self._context = copy_context()
         self._task: asyncio.Task[T] | None = None
         self._done = threading.Event()
@@ -75,8 +75,8 @@ class _Loop:
             self._loop.call_soon_threadsafe(call.start)
             call.wait()
         except BaseException:
-            # Ctrl-C, or what a signal's handler raises. Whoever catches it must not meet the operation still at work;
-            # a second one ends this wait too.
+            # Ctrl-C, or an exception of a signal handler. The operation must have ended before it is caught; a second
+            # one ends this wait, too.
             self._loop.call_soon_threadsafe(call.cancel)
             call.wait()
             if unwanted is not None and call.succeeded:
@@ -98,7 +98,7 @@ class _Loop:
         self._loop.call_soon_threadsafe(action, *arguments)
 
     def tasks(self) -> set[asyncio.Task[Any]]:
-        """What has not ended on it."""
+        """The running tasks."""
         return asyncio.all_tasks(self._loop)
 
     def _work(self) -> None:
@@ -116,22 +116,23 @@ def run(operation: Coroutine[Any, Any, T], *, unwanted: Callable[[T], Coroutine[
 
     Args:
         operation: the coroutine.
-        unwanted: called with its result where the wait was interrupted just as it ended, so that nobody takes it.
+        unwanted: called with the result if the wait was interrupted just as it ended, so that it can be closed.
 
     Returns:
         Its result.
 
     Raises:
-        BaseException: whatever it raises. What interrupts the wait cancels it, and is raised once it has ended.
+        BaseException: raised by the operation. An exception that interrupts the wait cancels it, and is raised once it
+            has ended.
         RuntimeError: called on the loop's own thread.
     """
     return _current().run(operation, unwanted)
 
 
 def finish(operation: Coroutine[Any, Any, object]) -> None:
-    """Run what ends a generator's work, and wait for it; on the loop's own thread it is begun and not waited for.
+    """Run a generator's cleanup and wait for it; on the loop's own thread it is only started.
 
-    A generator that nobody holds any more is ended wherever garbage is collected, and that may be there.
+    A dropped generator is finalized by the garbage collector, in any thread.
     """
     _current().finish(operation)
 
@@ -171,23 +172,23 @@ class PerProcess(Generic[T]):
 
     @property
     def value(self) -> T:
-        """The value, whoever made it: for what never changes."""
+        """The value, even if made before a fork: for what never changes."""
         return self._value
 
     def get(self, make: Callable[[], T]) -> T:
         """Give the value; a parent's is replaced by a new one. To be called on the loop alone."""
         if not self.is_here:
             made = make()
-            _keep_for_ever(self._value)
+            _keep_forever(self._value)
             self._value, self._generation = made, _generation
         return self._value
 
 
-def _keep_for_ever(thing: object) -> None:
+def _keep_forever(thing: object) -> None:
     """Never destroy something of the parent's.
 
-    Connections close themselves when they are destroyed, and tell so to the loop, whose ``epoll`` the parent and the
-    child share: the parent would no longer hear of its sockets.
+    Connections close when they are destroyed, and unregister from the loop, whose ``epoll`` is shared by parent and
+    child: the parent would get no more events of its sockets.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
@@ -197,9 +198,9 @@ def _in_child() -> None:
     _lock = threading.Lock()  # another thread may have held it
     _generation += 1
     if _loop is not None:
-        _keep_for_ever(_loop)
+        _keep_forever(_loop)
         for task in _loop.tasks():  # and, by their frames, all that they work on
-            _keep_for_ever(task)
+            _keep_forever(task)
         _loop = None
 
 

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Pair:
-    """Two brokers that stand in for each other, as `pairmq.Pair`, for code that blocks.
+    """A primary broker and a secondary one, as `pairmq.Pair`, for blocking code.
 
     Make one with `Pair.connect` and use it as a context manager, or `open` and `close` it yourself; one that is still
     open when the process ends is closed then. Any number of threads may share it, with its senders and receivers.
@@ -70,7 +70,7 @@ class Pair:
             overrides: options by name, as in `PairOptions`.
 
         Raises:
-            ConfigurationError: a setting, a URL or a plugin is wrong, or is missing; says what to do.
+            ConfigurationError: a setting, a URL or a plugin is invalid or missing; the message says what to do.
         """
         watching = tuple(observers)
 
@@ -91,11 +91,11 @@ class Pair:
     # Life.
 
     def open(self) -> Self:
-        """Make the backlog queues, and start the syphon where it is enabled (SPEC 5.1). Idempotent.
+        """Create the backlog queues, and start the syphon if it is enabled (SPEC 5.1). Idempotent.
 
         Raises:
             ConfigurationError: this pair contradicts another one of the process (SPEC 9.3).
-            TransportError: the secondary refuses to let the backlog queues be made.
+            TransportError: the secondary refuses to create the backlog queues.
             PairClosed, PairFaulted: it was closed, or has faulted: a pair is opened once.
         """
         run(self._open())
@@ -153,24 +153,24 @@ class Pair:
             path: the queue's or topic's path.
             subscription: the subscription to read, which makes ``path`` a topic.
             dead_letter: read its dead-letter queue.
-            prefetch: messages that an iteration locks at once; what it holds must be settled within the lock.
+            prefetch: messages that an iteration locks in one receive; all must be settled before their locks expire.
 
         Raises:
-            ConfigurationError: a name is none, or the primary's transport has no such source.
+            ConfigurationError: a name is invalid, or the primary's transport does not support this source.
             PairClosed, PairFaulted: the pair has ended or is not open.
         """
         return PairReceiver(self._attached, path, subscription=subscription, dead_letter=dead_letter, prefetch=prefetch)
 
-    # What can be seen and said.
+    # State and operations.
 
     def state(self, path: str, *, kind: str = "queue") -> EntityState:
-        """The state of an entity as this process knows it; one that it never used is healthy (SPEC 4)."""
+        """The state of an entity in this process; one that it never used is healthy (SPEC 4)."""
         return self._asked(lambda pair: pair.state(path, kind=kind))
 
     def states(self) -> Mapping[Entity, EntityState]:
-        """The states of the entities that this process uses, and of those that it used last (SPEC 4.10).
+        """The states of the entities that this process uses or used recently (SPEC 4.10).
 
-        All that are not healthy are among them; of healthy ones without a sender object, about a thousand.
+        Includes all that are not healthy, and about a thousand healthy ones without a sender.
         """
         return self._asked(lambda pair: dict(pair.states()))
 
@@ -179,10 +179,10 @@ class Pair:
 
         Args:
             entities: paths of queues, or entities; without any, all of `states`.
-            timeout: seconds that each side has to answer.
+            timeout: seconds for each broker to respond.
 
         Raises:
-            ConfigurationError: a path is none.
+            ConfigurationError: a path is invalid.
             PairClosed, PairFaulted: the pair has ended or is not open.
         """
 
@@ -192,9 +192,9 @@ class Pair:
         return run(ask())
 
     def events(self) -> Iterator[Event]:
-        """Iterate over what happens from this call on, until the pair ends or nobody holds what iterates.
+        """Iterate over the events from this call on, until the pair closes or the iterator is dropped.
 
-        A reader that is slower than the events misses the oldest, and is told so by a `Warned` event.
+        A reader that is too slow misses the oldest, and gets a `Warned` event.
         """
         return self._iterate(PerProcess(self._asked(lambda pair: pair.events())))
 
@@ -210,7 +210,7 @@ class Pair:
         """Give ``sink`` every event from now on, in the thread of the event loop; returns what ends that.
 
         Args:
-            sink: must be quick, as sends wait for it; what it raises is reported once and ignored. A forked child's
+            sink: must be fast, as sends wait for it; its exceptions are reported once and ignored. A forked child's
                 events do not reach it.
         """
         end = self._asked(lambda pair: pair.subscribe(sink))
@@ -221,7 +221,7 @@ class Pair:
         return lambda: run(ended())
 
     def mark_healthy(self, path: str, *, kind: str = "queue") -> None:
-        """Send to the primary again, on an operator's word (SPEC 4.7); ends a `hold` too."""
+        """Send to the primary again, by an operator's decision (SPEC 4.7); also ends a `hold`."""
         self._asked(lambda pair: pair.mark_healthy(path, kind=kind))
 
     def force_failover(self, path: str, *, kind: str = "queue") -> None:
@@ -237,14 +237,14 @@ class Pair:
             syphon: keep this process's syphon from delivering to the entity too.
 
         Raises:
-            ConfigurationError: ``syphon`` in a process that has none; then nothing is held. Or the path is invalid.
+            ConfigurationError: ``syphon`` in a process without one (nothing is held), or the path is invalid.
             PairClosed, PairFaulted: the pair has ended.
         """
         self._asked(lambda pair: pair.hold(path, kind=kind, syphon=syphon))
 
     @property
     def syphon_holds(self) -> frozenset[Entity]:
-        """Entities that this process's syphon delivers nothing to, by `hold` with ``syphon=True``."""
+        """Entities to which this process's syphon does not deliver, because of `hold` with ``syphon=True``."""
         return self._asked(lambda pair: pair.syphon_holds)
 
     def agreement(self, *, everywhere: bool = False, timeout: float = 5.0) -> asynchronous.Agreement:
@@ -275,7 +275,7 @@ class Pair:
                 that loop, by two tasks, and must not block.
 
         Raises:
-            Exception: whatever entering raises.
+            Exception: raised on entering.
 
         What interrupts the wait for either cancels it. A forked child gets nothing of it and leaves the parent's alone,
         but for sockets that it inherits.
@@ -297,7 +297,7 @@ class Pair:
 
     @property
     def options(self) -> PairOptions:
-        """How it behaves."""
+        """The pair's options."""
         return self._inner.value.options
 
     @property
@@ -322,7 +322,7 @@ class Pair:
 
     @property
     def moved(self) -> int:
-        """Messages that this process's syphon has brought home; 0 without one."""
+        """Messages that this process's syphon has moved to the primary; 0 without one."""
         return self._asked(lambda pair: pair.moved)
 
     @property

@@ -52,33 +52,33 @@ class PairDelivery:
 
     @property
     def settlement(self) -> Settlement | None:
-        """How it was settled, or should have been where the broker did not confirm it; None when it was not yet."""
+        """How it was settled, or attempted to be if the broker did not confirm it; None before that."""
         return self._inner.value.settlement
 
     @property
     def settled(self) -> bool:
-        """Whether the broker confirmed the `settlement`; the message may be delivered again where it did not."""
+        """Whether the broker confirmed the `settlement`; otherwise the message may be redelivered."""
         return self._inner.value.settled
 
     def complete(self) -> None:
-        """Remove the message from the broker for good.
+        """Remove the message from the broker.
 
         Raises:
             LockLost: the lock had ended, or it is another process's; the message is delivered again.
-            TransportError: the broker could not be reached; it may be delivered again.
+            TransportError: the broker is unavailable; the message may be redelivered.
         """
         self._settle(self._inner.value.complete)
 
     def abandon(self) -> None:
-        """Give the message back at once, to be delivered again. Raises as `complete`."""
+        """Release the message for immediate redelivery. Raises as `complete`."""
         self._settle(self._inner.value.abandon)
 
     def dead_letter(self, reason: str, description: str = "") -> None:
-        """Set the message aside in the entity's dead-letter queue, with a reason. Raises as `complete`."""
+        """Move the message to the entity's dead-letter queue, with a reason. Raises as `complete`."""
         self._settle(lambda: self._inner.value.dead_letter(reason, description))
 
     def renew_lock(self) -> None:
-        """Make the lock last its whole duration from now. Raises as `complete`."""
+        """Extend the lock to its full duration from now. Raises as `complete`."""
         self._settle(self._inner.value.renew_lock)
 
     def own(self) -> asynchronous.PairDelivery:
@@ -88,7 +88,7 @@ class PairDelivery:
             LockLost: it is another process's.
         """
         if not self._inner.is_here:
-            raise LockLost(f"message {self.message.message_id} was delivered to the process that forked this one")
+            raise LockLost(f"message {self.message.message_id} was delivered to the parent process, before the fork")
         return self._inner.value
 
     def _settle(self, operation: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -100,10 +100,10 @@ class PairDelivery:
 
 
 class PairReceiver:
-    """Reads one source of the primary. Made by `Pair.receiver`; leave it to give back what is not settled.
+    """Reads one source of the primary; returned by `Pair.receiver`. Leaving its context releases unsettled messages.
 
-    Iterating survives outages: while the primary is away it waits and tries again. `receive` raises instead. Several
-    threads may read by one receiver.
+    Iteration survives outages: while the primary is unavailable it waits and retries. `receive` raises instead. Several
+    threads may share a receiver.
     """
 
     def __init__(self, attached: Callable[[], Awaitable[asynchronous.Pair]], path: str, **arguments: Any) -> None:
@@ -120,14 +120,14 @@ class PairReceiver:
 
     @property
     def source(self) -> Source:
-        """What it reads."""
+        """The source that it reads."""
         return self._inner.value.source
 
     def report_to(self, sink: Callable[[Event], None]) -> None:
-        """Give ``sink`` a `MessageDelivered` for each settlement; once only, and not where the pair does so already.
+        """Call ``sink`` with a `MessageDelivered` for each settlement; once only, and not if the pair does so already.
 
         Args:
-            sink: called in the thread of the event loop; must be quick; what it raises is raised where the delivery is
+            sink: called in the thread of the event loop; must be fast; its exceptions are raised where the delivery is
                 settled.
         """
         self._sinks = (*self._sinks, sink)
@@ -138,10 +138,10 @@ class PairReceiver:
 
         Args:
             max_messages: at least 1.
-            wait: seconds; 0 asks once.
+            wait: seconds; 0 polls once.
 
         Returns:
-            Deliveries in the broker's order; empty when none came in time.
+            Deliveries in the broker's order; empty if none arrived in time.
 
         Raises:
             TransportError: the primary can't be read now.
@@ -165,7 +165,7 @@ class PairReceiver:
         return [await anext(await self._own())]
 
     def close(self) -> None:
-        """Give back what is not settled; idempotent, never raises."""
+        """Release unsettled messages; idempotent, never raises."""
         self._closed = True
         if self._inner.is_here:
             run(self._inner.value.close())

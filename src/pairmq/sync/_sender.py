@@ -46,20 +46,20 @@ class PairSender:
 
         Args:
             message: what to send; given an id if it has none.
-            timeout: seconds for everything, the pair's ``send_timeout`` when left out.
+            timeout: seconds for the whole send. Default: the pair's ``send_timeout``.
 
         Returns:
-            Where it went, and whether a second copy may exist.
+            Where the message went, and whether a second copy may exist.
 
         Raises:
-            SendRefused: accepted nowhere; the subclasses say why.
-            SendUnknown: it may have been accepted, or not: send it again under the same id if a second copy is
+            SendRefused: no broker accepted it; subclasses give the reason.
+            SendUnknown: it may or may not have been accepted; send it again under the same id if a duplicate is
                 harmless.
             PairClosed: the pair or this sender is closed.
-            PairFaulted: the pair lost a broker for good.
+            PairFaulted: the pair lost a broker permanently.
 
-        An exception that a signal's handler raises, such as Ctrl-C's, cancels the send; its outcome is unknown, and
-        nothing else of the pair is disturbed (SPEC 3.7).
+        An exception of a signal handler, such as Ctrl-C's, cancels the send; its outcome is unknown, and nothing else
+        of the pair is disturbed (SPEC 3.7).
         """
         return run(self._send(message, timeout))
 
@@ -71,18 +71,18 @@ class PairSender:
 
         Args:
             messages: sent in order, in chunks of at most 500 messages or 1 MiB.
-            timeout: seconds for each chunk, the pair's ``send_timeout`` when left out.
+            timeout: seconds for each chunk. Default: the pair's ``send_timeout``.
 
         Returns:
-            One entry a message, in order: its receipt, or the error that `send` would have raised for it.
+            One entry per message, in order: its receipt, or the error that `send` would have raised.
 
         Raises:
-            PairClosed, PairFaulted: as `send`, if that is so from the start.
-            TypeError: one of them is no message; none was sent.
+            PairClosed, PairFaulted: as `send`, if nothing was sent.
+            TypeError: one of them is not a `Message`; none was sent.
 
-        Interrupted, it leaves the outcome of the messages of the present chunk unknown; later ones were not sent.
+        After an interruption the outcome of the current chunk is unknown; later messages were not sent.
         """
-        # Read here: what the caller gives may block, and belongs to the caller's thread.
+        # Read here: the caller's iterable may block, and belongs to the caller's thread.
         return run(self._send_batch(list(messages), timeout))
 
     async def _send_batch(self, messages: list[Message], timeout: float | None) -> list[Receipt | SendError]:
@@ -91,25 +91,25 @@ class PairSender:
     def send_stream(
         self, source: Iterable[Message], *, window: int = 1000, timeout: float | None = None
     ) -> Iterator[Receipt | SendError]:
-        """Send messages as they come, many in flight at once.
+        """Send messages as they arrive, many in flight.
 
         Args:
-            source: read in the caller's thread, and only as fast as messages are confirmed, 4 MiB of bodies on their
-                way at most. While it keeps the caller waiting, results wait too; the messages that were read are sent
-                meanwhile.
-            window: messages read and not yet yielded, at most; at least 1.
-            timeout: seconds for each message, the pair's ``send_timeout`` when left out.
+            source: read in the caller's thread, and only as fast as messages are confirmed, with at most 4 MiB of
+                bodies in flight. While it blocks, results are not yielded; messages already read are still sent.
+            window: most messages read and not yet yielded; at least 1.
+            timeout: seconds for each message. Default: the pair's ``send_timeout``.
 
         Yields:
-            One entry a message, in the order of the source: its receipt, or the error that `send` would have raised.
+            One entry per message, in the order of the source: its receipt, or the error that `send` would have raised.
 
         Raises:
-            PairClosed, PairFaulted: as `send`; when the pair ends on the way, after the results of what was read.
+            PairClosed, PairFaulted: as `send`; if the pair ends meanwhile, after the results of the messages read so
+                far.
             ValueError: the window is below 1.
 
-        What the source raises is raised after the results of what was read. Leaving the loop early gives up the
-        messages in flight; their outcome is unknown. A stream stays with the process that began it: one that is forked
-        in the midst of it can leave the loop, and gets `PairClosed` if it goes on.
+        Exceptions of the source are raised after the results of the messages read so far. Leaving the loop early
+        abandons the messages in flight; their outcome is unknown. A stream belongs to the process that started it: a
+        child forked during it may leave the loop, and gets `PairClosed` if it continues.
         """
         if window < 1:
             raise ValueError(f"window is {window}: it must be at least 1")
@@ -147,7 +147,8 @@ class PairSender:
             raise failure
 
     def close(self) -> None:
-        """Take no more sends; those in flight go on, and the last of them closes the link. Idempotent, never raises."""
+        """Refuse further sends; those in flight continue, and the last one closes the link. Idempotent, never
+        raises."""
         self._closed = True
         if self._inner.is_here:
             run(self._inner.value.close())
@@ -190,7 +191,8 @@ class _Stream:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is of this process: in a forked child nobody works on it, and to wait for it would never end."""
+        """Whether it belongs to this process: in a forked child it makes no progress, and waiting for it would never
+        end."""
         return self._process.is_here
 
     @classmethod
@@ -221,7 +223,7 @@ class _Stream:
 
     def _check(self) -> None:
         if not self.is_here:
-            raise PairClosed("the stream is of the process that forked this one: begin one of your own")
+            raise PairClosed("the stream belongs to the parent process: open a new one after the fork")
 
     async def end(self) -> None:
         """Give up what is in flight."""
@@ -250,4 +252,5 @@ class _Stream:
 
 
 _streams: set[_Stream] = set()
-"""Streams under way, a parent's too: what nobody but a generator holds would be destroyed at work, together with it."""
+"""Streams in progress, also a parent's: one referenced only by its generator would be destroyed with it while
+working."""
