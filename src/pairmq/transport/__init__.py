@@ -1,4 +1,4 @@
-"""The abstract interfaces to a broker, and what transports tell about themselves."""
+"""The abstract interfaces to a broker, and the values that transports report."""
 
 from pairmq.transport._claims import Claim, ClaimStore
 from pairmq.transport._naming import (

@@ -1,4 +1,4 @@
-"""The interface of a store that remembers which messages were handled, and who handles one now."""
+"""The interface of a store of which messages were handled or are being handled."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from abc import ABC, abstractmethod
 
 
 class Claim(enum.StrEnum):
-    """What a store answers to whoever wants to handle a message."""
+    """A store's answer to a consumer that wants to handle a message."""
 
     WON = "won"
-    """It is yours, until the lease ends or you give it back."""
+    """The caller holds it, until the lease ends or it is released."""
     HELD = "held"
-    """Somebody else has it; that may end well or not."""
+    """Another consumer holds it, and may succeed or fail."""
     DONE = "done"
     """It was handled."""
 
@@ -20,11 +20,11 @@ class Claim(enum.StrEnum):
 class ClaimStore(ABC):
     """Keeps one claim for each key: free, held under a lease, or done for a while.
 
-    Every step is atomic among all who use the store. Objects belong to the loop that first awaited them; every method
-    may be called concurrently with every other. A call that failed, or was cancelled, may have been carried out: each
-    may be made again with the same arguments. Time limits come from above, as cancellation.
+    Every step is atomic among all users of the store. Objects belong to the loop that first awaited them; methods may
+    be called concurrently. A call that failed or was cancelled may have been applied; it may be repeated with the same
+    arguments. Time limits come from above, as cancellation.
 
-    Every method but `close` raises `TransportError` when the store can't be reached.
+    Every method except `close` raises `TransportError` if the store is unavailable.
     """
 
     def __repr__(self) -> str:
@@ -33,29 +33,30 @@ class ClaimStore(ABC):
 
     @abstractmethod
     async def claim(self, key: str, token: str, lease: float) -> Claim:
-        """Take a free key, or keep one's own.
+        """Claim a free key, or extend the caller's own claim.
 
         Args:
             key: names a message; 1 to 200 characters of ASCII.
-            token: names who claims, for one delivery; random.
-            lease: seconds until the claim ends by itself unless renewed.
+            token: identifies the claimant, for one delivery; random.
+            lease: seconds until the claim expires unless renewed.
         """
 
     @abstractmethod
     async def renew(self, key: str, token: str, lease: float) -> bool:
-        """Let one's own claim last ``lease`` seconds from now; False when it is no longer one's own."""
+        """Extend the caller's claim to ``lease`` seconds from now; False if the caller no longer holds it."""
 
     @abstractmethod
     async def confirm(self, key: str, token: str, window: float) -> bool:
-        """Remember for ``window`` seconds that the message was handled, whoever holds the claim by now.
+        """Record for ``window`` seconds that the message was handled, regardless of the claim's current holder.
 
         Returns:
-            Whether it was one's own until then, or done: if not, somebody else may have handled the message too.
+            Whether the caller held the claim, or it was done: if not, another consumer may have handled the message,
+            too.
         """
 
     @abstractmethod
     async def release(self, key: str, token: str) -> None:
-        """Give one's own claim back at once; without effect when it is somebody else's, or done."""
+        """Release the caller's claim; without effect if another consumer holds it, or it is done."""
 
     @abstractmethod
     async def close(self) -> None:

@@ -61,18 +61,18 @@ def endpoint_with_default_name(
 
 
 def chosen_endpoint(default: Endpoint, options: Mapping[str, str], where: str) -> Endpoint:
-    """Give an endpoint the name and the identity that its URL states.
+    """Apply the name and the identity given in the URL to an endpoint.
 
-    Two endpoints of one product whose URLs state one identity are the same broker, whatever their addresses are: a
-    broker behind a proxy for each process, or with several ports. A name alone says nothing about that.
+    Two endpoints of one product with the same identity in their URLs are the same broker, at any addresses: a broker
+    behind a proxy for each process, or with several ports. A name alone has no such meaning.
 
     Args:
-        default: as the address in the URL makes it.
-        options: the URL's; ``name`` and ``identity`` are looked at.
-        where: what has these options, such as ``the redis:// URL``, for errors.
+        default: derived from the URL's address.
+        options: the URL's; ``name`` and ``identity`` are used.
+        where: the origin of the options, such as ``the redis:// URL``, for errors.
 
     Returns:
-        The endpoint; the default where neither is stated.
+        The endpoint; the default if neither is given.
 
     Raises:
         ConfigurationError: one of them can't be a segment of a path.
@@ -92,7 +92,7 @@ def chosen_endpoint(default: Endpoint, options: Mapping[str, str], where: str) -
 
 
 def checked_name(name: str, what: str) -> str:
-    """Give back a name that can be a segment of the backlog queues' paths (SPEC 5.1).
+    """Return the name if it can be a segment of the backlog queues' paths (SPEC 5.1).
 
     Args:
         name: from a URL.
@@ -105,7 +105,7 @@ def checked_name(name: str, what: str) -> str:
     try:
         Entity(name)
     except ValueError:
-        problem = "is no legal segment of a queue's path"
+        problem = "is not a valid segment of a queue path"
     if problem:
         raise ConfigurationError(f"{what} {problem}: use letters, digits, - and .")
     return name
@@ -143,7 +143,7 @@ def _machine() -> tuple[str, str]:
             continue
         if number:
             break
-    # The number is not for others to see: systemd asks for a digest of it wherever it leaves the machine.
+    # The number is confidential: systemd requires that only a digest of it leaves the machine.
     digest = hashlib.sha256(f"pairmq\0{host}\0{number}".encode(errors="surrogateescape")).hexdigest()[:12]
     plain = re.sub(r"[^A-Za-z0-9.]+", "-", host.partition(".")[0])[:24].strip("-.") or "host"
     return plain, f"{plain}-{digest}"

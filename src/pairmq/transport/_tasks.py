@@ -17,7 +17,7 @@ def start_task(
     loop: asyncio.AbstractEventLoop | None = None,
     context: Context | None = None,
 ) -> asyncio.Task[T]:
-    """Start a task that takes its first step in a later turn of the loop, whatever task factory the program has set.
+    """Start a task whose first step runs in a later iteration of the loop, under any task factory.
 
     A factory such as `asyncio.eager_task_factory` runs that step before the task is returned. What the caller goes on
     to set, and above all the attribute that keeps the task, would not be set yet, or be set after the task has ended.
@@ -35,7 +35,7 @@ def start_task(
     if loop.get_task_factory() is None:
         return loop.create_task(work, name=name, context=context)
     task = loop.create_task(_in_a_later_turn(work), context=context)
-    if name is not None:  # from some factories a name that is None comes back as the text
+    if name is not None:  # some factories turn a name that is None into the text
         task.set_name(name)
     task.add_done_callback(lambda _: work.close())
     return task

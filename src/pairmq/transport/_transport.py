@@ -1,15 +1,15 @@
-"""The interfaces that every broker's adapter fulfils: Transport, Sender, Receiver, Admin.
+"""The interfaces that every transport implements: Transport, Sender, Receiver, Admin.
 
 Rules for all of them, which the conformance suite checks:
 
 - **Asyncio, one loop.** Objects belong to the loop that first awaited them. Every method may be called concurrently
   with every other unless its text says otherwise.
-- **No hidden retries.** A failure is raised at once as `TransportError`, with the kind of the transport's one mapping
-  table (SPEC 3.6). Whether, when and where to try again is decided above. The client library's own retries and
-  reconnections are switched off; the next call after a lost connection connects anew.
+- **No hidden retries.** A failure is raised immediately as `TransportError`, with the kind from the transport's mapping
+  table (SPEC 3.6). Whether, when and where to retry is decided above. The client library's own retries and
+  reconnections are disabled; the next call after a lost connection reconnects.
 - **Time limits come from above** as cancellation (``asyncio.timeout``). A cancelled call returns control within a few
-  milliseconds, even from a broker that never answers, and leaves the object usable: if the connection's state is in
-  doubt, the transport drops the connection instead of waiting. A transport that had written nothing yet says so with
+  milliseconds, even with an unresponsive broker, and leaves the object usable: if the connection's state is in doubt,
+  the transport drops the connection instead of waiting. A transport that had written nothing yet reports this with
   `nothing_sent`, so that a time-out while connecting leaves no doubt about a message.
 - **Accepted means confirmed by the broker** (SPEC 3.4).
 - **Lazy.** Making a sender, receiver or admin does no IO; the first call connects.
@@ -34,7 +34,7 @@ _AT_ONCE = 8
 
 
 def nothing_sent(cancellation: asyncio.CancelledError) -> None:
-    """Mark the cancellation of a send that had written nothing: whoever set the time limit then knows for certain.
+    """Mark the cancellation of a send that had written nothing, so that the outcome is certain for the caller.
 
     Args:
         cancellation: caught by the transport, which raises it again.
@@ -43,10 +43,10 @@ def nothing_sent(cancellation: asyncio.CancelledError) -> None:
 
 
 def is_nothing_sent(timeout: BaseException) -> bool:
-    """Tell whether the call that a time limit ended had marked its cancellation with `nothing_sent`.
+    """Return whether a call that timed out had marked its cancellation with `nothing_sent`.
 
     Args:
-        timeout: what `asyncio.timeout` raised, or the cancellation itself.
+        timeout: raised by `asyncio.timeout`, or the cancellation itself.
     """
     cancellation = timeout.__cause__
     if isinstance(timeout, TimeoutError) and cancellation is None:
@@ -80,26 +80,26 @@ class Sender(ABC):
             messages: any number; the transport cuts them to the broker's limits.
 
         Returns:
-            One entry a message, in order: None for confirmed, else its failure. Messages confirmed stand in the
-            entity in the order given.
+            One entry per message, in order: None if confirmed, else its failure. Confirmed messages are stored in the
+            order given.
 
         A cancelled call may have stored any part of them. Nothing but cancellation is raised.
         """
 
-    async def make_ready(self) -> None:  # noqa: B027  # nothing to do is a good answer
-        """Hint that a send may come whose first step should not be to connect, as the first diverted one.
+    async def make_ready(self) -> None:  # noqa: B027  # optional
+        """Hint that a send may follow that should not have to connect first, such as the first diverted one.
 
-        A transport may connect and open what its first send would; one that knows no use for the hint does nothing.
+        A transport may connect and open what its first send needs, or ignore the hint.
 
         Raises:
-            TransportError: it could not. The next send tries anew.
+            TransportError: it failed. The next send tries again.
 
         A cancelled call leaves the sender as it was.
         """
 
     @abstractmethod
     async def close(self) -> None:
-        """Give up the link; idempotent, never raises, returns within 2 s whatever the broker does.
+        """Close the link; idempotent, never raises, returns within 2 s even if the broker is unresponsive.
 
         Calls in flight end with `TransportError` of reason *closed*.
         """
@@ -108,7 +108,7 @@ class Sender(ABC):
 class Receiver(ABC):
     """Reads one source under peek-lock: a delivery stays in the broker until it is completed.
 
-    A delivery is settled through the receiver that gave it; any other one tells that the lock is lost, and leaves it.
+    A delivery is settled through the receiver that returned it; any other one raises *lock-lost*, and leaves it.
     """
 
     @abstractmethod
@@ -117,46 +117,47 @@ class Receiver(ABC):
 
         Args:
             max_messages: at least 1.
-            wait: seconds; 0 asks once and returns at once.
+            wait: seconds; 0 polls once and returns immediately.
 
         Returns:
-            Deliveries in the broker's order; empty when none came in time. It returns as soon as there is at least one.
-            A stored message that can't be decoded never fails the call and never blocks the queue: the transport
-            dead-letters it with reason ``malformed`` and goes on.
+            Deliveries in the broker's order; empty if none arrived in time. It returns as soon as there is at least
+            one. A stored message that can't be decoded never fails the call and never blocks the queue: the transport
+            dead-letters it with reason ``malformed`` and continues.
 
         Raises:
             TransportError: the source can't be read.
 
-        Not to be called twice at the same time on one receiver. A cancelled call loses nothing: what it had fetched is
-        delivered again, at the latest when the locks end.
+        Not to be called concurrently on one receiver. A cancelled call loses nothing: what it had fetched is
+        redelivered, at the latest when the locks expire.
         """
 
-    def read_ahead(self, messages: int) -> None:  # noqa: B027  # nothing to do is a good answer
-        """Hint that calls of `receive` will follow each other without a pause, as the syphon's do.
+    def read_ahead(self, messages: int) -> None:  # noqa: B027  # optional
+        """Hint that `receive` will be called continuously, as by the syphon.
 
-        A transport may let the broker lock messages here before they are asked for; the next calls of `receive` give
-        them out in the broker's order. One that knows no use for the hint does nothing.
+        A transport may prefetch messages, which the next calls of `receive` return in the broker's order, or ignore the
+        hint.
 
         Args:
-            messages: as many at most, those given out and not yet settled included; 0 takes the hint back.
+            messages: at most this many, including those returned and not yet settled; 0 cancels the hint.
         """
 
     @abstractmethod
     async def complete(self, delivery: Delivery) -> None:
-        """Remove a delivery from the broker for good, confirmed.
+        """Remove a message from the broker, confirmed.
 
         Raises:
-            TransportError: reason *lock-lost* when the lock had ended (it will be delivered again), or the broker could
-                not be reached (it may be delivered again).
+            TransportError: reason *lock-lost* if the lock has expired (it will be redelivered), or the broker is
+                unavailable (it may be redelivered).
         """
 
     @abstractmethod
     async def complete_batch(self, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
-        """Complete several as cheaply as the broker allows; one entry each, None for done. Raises only cancellation."""
+        """Complete several as cheaply as the broker allows; one entry each, None on success. Raises only
+        cancellation."""
 
     @abstractmethod
     async def abandon(self, delivery: Delivery) -> None:
-        """Give a delivery back at once, to be delivered again with its delivery count one higher.
+        """Release a message for immediate redelivery, with its delivery count incremented.
 
         Raises:
             TransportError: as `complete`.
@@ -164,12 +165,12 @@ class Receiver(ABC):
 
     @abstractmethod
     async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
-        """Move a delivery to the source's dead-letter queue, in one step or so that a crash can only leave two copies.
+        """Move a delivery to the source's dead-letter queue, atomically, or so that a crash can only leave two copies.
 
         Args:
-            delivery: one that this receiver gave and that is not settled.
+            delivery: returned by this receiver, not settled.
             reason: a word or two.
-            description: a sentence; cut to what the broker takes.
+            description: a sentence; truncated to the broker's limit.
 
         Raises:
             TransportError: as `complete`; reason *not-supported* without the capability.
@@ -177,10 +178,10 @@ class Receiver(ABC):
 
     @abstractmethod
     async def renew_lock(self, delivery: Delivery) -> Delivery:
-        """Make the lock last its whole duration from now.
+        """Extend the lock to its full duration from now.
 
         Returns:
-            The delivery with its new ``locked_until``; the old one settles just as well.
+            The delivery with its new ``locked_until``; the old one can still be settled.
 
         Raises:
             TransportError: as `complete`; reason *not-supported* without the capability.
@@ -188,15 +189,16 @@ class Receiver(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Release what is not settled, so that others get it soon; idempotent, never raises, returns within 2 s."""
+        """Release unsettled messages for redelivery; idempotent, never raises, returns within 2 s."""
 
 
 class SessionReceiver(Receiver):
-    """Reads one session, which it has locked: nobody else gets its messages until the lock ends or this is closed.
+    """Reads one session, which it has locked: no other consumer gets its messages until the lock ends or this is
+    closed.
 
     Deliveries come in the session's order. The locks of its messages are the session's: they last as long, and
-    `renew_lock` of one renews it. When it is lost, every call raises `TransportError` of reason *lock-lost*, and what
-    was not settled is delivered again to whoever gets the session next.
+    `renew_lock` of one renews it. When it is lost, every call raises `TransportError` of reason *lock-lost*, and
+    unsettled messages are redelivered to the session's next receiver.
     """
 
     @property
@@ -211,10 +213,10 @@ class SessionReceiver(Receiver):
 
     @abstractmethod
     async def renew_session_lock(self) -> datetime:
-        """Make the lock last its whole duration from now, and tell until when.
+        """Extend the lock to its full duration from now, and return its end.
 
         Raises:
-            TransportError: reason *lock-lost*, or the broker could not be reached.
+            TransportError: reason *lock-lost*, or the broker is unavailable.
         """
 
     @abstractmethod
@@ -235,44 +237,44 @@ class SessionReceiver(Receiver):
 
 
 class Admin(ABC):
-    """Looks after a broker's entities, and finds out whether they work."""
+    """Manages a broker's entities, and probes them."""
 
     @abstractmethod
     async def check(self) -> None:
-        """Make one round trip to the broker, which shows that it is there and lets this user in.
+        """Make one round trip to the broker, to check that it is reachable and accepts these credentials.
 
         Raises:
-            TransportError: it is not, or does not.
+            TransportError: it is unavailable, or refuses them.
         """
 
     @abstractmethod
     async def exists(self, entity: Entity) -> bool:
-        """Tell whether the entity exists.
+        """Return whether the entity exists.
 
         Raises:
-            TransportError: the broker could not be asked.
+            TransportError: the broker could not be queried.
         """
 
     @abstractmethod
     async def create(self, entity: Entity, properties: QueueProperties | None = None) -> bool:
-        """Make a queue or topic, durable; an existing one is left exactly as it is.
+        """Create a durable queue or topic; an existing one is left unchanged.
 
         Args:
-            entity: what to make.
+            entity: the entity to create.
             properties: settings, mapped to the broker's nearest (the transport documents the differences);
                 None for the broker's defaults with peek-lock and dead-lettering.
 
         Returns:
-            True when it was made, False when it existed.
+            True if it was created, False if it existed.
 
         Raises:
-            TransportError: neither; reason *not-supported* for ``requires_session`` without the sessions capability,
+            TransportError: it failed; reason *not-supported* for ``requires_session`` without the sessions capability,
                 and for ``single_consumer`` without ordered_consumer.
         """
 
     @abstractmethod
     async def create_subscription(self, topic: Entity, name: str) -> bool:
-        """Make a subscription of a topic that gets every message from now on; as `create`.
+        """Create a subscription of a topic that gets every message from now on; as `create`.
 
         Raises:
             TransportError: reason *not-supported* without the topics capability, *not-found* without the topic.
@@ -288,53 +290,53 @@ class Admin(ABC):
 
     @abstractmethod
     async def counts(self, source: Source) -> QueueCounts:
-        """Count what a queue or subscription holds, now and exactly, messages locked by anyone included.
+        """Count the messages of a queue or subscription, now and exactly, including those locked by any consumer.
 
-        A broker that does not tell what others hold locked counts what this process holds; its docs say so.
+        If a broker does not report locks of other consumers, only this process's are counted; the transport documents
+        this.
 
         Raises:
             TransportError: reason *not-found* when it does not exist.
         """
 
     async def positions(self, entity: Entity) -> QueuePositions:
-        """Tell how far a queue has been settled by whomever (SPEC 8.3).
+        """Return how far a queue has been settled, by any consumer (SPEC 8.3).
 
-        It may tell less than is true, for a while, and never more: whoever asks gives up the protection of order on the
-        strength of the answer. Positions are compared with others of the same object only.
+        It may report less than is true for a while, but never more: the caller relies on it to stop protecting order.
+        Positions are comparable only within the same object.
 
         Raises:
             TransportError: reason *not-supported* without the ordered_consumer capability; *not-found* when the queue
-                does not exist; or the broker could not be asked.
+                does not exist; or the broker could not be queried.
         """
         raise TransportError(
-            f"{entity}: this transport can't tell how far a queue has been settled",
+            f"{entity}: this transport can't report how far a queue has been settled",
             FailureKind.REFUSED,
             FailureReason.NOT_SUPPORTED,
         )
 
     @abstractmethod
     async def delete(self, entity: Entity) -> bool:
-        """Delete an entity with all it holds; False when it did not exist.
+        """Delete an entity and its messages; False if it did not exist.
 
         Raises:
-            TransportError: the broker did not.
+            TransportError: it failed.
         """
 
     @abstractmethod
     async def list_entities(self, prefix: str = "") -> list[Entity]:
-        """List the entities whose path starts with ``prefix``, by path, dead-letter queues and system ones left out.
+        """List the entities whose path starts with ``prefix``, by path, without dead-letter queues and system entities.
 
         Raises:
-            TransportError: the broker could not be asked; reason *not-supported* where it has no way to tell.
+            TransportError: the broker could not be queried; reason *not-supported* if it can't list entities.
         """
 
     @abstractmethod
     async def peek(self, source: Source, max_messages: int) -> list[Delivery]:
-        """Show the oldest messages without locking or changing them; their lock tokens settle nothing.
+        """Return the oldest messages without locking or changing them; they can't be settled.
 
-        Scheduled messages come last, where the broker can show them (``counts_scheduled`` says that it can count them).
-        A broker that can't look without fetching may fetch messages and give them back at once, which may count as a
-        delivery; its docs say so.
+        Scheduled messages come last, if the broker can show them (``counts_scheduled``: it can count them). A transport
+        may have to fetch messages and release them, which may count as a delivery; it documents this.
 
         Raises:
             TransportError: reason *not-supported* without the capability.
@@ -342,48 +344,48 @@ class Admin(ABC):
 
     @abstractmethod
     async def purge(self, source: Source) -> int:
-        """Delete what a queue or dead-letter queue holds, locked messages included where the broker can.
+        """Delete the messages of a queue or dead-letter queue, including locked ones if the broker can.
 
         Returns:
             How many.
 
         Raises:
-            TransportError: the broker did not.
+            TransportError: it failed.
         """
 
     @abstractmethod
     async def probe(self, entity: Entity) -> None:
-        """Find out whether the entity accepts writes, in a way that no consumer ever sees (SPEC 6.2).
+        """Check that the entity accepts writes, invisibly to consumers (SPEC 6.2).
 
-        Each transport's docstring says what its probe proves and what it cannot.
+        Each transport documents what its probe proves and what it can't.
 
         Raises:
             TransportError: it does not.
         """
 
     async def confirm_risks(self, queue: Entity | None = None) -> Sequence[ConfirmRisk]:
-        """Find settings by which the broker may lose what it has confirmed; `pairmq doctor` warns of each.
+        """Find settings that allow the broker to lose confirmed messages; `pairmq doctor` warns of each.
 
-        It only reads. What can't be read is a risk too: it is unknown then. Without an implementation there is none.
+        Read-only. A setting that can't be read is reported as a risk, too. The default reports none.
 
         Args:
             queue: one that exists, for the risks of this queue; None for those of the broker as a whole.
 
         Returns:
-            The risks; none where a confirm is worth what the transport's documents say at best.
+            The risks; empty if a confirm has the full durability that the transport documents.
 
         Raises:
-            TransportError: the broker could not be asked.
+            TransportError: the broker could not be queried.
         """
         return ()
 
     @abstractmethod
     def is_system_entity(self, entity: Entity) -> bool:
-        """Tell, without IO, whether the path is the broker's own or the transport's (SPEC 5.8)."""
+        """Return, without IO, whether the entity is internal to the broker or the transport (SPEC 5.8)."""
 
 
 class Transport(ABC):
-    """One connection (or what the product calls one) to one broker.
+    """One connection (in the product's sense) to one broker.
 
     It ends in one of two ways: `close`, or `fault`, after which every call raises `TransportError` of reason *closed*.
     """
@@ -406,13 +408,13 @@ class Transport(ABC):
 
     @property
     def fault_cause(self) -> BaseException | None:
-        """Why it faulted; None while open and after an ordinary close."""
+        """Why it faulted; None while open and after a regular close."""
         return self._fault
 
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:
-        """What it can do; limits may become exact once connected."""
+        """What it supports; limits may become exact once connected."""
 
     @property
     @abstractmethod
@@ -435,15 +437,15 @@ class Transport(ABC):
     async def accept_session(
         self, source: Source, session_id: str | None = None, *, wait: float
     ) -> SessionReceiver | None:
-        """Lock a session of a source, and read it alone.
+        """Lock a session of a source, for exclusive reading.
 
         Args:
             source: a queue or subscription that was made with ``requires_session``.
-            session_id: which one; None for any that has messages and that nobody has locked.
-            wait: seconds to wait for one that is free.
+            session_id: which one; None for any that has messages and is not locked.
+            wait: seconds to wait for a free one.
 
         Returns:
-            A receiver of that session; None when none was free in time.
+            A receiver of that session; None if none was free in time.
 
         Raises:
             TransportError: reason *not-supported* without the sessions capability, or where the source has no sessions;
@@ -459,17 +461,17 @@ class Transport(ABC):
 
     @abstractmethod
     def measure(self, message: Message) -> int:
-        """Tell, without IO, a message's size in bytes as ``Capabilities.max_message_bytes`` counts it."""
+        """Return, without IO, a message's size in bytes as ``Capabilities.max_message_bytes`` counts it."""
 
     def check_message(self, entity: Entity, message: Message) -> None:
-        """Find out, without IO, that the broker can never take a message (SPEC 3.8).
+        """Reject, without IO, a message that the broker can never accept (SPEC 3.8).
 
-        A pair asks it of the primary before a backlog queue takes a message, and of the secondary for its backlog form.
-        A transport that refuses more than its capabilities tell says so here as well; a limit that it does not know
-        before it is connected refuses nothing here.
+        A pair checks a message with the primary before diverting it, and its backlog form with the secondary. A
+        transport that refuses more than its capabilities show overrides this; a limit that is unknown before connecting
+        is not checked.
 
         Args:
-            entity: where the message is to go.
+            entity: the message's destination.
             message: as it would be sent.
 
         Raises:
@@ -482,7 +484,7 @@ class Transport(ABC):
         ):
             if not kept and getattr(message, field) is not None:
                 raise TransportError(
-                    f"send to {entity}: {self._endpoint} keeps no {field}: send the message without it",
+                    f"send to {entity}: {self._endpoint} does not support {field}: send the message without it",
                     FailureKind.REFUSED,
                     FailureReason.NOT_SUPPORTED,
                 )
@@ -496,19 +498,20 @@ class Transport(ABC):
 
     @abstractmethod
     async def _close(self) -> None:
-        """Close all connections, senders and receivers; never raises, returns within 2 s whatever the broker does."""
+        """Close all connections, senders and receivers; never raises, returns within 2 s even if the broker is
+        unresponsive."""
 
     async def close(self) -> None:
-        """Close everything; idempotent, never raises, returns within 2 s whatever the broker does."""
+        """Close everything; idempotent, never raises, returns within 2 s even if the broker is unresponsive."""
         if not self._ended:
             self._end()
         await self._close()
 
     async def fault(self, cause: BaseException) -> None:
-        """End it for good because its partner is gone or it can never work again (SPEC 9.2).
+        """Close it permanently because its partner is closed or it can't recover (SPEC 9.2).
 
         Args:
-            cause: what `fault_cause` tells from now on.
+            cause: returned by `fault_cause` from now on.
         """
         if not self._ended:
             self._fault = cause
@@ -516,7 +519,7 @@ class Transport(ABC):
         await self._close()
 
     def on_end(self, listener: Callable[[Transport], None]) -> None:
-        """Call ``listener`` once, synchronously, when the transport ends; at once if it has.
+        """Call ``listener`` once, synchronously, when the transport ends; immediately if it has.
 
         Args:
             listener: must not raise and must not block.
@@ -527,7 +530,7 @@ class Transport(ABC):
             self._listeners.append(listener)
 
     def remove_on_end(self, listener: Callable[[Transport], None]) -> None:
-        """Forget a listener; unknown ones are ignored."""
+        """Remove a listener; unknown ones are ignored."""
         if listener in self._listeners:
             self._listeners.remove(listener)
 
@@ -552,7 +555,7 @@ class Transport(ABC):
 async def counts_of(
     transport: Transport, queues: Sequence[Entity], time_limit: float
 ) -> tuple[QueueCounts | TransportError, ...]:
-    """Count every queue, a few at a time; one that fails keeps nobody from knowing the others.
+    """Count every queue, a few at a time; a failure does not affect the others.
 
     Args:
         transport: the queues' broker.
@@ -560,7 +563,7 @@ async def counts_of(
         time_limit: seconds for each.
 
     Returns:
-        For each queue, in the same order, what it holds, or why it could not be asked.
+        For each queue, in the same order, its counts, or why they could not be read.
     """
     turns = asyncio.Semaphore(_AT_ONCE)
 

@@ -1,4 +1,4 @@
-"""What transports tell about themselves and their queues, as values."""
+"""Values that describe transports and their queues."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _NEVER = 2**31 - 1  # a delivery count that no message reaches
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a transport can do. A claim is tested by the conformance suite, and so is a disclaimer.
+    """What a transport supports. The conformance suite tests both what is claimed and what is not.
 
     Args:
         max_message_bytes: largest message with its properties as `Transport.measure` counts it; None when unlimited.
@@ -17,17 +17,17 @@ class Capabilities:
         topics: topics with subscriptions.
         sessions: receivers of one session.
         scheduling: `Message.scheduled_enqueue_at` is kept; a transport without it refuses such a message.
-        counts_scheduled: `Admin.counts` tells what waits for its time; without it a queue that seems empty may hold
-            messages all the same, and the syphon schedules none.
+        counts_scheduled: `Admin.counts` includes scheduled messages; without it a queue that seems empty may still hold
+            some, and the syphon schedules none.
         time_to_live: `Message.time_to_live` is kept; a transport without it refuses such a message.
         dead_letter: `Receiver.dead_letter` keeps reason and description, readable through a dead-letter source.
-        lock_renewal: `Receiver.renew_lock` makes a lock last longer; without it a lock lasts as long as its connection.
+        lock_renewal: `Receiver.renew_lock` extends a lock; without it a lock lasts as long as its connection.
         probes: `Admin.probe` proves that an entity accepts writes.
         peek: `Admin.peek` shows messages without locking them.
-        quiet_peek: a peek leaves no trace: nobody has to wait for a message meanwhile, and it counts as no delivery.
-            What looks again and again, as a dashboard does, peeks only then.
+        quiet_peek: a peek has no side effects: it neither delays consumers nor counts as a delivery. Required for
+            periodic peeks, as by the dashboard.
         ordered_consumer: a queue made with ``QueueProperties.single_consumer`` is read by one consumer at a time, and
-            `Admin.positions` tells what of it is settled: what order needs of a secondary (SPEC 8).
+            `Admin.positions` reports how far it is settled: required of a secondary to keep order (SPEC 8).
         durable: an accepted message outlives the broker's process.
     """
 
@@ -49,10 +49,10 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmRisk:
-    """A setting of a broker by which it may lose what it has confirmed.
+    """A setting that allows a broker to lose confirmed messages.
 
     Args:
-        text: what is set, and what may be lost by it.
+        text: the setting, and what may be lost.
         advice: what to set instead.
     """
 
@@ -72,7 +72,8 @@ class Endpoint:
         scope: the machine that the identity is meant on, where the address is another broker on every machine
             (``localhost``); empty where it is the same one everywhere, and where the URL gives the name.
         former_names: default names that earlier releases gave to this broker; backlog queues may still have them.
-        address: product, host, port and virtual host, where the identity is stated; empty where they are the identity.
+        address: product, host, port and virtual host, if the URL states the identity; else empty, as they are the
+            identity.
     """
 
     name: str
@@ -92,26 +93,25 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class QueueProperties:
-    """A queue's settings; asked for when making one, told when reading one.
+    """A queue's settings: requested when creating one, reported when reading one.
 
-    None for a duration or count means unlimited when asked for; when told it means unlimited, or that the broker has
-    no such setting.
+    None for a duration or count means unlimited; as reported, also that the broker has no such setting.
 
     Args:
         max_size_megabytes: bound on what the queue holds, in MB.
         max_delivery_count: deliveries after which the broker dead-letters a message.
-        default_time_to_live: seconds a message lives when it says nothing itself.
+        default_time_to_live: seconds a message lives unless it has its own time-to-live.
         auto_delete_after: seconds of idleness after which the broker deletes the queue.
         lock_duration: seconds a lock lasts unless renewed; None for as long as the connection.
         dead_letter_on_expiration: an expired message is dead-lettered instead of dropped.
         batched_operations: the broker may batch its writes.
         requires_session: every message must have a session id, and is read through `Transport.accept_session`.
-        single_consumer: one receiver at a time gets messages, in their order: while it holds one under a lock nobody
-            else is given any, and what it gives back, or loses its lock of, is delivered again before anything newer.
+        single_consumer: one receiver at a time gets messages, in order: while it holds a lock no other one gets any,
+            and messages that it releases, or loses the locks of, are redelivered before anything newer.
         drops_when_full: a queue without room drops messages that it has accepted, instead of refusing new ones. Never
-            asked for; reported where the broker can be set up so.
+            requested; reported if the broker can be configured so.
         keeps_completed: a log, as a RabbitMQ stream is: a completed message stays in it, so that it can't be a backlog
-            queue. Never asked for, as ``drops_when_full``.
+            queue. Never requested, as ``drops_when_full``.
     """
 
     max_size_megabytes: int | None = None
@@ -132,10 +132,10 @@ class QueueProperties:
         A delivery count without a limit satisfies a wish for 2**31 - 1 or more, which no message reaches either.
 
         Args:
-            actual: what `Admin.properties` told.
+            actual: as reported by `Admin.properties`.
 
         Returns:
-            ``lock_duration is 30.0, asked for 60.0`` and the like; empty when they agree.
+            E.g. ``lock_duration is 30.0, asked for 60.0``; empty if they agree.
         """
         found = []
         for entry in fields(self):
@@ -153,8 +153,8 @@ class QueueCounts:
 
     Args:
         active: waiting to be received.
-        locked: received and not yet settled, by anyone; 0 if the broker counts them among the active ones.
-        scheduled: waiting for their time.
+        locked: received and not yet settled, by any consumer; 0 if the broker counts them as active.
+        scheduled: not yet due.
         dead_letter: in its dead-letter queue.
     """
 
