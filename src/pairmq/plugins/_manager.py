@@ -38,8 +38,8 @@ class PluginInfo:
     """A plugin as it was found.
 
     Args:
-        name: the entry point's name, or the module's for one registered by hand.
-        distribution: the installed package and its version; None for one registered by hand.
+        name: the entry point's name, or the module's for one registered manually.
+        distribution: the installed package and its version; None for one registered manually.
         transports: the transports that it brings.
         observers: the observers that it brings.
         error: why it can't be used, None when it can.
@@ -79,7 +79,7 @@ class Registry:
         self._plugins = None
 
     def unregister(self, plugin: object) -> None:
-        """Take away one that was added with `register`."""
+        """Remove one that was added with `register`."""
         self._by_hand = [entry for entry in self._by_hand if entry[1] is not plugin]
         self._plugins = None
 
@@ -102,7 +102,7 @@ class Registry:
         """Find the transport that serves a URL's scheme.
 
         Args:
-            url: ``scheme://…``; only the scheme is looked at, and nothing else of it stands in an error.
+            url: ``scheme://…``; only the scheme is used, and nothing else of it appears in errors.
 
         Raises:
             ConfigurationError: no scheme, no plugin for it (the text says what to install), or two of them.
@@ -117,7 +117,7 @@ class Registry:
             (plugin, record) for plugin in self.plugins for record in plugin.transports if scheme in record.schemes
         ]
         if len(owners) > 1:
-            names = " and ".join(f"{p.name!r} ({p.distribution or 'registered by hand'})" for p, _ in owners)
+            names = " and ".join(f"{p.name!r} ({p.distribution or 'registered manually'})" for p, _ in owners)
             raise ConfigurationError(
                 f"the scheme {scheme}:// is claimed by two plugins, {names}: uninstall one of them"
             )
@@ -151,7 +151,7 @@ class Registry:
         culprit = next((p for p in broken.values() if wanted and _is_of(p, wanted)), None)
         if culprit is not None:
             # Installed once more it would be as broken: its error says what is wrong.
-            text += f": {culprit.distribution} is installed, and can't be used: {culprit.error}"
+            text += f": {culprit.distribution} is installed but can't be used: {culprit.error}"
         elif wanted:
             text += f": install it with: pip install '{wanted}'"
         elif scheme in _MEANT:
@@ -198,7 +198,7 @@ def _inspect(name: str, distribution: str | None, load: Callable[[], object]) ->
         transports = _records(manager.hook.pairmq_transports(), TransportRecord)
         observers = _records(manager.hook.pairmq_observers(), ObserverRecord)
         if not transports and not observers:
-            raise ValueError("it brings neither transports nor observers: does a hook lack its @hookimpl?")
+            raise ValueError("it provides neither transports nor observers: does a hook lack its @hookimpl?")
         for record in transports:
             _check_schemes(record)
     except BaseException as error:  # a plugin may fail in any way at all, SystemExit at import included
@@ -236,7 +236,7 @@ def _check_schemes(record: TransportRecord) -> None:
         raise ValueError(f"transport {record.name!r} serves no URL scheme")
     for scheme in record.schemes:
         if not _SCHEME.fullmatch(scheme):
-            raise ValueError(f"transport {record.name!r}: {scheme!r} is no URL scheme in lower case")
+            raise ValueError(f"transport {record.name!r}: {scheme!r} is not a lower-case URL scheme")
 
 
 registry = Registry()

@@ -13,73 +13,74 @@ from pairmq.transport import Capabilities, Transport
 
 
 class BrokerControl(Protocol):
-    """A broker in this process that a test or the demo can take away and bring back.
+    """A broker in this process that a test or the demo can stop and restore.
 
-    Each fault lasts until `restore` or another fault. What was accepted before a `stop` is there after `restore`.
+    Each fault lasts until `restore` or another fault. Messages accepted before a `stop` are kept until `restore`.
     """
 
     async def stop(self) -> None:
         """Refuse connections and drop the open ones, as a killed process does."""
 
     async def hang(self) -> None:
-        """Take connections and never answer, as a process under SIGSTOP does."""
+        """Accept connections but never respond, as a process under SIGSTOP."""
 
     async def slow(self, delay: float) -> None:
-        """Answer each call ``delay`` seconds late."""
+        """Delay each response by ``delay`` seconds."""
 
     async def refuse(self, *, kind: str = "unavailable") -> None:
-        """Answer each write with an error: ``unavailable``, ``busy`` or ``refused``; reads go on."""
+        """Fail each write with an error: ``unavailable``, ``busy`` or ``refused``; reads still work."""
 
     async def lose_confirms(self, *, applied: bool = True) -> None:
         """Drop the connection instead of confirming writes, after they were applied, or before."""
 
     async def restore(self) -> None:
-        """End every fault: the broker is as it was, with its messages."""
+        """End every fault: the broker works again, with its messages."""
 
 
 class LocalServer(Protocol):
-    """A real server of the product on this machine, for demos and trials: a process on a free loopback port.
+    """A real server of the product on this machine, for demos and tests: a process on a free loopback port.
 
-    Every method blocks. The server may end with the thread that called `start` (Linux ties it to that thread, so that
-    nothing is left behind): call `start`, each time, in one thread that lives as long as the server shall.
+    Every method blocks. The server may end with the thread that called `start` (on Linux it is tied to that thread, so
+    that no process is left behind): call `start` in a thread that lives as long as the server.
     """
 
     @property
     def url(self) -> str:
-        """The address for a transport; it stays the same over `kill` and `start`."""
+        """The URL for a transport; unchanged by `kill` and `start`."""
 
     def start(self) -> None:
-        """Start it, with the data that it kept, and wait until it takes clients; one that runs is left alone.
+        """Start it, with its kept data, and wait until it accepts clients; without effect if it is running.
 
         Raises:
-            RuntimeError: it ended, or was not ready in time; the first line says so, the rest is the end of its log.
+            RuntimeError: it exited, or was not ready in time; the first line says which, the rest is the end of its
+                log.
             OSError: its program can't be run.
         """
 
     def kill(self) -> None:
-        """End it with SIGKILL, keeping its data, and wait until it is gone; without effect when it does not run.
+        """Kill it with SIGKILL, keeping its data, and wait until it has exited; without effect if it is not running.
 
-        Another thread may call it while `start` waits, which then raises.
+        May be called from another thread while `start` waits, which then raises.
         """
 
     def close(self) -> None:
-        """End it and remove its data; idempotent."""
+        """Stop it and remove its data; idempotent."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransportRecord:
-    """A transport that a plugin brings.
+    """A transport provided by a plugin.
 
     Args:
         name: the product in lower case, for people: ``redis``.
         schemes: the URL schemes it serves: ``("redis", "rediss")``; each belongs to one plugin only.
-        factory: makes a transport of a URL without IO; raises `ConfigurationError` for a URL that can't work. The error
-            must not repeat a password.
-        capabilities: what its transports can do, as far as that is known before connecting.
+        factory: makes a transport from a URL without IO; raises `ConfigurationError` for an invalid URL. The error must
+            not repeat a password.
+        capabilities: of its transports, as far as known before connecting.
         description: one line for ``pairmq plugins``.
-        broker_control: for in-process brokers: gives the control of the broker that a URL names, for tests and demos.
-        local_server: makes a server of the product on this machine, not started yet; raises `FileNotFoundError` that
-            says what to install. None where there is no such thing.
+        broker_control: for in-process brokers: returns the control of a URL's broker, for tests and demos.
+        local_server: makes a server of the product on this machine, not yet started; raises `FileNotFoundError` that
+            says what to install. None if not supported.
     """
 
     name: str
@@ -93,51 +94,51 @@ class TransportRecord:
 
 @runtime_checkable
 class Observer(Protocol):
-    """Sees every event of a pair (SPEC 10.1)."""
+    """Receives every event of a pair (SPEC 10.1)."""
 
     def on_event(self, event: Event) -> None:
-        """Take one event; quickly, as sends wait for it. What it raises is reported once and then ignored."""
+        """Handle one event; must be fast, as sends wait for it. Exceptions are reported once and then ignored."""
 
     async def close(self) -> None:
-        """Write out what it still holds; called when the pair closes."""
+        """Flush; called when the pair closes."""
 
 
 @runtime_checkable
 class ValuesObserver(Observer, Protocol):
-    """An observer that takes sends as bare values, as to make an event of each would cost more than all else."""
+    """An observer that accepts sends as plain values, to avoid the cost of an event object for each."""
 
     def on_values(self, values: Values) -> None:
-        """Take a `SendCompleted` that was not made yet, in the place of `on_event`, and like it."""
+        """Handle the values of a `SendCompleted`, instead of `on_event`."""
 
 
 class SendTrace(Protocol):
-    """One call of a sender, from before its messages are given to a broker until their results are known."""
+    """One call of a sender, from before its messages are passed to a broker until their results are known."""
 
     @property
     def messages(self) -> Sequence[Message]:
-        """What is sent in the place of what was given: the same messages, which may carry a trace's context."""
+        """The messages to send: the same ones, possibly with a trace's context."""
 
     def end(self, results: Sequence[Receipt | SendError] | BaseException) -> None:
-        """Take what came of it: a result for each message, or what the call raised. Called once, in the same task."""
+        """Handle the outcome: a result for each message, or the exception. Called once, in the same task."""
 
 
 @runtime_checkable
 class TracingObserver(Observer, Protocol):
-    """An observer that follows the messages themselves, and not only what is told of them (SPEC 10.1).
+    """An observer that traces the messages themselves, not only events (SPEC 10.1).
 
-    Only it can let a trace's context travel with a message. Without one, a send pays for a single comparison.
+    Only it can propagate a trace's context in messages. Without one, a send costs a single comparison more.
     """
 
     def begin_send(self, pair: str, entity: Entity, messages: Sequence[Message]) -> SendTrace:
-        """Begin to follow one send, or one operation of a batch.
+        """Start tracing one send, or one operation of a batch.
 
-        Called in the task of the caller, so that what it finds in its context is the caller's. If it raises, that is
-        reported once, and the messages are sent as they are.
+        Called in the caller's task and context. If it raises, that is reported once, and the messages are sent
+        unchanged.
 
         Args:
             pair: the pair's name, as events carry it.
-            entity: where the messages belong.
-            messages: as the caller gave them; at least one. One that has no message id is given it later.
+            entity: the messages' destination.
+            messages: as passed by the caller; at least one. Missing message ids are assigned later.
         """
 
     def on_message_event(self, event: Event, message: Message) -> None:
