@@ -65,7 +65,7 @@ class LogObserver:
         if _is_recovery(event):
             level = logging.INFO
         if self._logger.isEnabledFor(level):
-            # The field lets a handler tell events from what PairMQ logs otherwise.
+            # The field lets a handler distinguish events from PairMQ's other log records.
             self._logger.log(level, "%s", describe(event), extra={"pairmq_event": type(event).__name__})
 
     async def close(self) -> None:

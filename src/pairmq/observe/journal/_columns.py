@@ -97,7 +97,7 @@ def _columns_of(kind: type[Event], rows: Sequence[Values]) -> dict[str, pa.Array
     for field in FIELDS[kind]:
         values: Sequence[Any] = by_index[field.index]
         first = values[0]
-        # The last one tells most columns that differ from row to row without looking at all of them.
+        # Comparing the last one first finds most varying columns without a full scan.
         if values[-1] is first and values.count(first) == size:
             if first is not None:
                 value = first if field.part is None else getattr(first, field.part)
@@ -133,9 +133,9 @@ def ids_and_keys(ids: Sequence[str | None]) -> tuple[pa.Array, pa.Array]:
 
 
 def _joined(ids: Sequence[str | None]) -> tuple[str, bytes]:
-    """All ids as one text, and the bytes that it stands for, if each is of 32 lower-case hexadecimal digits."""
+    """All ids as one text, and its bytes, if each is of 32 lower-case hexadecimal digits."""
     try:
-        text = "".join(ids)  # type: ignore[arg-type]  # one that is None raises
+        text = "".join(ids)  # type: ignore[arg-type]  # None raises
         if sys.byteorder == "little" and set(map(len, ids)) == {32} and text == text.lower():  # type: ignore[arg-type]
             raw = bytes.fromhex(text)
             return (text, raw) if len(raw) == 16 * len(ids) else ("", b"")  # it reads over spaces
@@ -169,7 +169,7 @@ def _numbers(values: Sequence[Any], logical: pa.DataType) -> pa.Array:
 
 
 def _fitting(value: Any, logical: pa.DataType) -> Any:
-    """The nearest value that the column can hold; null where there is none."""
+    """The nearest value that the column can hold; null without one."""
     if value is None:
         return None
     if pa.types.is_string(logical):

@@ -12,12 +12,12 @@ from pairmq.model.events import Event, MessageDelivered, Settlement
 from pairmq.observe.journal._journal import Journal
 from pairmq.transport import Receiver
 
-_REMEMBERED = 100_000  # deliveries in hand whose instant is kept; the oldest are forgotten
+_REMEMBERED = 100_000  # unsettled deliveries whose instant is kept; the oldest are dropped
 
 
 @runtime_checkable
 class Reporting(Protocol):
-    """A receiver that tells what is settled by itself, as a pair's does."""
+    """A receiver that reports settlements itself, as a pair's does."""
 
     def report_to(self, sink: Callable[[Event], None]) -> None:
         """Give ``sink`` a `MessageDelivered` for each settlement."""
@@ -38,7 +38,7 @@ def journal_deliveries(receiver: Any, journal: Journal, *, source: Source | None
     A pair that has a journal does so for its own receivers without being asked; nothing is journalled twice.
 
     Args:
-        receiver: of a pair, or of a transport where there is no pair.
+        receiver: of a pair, or of a transport without a pair.
         journal: takes the events.
         source: what a transport's receiver reads; a pair's knows it.
         pair: the pair's name as the senders' journals have it, for a transport's receiver.
@@ -53,9 +53,9 @@ def journal_deliveries(receiver: Any, journal: Journal, *, source: Source | None
         receiver.report_to(journal.on_event)
         return receiver
     if not isinstance(receiver, Receiver):
-        raise TypeError(f"a {type(receiver).__name__} is no receiver of a pair or of a transport")
+        raise TypeError(f"a {type(receiver).__name__} is not a receiver of a pair or a transport")
     if source is None:
-        raise TypeError("a transport's receiver does not tell what it reads: give its source")
+        raise TypeError("a transport's receiver does not know its source: pass source")
     return JournalledReceiver(receiver, source, journal.on_event, pair)
 
 

@@ -50,7 +50,7 @@ class Journal:
         options: how it behaves.
 
     Raises:
-        ConfigurationError: the directory can't be made or written to; says why. A URL is no directory.
+        ConfigurationError: the directory can't be created or written to, or is a URL; says why.
     """
 
     def __init__(self, directory: str | os.PathLike[str], options: JournalOptions | None = None) -> None:
@@ -61,7 +61,7 @@ class Journal:
         except OSError as error:
             raise ConfigurationError(f"journal directory {self._directory}: {error.strerror or error}") from None
         if not os.access(self._directory / _layout.OPEN, os.W_OK | os.X_OK):
-            raise ConfigurationError(f"journal directory {self._directory}: it can't be written to")
+            raise ConfigurationError(f"journal directory {self._directory}: it is not writable")
         self.begin_anew()
         _lives.enlist(self)
 
@@ -153,7 +153,7 @@ class Journal:
         """
         with self._changed:
             self._closing = True
-            self._most = -1  # whatever comes now takes the slow path, which refuses it
+            self._most = -1  # everything now takes the slow path, which refuses it
             self._changed.notify_all()
             if self._thread is None:
                 self._abandon(None)
@@ -178,7 +178,9 @@ class Journal:
                 self._changed.notify_all()
                 if not self._changed.wait_for(self._has_room_or_fails, self._options.stall_timeout):
                     self._stalled = True
-                    _log.error("journal: the disk of %s hangs; events are dropped and counted", self._directory)
+                    _log.error(
+                        "journal: the disk of %s does not respond; events are dropped and counted", self._directory
+                    )
             if len(self._buffer) < self._most:
                 return True
             self._drop(1, time.time())
@@ -201,7 +203,7 @@ class Journal:
             self._changed.notify_all()
 
     def _began(self) -> bool:
-        """Start the thread; where the system gives none, the next event tries again, and nobody waits for room."""
+        """Start the thread; if the system refuses, the next event tries again, and no caller waits for room."""
         # A daemon: one that were not would be waited for before the handlers of `atexit` run, forever.
         thread = threading.Thread(target=self._work, name="journal", daemon=True)
         try:
@@ -231,7 +233,7 @@ class Journal:
         """Wait until there is something to do, and for more of it to come; False when all is done."""
         with self._changed:
             if self._frame is not None:
-                # The disk fails: at the end there is one last trial.
+                # The disk fails: one last attempt at the end.
                 self._changed.wait_for(lambda: self._closing, _BACKOFF.wait(self._retry, 0.5))
                 return True
             self._asleep = True
@@ -280,7 +282,7 @@ class Journal:
         try:
             self._writer.write(frame)
         except Exception as error:
-            # Whatever it is: without its thread the journal would make everybody wait who reports an event.
+            # Any error: without its thread the journal would block every reporter of an event.
             self._retry += 1
             if not self._failing:
                 self._failed_at = time.time() - self._options.flush_interval
@@ -297,14 +299,14 @@ class Journal:
             self._telling = 0
             if self._failing:
                 self._writer.unmark_loss()
-                _log.warning("journal: %s is written again; events dropped: %d", self._directory, self._dropped)
+                _log.warning("journal: %s is writable again; events dropped: %d", self._directory, self._dropped)
             self._retry = 0
             self._frame = None
             self._failing = False
             self._settle()
 
     def _rows_of(self, frame: Frame | None) -> int:
-        """Events in a frame: the row that tells of dropped ones is none of them."""
+        """Events in a frame: the row that reports dropped ones does not count."""
         return 0 if frame is None else frame.rows - bool(self._telling)
 
     def _abandon(self, frame: Frame | None) -> None:
@@ -374,7 +376,7 @@ class _Shared:
             return journal
 
     def give_back(self, journal: Journal) -> bool:
-        """Tells whether that was the last user."""
+        """Returns whether that was the last user."""
         with self._lock:
             known, users = self._journals.get(journal.directory, (None, 0))
             if known is not journal:
@@ -435,7 +437,7 @@ class JournalObserver:
         try:
             await asyncio.to_thread(self._close)
         except RuntimeError:
-            # The interpreter is ending and starts no more threads. Nothing else runs then that could be held up.
+            # The interpreter is exiting and starts no threads. Nothing else is running that could be blocked.
             self._close()
 
     def _close(self) -> None:

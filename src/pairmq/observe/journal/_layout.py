@@ -38,7 +38,7 @@ class ProcessRun:
 
     Args:
         name: host, process id, start and chance; fit for the name of a file.
-        host: the machine's name as it tells it.
+        host: the machine's host name.
         pid: the process id.
     """
 
@@ -110,7 +110,7 @@ def loss_path(directory: Path, loss: Loss) -> Path:
 
 
 def parse_loss(path: Path) -> Loss | None:
-    """The loss that a file's name tells of; None for any other file."""
+    """The loss recorded in a file's name; None for other files."""
     match = _LOST.fullmatch(path.name)
     if match is None:
         return None
@@ -143,7 +143,8 @@ def date_of(day: int) -> str:
 
 
 def segment_path(directory: Path, date: str, process: str, number: int) -> Path:
-    """The segment that a part's rows of one day become: always the same one, however often and wherever it is made."""
+    """The segment that a part's rows of one day become: always the same one, however often and on whichever machine it
+    is made."""
     return directory / f"date={date}" / f"segment-{process}-{number:06d}.parquet"
 
 

@@ -56,7 +56,9 @@ def close_all(timeout: float = _EXIT) -> None:
     ends_at = time.monotonic() + timeout
     for journal in list(_journals):
         if not journal.close(max(0.0, ends_at - time.monotonic())):
-            _log.error("journal: %s was not written in %g s: what waits for it is lost", journal.directory, timeout)
+            _log.error(
+                "journal: %s was not written in %g s: what is buffered for it is lost", journal.directory, timeout
+            )
 
 
 def flush_on_sigterm(timeout: float = _EXIT) -> None:

@@ -35,11 +35,11 @@ class JournalOptions:
         max_rows: rows after which they do, 1 to 5 000 000.
         max_bytes: bytes in memory after which they do, 1 KiB to 1 GiB.
         max_buffered: events that may wait for the writer, 1 to 10 000 000.
-        on_full: ``"wait"`` lets whoever reports an event wait for room, at most ``stall_timeout``; ``"drop"`` drops the
-            event at once. Both count what they drop.
+        on_full: ``"wait"`` blocks the reporter of an event until there is room, at most ``stall_timeout``; ``"drop"``
+            drops the event at once. Both count what they drop.
         stall_timeout: seconds that may be waited for room, 0 to 60: a disk that takes longer has failed.
         sample_healthy: the part of healthy sends that is kept, 0 to 1. All else is always kept.
-        fsync: have every batch on the disk itself, so that a power cut loses no more than a killed process does.
+        fsync: sync every batch to the disk, so that a power cut loses no more than a killed process.
         compression: of the segments.
 
     Raises:

@@ -35,7 +35,7 @@ _held: weakref.WeakSet[Part] = weakref.WeakSet()
 
 
 class DamagedPart(Exception):
-    """A part's head can't be read, or tells of something else than the file's name."""
+    """A part's head can't be read, or does not match the file's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A batch on its way into a part.
+    """A batch being written to a part.
 
     Args:
         data: the frame's bytes.
@@ -109,7 +109,7 @@ class Part:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 if not _is_named(descriptor, path):
-                    # Somebody who looked for what the dead left found it before it was locked, and empty: once more.
+                    # A recovery found it empty and not yet locked, and removed it: try again.
                     part.close()
                     continue
                 part._append(_framed(json.dumps(asdict(head)).encode()), sync=False)
@@ -123,10 +123,10 @@ class Part:
 
     @classmethod
     def adopt(cls, path: Path) -> Part | None:
-        """Open a part whose owner is dead; None while somebody holds it, or when it is gone.
+        """Open a part whose owner is dead; None while it is locked, or if it no longer exists.
 
         Raises:
-            OSError: it can't be opened or locked: it may be another user's, who lets nobody read it.
+            OSError: it can't be opened or locked: it may be another user's, without read permission.
         """
         try:
             descriptor = _opened(path)
@@ -185,7 +185,7 @@ class Part:
         self.size += frame.size
 
     def _append(self, data: bytes, *, sync: bool) -> None:
-        # At its place, not at the end: what a trial that failed had written of it is written over.
+        # At its offset, not at the end: overwrites what a failed attempt had written.
         view, offset = memoryview(data), self._length
         while view:
             written = write(self._descriptor, view, offset)
@@ -203,7 +203,7 @@ class Part:
 
     def read(self) -> Contents:
         """Read what is there, up to the first frame that is torn."""
-        # By the descriptor: the rows are there even when somebody has deleted the file.
+        # By the descriptor: the rows exist even if the file was deleted.
         data = _read_all(self._descriptor)
         payloads = list(_payloads(data))
         if not payloads:
@@ -236,7 +236,7 @@ class Contents:
     Args:
         head: its first frame.
         batches: of rows, in their order.
-        torn: bytes at the end that are no whole frame.
+        torn: bytes at the end that are not a complete frame.
     """
 
     head: Head
@@ -296,14 +296,14 @@ def _payloads(data: bytes) -> Iterator[memoryview]:
 
 
 def _head(path: Path, payload: memoryview) -> Head:
-    """Read a head. Nothing in it is taken for a name: that stands in the file's own name, and must be the same."""
+    """Read a head. Names come from the file's name, which the head must match."""
     try:
         values: Any = json.loads(bytes(payload))
         head = Head(**values)
     except (ValueError, TypeError) as error:
         raise DamagedPart(f"its head can't be read: {error}") from None
     if (head.process, head.number) != _layout.parse_part(path):
-        raise DamagedPart("its head tells of another part")
+        raise DamagedPart("its head belongs to another part")
     return head
 
 

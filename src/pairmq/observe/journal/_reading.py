@@ -53,7 +53,7 @@ class Statistics:
         processes: by name.
         first_at: the earliest instant, None without rows.
         last_at: the latest.
-        open_parts: parts that are no segments yet.
+        open_parts: parts that are not yet segments.
         repeated: rows that two segments have.
         unwritten: events that processes could not write, and no row counts yet: `recover` adds these rows.
     """
@@ -96,7 +96,7 @@ def read_rows(
 
     Raises:
         OSError: a file can't be read.
-        pyarrow.ArrowException: a file is no segment.
+        pyarrow.ArrowException: a file is not a segment.
     """
     for path in segments(directory):
         with pq.ParquetFile(path) as file:
@@ -149,11 +149,11 @@ def statistics(directory: str | os.PathLike[str]) -> Statistics:
 
 
 def metadata(segment: Path) -> dict[str, str]:
-    """What a segment says of itself: ``schema_version``, ``process``, ``first_seq``, ``sample_healthy`` and so on.
+    """A segment's metadata: ``schema_version``, ``process``, ``first_seq``, ``sample_healthy`` and so on.
 
     Raises:
         OSError: it can't be read.
-        pyarrow.ArrowException: it is no segment.
+        pyarrow.ArrowException: it is not a segment.
     """
     found = pq.read_metadata(segment).metadata or {}
     return {name.removeprefix(META).decode(): value.decode() for name, value in found.items() if name.startswith(META)}

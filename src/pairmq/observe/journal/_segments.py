@@ -44,8 +44,8 @@ def make_segments(directory: Path, part: Part, compression: Compression) -> tupl
         compression: of the segments.
 
     Returns:
-        The segments, the number of rows, and what was read. A segment that stands there already, from a trial that
-        was cut short, is left as it is.
+        The segments, the number of rows, and what was read. An existing segment, from an attempt that was cut short, is
+        left as it is.
 
     Raises:
         DamagedPart: the part can't be read.
@@ -195,9 +195,9 @@ class Recovered:
         parts: that were made into segments.
         rows: in them.
         segments: that came of them.
-        lost: events that processes could not write; the journal has a row `EventsDropped` now that says so.
+        lost: events that processes could not write; the journal now has a row `EventsDropped` for them.
         torn: bytes that were cut from the ends of parts, of batches that were being written when the process died.
-        kept: parts that somebody still writes, or that another machine left.
+        kept: parts still being written, or of another machine.
         failed: the parts that could not be opened or read, or whose segments could not be written, and why.
     """
 
@@ -220,7 +220,7 @@ def recover(
 
     Args:
         directory: the journal's.
-        all_hosts: also the parts of other machines. Locks tell the dead from the living only on the machine where they
+        all_hosts: also the parts of other machines. Locks show which processes are dead only on the machine where they
             are held, so that this is for when the others are known to be gone.
         compression: of the segments.
 
@@ -261,7 +261,7 @@ def recover(
                 done.torn += contents.torn
         except (OSError, pa.ArrowException, DamagedPart) as error:
             done.failed[path] = str(error) or type(error).__name__
-            _log.warning("journal: %s stays as it is: %s", path, error)
+            _log.warning("journal: %s is left unchanged: %s", path, error)
         finally:
             if part is not None:
                 part.close()
@@ -274,7 +274,7 @@ def _is_empty(part: Part) -> bool:
 
 
 def _sweep(found: list[Path]) -> None:
-    """Delete half-written segments whose part is gone: nobody will finish them."""
+    """Delete unfinished segments without a part: they will never be finished."""
     for path in found:
         part = _layout.part_of_aside(path)
         if part is not None and not part.exists():
@@ -286,7 +286,7 @@ class Compactor:
     """Takes parts one after another; its thread lives while there are any.
 
     A part whose segment can't be written (the disk is full) is let go of and stays on the disk. It is tried again,
-    with whatever else was left behind, after the next part that works.
+    with other leftovers, after the next part that works.
     """
 
     def __init__(self, directory: Path, compression: Compression) -> None:
@@ -316,7 +316,7 @@ class Compactor:
             try:
                 thread.start()
             except RuntimeError as error:
-                _log.error("journal: the parts in %s stay as they are for now: %s", self._directory, error)
+                _log.error("journal: the parts in %s are left unchanged for now: %s", self._directory, error)
             else:
                 self._thread = thread
 
@@ -344,11 +344,11 @@ class Compactor:
         except (OSError, pa.ArrowException, DamagedPart) as error:
             part.close()
             if not self._failed:
-                _log.error("journal: %s stays as it is for now: %s", part.path, error)
+                _log.error("journal: %s is left unchanged for now: %s", part.path, error)
             self._failed = True
         except Exception:
             part.close()
-            _log.exception("journal: %s stays as it is", part.path)
+            _log.exception("journal: %s is left unchanged", part.path)
         else:
             self._recovering = self._recovering or self._failed
             self._failed = False
@@ -357,4 +357,4 @@ class Compactor:
         try:
             recover(self._directory, compression=self._compression)
         except Exception:
-            _log.exception("journal: what was left behind in %s could not be recovered", self._directory)
+            _log.exception("journal: unfinished parts in %s could not be recovered", self._directory)

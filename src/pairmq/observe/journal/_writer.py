@@ -68,7 +68,7 @@ class Writer:
         if not kept:
             return None
         first = self._seq
-        # Counted before it is made: should it fail, the gap says so.
+        # Counted before it is made: if that fails, the gap shows it.
         self._seq += len(kept)
         return frame_of(batch_of(kept, first), first)
 

@@ -40,8 +40,8 @@ async def watch_backlog(
 ) -> AsyncIterator[None]:
     """Count the messages in a pair's backlog queues from time to time, as ``pairmq.backlog.messages``.
 
-    Only the broker knows them, so this is no part of the observer: each round asks one question for each queue, which
-    some brokers charge for. One process for each pair is enough; the one that hosts the syphon knows best when to end.
+    Only the broker knows them, so this is not part of the observer: each round makes one request per queue, which some
+    brokers charge for. One process for each pair is enough; the one that hosts the syphon knows best when to end.
 
     Args:
         pair: an open `pairmq.Pair`.
@@ -87,7 +87,7 @@ async def _count_for_ever(
                     _log.debug("backlog queue %s could not be counted: %s", queue, error)
                 elif not told and not _is_over():
                     # A driver's own, a cancellation of its own task among them.
-                    _log.exception("backlog queue %s could not be counted; the like is not reported again", queue)
+                    _log.exception("backlog queue %s could not be counted; further failures are not reported", queue)
                     told = True
             if _is_over():  # also if a driver made another exception of it, or went on
                 return

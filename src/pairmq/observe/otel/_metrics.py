@@ -47,12 +47,12 @@ _WAIT_BUCKETS: Final = (1.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0,
 
 _GAUGES: Final = (
     (names.ENTITY_STATE, "{entity}", "1 for the state that an entity is in, 0 for the others."),
-    (names.QUEUES_IN_USE, "{queue}", "Backlog queues that take messages."),
+    (names.QUEUES_IN_USE, "{queue}", "Backlog queues that accept messages."),
     (names.BACKLOG_MESSAGES, "{message}", "Messages in the backlog, as they were last counted."),
 )
 
 Question: TypeAlias = Callable[[], Iterable[Observation]]
-"""Asks somebody for the present values of a gauge."""
+"""A callback for the current values of a gauge."""
 
 
 class Instruments:
@@ -70,18 +70,18 @@ class Instruments:
             "Duration of a send, from the call to its end, or of a ping.",
             explicit_bucket_boundaries_advisory=_OPERATION_BUCKETS,
         )
-        self.sent = counter(names.SENT_MESSAGES, "{message}", "Messages given to a sender, by how their send ended.")
+        self.sent = counter(names.SENT_MESSAGES, "{message}", "Messages passed to a sender, by outcome.")
         self.consumed = counter(names.CONSUMED_MESSAGES, "{message}", "Messages that consumers settled.")
         self.processing = meter.create_histogram(
             names.PROCESS_DURATION,
             "s",
-            "Duration of what a consumer did with a message.",
+            "Duration of a consumer's settlement of a message.",
             explicit_bucket_boundaries_advisory=_OPERATION_BUCKETS,
         )
         self.transitions = counter(names.TRANSITIONS, "{transition}", "Changes of an entity's state.")
-        self.failed_attempts = counter(names.FAILED_ATTEMPTS, "{attempt}", "Attempts at a broker that failed.")
+        self.failed_attempts = counter(names.FAILED_ATTEMPTS, "{attempt}", "Failed attempts at a broker.")
         self.doubtful = counter(
-            names.DOUBTFUL_SENDS, "{message}", "Sends of which a broker may hold a copy that it did not confirm."
+            names.DOUBTFUL_SENDS, "{message}", "Sends of which a broker may hold an unconfirmed copy."
         )
         self.pings = counter(names.PINGS, "{ping}", "Pings of failed-over entities, by their result.")
         self.rotation = counter(names.ROTATION_CHANGES, "{change}", "Backlog queues that left or joined those in use.")
@@ -91,11 +91,11 @@ class Instruments:
             "Time from a message's divert to its delivery by the syphon.",
             explicit_bucket_boundaries_advisory=_WAIT_BUCKETS,
         )
-        self.moved = counter(names.MOVED, "{message}", "Messages that the syphon brought home.")
-        self.dead_lettered = counter(names.DEAD_LETTERED, "{message}", "Messages that the syphon set aside.")
-        self.syphon_errors = counter(names.SYPHON_ERRORS, "{error}", "Errors of the secondary that a pump met.")
-        self.operations = counter(names.OPERATIONS, "{operation}", "Operations asked of a broker; a batch is one.")
-        self.faults = counter(names.PAIR_FAULTS, "{fault}", "Pairs that lost a broker for good.")
+        self.moved = counter(names.MOVED, "{message}", "Messages that the syphon moved to the primary.")
+        self.dead_lettered = counter(names.DEAD_LETTERED, "{message}", "Messages that the syphon dead-lettered.")
+        self.syphon_errors = counter(names.SYPHON_ERRORS, "{error}", "Errors of the secondary seen by a pump.")
+        self.operations = counter(names.OPERATIONS, "{operation}", "Operations at a broker; a batch counts once.")
+        self.faults = counter(names.PAIR_FAULTS, "{fault}", "Pairs that lost a broker permanently.")
         self.warnings = counter(names.WARNINGS, "{warning}", "Warnings that a person should look at.")
         for name, unit, description in _GAUGES:
             meter.create_observable_gauge(name, [self._observing(name)], unit, description)
@@ -108,7 +108,7 @@ class Instruments:
             question: called in a thread of the SDK's; gives all values.
 
         Returns:
-            What ends that; what was told of ends with it.
+            A function that removes it, with its values.
         """
         asked = self._asked[gauge]
         asked.append(question)
@@ -149,14 +149,14 @@ def instruments(provider: MeterProvider | None) -> Instruments:
 Attributes: TypeAlias = Mapping[str, str | int | bool]
 
 OTHER: Final = "other"
-"""Stands for every entity beyond the limit."""
+"""Placeholder for every entity beyond the limit."""
 
 _SETTLEMENTS: Final = {"completed": "complete", "abandoned": "abandon", "dead-lettered": "dead_letter"}
 _OPERATIONS: Final = ("sends", "receives", "settlements", "pings", "admin")
 
 
 def _of_send(*wanted: str) -> Callable[[Values], tuple[Any, ...]]:
-    """Picks fields of a `SendCompleted` that was not made, whatever fields it may get."""
+    """Picks fields of a `SendCompleted` that was not constructed, by position."""
     places = {entry.name: index for index, entry in enumerate(fields(SendCompleted), start=1)}
     return itemgetter(*(places[name] for name in wanted))
 
@@ -169,7 +169,7 @@ class Metrics:
 
     Args:
         to: where values go.
-        brokers: tells the product and the address of each side.
+        brokers: the product and the address of each side.
         max_entities: entities that have values of their own; the others share the name `OTHER`, so that paths that a
             program makes up by the million can't fill the memory.
     """
@@ -247,7 +247,7 @@ class Metrics:
         }
         if error is not None:
             attributes[names.ERROR_TYPE] = error
-        # Not kept for entities without a name of their own, nor before the pair has told what its brokers are.
+        # Not kept for entities beyond the limit, nor before the pair's brokers are known.
         if entity in self._names and self._brokers.knows(pair):
             self._sends[pair, entity, outcome, error] = attributes
         return attributes
@@ -279,8 +279,8 @@ class Metrics:
         self._to.duration.record(event.elapsed, attributes)
 
     def _queue_checked(self, event: BacklogQueueChecked) -> None:
-        # A pair that is opening finds it good, whatever one of the same name found that did not open. In an open pair
-        # a queue that is there may still take no messages.
+        # A new pair starts as good, regardless of an earlier one of the same name that did not open. In an open pair a
+        # queue that is there may still take no messages.
         if event.pair not in self._queues:
             self._out.get(event.pair, set()).discard(event.queue)
 

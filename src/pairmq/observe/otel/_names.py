@@ -83,7 +83,7 @@ class Broker:
 
     Args:
         system: the product, as the conventions call it.
-        address: its host; None where there is none.
+        address: its host, if any.
         port: its TCP port; None where the URL does not say.
     """
 
@@ -103,7 +103,7 @@ class Broker:
 
 
 UNKNOWN = Broker("pairmq")
-"""Stands for a broker whose URL was never told."""
+"""Placeholder for a broker with unknown URL."""
 
 
 def broker_of(url: str) -> Broker:
@@ -119,7 +119,7 @@ def broker_of(url: str) -> Broker:
 
 
 class Brokers:
-    """Both sides of each pair by the pair's name, as their `PairOpened` told them."""
+    """Both sides of each pair by the pair's name, from its `PairOpened`."""
 
     def __init__(self) -> None:
         self._of: dict[str, tuple[Broker, Broker]] = {}
@@ -129,7 +129,7 @@ class Brokers:
         self._of[pair] = broker_of(primary), broker_of(secondary)
 
     def knows(self, pair: str) -> bool:
-        """Whether a pair has told its URLs."""
+        """Whether a pair's URLs are known."""
         return pair in self._of
 
     def primary(self, pair: str) -> Broker:

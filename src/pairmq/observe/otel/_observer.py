@@ -33,8 +33,8 @@ class OpenTelemetryObserver:
         meter_provider: takes the metrics; the program's global one when left out, also when it is set up later.
         tracer_provider: takes the spans; likewise.
         propagate: whether a message that is sent carries the context of its send among its application properties, by
-            the program's propagator (W3C's ``traceparent`` and ``tracestate`` unless it was told otherwise). One that
-            carries a context already keeps it.
+            the program's propagator (W3C's ``traceparent`` and ``tracestate`` by default). One that carries a context
+            already keeps it.
         max_entities: entities that have metrics of their own; all others share the name ``other``.
 
     Raises:

@@ -53,11 +53,11 @@ def processing(
 
     Yields:
         The span, which is the current one inside. It links to the send of the message. It is a child of the span that
-        was current; where there was none, of the send itself.
+        was current, or else of the send itself.
 
     Raises:
-        BaseException: what the inside raises; the span tells of it. Settle the delivery inside, so that what fails is
-            told too.
+        BaseException: raised by the body; recorded in the span. Settle the delivery inside, so that its failures are
+            recorded, too.
     """
     message, entity = delivery.message, delivery.source.entity
     attributes: dict[str, AttributeValue] = {

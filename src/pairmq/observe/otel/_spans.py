@@ -26,7 +26,7 @@ _MOST_LINKS: Final = 100
 _ROOT: Final = Context()
 
 _sending: ContextVar[Span | None] = ContextVar("pairmq_sending", default=None)
-"""The span of the send that this task is in: attempts are told by events, which know nothing of spans."""
+"""The span of this task's current send: attempts are reported by events, which have no spans."""
 
 
 class SendSpan:
@@ -81,7 +81,7 @@ class SendSpan:
         self._before = _sending.set(self._span)
 
     def end(self, results: Sequence[Receipt | SendError] | BaseException) -> None:
-        """Tell what came of it, and end the span."""
+        """Record the outcome, and end the span."""
         _sending.reset(self._before)
         context.detach(self._outside)
         span = self._span
@@ -141,7 +141,7 @@ def pinged(tracer: Tracer, event: PingCompleted, brokers: Brokers) -> None:
     """Make the span of a ping that has ended."""
     span = tracer.start_span(
         f"ping {event.entity.path}",
-        # A root: the task of the pings was begun by some send, and is none of its doing.
+        # A root: the ping task was started by some send, but is not part of it.
         _ROOT,
         SpanKind.CLIENT,
         {
@@ -258,7 +258,7 @@ def span_context_of(message: Message) -> trace.SpanContext | None:
 
 
 def carried_by(context: Context) -> dict[str, PropertyValue]:
-    """What a message has to carry for its readers to know a context; empty when there is nothing to tell."""
+    """The properties that propagate a context in a message; empty if there is none."""
     found: dict[str, str] = {}
     propagate.inject(found, context)
     return {name: value for name, value in found.items() if 0 < len(name) <= _LONGEST and value.isascii()}
