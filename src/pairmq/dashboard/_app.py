@@ -63,12 +63,12 @@ class Dashboard:
     """A page of a pair, or of two brokers: an ASGI application, to be mounted or served.
 
     It watches from the moment it is made. It belongs to the event loop of its pair, and what it asks of the brokers is
-    asked only while somebody looks: nothing of it is on the path of a message.
+    polled only while the page is open: nothing of it is on the path of a message.
 
     Args:
         of: the pair, open or not yet; or two brokers, which are only looked at.
         token: lets operators in (16 to 512 characters); a random one when left out: see `token`.
-        read_only: nobody can hold, force or mark anything from the page, with or without a token.
+        read_only: disable hold, force and mark on the page, with or without a token.
         open_to_read: looking needs no token. Without it the page asks for the token first.
         allowed_hosts: names under which it may be called, besides ``localhost`` and IP addresses; ``*`` where the
             application around it checks them.
@@ -122,7 +122,7 @@ class Dashboard:
         return self._guard.open_to_read
 
     def status(self, *, search: str = "", state: EntityState | None = None, limit: int = 200) -> Mapping[str, Any]:
-        """What ``GET api/status`` tells, of what was seen so far; asks nobody.
+        """The response of ``GET api/status``, from what was seen so far; without IO.
 
         Args:
             search: a part of the names of the entities wanted.
@@ -149,9 +149,9 @@ class Dashboard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, as ASGI has it."""
         if self._loop is not None and self._loop is not asyncio.get_running_loop():
-            raise RuntimeError("a dashboard belongs to the event loop of its pair: serve it there")
+            raise RuntimeError("a dashboard must be served on the event loop of its pair")
         if scope["type"] == "http" and not self._guard.host_is_ours(Request(scope)):
-            text = "this dashboard is not known by that name: call it by its address, or allow the name\n"
+            text = "unknown host name: use the dashboard's address, or allow the name\n"
             await Response(text, 421, _HEADERS, "text/plain")(scope, receive, send)
             return
         await self._app(scope, receive, send)
@@ -165,7 +165,7 @@ class Dashboard:
 
     async def _status(self, request: Request) -> Response:
         if not self._guard.may_read(request):
-            return _refusal(401, "the token is needed")
+            return _refusal(401, "a token is required")
         query = _query_of(request.query_params)
         if query is None:
             return _refusal(400, "state must be a state, limit a number")
@@ -199,16 +199,16 @@ class Dashboard:
     async def _sign_in(self, request: Request) -> Response:
         told = await _told(request)
         if not self._guard.is_ours(request):
-            return _refusal(403, "this was not asked by the dashboard's own page")
+            return _refusal(403, "this request did not come from the dashboard's own page")
         if not self._guard.is_token(told.get("token")):
-            return _refusal(403, "that is not the token")
+            return _refusal(403, "wrong token")
         response = Response(status_code=204, headers=_HEADERS)
         self._guard.let_in(request, response)
         return response
 
     async def _sign_out(self, request: Request) -> Response:
         if not self._guard.is_ours(request):
-            return _refusal(403, "this was not asked by the dashboard's own page")
+            return _refusal(403, "this request did not come from the dashboard's own page")
         response = Response(status_code=204, headers=_HEADERS)
         self._guard.let_out(request, response)
         return response
@@ -216,9 +216,9 @@ class Dashboard:
     async def _operate(self, request: Request) -> Response:
         told = await _told(request)
         if not self._guard.knows_token(request):
-            return _refusal(401, "the token is needed")
+            return _refusal(401, "a token is required")
         if not self._guard.is_ours(request):
-            return _refusal(403, "this was not asked by the dashboard's own page")
+            return _refusal(403, "this request did not come from the dashboard's own page")
         pair = self._watched.pair
         if pair is None or not self._operable:
             return _refusal(403, "this dashboard is read-only")
@@ -228,7 +228,7 @@ class Dashboard:
             return _refusal(400, f"word must be one of {', '.join(_WORDS)}, entity a path, kind queue or topic")
         syphon = told.get("syphon", False)
         if not isinstance(syphon, bool) or (syphon and word != "hold"):
-            return _refusal(400, "syphon must be true or false, and belongs to the word hold")
+            return _refusal(400, "syphon must be true or false, and is only for the word hold")
         more = {"syphon": True} if syphon else {}
         unknown = None if told.get("unknown") is True else await self._doubt(pair, path, EntityKind(kind))
         if unknown is not None:
@@ -242,7 +242,7 @@ class Dashboard:
             return _refusal(409, str(error))
         asked_by = "somebody" if request.client is None else request.client.host
         done = f"{word}, syphon included," if syphon else word
-        _log.info("dashboard: %s of %s %s, asked for from %s", done, kind, shown(path), asked_by)
+        _log.info("dashboard: %s of %s %s, requested from %s", done, kind, shown(path), asked_by)
         self._kept.clear()
         return JSONResponse({"entity": path, "kind": kind, "state": state.value}, headers=_HEADERS)
 
@@ -263,10 +263,10 @@ class Dashboard:
             if isinstance(error, TransportError) and error.reason is FailureReason.CLOSED:
                 return None
             return _refusal(
-                409, f"{text}, and the primary can't be asked for it: to mean it all the same, add unknown=true"
+                409, f"{text}, and the primary can't be queried for it: to confirm it anyway, add unknown=true"
             )
         return _refusal(
-            404, f"{text}, and the primary has none: is the name misspelt? If you mean it, add unknown=true"
+            404, f"{text}, and the primary has no such entity: is the name misspelt? To confirm it, add unknown=true"
         )
 
 
@@ -290,7 +290,7 @@ def _query_of(told: Mapping[str, str]) -> Query | None:
 
 
 async def _told(request: Request) -> dict[str, Any]:
-    """The JSON object in a request's body; empty for anything else, and for what is longer than anyone needs."""
+    """The JSON object in a request's body; empty for anything else, and for oversized bodies."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk

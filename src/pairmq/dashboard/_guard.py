@@ -1,4 +1,4 @@
-"""Who may look, and who may act: a token, a cookie that stands for it, and checks of where a request comes from."""
+"""Access control: a token, a session cookie, and checks of a request's origin."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Guard:
         self.token = secrets.token_urlsafe(24) if token is None else _checked(token)
         self.open_to_read = open_to_read
         self._hosts = frozenset(host.casefold() for host in allowed_hosts)
-        # The cookie is no token: it is worth nothing in another process, nor once this one has ended. Its name is this
-        # process's too, as a browser sends a cookie to every port of a host.
+        # The cookie is not the token: it is valid in this process only, while it runs. Its name is this process's too,
+        # as a browser sends a cookie to every port of a host.
         key = secrets.token_bytes(32)
         self._cookie = hmac.new(key, self.token.encode(), hashlib.sha256).hexdigest()
         self._cookie_name = f"pairmq-{secrets.token_hex(4)}"
 
     def host_is_ours(self, connection: HTTPConnection) -> bool:
-        """Whether the request names this server, and not a name that somebody else made lead here."""
+        """Whether the request's host is this server's, against DNS rebinding."""
         host = _host_of(connection.headers.get("host", "")).casefold()
         if "*" in self._hosts or host in self._hosts or host == "localhost" or host.endswith(".localhost"):
             return True
@@ -51,7 +51,7 @@ class Guard:
         return True
 
     def is_token(self, told: object) -> bool:
-        """Whether somebody told the token; takes the same time for every wrong one."""
+        """Whether the token is right; in constant time for wrong ones."""
         return isinstance(told, str) and _same(told, self.token)
 
     def knows_token(self, request: Request) -> bool:
@@ -69,7 +69,7 @@ class Guard:
         """Whether a request that changes something was made by the page itself, or by a program.
 
         A browser lets another site send a form or a simple request with the cookie of this one, but no header of this
-        name, and it tells where a request comes from.
+        name, and identifies the origin of a request.
         """
         if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             return False
@@ -94,7 +94,7 @@ class Guard:
         )
 
     def let_out(self, request: Request, response: Response) -> None:
-        """Take the browser's cookie away."""
+        """Delete the browser's cookie."""
         response.delete_cookie(self._cookie_name, path=_path_of(request), httponly=True, samesite="strict")
 
 
@@ -109,7 +109,7 @@ def _checked(token: str) -> str:
 
 
 def _same(told: str, known: str) -> bool:
-    # JSON can tell half a character, which is as wrong as any other.
+    # JSON can hold a lone surrogate, which is a wrong token like any other.
     return hmac.compare_digest(told.encode("utf-8", "surrogatepass"), known.encode())
 
 

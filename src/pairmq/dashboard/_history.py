@@ -107,7 +107,7 @@ class History:
 
     @property
     def out(self) -> Mapping[str, RotationChanged]:
-        """The backlog queues that went out of use and have not come back, by name."""
+        """The backlog queues that are out of use, by name."""
         return MappingProxyType(self._out)
 
     def lines(self) -> Iterator[Line]:
@@ -120,7 +120,7 @@ class History:
             case StateChanged():
                 past = self._past(event.entity)
                 if not past.changes:
-                    # How long it was in the state before is told, too: that may have begun before anyone watched.
+                    # The time in the previous state counts, too: it may have begun before this was watching.
                     past.changes.append(Change(event.at - event.lasted, event.previous, False))
                 past.changes.append(Change(event.at, event.current, event.cause is Cause.HELD))
                 past.last = event
@@ -199,7 +199,7 @@ _STATE_TONES = {
 
 
 def sentence_of(event: Event) -> Sentence | None:
-    """Say what an event tells; None for one that the list leaves out.
+    """Describe an event; None for one that is not listed.
 
     Pings are left out: an entity's row shows its last one, and a long outage would fill the list with them.
     """
@@ -214,16 +214,16 @@ def sentence_of(event: Event) -> Sentence | None:
             text = f"is out of use, {left} left: {shown(error or '')}"
             return Sentence(Tone.BAD if left == 0 else Tone.WARN, queue, text, ("rotation", queue, False))
         case DestinationChanged(entity=entity, open=True):
-            return Sentence(Tone.GOOD, str(entity), "takes the syphon's messages again", ("gate", entity, True))
+            return Sentence(Tone.GOOD, str(entity), "accepts the syphon's messages again", ("gate", entity, True))
         case DestinationChanged(entity=entity, error=error):
-            text = f"takes none of the syphon's messages, they wait: {shown(error or '')}"
+            text = f"accepts none of the syphon's messages, they wait: {shown(error or '')}"
             return Sentence(Tone.WARN, str(entity), text, ("gate", entity, False))
         case MessageDeadLettered(queue=queue, reason=reason, entity=path):
             text = f"a message for {shown(path or '(unknown)', 80)} was dead-lettered: {shown(reason, 60)}"
             text += f": {shown(event.description)}" if event.description else ""
             return Sentence(Tone.BAD, queue, text, ("dead-letter", queue, reason, path))
         case SyphonFailed(queue=queue, error=error):
-            return Sentence(Tone.WARN, queue, f"the syphon tries again: {shown(error)}", ("syphon", error))
+            return Sentence(Tone.WARN, queue, f"the syphon retries: {shown(error)}", ("syphon", error))
         case BacklogQueueChecked(queue=queue, created=True):
             return Sentence(Tone.PLAIN, queue, "was made", ("made", queue))
         case Warned(subject=subject, text=text):

@@ -20,7 +20,7 @@ from pairmq.transport import QueueCounts, Transport, counts_of
 
 _log = logging.getLogger("pairmq")
 
-_LONGEST = 5.0  # s that one answer may take, where the options allow more: the page is to say that there is none
+_LONGEST = 5.0  # s, upper bound of a response time: the page should show a missing response
 _CHECKS, _COUNTS, _AGES, _PROBES, _AGREEMENTS = 5.0, 2.0, 4.0, 5.0, 30.0  # s between two looks
 _AT_ONCE = 8
 _AGED = 50  # queues whose oldest message is looked at
@@ -33,7 +33,7 @@ class Answer:
     Args:
         at: when it was asked, wall-clock seconds since 1970 UTC.
         seconds: how long it took.
-        error: why there was no good answer; None when there was.
+        error: why the request failed; None on success.
     """
 
     at: float
@@ -64,7 +64,7 @@ class Depth:
 class Looks:
     """What was seen at the brokers the last time.
 
-    Nothing is asked of a broker while nobody asks here: `wanted` begins what is due, and returns at once.
+    Brokers are queried only on demand: `wanted` starts what is due, and returns immediately.
     """
 
     def __init__(self, watched: Watched, entities: Sequence[Entity] = ()) -> None:
@@ -121,7 +121,7 @@ class Looks:
         try:
             async with asyncio.timeout(self._limit):
                 await operation
-        except Exception as failure:  # whatever it is, there was no good answer
+        except Exception as failure:  # any error means a failed request
             error = self._words(failure)
         return Answer(at, time.monotonic() - started, error)
 
@@ -206,7 +206,7 @@ class _Chore:
             # A transport's own fault: it must not end the other looks, nor fill the log.
             if not self._reported:
                 self._reported = True
-                _log.exception("the dashboard could not look at a broker; further failures are not reported")
+                _log.exception("the dashboard could not query a broker; further failures are not reported")
 
 
 def _diverted_at(delivery: Delivery) -> float | None:
@@ -254,7 +254,7 @@ class Progress:
     Args:
         peak: the most that was counted since the backlog was empty the last time.
         per_second: messages that leave the backlog in a second; 0 when none were seen to leave.
-        seconds_left: until it is empty at that pace; None when that can't be told.
+        seconds_left: until it is empty at that pace; None if unknown.
     """
 
     peak: int
@@ -263,7 +263,7 @@ class Progress:
 
 
 class Drain:
-    """Takes counts of the backlog, and tells the speed at which it empties.
+    """Takes counts of the backlog, and computes the speed at which it empties.
 
     Args:
         own: this process moves the messages, and so knows how many; else the speed is what the counts fall by, which
@@ -284,7 +284,7 @@ class Drain:
         """Report how far it is, by the last counts.
 
         Args:
-            now: wall-clock seconds since 1970 UTC; old counts tell of no speed.
+            now: wall-clock seconds since 1970 UTC; old counts give no speed.
             stopped: nothing can move, as a broker does not answer.
         """
         if not self.samples:

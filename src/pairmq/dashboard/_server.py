@@ -18,7 +18,7 @@ from pairmq.dashboard._watched import Brokers
 from pairmq.model import ConfigurationError, Entity
 from pairmq.pair import Pair
 
-_AT_ONCE = 100  # connections: nobody needs more, and they must not take a sender's file descriptors
+_AT_ONCE = 100  # connections: enough, and they must not exhaust a sender's file descriptors
 _GRACE = 1  # s that answers under way get at the end
 _LAST = 3.0
 
@@ -37,7 +37,7 @@ class Address:
 
     @property
     def operator_url(self) -> str:
-        """The page's URL with the token behind ``#``, which a browser sends to nobody: no log and no proxy sees it."""
+        """The page's URL with the token after ``#``, which a browser never sends: no log and no proxy sees it."""
         return f"{self.url}#token={self.token}"
 
 
@@ -56,8 +56,8 @@ async def serving(
 
     Args:
         of: a pair, or two brokers.
-        host: the address to listen at. Beyond loopback nobody sees anything without the token, and what is sent is not
-            encrypted: put a proxy with TLS before it.
+        host: the address to listen at. Beyond loopback every request needs the token, and traffic is not encrypted: put
+            a proxy with TLS before it.
         port: the port to listen at; 0 for any free one.
         token: as for `Dashboard`.
         read_only: as for `Dashboard`.
@@ -116,7 +116,7 @@ async def serve(
 ) -> None:
     """Serve a dashboard until it is cancelled; the arguments and what it raises are those of `serving`.
 
-    With ``token`` left out nobody can know it: use `serving`, which tells it, to hold and to mark.
+    Without ``token`` a random, unknown one is used: use `serving`, which returns it, to hold and to mark.
     """
     async with serving(
         of,
@@ -176,9 +176,9 @@ async def _listening(host: str, port: int) -> socket.socket:
 def _why_not(host: str, port: int, error: Exception) -> str:
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.EADDRINUSE:
-        return f"port {port} of {host} is taken: choose another one, or 0 for any that is free"
+        return f"port {port} of {host} is in use: choose another one, or 0 for any free port"
     if number == errno.EACCES:
-        return f"port {port} needs more rights than this program has: choose one above 1023"
+        return f"port {port} needs privileges that this program lacks: choose one above 1023"
     return f"can't listen at {host}, port {port}: {error}"
 
 
@@ -191,6 +191,6 @@ def _is_address(host: str) -> bool:
 
 
 def _url(host: str, port: int) -> str:
-    # Nobody can call "every address"; from this machine it is loopback.
+    # "Every address" is not a valid destination; from this machine use loopback.
     called = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104  # compared, not bound
     return f"http://[{called}]:{port}/" if ":" in called else f"http://{called}:{port}/"

@@ -20,7 +20,7 @@ class Brokers:
     """Two brokers to be looked at, without a pair: nothing is made there, sent or moved.
 
     Args:
-        primary: the transport to the primary; whoever made it closes it.
+        primary: the transport to the primary; closed by its creator.
         secondary: likewise.
         options: how many backlog queues there are, what they are called, and how long an answer may take.
 
@@ -105,8 +105,8 @@ _KEY = re.compile(r"(?i)(SharedAccess(?:Key|Signature)\s*=)\s*[^;\s]+")
 def shown(text: str, longest: int = LONGEST) -> str:
     """Make a text fit to be shown to people.
 
-    What looks like a login or a key is left out, though no transport tells any; control characters, and those that turn
-    the direction of text around, become escapes. Markup needs nothing here: the page never reads a text as markup.
+    What looks like a login or a key is removed, though no transport reports any; control characters, and those that
+    turn the direction of text around, become escapes. Markup needs nothing here: the page never reads a text as markup.
 
     Args:
         text: anything.

@@ -1,24 +1,24 @@
-// Asks for the status again and again, shows it, and hands on an operator's words.
+// Polls the status, shows it, and forwards an operator's actions.
 import { $, area, clock, duration, drawn, grouped, keyed, make, mark, plural, say, span, STATES, timeline, whole } from "./parts.js";
 
-const EVERY = 1000; // ms between two questions
-const LONGEST = 8000; // ms that an answer may take
+const EVERY = 1000; // ms between two polls
+const LONGEST = 8000; // ms, time limit of a response
 const PAGE = 200; // entities that are shown at first
 const HEADERS = { "x-pairmq-dashboard": "1", "content-type": "application/json" };
 const WORDS = {
-  hold: ["Hold", "Its sends go to the backlog, and no ping ends that, until somebody marks it healthy or fails it over without a hold."],
-  force_failover: ["Fail over", "Its sends go to the backlog until pings find the primary working, or somebody marks it healthy."],
-  mark_healthy: ["Mark healthy", "Its sends go to the primary at once, and a hold ends."],
+  hold: ["Hold", "Its sends go to the backlog, and no ping ends that, until it is marked healthy or failed over without a hold."],
+  force_failover: ["Fail over", "Its sends go to the backlog until pings find the primary working, or until it is marked healthy."],
+  mark_healthy: ["Mark healthy", "Its sends go to the primary immediately, and a hold ends."],
 };
 
 let limit = PAGE;
-let last = null; // what was told last
+let last = null; // the last status
 let asking = null;
-let touched = -Infinity; // when somebody was about to use the table
+let touched = -Infinity; // when the user last interacted with the table
 let turns = 0;
-let refused = false; // without the token nothing is told, and nothing more asked
+let refused = false; // without the token polling stops
 
-// Asking.
+// Polling.
 
 async function ask(path, options = {}) {
   const ending = new AbortController();
@@ -43,7 +43,7 @@ async function look() {
     if (turn === turns) lost();
     return;
   }
-  if (turn !== turns) return; // a later question was asked meanwhile
+  if (turn !== turns) return; // a later poll has started
   last = told;
   live();
   show(told);
@@ -96,7 +96,7 @@ function scope(told) {
   const { host, pid, version } = told.process;
   const where = `process ${pid} on ${host} (PairMQ ${version})`;
   if (!told.sends) return `This is what ${where} sees of the two brokers since ${clock(told.since)}. It sends nothing: the states of entities are known to the programs that send.`;
-  const does = told.syphon ? "sends and moves the backlog home" : "sends";
+  const does = told.syphon ? "sends and drains the backlog" : "sends";
   return `This is what ${where} sees since ${clock(told.since)}. States are those of its own pair, which ${does}; other programs have pairs of their own, and nothing that is done here reaches them.`;
 }
 
@@ -114,10 +114,10 @@ function verdict(told) {
     [tone, sign] = ["bad", "✗"];
     const [those, whose] = over === 1 ? ["1 entity is failed over", "its"] : [`${grouped(over)} entities are failed over`, "their"];
     if (told.backlog.takes !== false) said = `${those}: ${whose} sends go to the backlog.`;
-    else said = `${those}, and ${down.includes("secondary") ? "the secondary does not answer" : "no backlog queue is in use"}: ${whose} sends fail.`;
+    else said = `${those}, and ${down.includes("secondary") ? "the secondary does not respond" : "no backlog queue is in use"}: ${whose} sends fail.`;
     if (held) more.push(`${held} held by an operator`);
   } else if (down.length) {
-    [tone, sign, said] = ["bad", "✗", `The ${down.join(" and the ")} ${down.length > 1 ? "do" : "does"} not answer.`];
+    [tone, sign, said] = ["bad", "✗", `The ${down.join(" and the ")} ${down.length > 1 ? "do" : "does"} not respond.`];
   } else if (failing || shut) {
     [tone, sign] = ["warn", "!"];
     said = failing ? `${failing === 1 ? "1 entity fails" : `${grouped(failing)} entities fail`}; failover is near.` : `${shut === 1 ? "1 destination takes" : `${grouped(shut)} destinations take`} none of the syphon's messages.`;
@@ -126,21 +126,21 @@ function verdict(told) {
   } else if (out) {
     [tone, sign, said] = ["warn", "!", out === 1 ? "1 backlog queue is out of use." : `${grouped(out)} backlog queues are out of use.`];
   } else if (stranded.length) {
-    [tone, sign, said] = ["bad", "✗", "Messages wait where this pair does not look."];
+    [tone, sign, said] = ["bad", "✗", "Messages wait in queues that this pair does not read."];
   } else if (left || states.draining) {
     [tone, sign] = ["plain", "↩"];
-    said = left ? "Messages wait in the backlog." : "The backlog is being looked at.";
+    said = left ? "Messages wait in the backlog." : "The backlog is being counted.";
   } else {
-    said = told.sends ? "All is well." : "Both brokers answer.";
-    if (unread) [tone, sign, said] = ["warn", "!", "What the other processes of this pair use is not known."];
+    said = told.sends ? "All is well." : "Both brokers respond.";
+    if (unread) [tone, sign, said] = ["warn", "!", "The settings of other processes of this pair are not known."];
     if (differences.length) [tone, sign, said] = ["warn", "!", "Processes of this pair have different settings."];
     const unasked = left === null || !told.agreement || !told.brokers.primary.answer || !told.brokers.secondary.answer;
-    if (unasked) [tone, sign, said] = ["warn", "…", told.backlog.error ? "The backlog can't be counted." : "Looking at the brokers."];
+    if (unasked) [tone, sign, said] = ["warn", "…", told.backlog.error ? "The backlog can't be counted." : "Checking the brokers."];
   }
-  // What changes from second to second stands here, and not in the sentence, which screen readers say aloud.
+  // What changes every second is here, not in the sentence that screen readers read aloud.
   if (left) more.push(`${plural(left, "message")} in the backlog`);
   if (told.drain.seconds_left !== null) more.push(`empty in about ${soon(told.drain.seconds_left)} at ${pace(told.drain.per_second)}`);
-  if (down.length && over) more.push(`the ${down.join(" and the ")} ${down.length > 1 ? "do" : "does"} not answer`);
+  if (down.length && over) more.push(`the ${down.join(" and the ")} ${down.length > 1 ? "do" : "does"} not respond`);
   more.push(...stranded.slice(0, 3), ...differences.slice(0, 3), unread);
   if (!more.filter(Boolean).length && tone === "good") more.push(left === 0 ? "The backlog is empty." : "");
   const box = $("verdict");
@@ -163,7 +163,7 @@ function tiles(told) {
     const { url, answer } = told.brokers[side];
     const name = side === "primary" ? "Primary" : "Secondary";
     if (!answer) return { name, value: "…", note: url, tone: "plain" };
-    return { name, value: answer.ok ? "answers" : "no answer", note: answer.ok ? `${url} in ${duration(answer.seconds)}` : answer.error, tone: answer.ok ? "good" : "bad" };
+    return { name, value: answer.ok ? "reachable" : "unavailable", note: answer.ok ? `${url} in ${duration(answer.seconds)}` : answer.error, tone: answer.ok ? "good" : "bad" };
   };
   const waiting = { name: "In the backlog", value: found.pending === null ? "?" : grouped(found.pending), note: "", tone: "plain" };
   if (found.pending) waiting.note = found.oldest === null ? "" : `the oldest for ${span(told.at - found.oldest)}`;
@@ -172,13 +172,13 @@ function tiles(told) {
   const moving = { name: "Drain", value: drain.per_second ? `${number(drain.per_second)}/s` : "–", note: "", tone: "plain" };
   if (drain.seconds_left !== null) moving.note = `about ${soon(drain.seconds_left)} left`;
   else if (found.pending) moving.note = told.syphon ? "nothing moves now" : "no syphon in this process";
-  else moving.note = told.syphon ? `${grouped(drain.moved)} moved home so far` : "no syphon in this process";
+  else moving.note = told.syphon ? `${grouped(drain.moved)} moved so far` : "no syphon in this process";
   if (found.pending && drain.peak) moving.part = 1 - found.pending / drain.peak;
   const out = found.in_use === null ? 0 : found.queues - found.in_use;
   const use = { name: "Queues in use", value: found.in_use === null ? grouped(found.queues) : `${found.in_use} of ${found.queues}`, note: "", tone: out ? (out === found.queues ? "bad" : "warn") : "plain" };
   if (found.in_use === null) use.note = "as asked for";
   else if (out) use.note = `${out} out after a failure`;
-  else if (found.takes === false) [use.note, use.tone] = ["none can be reached: the secondary does not answer", "bad"];
+  else if (found.takes === false) [use.note, use.tone] = ["none can be reached: the secondary does not respond", "bad"];
   else use.note = found.takes ? "all work" : "not asked yet";
   const dead = { name: "Dead-lettered", value: found.dead_letter === null ? "?" : grouped(found.dead_letter), note: found.dead_letter ? "pairmq backlog peek --dead-letter shows them" : "", tone: found.dead_letter ? "warn" : "plain" };
   const all = [broker("primary"), broker("secondary"), waiting, moving, use, dead];
@@ -200,11 +200,11 @@ function newTile(tile) {
 
 function entities(told) {
   const table = $("entities");
-  // What was before this process began to watch is not known, and would only press the rest together.
+  // The time before this process started is not known, and would only compress the rest.
   const from = Math.max(told.at - Number($("window").value), Math.min(told.since - 5, told.at - 60));
   table.toggleAttribute("data-acts", told.access.may_operate);
   say($("axis-from"), `${span(told.at - from)} ago`);
-  // Nothing may move away from under a pointer or a finger that is about to press a button.
+  // Rows must not move while a pointer is about to press a button.
   const frozen = performance.now() - touched < 5000;
   keyed(table.tBodies[0], told.entities.rows, (row) => `${row.kind} ${row.path}`, newRow, (element, row) => {
     const state = element.querySelector(".state");
@@ -219,7 +219,7 @@ function entities(told) {
     buttons[2].disabled = row.state === "healthy" || row.state === "draining";
   }, frozen);
   const { total, found, rows } = told.entities;
-  const note = total === 0 ? (told.sends ? "This process has used no entity yet." : "None was named: --entity NAME probes one.") : found === 0 ? "No entity is like that." : rows.length < found ? `${grouped(rows.length)} of ${grouped(found)} are shown, those in trouble first.` : "";
+  const note = total === 0 ? (told.sends ? "This process has used no entity yet." : "No entity is given: --entity NAME probes one.") : found === 0 ? "No entity matches." : rows.length < found ? `${grouped(rows.length)} of ${grouped(found)} are shown, those in trouble first.` : "";
   say($("entities-more"), note);
   $("more").hidden = rows.length >= found || rows.length >= 1000;
 }
@@ -227,7 +227,7 @@ function entities(told) {
 function stateOf(row) {
   if (row.held) return ["held", "held"];
   if (row.state !== null) return [row.state, STATES[row.state]];
-  if (row.probe) return row.probe.ok ? ["healthy", "takes messages"] : ["failed-over", "takes none"];
+  if (row.probe) return row.probe.ok ? ["healthy", "accepts messages"] : ["failed-over", "accepts none"];
   return ["seen", "not used here"];
 }
 
@@ -248,11 +248,11 @@ function newRow(row) {
 
 function reasons(element, row, now) {
   const lines = [];
-  if (row.held) lines.push(["", `for ${span(now - row.since)}, by an operator's word; no pings${row.syphon_held ? "; the syphon delivers nothing to it" : ""}`]);
+  if (row.held) lines.push(["", `for ${span(now - row.since)}, by an operator; no pings${row.syphon_held ? "; the syphon delivers nothing to it" : ""}`]);
   else if (row.since !== null) lines.push(["", `for ${span(now - row.since)}: ${row.cause}`]);
-  if (row.ping && !row.held) lines.push(["", row.ping.ok ? "the last ping was good" : `ping ${span(now - row.ping.at)} ago: ${row.ping.error}`]);
+  if (row.ping && !row.held) lines.push(["", row.ping.ok ? "the last ping succeeded" : `ping ${span(now - row.ping.at)} ago: ${row.ping.error}`]);
   if (row.shut !== null && row.state !== "failed-over") lines.push(["bad", `the syphon waits: ${row.shut}`]);
-  if (row.probe) lines.push([row.probe.ok ? "" : "bad", row.probe.ok ? `the probe was taken in ${duration(row.probe.seconds)}` : `the probe was not taken: ${row.probe.error}`]);
+  if (row.probe) lines.push([row.probe.ok ? "" : "bad", row.probe.ok ? `the probe was accepted in ${duration(row.probe.seconds)}` : `the probe was not accepted: ${row.probe.error}`]);
   keyed(element, lines.map((line, index) => [...line, String(index)]), (line) => line[2], () => make("span"), (child, [tone, text]) => {
     child.className = `why ${tone}`;
     whole(child, text);
@@ -323,7 +323,7 @@ function mustSignIn() {
   $("live").dataset.quiet = "";
   $("sign").hidden = false;
   say($("sign"), "Sign in");
-  say($("live"), "the token is needed");
+  say($("live"), "a token is required");
   if (!$("login").open) openLogin();
 }
 
@@ -350,7 +350,7 @@ $("login").querySelector("form").addEventListener("submit", async (event) => {
     say($("login-wrong"), wrong);
     if (wrong) return;
   } catch {
-    say($("login-wrong"), "the server does not answer");
+    say($("login-wrong"), "the server does not respond");
     return;
   }
   $("login").close();
@@ -359,7 +359,7 @@ $("login").querySelector("form").addEventListener("submit", async (event) => {
 });
 $("login-cancel").addEventListener("click", () => $("login").close());
 
-let asked = null; // what the dialog is about
+let asked = null; // the action in the dialog
 
 function confirm(word, row) {
   asked = { word, row };
@@ -369,8 +369,8 @@ function confirm(word, row) {
   $("ask-syphon").hidden = word !== "hold";
   $("ask-keep").checked = row.syphon_held;
   $("ask-keep").disabled = !last.syphon;
-  say($("ask-keep-text"), last.syphon ? "Keep this process's syphon from delivering to it too" : "This process has no syphon: where one runs, it goes on moving what waits in the backlog");
-  say($("ask-scope"), "This reaches the pair of the process that serves this page, and no other.");
+  say($("ask-keep-text"), last.syphon ? "Keep this process's syphon from delivering to it too" : "This process has no syphon: a syphon elsewhere continues to drain the backlog");
+  say($("ask-scope"), "This affects only the pair of the process that serves this page.");
   say($("ask-yes"), label);
   say($("ask-wrong"), "");
   $("ask").showModal();
@@ -386,7 +386,7 @@ $("ask").querySelector("form").addEventListener("submit", async (event) => {
     if (answer.ok) $("ask").close();
     else say($("ask-wrong"), (await answer.json()).error);
   } catch {
-    say($("ask-wrong"), "the server does not answer: nobody knows whether it was done");
+    say($("ask-wrong"), "the server does not respond: the outcome is unknown");
   } finally {
     $("ask-yes").disabled = false;
   }
@@ -414,7 +414,7 @@ $("more").addEventListener("click", () => {
 document.addEventListener("visibilitychange", () => { if (!document.hidden) round(); });
 
 async function start() {
-  // The token comes behind "#", which no browser sends anywhere; it leaves the address, and the history, at once.
+  // The token comes after "#", which no browser sends; it is removed from the address and the history immediately.
   const token = new URLSearchParams(location.hash.slice(1)).get("token");
   if (token !== null) {
     history.replaceState(null, "", location.pathname + location.search);

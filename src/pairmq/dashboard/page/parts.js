@@ -1,4 +1,4 @@
-// What the page is drawn with. Every text enters the page as a text, never as markup.
+// Drawing primitives. Text enters the page as text, never as markup.
 
 export const $ = (id) => document.getElementById(id);
 
@@ -17,12 +17,12 @@ export function drawn(tag, attributes) {
   return made;
 }
 
-// Setting a text that is there already would make screen readers say it again, and selections go away.
+// Setting an unchanged text would make screen readers repeat it, and clear selections.
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-// A text that may be cut where it is shown: the whole of it comes up when one points at it.
+// A text that may be truncated: the tooltip shows all of it.
 export function whole(element, text) {
   say(element, text);
   if (element.title !== text) element.title = text;
@@ -48,7 +48,7 @@ export function duration(seconds) {
   return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
 }
 
-// For what grows while one looks: no tenths that flicker.
+// For running times: no flickering tenths.
 export const span = (seconds) => (seconds < 60 ? `${Math.max(0, Math.floor(seconds))} s` : duration(seconds));
 
 const CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
@@ -61,7 +61,7 @@ export function clock(at) {
 
 export const STATES = { healthy: "healthy", failing: "failing", "failed-over": "failed over", draining: "draining" };
 
-// Heights and places tell states apart for those who do not see the colours.
+// Heights and positions distinguish states without colours.
 const SHAPES = { healthy: [8, 4], failing: [6, 8], "failed-over": [1, 18], draining: [5, 10] };
 
 /** The states of one entity over time, as a plot that says the same in words. */
@@ -75,7 +75,7 @@ export function timeline(svg, row, from, now) {
     const left = (Math.max(at, from) - from) / (now - from);
     const width = Math.max(0, (end - Math.max(at, from)) / (now - from));
     const [y, height] = SHAPES[state];
-    const least = state === "healthy" ? width : Math.max(width, 0.003); // a short outage is seen all the same
+    const least = state === "healthy" ? width : Math.max(width, 0.003); // a short outage stays visible
     const x = Math.min(left, 1 - least);
     rects.push(drawn("rect", { class: state, x: percent(x), width: percent(least), y, height }));
     spans.push(`${STATES[state]} from ${at <= from ? "before" : clock(at)}`);
@@ -87,7 +87,7 @@ export function timeline(svg, row, from, now) {
 
 const percent = (part) => `${(100 * part).toFixed(3)}%`;
 
-const GAP = 15; // s without a count: what happened then is not known
+const GAP = 15; // s without a count: a gap in the data
 
 /** The depth of the backlog over time; where it was not counted there is a gap. */
 export function area(path, samples, now) {
@@ -99,7 +99,7 @@ export function area(path, samples, now) {
   let way = "";
   samples.forEach(([at, pending], index) => {
     const [before, previous] = samples[index - 1] ?? [-Infinity, 0];
-    // What was counted last stands for the moment after it, so that a count between two gaps is seen.
+    // A count lasts until just after its instant, so that one between two gaps is visible.
     if (at - before <= GAP) way += `L${x(at)} ${y(previous)}L${x(at)} ${y(pending)}`;
     else way += `${index ? `L${x(before + 1)} ${y(previous)}L${x(before + 1)} 100Z` : ""}M${x(at)} 100L${x(at)} ${y(pending)}`;
   });
@@ -130,6 +130,6 @@ export function keyed(parent, things, keyOf, create, update, frozen = false) {
     }
     update(child, thing);
   }
-  // Who is moved loses the focus.
+  // A moved element loses the focus.
   if (focused?.isConnected && document.activeElement !== focused) focused.focus({ preventScroll: true });
 }
