@@ -21,8 +21,8 @@ def main(application: typer.Typer | None = None, *, name: str = "pairmq") -> Non
             statuses; PairMQ's own commands when left out.
         name: what the program is called in its help.
     """
-    # While modules are imported there is nothing to end, and no more when all is done: there Ctrl-C ends the process as
-    # it ends any other, without a traceback.
+    # During imports there is nothing to shut down, nor after the command: there Ctrl-C ends the process as it ends any
+    # other, without a traceback.
     _ctrl_c(signal.default_int_handler, signal.SIG_DFL)
     try:
         from pairmq.cli._app import app, run

@@ -62,7 +62,7 @@ class _UsageFault(Protocol):
 
 
 class _Warnings(logging.Handler):
-    """Shows, without -v, what PairMQ warns of that no event tells: commands report events themselves."""
+    """Shows, without -v, PairMQ's warnings that are not events: commands report events themselves."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if hasattr(record, "pairmq_event"):
@@ -87,13 +87,13 @@ def pairmq(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", metavar="", help="Print the version and leave.", callback=_show_version, is_eager=True
+            "--version", metavar="", help="Print the version and exit.", callback=_show_version, is_eager=True
         ),
     ] = False,
     verbose: Annotated[
         int,
         typer.Option(
-            "--verbose", "-v", count=True, show_default=False, help="Log events to stderr; twice: single messages too."
+            "--verbose", "-v", count=True, show_default=False, help="Log events to stderr; twice: also each message."
         ),
     ] = 0,
 ) -> None:
@@ -149,13 +149,13 @@ def run(arguments: list[str] | None = None, *, application: typer.Typer = app, n
 
 
 def _usage_of(error: _UsageFault, name: str) -> str:
-    """The command line that tells how the command at fault is used."""
+    """The help command line of the failed command."""
     context = getattr(error, "ctx", None)
     return f"{name if context is None else context.command_path} --help"
 
 
 def _full_place(error: OSError) -> str | None:
-    """What takes no more; None where a command could not say. Silences stdout where it is that."""
+    """The name of the closed output; None if unknown. Silences stdout if it is that one."""
     if isinstance(error.filename, str):
         return error.filename
     if any(frame.f_code is TyperCommand.invoke.__code__ for frame, _ in traceback.walk_tb(error.__traceback__)):

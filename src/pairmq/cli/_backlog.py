@@ -37,7 +37,7 @@ _EPILOG = examples(
 )
 
 
-group = typer.Typer(no_args_is_help=True, help="Look after the backlog queues on the secondary.", epilog=_EPILOG)
+group = typer.Typer(no_args_is_help=True, help="Manage the backlog queues on the secondary.", epilog=_EPILOG)
 
 Index = Annotated[int | None, typer.Option("--index", metavar="I", min=0, help="Only this queue.")]
 DeadLetter = Annotated[bool, typer.Option("--dead-letter", metavar="", help="Their dead-letter queues instead.")]
@@ -147,12 +147,12 @@ def purge(
     pair: PairArguments,
     index: Index = None,
     dead_letter: DeadLetter = False,
-    yes: Annotated[bool, typer.Option("--yes", metavar="", help="Yes, the messages are lost for good.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", metavar="", help="Confirm: the messages are lost permanently.")] = False,
     json: Json = False,
 ) -> int:
     """Delete what the backlog queues, or their dead-letter queues, hold: these messages are lost."""
     if not yes:
-        raise BadUsage("this deletes messages that were accepted and not yet delivered: add --yes if you mean it")
+        raise BadUsage("this deletes messages that were accepted and not yet delivered: add --yes to confirm")
     backlog = _Backlog(pair, index)
 
     async def run(stop: Stop) -> int:
@@ -196,7 +196,7 @@ def adopt(pair: PairArguments, json: Json = False) -> int:
         if json:
             put_json({"adopted": True}, indent=2)
         else:
-            say("the record knows these settings alone")
+            say("no other settings in the record")
         return 0
 
     return run_async(run)
@@ -232,7 +232,7 @@ def requeue(pair: PairArguments, index: Index = None, json: Json = False) -> int
         else:
             say(f"requeued {plural(sum(moved.values()), 'message')}")
         if stop.asked:
-            note(f"stopped by {stop.name}: the rest is in the dead-letter queues still")
+            note(f"stopped by {stop.name}: the rest is still in the dead-letter queues")
             return stop.exit_status
         return 0
 
@@ -293,7 +293,7 @@ async def requeue_queue(transport: Transport, queue: Entity, time_limit: float, 
             completed = await within(time_limit, receiver.complete_batch(sent)) if sent else ()
             twice = sum(1 for result in completed if result is not None)
             if twice:
-                warn(f"{queue}: {plural(twice, 'message')} requeued but not removed, so that a second copy is left")
+                warn(f"{queue}: {plural(twice, 'message')} requeued but not removed: a second copy is left")
             yield len(sent)
             if failure is not None:
                 raise failure

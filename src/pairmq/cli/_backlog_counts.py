@@ -19,8 +19,8 @@ from pairmq.runner import Agreement
 from pairmq.transport import QueueCounts, Transport, counts_of
 
 MISSING = (
-    "a program that opens the pair makes them; if programs of the pair run already, the secondary was emptied or "
-    "replaced, and what these queues held is lost: see 'The secondary is lost' in the documentation"
+    "a program that opens the pair creates them; if programs of the pair are running, the secondary was emptied or "
+    "replaced, and the messages of these queues are lost: see 'The secondary is lost' in the documentation"
 )
 """What to do about backlog queues that do not exist."""
 
@@ -67,7 +67,7 @@ class Depths:
 
     @property
     def locked(self) -> int:
-        """Of `seen`, those that somebody has received and not yet settled; 0 where the broker does not count them."""
+        """Of `seen`, those received and not yet settled; 0 if the broker does not count them."""
         return sum(depth.counts.locked for depth in self.queues if depth.counts is not None)
 
     @property
@@ -101,7 +101,7 @@ class Depths:
 
 
 async def count_queues(transport: Transport, queues: Sequence[Entity], time_limit: float) -> Depths:
-    """Count every queue; what fails is told in the result."""
+    """Count every queue; failures are part of the result."""
     told = await counts_of(transport, queues, time_limit)
     return Depths(tuple(_depth(transport, *each) for each in zip(queues, told, strict=True)))
 
@@ -185,7 +185,7 @@ def depths_table(depths: Depths, *, most: int | None = None) -> RenderableType:
     parts: list[RenderableType] = [Text(f"backlog queues {printable(depths.name)}"), listing]
     missing = sum(depth.missing for depth in depths.queues)
     if missing:
-        parts.append(Text(f"{plural(missing, 'queue')} to be made: {MISSING}", FAIL))
+        parts.append(Text(f"{plural(missing, 'queue')} missing: {MISSING}", FAIL))
     if less:
         parts.append(Text(f"{plural(less, 'queue')} not shown: they hold less"))
     if hidden:

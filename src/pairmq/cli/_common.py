@@ -31,7 +31,7 @@ _BEHAVIOUR = "Behaviour of the pair"
 _UNUSED = "unused://"
 
 EntityName = Annotated[str, typer.Option("--entity", "-e", metavar="NAME", help="Queue or topic on the primary.")]
-Kind = Annotated[EntityKind, typer.Option("--kind", help="What the entity is.")]
+Kind = Annotated[EntityKind, typer.Option("--kind", help="Kind of the entity.")]
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Write JSON on stdout, for programs.")]
 
 _PRIMARY = Annotated[
@@ -64,7 +64,7 @@ def _time(flag: str, text: str) -> Any:
     return Annotated[float | None, option]
 
 
-_ATTEMPT = _time("--attempt-timeout", "One operation at a broker may take this long. Default 10s.")
+_ATTEMPT = _time("--attempt-timeout", "Time limit of one operation at a broker. Default 10s.")
 _QUEUES = Annotated[
     int | None,
     typer.Option(
@@ -123,19 +123,19 @@ SENDING: Mapping[str, Any] = {
     **BACKLOG,
     "journal": _JOURNAL,
     "ordering": _ORDERING,
-    "failover_interval": _time("--failover-interval", "An entity may fail this long before failover. Default 10s."),
+    "failover_interval": _time("--failover-interval", "Time that an entity may fail before failover. Default 10s."),
     "ping_primary_interval": _time("--ping-interval", "Between two pings of a failed-over entity. Default 60s."),
     "backlog_retry_interval": _time(
-        "--backlog-retry-interval", "Until a backlog queue that failed is tried again. Default 30s."
+        "--backlog-retry-interval", "Until a backlog queue that failed is retried. Default 30s."
     ),
-    "send_timeout": _time("--send-timeout", "One send may take this long, everything included. Default 60s."),
-    "close_grace": _time("--close-grace", "Closing waits this long for what is in flight. Default 5s."),
+    "send_timeout": _time("--send-timeout", "Time limit of one send, retries included. Default 60s."),
+    "close_grace": _time("--close-grace", "Closing waits this long for messages in flight. Default 5s."),
     "while_failing": Annotated[
         str | None,
         typer.Option(
             "--while-failing",
             metavar="wait|raise",
-            help="Try a failing send again until failover, or give it up at once. Default wait.",
+            help="Retry a failing send until failover, or fail it immediately. Default wait.",
             rich_help_panel=_BEHAVIOUR,
         ),
     ],
@@ -159,7 +159,7 @@ SYPHON: Mapping[str, Any] = {
     "syphon_receive_wait": _time("--receive-wait", "One long poll at a backlog queue. Default 15min."),
     "syphon_batch": Annotated[
         int | None,
-        typer.Option("--batch", metavar="N", help="Messages a receive. Default 100.", rich_help_panel=_BEHAVIOUR),
+        typer.Option("--batch", metavar="N", help="Messages per receive. Default 100.", rich_help_panel=_BEHAVIOUR),
     ],
     "syphon_max_rate": Annotated[
         float | None,
@@ -176,7 +176,7 @@ SYPHON: Mapping[str, Any] = {
         typer.Option(
             "--ttl-policy",
             metavar="restore|elapse",
-            help="Give a message its whole time-to-live again, or count its time in the backlog. Default restore.",
+            help="Restart the time-to-live of moved messages, or count the time in the backlog. Default restore.",
             rich_help_panel=_BEHAVIOUR,
         ),
     ],
@@ -226,7 +226,7 @@ class PairArguments:
         try:
             return self.settings()
         except ConfigurationError:
-            pass  # for want of a secondary, or for something that is wrong without it too
+            pass  # no secondary, or another error that is reported anyway
         return load_settings(
             primary=self.primary,
             secondary=self.secondary or _UNUSED,
@@ -240,7 +240,7 @@ def pair_name(settings: Settings) -> str:
     """The name that the pair's own programs have in the journal; empty where no secondary is named.
 
     Raises:
-        ConfigurationError: a URL is none, or its transport is not installed.
+        ConfigurationError: a URL is invalid, or its transport is not installed.
     """
     if settings.secondary == _UNUSED:
         return ""
@@ -335,7 +335,7 @@ def at_broker(transport: Transport, error: BaseException) -> str:
 
 
 def failed_at(transport: Transport, error: TransportError) -> CommandFailed:
-    """A broker's failure as the end of a command: in the words of `at_broker`, with what to do where nobody listens."""
+    """A broker's failure as a command's error: the text of `at_broker`, with advice if the connection was refused."""
     text = at_broker(transport, error)
     if error.reason is FailureReason.CONNECTION:
         text = f"{text.rstrip('.')}: start the broker, or correct its URL"

@@ -41,15 +41,18 @@ def cost(
         float,
         typer.Option("--receive-wait", parser=duration, metavar="DURATION", help="One long poll at a backlog queue."),
     ] = "15min",  # type: ignore[assignment]  # the parser reads defaults too
-    days: Annotated[float, typer.Option("--days", parser=positive, metavar="N", help="For so many days.")] = 30.0,
+    days: Annotated[float, typer.Option("--days", parser=positive, metavar="N", help="Days to estimate.")] = 30.0,
     messages_diverted: Annotated[
-        int, typer.Option("--messages-diverted", metavar="N", min=0, help="Messages that outages divert in that time.")
+        int, typer.Option("--messages-diverted", metavar="N", min=0, help="Messages diverted by outages in that time.")
     ] = 0,
     processes: Annotated[
-        int, typer.Option("--processes", metavar="N", min=1, help="That have the pair open, with the syphon's.")
+        int,
+        typer.Option(
+            "--processes", metavar="N", min=1, help="Processes that have the pair open, including the syphon's."
+        ),
     ] = 1,
     price_per_million: Annotated[
-        str | None, typer.Option("--price-per-million", metavar="MONEY", help="Of operations, at both brokers.")
+        str | None, typer.Option("--price-per-million", metavar="MONEY", help="Price of operations, at both brokers.")
     ] = None,
     prices: Annotated[
         str | None,

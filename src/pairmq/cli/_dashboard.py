@@ -46,21 +46,24 @@ def add(app: typer.Typer) -> None:
 def dashboard(
     pair: PairArguments,
     syphon: Annotated[
-        bool, typer.Option("--syphon", metavar="", help="Move the backlog home too, as 'pairmq syphon' does.")
+        bool, typer.Option("--syphon", metavar="", help="Drain the backlog too, as 'pairmq syphon' does.")
     ] = False,
     entity: Annotated[
         list[str] | None, typer.Option("--entity", "-e", metavar="NAME", help="Probe and show it; repeatable.")
     ] = None,
     kind: Kind = EntityKind.QUEUE,
     host: Annotated[
-        str, typer.Option("--host", metavar="HOST", help="Listen at this address; beyond loopback all need the token.")
+        str,
+        typer.Option(
+            "--host", metavar="HOST", help="Listen at this address; beyond loopback every request needs the token."
+        ),
     ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option("--port", metavar="N", min=0, max=65535, help="Listen at this port; 0 for any free one.")
     ] = 8765,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option("--allow-host", metavar="NAME", help="Another name that it may be called by; repeatable."),
+        typer.Option("--allow-host", metavar="NAME", help="Another host name to accept; repeatable."),
     ] = None,
     token_file: Annotated[
         str | None,
@@ -68,9 +71,7 @@ def dashboard(
             "--token-file", metavar="FILE", help="Holds the operators' token; else PAIRMQ_DASHBOARD_TOKEN, else random."
         ),
     ] = None,
-    read_only: Annotated[
-        bool, typer.Option("--read-only", metavar="", help="Nobody can hold, force or mark anything.")
-    ] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", metavar="", help="Disable hold, force and mark.")] = False,
     json: Json = False,
 ) -> int:
     """Serve a page that shows both brokers, the backlog, and how a drain goes on.
@@ -141,7 +142,7 @@ async def _serve_syphon(pair: Pair, place: Serving, stack: AsyncExitStack, stop:
     async with pair:
         await stop.or_result(ended.wait())
         if stop.asked:
-            note(f"{stop.name}: finishing what is in hand")
+            note(f"{stop.name}: finishing messages in flight")
     if faults:
         raise CommandFailed(f"the pair has faulted: {faults[0]}")
     note(f"moved {plural(pair.moved, 'message')}")
@@ -166,7 +167,7 @@ class Serving:
         option: the option that names the port, for errors.
         token_option: the one that names the token's file, likewise.
         token_file: holds the operators' token; else the variable does, else it is made at random.
-        read_only: nobody may act.
+        read_only: no operations.
         allowed_hosts: further names under which it may be called.
         entities: that are probed.
     """
@@ -184,7 +185,7 @@ class Serving:
         """Serve until the stack ends.
 
         Returns:
-            Where, and whether the token was made here, so that nobody knows it yet.
+            The address, and whether the token was generated here, and has to be shown.
 
         Raises:
             BadUsage: it can't be served so; the text names the option.
@@ -193,7 +194,7 @@ class Serving:
         from pairmq.dashboard import serving
 
         if not logging.getLogger("pairmq").isEnabledFor(logging.INFO):
-            # Anyone who can reach the port could write lines on stderr otherwise.
+            # Otherwise any client of the port could write lines to stderr.
             logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
         token = self._token()
         try:
@@ -225,7 +226,7 @@ class Serving:
         else:
             note(f"dashboard: {address.operator_url if made else address.url}")
         if not is_loopback(self.host):
-            warn("the dashboard is not encrypted, its token neither: let a proxy with TLS stand before it")
+            warn("the dashboard is not encrypted, its token neither: put a proxy with TLS in front of it")
 
     def _token(self) -> str | None:
         if self.token_file is None:
@@ -236,7 +237,7 @@ class Serving:
         except OSError as error:
             raise BadUsage(f"{self.token_option}: {file_problem(self.token_file, error)}") from None
         except UnicodeDecodeError:
-            raise BadUsage(f"{self.token_option}: {printable(self.token_file)}: it is no text") from None
+            raise BadUsage(f"{self.token_option}: {printable(self.token_file)}: not a text file") from None
 
 
 def check_dashboard() -> None:

@@ -77,37 +77,35 @@ def demo(
         typer.Option("--entity", "-e", metavar="NAME", help="Queues; repeatable. Default orders, prices."),
     ] = None,
     failover_interval: Annotated[
-        float, _interval("--failover-interval", "An entity may fail this long before failover.")
+        float, _interval("--failover-interval", "Time that an entity may fail before failover.")
     ] = "1s",  # type: ignore[assignment]  # the parser reads defaults too
     ping_interval: Annotated[
         float, _interval("--ping-interval", "Between two pings of a failed-over entity.")
     ] = "500ms",  # type: ignore[assignment]
     backlog_queues: Annotated[int, typer.Option("--backlog-queues", metavar="N", help="Backlog queues.")] = 4,
-    seed: Annotated[
-        int | None, typer.Option("--seed", metavar="N", help="Make the choices of chance repeatable.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of the random choices.")] = None,
     journal: Annotated[
         str | None, typer.Option("--journal", metavar="DIR", help="Journal every event in this directory.")
     ] = None,
     pipeline: Annotated[
-        bool, typer.Option("--pipeline", metavar="", help="Afterwards, make a report of it with Spark.")
+        bool, typer.Option("--pipeline", metavar="", help="Afterwards, make a report with Spark.")
     ] = False,
     open: Annotated[bool, typer.Option("--open", metavar="", help="Show the report in a browser.")] = False,
     json: Annotated[
         bool, typer.Option("--json", metavar="", help="Write the verdict as JSON on stdout, and nothing else.")
     ] = False,
 ) -> int:
-    """Send through a pair, take its primary away in mid-stream, bring it back, and count every message.
+    """Send through a pair, stop its primary in mid-stream, restart it, and count every message.
 
-    The brokers are made in this process unless others are named; those are not taken away: do that yourself meanwhile.
-    With --real they are servers that the demo starts on this machine, kills with SIGKILL, and removes at the end.
-    With --pipeline the journal of it all is made into a report by Spark, which needs Java. Exit status: 0 when every
-    message was accepted and delivered, 1 when not, 130 after Ctrl-C.
+    The brokers are made in this process unless others are named; those are not stopped: do that yourself meanwhile.
+    With --real they are servers that the demo starts on this machine, kills with SIGKILL, and removes at the end. With
+    --pipeline the journal of it all is made into a report by Spark, which needs Java. Exit status: 0 when every message
+    was accepted and delivered, 1 when not, 130 after Ctrl-C.
     """
     if messages is not None and input is not None:
         raise BadUsage("--messages and --input exclude each other: a file has as many messages as lines")
     if real is not None and (primary is not None or secondary is not None):
-        raise BadUsage("--real and --primary, --secondary exclude each other: it starts both brokers by itself")
+        raise BadUsage("--real and --primary, --secondary exclude each other: --real starts both brokers itself")
     if open and not pipeline:
         raise BadUsage("--open is for the report of --pipeline")
     products = None if real is None else products_of(real)
@@ -186,7 +184,7 @@ def _named(url: str, name: str) -> str:
 
 
 def _control(url: str) -> BrokerControl | None:
-    """The control of an in-process broker; None for one that can't be taken away from here."""
+    """The control of an in-process broker; None for one that can't be stopped from here."""
     control = registry.transport_record(url).broker_control
     return None if control is None else control(url)
 
@@ -200,17 +198,17 @@ class DemoReport:
 
     Args:
         journal: the directory of the journal that was asked for; None for one of its own.
-        aside: the result on stdout is JSON, so that people are told on stderr.
+        aside: the result on stdout is JSON, so messages go to stderr.
         open: show the page in a browser.
 
     Raises:
         PipelineUnavailable: PySpark, Java or another package is missing: it is said before the demo begins.
         BadUsage: the directory holds a journal already, which the report would judge as well.
-        CommandFailed: there is no place for the tables.
+        CommandFailed: the tables can't be stored.
     """
 
     def __init__(self, journal: str | None, *, aside: bool, open: bool) -> None:
-        # Spark is no part of what other commands need.
+        # Other commands don't need Spark.
         from pairmq.pipeline import session
         from pairmq.pipeline.reporting import check_reporting
 
@@ -219,8 +217,8 @@ class DemoReport:
         check_reporting()
         if journal is not None and _holds_a_journal(Path(journal)):
             raise BadUsage(
-                f"{journal} holds a journal already, and the report of --pipeline is of this demo alone: give "
-                "--journal a new directory, or leave it out"
+                f"{journal} holds a journal already, and the report of --pipeline covers one demo only: give --journal "
+                "a new directory, or omit it"
             )
         try:
             # Kept: it is what the page is made of, and the page itself.

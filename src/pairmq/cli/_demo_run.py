@@ -44,7 +44,7 @@ _SENDERS = 4  # per entity: each diverts to a backlog queue of its own choice
 _IN_FLIGHT = 5000
 _SETTLED = 0.6  # s that must pass without news before the account is closed
 # s from making the queues to the kill of a real server. RabbitMQ 3.10 confirms a new quorum queue before its name is on
-# disk: killed within that second or so, it comes back with a queue that has lost its messages and never answers.
+# disk: killed within that second or so, it restarts with a queue that has lost its messages and does not respond.
 _QUEUES_KEPT = 3.0
 _LOOKING = 10.0  # s, at the end, for messages that are in neither place
 _LOOKING_FOR_COPIES = 1.0
@@ -53,10 +53,10 @@ _UNNOTICED = 10.0  # s that an outage is drawn out, at most, while nothing has f
 
 
 class Outage(Protocol):
-    """Takes the primary away and brings it back."""
+    """Stops the primary and restarts it."""
 
     async def stop(self) -> None:
-        """Take it away."""
+        """Stop it."""
 
     async def restore(self) -> None:
         """Bring it back, with its messages; without effect when it is there."""
@@ -74,7 +74,7 @@ class DemoRun:
         texts: the bodies.
         run_id: makes the ids of this run its own.
         seed: of chance; None for another one each time.
-        control: takes the primary away; None when that can't be done from here.
+        control: stops the primary; None if that can't be done from here.
         products: the primary and the secondary, when they are real servers of this run; None when not.
         json: write the verdict as JSON on stdout, the rest on stderr.
         journal: takes all events of the pair and of the consumer; None for none.
@@ -142,7 +142,7 @@ class DemoRun:
             async with self._pair:
                 self._started = asyncio.get_running_loop().time()
                 if self._control is None:
-                    note(f"{self._pair.primary.endpoint} can't be taken away from here: stop and start it yourself")
+                    note(f"{self._pair.primary.endpoint} can't be stopped by the demo: stop and start it yourself")
                 self._consumer.start()
                 await self._with_picture(self._course(stop))
             # The pair is closed: nothing is in the syphon's hand any more, a message is in the one place or the other.
@@ -241,7 +241,7 @@ class DemoRun:
         await self._control.stop()
         if await stop.wait(max(0.0, self._started + self._plan.outage_ends_at - loop.time())):
             return
-        # A process that gets no processor for seconds may find that time over with nobody having noticed the outage.
+        # A process that gets no processor for seconds may find that time over with the outage unnoticed.
         deadline = loop.time() + _UNNOTICED
         while not self._scene.failed_over and loop.time() < deadline:
             if await stop.wait(_FRAME):
@@ -324,7 +324,7 @@ class DemoRun:
     async def _find_the_rest(self, *, patient: bool) -> tuple[bool, frozenset[int]]:
         """Look until every accepted message is in one place or the other, or for a while.
 
-        What a connection had in hand when it ended may be in neither for a moment.
+        Messages locked by a connection that just ended may be in neither for a moment.
 
         Args:
             patient: try again if the primary does not answer.
@@ -412,7 +412,7 @@ def _without_lost_writes() -> Iterator[None]:
 
 
 def _scenes(entities: tuple[Entity, ...]) -> dict[Entity, EntityScene]:
-    """One scene an entity, under the last part of its path where that tells them apart."""
+    """One scene per entity, named by the last part of its path if that is unique."""
     short = [entity.path.rpartition("/")[2] for entity in entities]
     names = short if len(set(short)) == len(short) else [entity.path for entity in entities]
     return {entity: EntityScene(name) for entity, name in zip(entities, names, strict=True)}
@@ -468,7 +468,7 @@ class Consumer:
         return not any(one.pending for one in counts)
 
     async def stop(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         await cancel(self._tasks)
 
     async def _consume(self, entity: Entity) -> None:
@@ -488,11 +488,11 @@ class Consumer:
         for delivery in deliveries:
             index = self._tally.index(delivery.message.message_id)
             if index is None:
-                await receiver.abandon(delivery)  # somebody else's
+                await receiver.abandon(delivery)  # not one of the demo's
                 continue
             ours.append(delivery)
             copy = _copy(entity, delivery)
-            # Without a sequence number only the broker's count tells the same copy from another one.
+            # Without a sequence number only the broker's count distinguishes the same copy from another one.
             numbered, again = bool(delivery.sequence_number), delivery.delivery_count > 1
             if copy in self._uncompleted and (numbered or again):  # completing it had failed
                 continue

@@ -113,7 +113,7 @@ class OwnServers:
         return {"primary": self.primary.product, "secondary": self.secondary.product}
 
     async def boot(self, stop: Stop) -> bool:
-        """Start both at the same time, and tell that they are starting.
+        """Start both concurrently, and show that they are starting.
 
         Returns:
             Whether both take clients; not after a signal.

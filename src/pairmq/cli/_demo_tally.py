@@ -16,7 +16,7 @@ from pairmq.cli._lines import MAX_LINE
 from pairmq.model import Receipt, Route, SendError, SendUnknown
 
 _SENDING = 10.0  # s that all messages take unless a rate is given
-_LONGEST_RESTART = 10.0  # s that the sending is drawn out for a primary that comes back slowly, at most
+_LONGEST_RESTART = 10.0  # s, most extra time of sending for a primary that restarts slowly
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +80,12 @@ class Texts:
             self._file = open(path, "rb")  # noqa: SIM115  # closed in __exit__
             if not self._file.seekable():
                 self._file.close()
-                raise BadUsage(f"{path}: the demo reads a file twice, so that it must be an ordinary one")
+                raise BadUsage(f"{path}: the demo reads the file twice: give a regular file")
             self._count = sum(1 for _ in self._lines())
         except OSError as error:
             raise BadUsage(f"can't read {file_problem(path, error)}") from None
         if not self._count:
-            raise BadUsage(f"{path}: it is empty, there is nothing to send")
+            raise BadUsage(f"{path}: the file is empty; nothing to send")
 
     def __len__(self) -> int:
         return self._count
@@ -116,7 +116,7 @@ class Texts:
 
 
 class Fate(enum.IntEnum):
-    """What the sender was told of a message."""
+    """The result that the sender got for a message."""
 
     UNSENT = 0
     IN_FLIGHT = 1
@@ -134,8 +134,8 @@ class Verdict:
         sent: messages given to the pair.
         accepted_primary: receipts from the primary.
         accepted_backlog: receipts from a backlog queue.
-        refused: accepted nowhere, and said so.
-        unknown: the pair could not tell, and said so.
+        refused: reported as accepted by no broker.
+        unknown: reported as unknown.
         delivered: different messages that the consumer saw.
         left_in_backlog: accepted, and still waiting for the syphon.
         unverified: accepted, and in neither place as far as could be seen: the primary can't be read.
@@ -195,7 +195,7 @@ class Tally:
         return f"{self._prefix}{index}"
 
     def index(self, message_id: str | None) -> int | None:
-        """Which message an id is; None for one of somebody else."""
+        """The message of an id; None for a foreign one."""
         if message_id is None or not message_id.startswith(self._prefix):
             return None
         digits = message_id[len(self._prefix) :]
@@ -214,7 +214,7 @@ class Tally:
 
     @property
     def ended(self) -> int:
-        """Messages whose sender was told something."""
+        """Messages with a result."""
         return self.sent - self.counts[Fate.IN_FLIGHT]
 
     def started(self, index: int) -> None:

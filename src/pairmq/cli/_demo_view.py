@@ -34,11 +34,11 @@ _BARS = " ▁▂▃▄▅▆▇█"
 _LABEL = 9
 _FRAME = "bright_black"
 _COMPACT_BELOW = 27  # rows
-_EXPLAINED = "a receipt, the syphon or the broker said so"
+_EXPLAINED = "reported by a receipt, the syphon or the broker"
 
 
 class DemoView:
-    """The live picture of a scene; draws itself anew at each refresh, at whatever size the terminal has."""
+    """The live picture of a scene; redrawn at each refresh, in the terminal's size."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -117,7 +117,7 @@ class DemoView:
             if bucket.down:
                 outage.stylize("bold red", position, position + 1)
         table.add_row(Text("outage", "red" if self._scene.primary_down else "dim"), outage, Text(""))
-        title = f"where sends went, a column is {BUCKET * 1000:.0f} ms"
+        title = f"destination of sends, one column is {BUCKET * 1000:.0f} ms"
         return _panel(table, title)
 
     def _backlog(self, width: int, *, compact: bool) -> tuple[RenderableType, int]:
@@ -180,7 +180,7 @@ class DemoView:
         room = max(10, width - 18 - 30)
         filled = round(share * room)
         bar = Text("━" * filled, "cyan")
-        # Another line, not only another colour: NO_COLOR takes that away.
+        # Another line, not only another colour, because of NO_COLOR.
         bar.append("─" * (room - filled), "bright_black")
         total = Text.assemble(
             ("in backlog ", "dim"), (grouped(scene.pending), "bold yellow" if scene.pending else "dim")
@@ -204,7 +204,7 @@ class PlainView:
     """The same as lines, for logs: one a second, and each event as it comes.
 
     Args:
-        scene: what to tell.
+        scene: what to show.
         console: where to.
     """
 
@@ -251,9 +251,9 @@ def verdict_table(verdict: Verdict, *, stopped: bool) -> RenderableType:
     row("accepted by the backlog", grouped(verdict.accepted_backlog), "yellow" if verdict.accepted_backlog else "")
     row("refused", grouped(verdict.refused), "red" if verdict.refused else "")
     row("unknown", grouped(verdict.unknown), "red" if verdict.unknown else "")
-    row("delivered", grouped(verdict.delivered), "bold", "different messages, seen by a consumer of the primary")
+    row("delivered", grouped(verdict.delivered), "bold", "distinct messages, seen by a consumer of the primary")
     if verdict.left_in_backlog:
-        row("still in the backlog", grouped(verdict.left_in_backlog), "yellow", "safe, not yet brought home")
+        row("still in the backlog", grouped(verdict.left_in_backlog), "yellow", "safe, not yet moved to the primary")
     if verdict.unverified:
         row("not verified", grouped(verdict.unverified), "bold yellow", "the primary can't be read now")
     row("lost", grouped(verdict.lost), "bold red" if verdict.lost else "bold green")
@@ -264,15 +264,13 @@ def verdict_table(verdict: Verdict, *, stopped: bool) -> RenderableType:
     if verdict.ok and not stopped:
         end = Text("\n ✓ every message was accepted and delivered; nothing was lost", "bold green")
     elif verdict.unverified:
-        end = Text("\n the primary can't be read: start it, and look for the rest yourself", "bold yellow")
+        end = Text("\n the primary can't be read: start it, then check for the rest yourself", "bold yellow")
     elif verdict.sound and not stopped:
-        end = Text("\n ✗ nothing was lost, but not every message was brought home in time", "bold red")
+        end = Text("\n ✗ nothing was lost, but not every message was moved to the primary in time", "bold red")
     elif verdict.sound:
         end = Text("\n stopped early; nothing was lost so far", "bold yellow")
     elif stopped and not verdict.lost and not unexplained:
-        end = Text(
-            "\n stopped early; nothing was lost, and each sender knows what became of its message", "bold yellow"
-        )
+        end = Text("\n stopped early; nothing was lost, and each sender knows the outcome of its sends", "bold yellow")
     else:
         end = Text("\n ✗ not every message is where it should be", "bold red")
     return Group(Text(""), table, end)
@@ -285,7 +283,7 @@ def _bar(value: int, top: float) -> str:
 
 
 def _panel(content: RenderableType, title: str) -> RenderableType:
-    # The frame's colour, made dim, would be read by nobody.
+    # The frame's colour, made dim, would be unreadable.
     return Panel(content, title=Text(title, "dim default"), title_align="left", border_style=_FRAME, padding=(0, 1))
 
 
@@ -337,7 +335,7 @@ class Scene:
         total: messages that will be sent.
         queues: how many backlog queues there are.
         pace: messages a second, as planned.
-        staged: the demo itself takes the primary away; otherwise it is taken for down while an entity fails.
+        staged: the demo itself stops the primary; otherwise it counts as down while an entity fails.
     """
 
     primary: str
@@ -376,7 +374,7 @@ class Scene:
         self.peak = max(self.peak, depths.seen)
 
     def primary_is(self, *, down: bool, text: str) -> None:
-        """The primary was taken away, or brought back."""
+        """The primary was stopped or restarted."""
         self.primary_down = down
         self.buckets[-1].down = down
         self.add(text, "bold red" if down else "bold green")
@@ -444,7 +442,7 @@ class Scene:
             self.add(event.text, "yellow")
 
     def _saw_ping(self, event: PingCompleted) -> None:
-        """Failed pings follow each other: only the first of a row is told, and how many there were."""
+        """Failed pings come in series: only the first is reported, and their number."""
         failed = self._pings.get(event.entity, 0)
         if not event.ok:
             self._pings[event.entity] = failed + 1

@@ -124,10 +124,10 @@ async def all_checks(pair: PairArguments) -> AsyncIterator[Finding]:
     yield _python()
     for finding in _plugins():
         yield finding
-    # Java takes a moment to tell its version.
+    # Java takes a moment to report its version.
     yield await asyncio.to_thread(_pipeline)
     for name, meant in misspelt_variables(os.environ):
-        yield Finding(Grade.WARN, "environment", f"nothing reads {name}", f"did you mean {meant}?")
+        yield Finding(Grade.WARN, "environment", f"unknown variable {name}", f"did you mean {meant}?")
     for finding in _file(pair.config or os.environ.get("PAIRMQ_CONFIG")):
         yield finding
     try:
@@ -175,7 +175,7 @@ def _plugins() -> Iterator[Finding]:
         else:
             schemes = [f"{scheme}://" for record in plugin.transports for scheme in record.schemes]
             yield Finding(
-                Grade.OK, name, f"{plugin.distribution or 'registered by hand'}: {', '.join(schemes) or 'observers'}"
+                Grade.OK, name, f"{plugin.distribution or 'registered manually'}: {', '.join(schemes) or 'observers'}"
             )
     for conflict in registry.conflicts():
         yield Finding(Grade.FAIL, "plugins", conflict)
@@ -186,12 +186,12 @@ def _plugins() -> Iterator[Finding]:
 def _pipeline() -> Finding:
     """Whether Spark could make tables of a journal here; who keeps none, or makes them elsewhere, needs no Spark."""
     if importlib.util.find_spec("pyspark") is None:
-        return Finding(Grade.OK, "pipeline", "PySpark is not installed: tables of a journal can't be made here")
+        return Finding(Grade.OK, "pipeline", "PySpark is not installed: tables of a journal can't be built here")
     try:
         check_packages()
         java = check_java()
     except PipelineUnavailable as error:
-        advice = "`pairmq pipeline` can't work until then; nothing else needs it"
+        advice = "`pairmq pipeline` can't run until then; nothing else needs it"
         return Finding(Grade.WARN, "pipeline", str(error), advice)
     return Finding(Grade.OK, "pipeline", f"PySpark {importlib.metadata.version('pyspark')} on Java {java}")
 
@@ -229,7 +229,7 @@ def _settings(settings: Settings, primary: Transport, secondary: Transport) -> I
             Grade.WARN,
             "settings",
             "primary and secondary are on the same host",
-            "a host that fails takes both away: use another one in production",
+            "both fail with the host: use another one in production",
         )
     options = settings.options
     try:
@@ -241,7 +241,7 @@ def _settings(settings: Settings, primary: Transport, secondary: Transport) -> I
             Grade.WARN,
             "settings",
             f"attempt_timeout ({options.attempt_timeout:g} s) reaches send_timeout ({options.send_timeout:g} s)",
-            "a primary that hangs would leave no time for the backlog: lower attempt_timeout",
+            "an unresponsive primary would leave no time for the backlog: lower attempt_timeout",
         )
     if options.while_failing == "wait" and options.failover_interval >= options.send_timeout:
         yield Finding(
@@ -277,7 +277,9 @@ def _capabilities(side: str, transport: Transport) -> Finding:
     missing = [name.replace("_", "-") for name in _WANTED if not getattr(capabilities, name)]
     subject = f"{side} can"
     if missing:
-        consequence = "what it accepts is lost with its process" if "durable" in missing else "see the transport's docs"
+        consequence = (
+            "its messages are lost when its process ends" if "durable" in missing else "see the transport's docs"
+        )
         return Finding(Grade.WARN, subject, f"not: {', '.join(missing)}", consequence)
     return Finding(Grade.OK, subject, "all that a pair uses")
 
@@ -295,7 +297,7 @@ def _size(primary: Transport, secondary: Transport) -> Finding:
     """Whether the largest message of the primary fits the secondary in its backlog form (SPEC 3.8)."""
     most, room = primary.capabilities.max_message_bytes, secondary.capabilities.max_message_bytes
     if room is None:
-        return Finding(Grade.OK, "message size", "its transport knows no limit of the secondary's")
+        return Finding(Grade.OK, "message size", "its transport does not know the secondary's limit")
     sample = Message(message_id="0" * 32)
     envelope = divert(sample, Diversion(Entity("e" * 100), datetime.now(UTC), "0" * 32, 1, True))
     needed = secondary.measure(envelope) - primary.measure(sample)
@@ -304,19 +306,19 @@ def _size(primary: Transport, secondary: Transport) -> Finding:
         own = "of any size" if most is None else f"up to {grouped(most)} bytes"
         text = f"the primary takes messages {own}, the backlog up to about {grouped(largest)} bytes"
         return Finding(Grade.WARN, "message size", text, "larger ones are refused during an outage: keep them smaller")
-    text = f"up to about {grouped(min(most, largest))} bytes, where the brokers are not set to take less"
+    text = f"up to about {grouped(min(most, largest))} bytes, unless the brokers are configured for less"
     return Finding(Grade.OK, "message size", text)
 
 
 async def _risks(transport: Transport, queue: Entity | None, limit: float) -> Sequence[ConfirmRisk]:
-    """What the broker may lose although it confirmed it; one that can't be asked says so elsewhere."""
+    """What the broker may lose after confirming it; an unavailable one is reported elsewhere."""
     if not transport.capabilities.durable:
         return ()  # said of the transport already
     try:
         return await within(limit, transport.admin.confirm_risks(queue))
     except TransportError as error:
-        text = f"{at_broker(transport, error)}: it is unknown what its confirm is worth"
-        return (ConfirmRisk(text, "look at its settings yourself"),)
+        text = f"{at_broker(transport, error)}: the durability of its confirms is unknown"
+        return (ConfirmRisk(text, "check its settings yourself"),)
 
 
 async def _one_broker(
@@ -330,8 +332,8 @@ async def _one_broker(
                 Grade.WARN,
                 "settings",
                 f"the primary holds backlog queue {queue}, too",
-                "both addresses may lead to one broker: pair two that can fail independently; if they do not, delete"
-                " what an earlier pair has left there",
+                "both addresses may lead to one broker: pair two that can fail independently; if they do not, delete "
+                "the queues that an earlier pair left there",
             )
 
 
@@ -349,7 +351,7 @@ def _agreement(agreement: Agreement) -> Iterator[Finding]:
         yield Finding(Grade.WARN, subject, agreement.unread)
     if not agreement.differences and agreement.unread is None:
         known = agreement.own in agreement.record.configurations
-        text = "those seen so far have these settings" if known else "none of this release has opened it so far"
+        text = "those seen so far have these settings" if known else "no process of this release has opened it so far"
         yield Finding(Grade.OK, subject, text)
 
 
@@ -378,7 +380,7 @@ async def _queues(
                 Grade.WARN,
                 f"backlog queue {queue}",
                 "; ".join(differences),
-                "an existing queue is left as it is: change it at the broker if that matters",
+                "an existing queue is left unchanged: change it at the broker if needed",
             )
         elif not risks:
             sound += 1
@@ -388,8 +390,8 @@ async def _queues(
     if missing:
         text = f"{plural(len(missing), 'queue')} of {len(queues)} missing, the first is {missing[0]}"
         if agreement.own in agreement.record.configurations:
-            text += ", and a program with these settings has made them: somebody deleted them"
-            yield Finding(Grade.FAIL, "backlog queues", text, "restart a program of the pair: it makes them again")
+            text += ", and a program with these settings has created them: they were deleted since"
+            yield Finding(Grade.FAIL, "backlog queues", text, "restart a program of the pair: it creates them again")
         else:
             yield Finding(Grade.WARN, "backlog queues", text, MISSING)
     if sound:

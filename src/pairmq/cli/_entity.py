@@ -27,7 +27,7 @@ from pairmq.model import EntityKind, TransportError
 _EPILOG = examples("pairmq entity create orders", "pairmq entity list", "pairmq entity delete orders --yes")
 
 group = typer.Typer(
-    no_args_is_help=True, help="Make, delete and list queues and topics of the primary.", epilog=_EPILOG
+    no_args_is_help=True, help="Create, delete and list queues and topics of the primary.", epilog=_EPILOG
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The queue's or topic's path.")]
@@ -70,7 +70,7 @@ def create(
         if json:
             put_json({"entity": str(entity), "created": made})
         else:
-            say(f"{entity}: {'made' if made else 'exists already, left as it is'}")
+            say(f"{entity}: {'made' if made else 'exists already, left unchanged'}")
         return 0
 
     return run_async(run)
@@ -82,13 +82,13 @@ def delete(
     pair: PairArguments,
     name: Name,
     kind: Kind = EntityKind.QUEUE,
-    yes: Annotated[bool, typer.Option("--yes", metavar="", help="Yes, with all messages that it holds.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", metavar="", help="Confirm: with all messages that it holds.")] = False,
     json: Json = False,
 ) -> int:
     """Delete a queue or topic with all it holds; exit status 1 when it did not exist."""
     entity = entity_of(name, kind)
     if not yes:
-        raise BadUsage(f"this deletes {entity} with every message in it: add --yes if you mean it")
+        raise BadUsage(f"this deletes {entity} with every message in it: add --yes to confirm")
     settings = pair.primary_settings()
     transport = transport_of(settings.primary)
 
@@ -113,7 +113,7 @@ def delete(
 @with_pair(PRIMARY_ONLY)
 def list_entities(
     pair: PairArguments,
-    prefix: Annotated[str, typer.Option("--prefix", metavar="TEXT", help="Only paths that start so.")] = "",
+    prefix: Annotated[str, typer.Option("--prefix", metavar="TEXT", help="Only paths with this prefix.")] = "",
     kind: Annotated[EntityKind | None, typer.Option("--kind", help="Only queues, or only topics.")] = None,
     json: Json = False,
 ) -> int:

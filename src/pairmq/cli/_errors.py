@@ -20,7 +20,7 @@ class BadUsage(PairMQError):
 
 
 class OutputClosed(Exception):  # not an error of the command
-    """Nobody reads stdout any more. Not an `OSError`, which the parser would take for its own affair."""
+    """stdout was closed by its reader. Not an `OSError`, which the parser would handle itself."""
 
 
 def file_problem(path: str, error: OSError) -> str:
@@ -31,7 +31,7 @@ def file_problem(path: str, error: OSError) -> str:
 def without_secrets(text: str) -> str:
     """Leave out what may be a password: a URL or connection string in a wrong place is repeated by what refuses it.
 
-    No broker is ever named with its login, so that nothing that anyone needs is lost.
+    Brokers are never named with their login, so no useful text is lost.
     """
     return _KEY.sub(r"\1…", _LOGIN.sub("://…@", text))
 

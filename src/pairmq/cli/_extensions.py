@@ -41,7 +41,7 @@ class Extension:
         """Import it.
 
         Raises:
-            CommandFailed: it can't be imported, or is no command; the text names the distribution.
+            CommandFailed: it can't be imported, or is not a command; the text names the distribution.
         """
         try:
             found = self.entry_point.load()
@@ -105,7 +105,7 @@ class ExtensibleGroup(TyperGroup):
                 command = command.extension.load()
                 show_no_values(command, command.context_class(command, info_name=name, parent=ctx))
             except CommandFailed:
-                # A shell that only completes words shall not hear of it.
+                # Not during shell completion.
                 if not ctx.resilient_parsing:
                     raise
         return name, command, rest
@@ -122,7 +122,7 @@ class ExtensibleGroup(TyperGroup):
 
 
 class _Listed(TyperCommand):
-    """Stands for a subcommand that is not imported yet."""
+    """Placeholder for a subcommand that is not imported yet."""
 
     def __init__(self, extension: Extension) -> None:
         super().__init__(extension.name, help=f"From {extension.distribution}.")
@@ -138,7 +138,7 @@ def _described(error: BaseException) -> str:
 
 
 def show_no_values(command: Any, context: Any) -> None:
-    """Leave out the ``<bool>`` and ``<int>`` that Typer writes behind flags: nobody may give them a value."""
+    """Omit the ``<bool>`` and ``<int>`` that Typer writes after flags, which take no value."""
     for option in (*command.params, command.get_help_option(context)):
         takes_none = getattr(option, "is_flag", False) or getattr(option, "count", False)
         if takes_none and option.metavar is None:

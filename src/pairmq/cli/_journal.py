@@ -31,7 +31,7 @@ _EPILOG = examples(
 _FIRST = ("at", "kind", "entity", "message_id")
 _LEFT_OUT = frozenset((*_FIRST, "entity_kind", "pair", "process", "seq", "message_key"))
 
-group = typer.Typer(no_args_is_help=True, help="Look into a journal's directory, and recover it.", epilog=_EPILOG)
+group = typer.Typer(no_args_is_help=True, help="Inspect a journal's directory, and recover it.", epilog=_EPILOG)
 
 Directory = Annotated[str, typer.Argument(metavar="DIR", help="The journal's directory.")]
 
@@ -54,7 +54,7 @@ def show(
 ) -> int:
     """Print the rows of all segments, a line each: by day, in each by process, in each in their order.
 
-    What is being written is no segment yet, and is not shown. Exit status: 0, 1 when a segment can't be read.
+    Rows still being written are not in a segment yet, and not shown. Exit status: 0, 1 when a segment can't be read.
     """
     unknown = sorted(set(kind or ()) - set(KINDS))
     if unknown:
@@ -71,7 +71,7 @@ def show(
 
 @group.command()
 def stat(directory: Directory, json: Json = False) -> int:
-    """Count segments and rows, and tell of each process whether anything of it is missing.
+    """Count segments and rows, and report for each process whether any are missing.
 
     Exit status: 0, 1 when rows are missing or stand twice, events could not be written, or a segment can't be read.
     """
@@ -106,7 +106,7 @@ def stat(directory: Directory, json: Json = False) -> int:
         text = f"processes could not write {plural(found.unwritten, 'event')}: 'pairmq journal recover' has the journal"
         warn(f"{text} say when, for those that ended")
     if found.repeated:
-        warn(f"{plural(found.repeated, 'row')} stand in two segments: a file was copied into the journal")
+        warn(f"{plural(found.repeated, 'row')} are in two segments: a file was copied into the journal")
     return 0 if whole else 1
 
 
@@ -115,7 +115,7 @@ def recover(
     directory: Directory,
     all_hosts: Annotated[
         bool,
-        typer.Option("--all-hosts", metavar="", help="Also what other machines left, which must not run any more."),
+        typer.Option("--all-hosts", metavar="", help="Also parts of other machines, whose processes must have ended."),
     ] = False,
     json: Json = False,
 ) -> int:
@@ -131,11 +131,11 @@ def recover(
     else:
         say(f"recovered {plural(found.rows, 'row')} of {plural(found.parts, 'part')}")
         if found.lost:
-            warn(f"{plural(found.lost, 'event')} could not be written by processes that ended: the journal says so now")
+            warn(f"{plural(found.lost, 'event')} could not be written by processes that ended; now recorded")
         if found.torn:
             note(f"  cut from their ends, torn when the process died: {plural(found.torn, 'byte')}")
         if found.kept:
-            note(f"  left alone, as they are in use or another machine's: {plural(found.kept, 'part')}")
+            note(f"  left unchanged, in use or of another machine: {plural(found.kept, 'part')}")
         for path, why in found.failed.items():
             warn(f"{path}: {why}")
     return 1 if found.failed else 0
@@ -146,7 +146,7 @@ def _existing(directory: str) -> Path:
         raise BadUsage("DIR is a URL: give the path of a journal's directory")
     path = Path(directory)
     if not path.is_dir():
-        raise BadUsage(f"{printable(directory)}: there is no such directory")
+        raise BadUsage(f"{printable(directory)}: no such directory")
     return path
 
 
@@ -161,7 +161,7 @@ def _reading(step: Callable[[], T]) -> Callable[[], T]:
         except ConfigurationError:  # a ValueError too: what is wrong is not the file
             raise
         except ValueError as error:  # what Arrow's errors are
-            raise CommandFailed(f"a file of the journal is no segment: {error}") from error
+            raise CommandFailed(f"a file of the journal is not a segment: {error}") from error
 
     return read
 

@@ -128,5 +128,5 @@ class LineSource:
 
 
 def file_identity(status: os.stat_result) -> tuple[int, int] | None:
-    """What tells one regular file from another; None for anything else, which can't be overwritten."""
+    """The identity of a regular file; None for anything else, which can't be overwritten."""
     return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None

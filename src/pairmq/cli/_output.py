@@ -36,7 +36,7 @@ _FILE_WIDTH = 160  # columns of tables where nothing sets a width
 
 
 class _Nowhere(io.TextIOWrapper):
-    """Stands for a stream that the program was started without."""
+    """Replaces a stream that the program was started without."""
 
 
 class _StdoutConsole(Console):
@@ -51,7 +51,7 @@ class _StdoutConsole(Console):
 
 
 class _StderrConsole(Console):
-    """A console that nothing more can be told to when it fails."""
+    """A console that has failed."""
 
     def _check_buffer(self) -> None:
         with contextlib.suppress(OSError):
@@ -102,7 +102,7 @@ def stdout_written() -> Iterator[None]:
 
 
 def silence_stdout() -> None:
-    """Let what stdout still holds, and the interpreter's own flush at exit, go nowhere."""
+    """Discard stdout's buffer, and the interpreter's flush at exit."""
     try:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
@@ -207,7 +207,7 @@ class Progress:
         self._live = Live(console=console, transient=True, auto_refresh=False) if console.is_terminal else None
 
     def update(self, count: int, *, position: int = 0, text: str = "") -> None:
-        """Tell how far it is; cheap to call for each message."""
+        """Show progress; cheap to call for each message."""
         if self._live is None:
             return
         now = time.monotonic()

@@ -40,7 +40,7 @@ def ping(
     pair: PairArguments,
     entity: EntityName,
     kind: Kind = EntityKind.QUEUE,
-    count: Annotated[int, typer.Option("--count", "-c", metavar="N", min=1, help="How many times.")] = 1,
+    count: Annotated[int, typer.Option("--count", "-c", metavar="N", min=1, help="Number of pings.")] = 1,
     interval: Annotated[
         float, typer.Option("--interval", parser=duration, metavar="DURATION", help="Between two pings.")
     ] = "1s",  # type: ignore[assignment]  # the parser reads defaults too

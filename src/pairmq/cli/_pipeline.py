@@ -46,7 +46,7 @@ Patience = Annotated[
         "--patience",
         parser=duration,
         metavar="DURATION",
-        help="Later messages of its queue may overtake a message by so much before it counts as lost.",
+        help="How long later messages of its queue may overtake a message before it counts as lost.",
     ),
 ]
 Prices = Annotated[
@@ -57,7 +57,7 @@ Prices = Annotated[
 
 def add(app: typer.Typer) -> None:
     """Enter the commands into the application."""
-    group = typer.Typer(no_args_is_help=True, help="Work for Spark: tables of what a journal tells, a backlog emptied.")
+    group = typer.Typer(no_args_is_help=True, help="Jobs on Spark: tables from a journal, draining a backlog.")
     group.command("run", epilog=_RUN_EPILOG)(run)
     group.command("report", epilog=_REPORT_EPILOG)(report)
     _pipeline_drain.add(group)
@@ -67,7 +67,7 @@ def add(app: typer.Typer) -> None:
 
 def run(
     journal: Annotated[str, typer.Option("--journal", metavar="DIR", help="Directory that the journal was kept in.")],
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Directory of the tables; made where missing.")],
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Directory of the tables; created if missing.")],
     patience: Patience = "5min",  # type: ignore[assignment]  # the parser reads defaults too
     prices: Prices = None,
     cores: Annotated[
@@ -83,14 +83,16 @@ def run(
             "--every",
             parser=duration,
             metavar="DURATION",
-            help="From one look for new files to the next. Default 1min.",
+            help="Interval between looks for new files. Default 1min.",
             rich_help_panel=_FOLLOWING,
         ),
     ] = None,
     once: Annotated[
         bool,
         typer.Option(
-            "--once", help="Go on from where it was, and end when all is in the tables.", rich_help_panel=_FOLLOWING
+            "--once",
+            help="Continue from the last run, and exit when the tables are up to date.",
+            rich_help_panel=_FOLLOWING,
         ),
     ] = False,
     until_idle: Annotated[
@@ -99,21 +101,21 @@ def run(
             "--until-idle",
             parser=duration,
             metavar="DURATION",
-            help="End when nothing new has come for so long.",
+            help="Exit when nothing new has arrived for this long.",
             rich_help_panel=_FOLLOWING,
         ),
     ] = None,
     restart: Annotated[
         bool,
         typer.Option(
-            "--restart", help="Forget what was read, and read the whole journal again.", rich_help_panel=_FOLLOWING
+            "--restart", help="Discard the state, and read the whole journal again.", rich_help_panel=_FOLLOWING
         ),
     ] = False,
 ) -> int:
     """Make tables of a journal: what became of each message, outages, availability, the backlog, cost.
 
     Each table is a directory of Parquet files in the output directory, and run.json says what was found. Exit status: 1
-    when a message that was accepted is lost, 130 after Ctrl-C. With --follow it ends after what it has in hand when
+    when a message that was accepted is lost, 130 after Ctrl-C. With --follow it ends after the current batch when
     SIGTERM (exit status 0) or Ctrl-C asks for it, and at once when it comes a second time; killed, it goes on from
     where it was when it is started again.
     """
@@ -168,14 +170,14 @@ def _show(report: Report, out: str) -> None:
     if report.missing or report.dropped:
         warn(
             f"the journal lacks {plural(report.missing, 'row')}, and its processes dropped "
-            f"{plural(report.dropped, 'event')}: what may have been there is called unproven, not lost"
+            f"{plural(report.dropped, 'event')}: messages of these rows are reported as unproven, not lost"
         )
     if report.misdated:
-        warn(f"{plural(report.misdated, 'row')} count for nothing: by their clock it was before 2020 or after 2100")
+        warn(f"{plural(report.misdated, 'row')} ignored: their clock was before 2020 or after 2100")
     if report.unfinished:
         say(
             f"{plural(len(report.unfinished), 'part')} not finished, whose rows are not read: programs that run finish "
-            "theirs, `pairmq journal recover` finishes what killed ones left"
+            "theirs, `pairmq journal recover` finishes those of killed ones"
         )
     say(
         f"{plural(report.rows, 'row')} of {plural(sum(report.processes.values()), 'run')} of programs, in "
@@ -253,7 +255,7 @@ class _Teller:
         self._bad: set[BadSegment] = set()
 
     def tell(self, refreshed: Refreshed) -> None:
-        """Tell of one."""
+        """Report one."""
         if self._json:
             put_json(refreshed.to_dict())
             return
@@ -287,7 +289,7 @@ class _Signals(Stop):
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        # Only the main thread may watch signals; elsewhere (in tests) there are none to watch.
+        # Only the main thread may handle signals; elsewhere (in tests) there are none.
         if threading.current_thread() is threading.main_thread():
             self._before = {
                 number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)
@@ -320,10 +322,10 @@ STYLES = {"good": OK, "incomplete": WARN, "faults": WARN, "lost": FAIL}
 
 
 def report(
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Directory of the tables, where a run put them.")],
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Directory of the tables of an earlier run.")],
     to: Annotated[
         str | None,
-        typer.Option("--to", metavar="FILE", help="The page; the JSON stands beside it. Default DIR/report.html."),
+        typer.Option("--to", metavar="FILE", help="The page; the JSON is written beside it. Default DIR/report.html."),
     ] = None,
     open: Annotated[bool, typer.Option("--open", metavar="", help="Show the page in a browser.")] = False,
     json: Json = False,
@@ -333,7 +335,7 @@ def report(
     The page is one file that loads nothing and runs nothing; the same stands as JSON beside it. It needs no Spark. Exit
     status: 1 when a message that was accepted is lost.
     """
-    # Arrow and Jinja are no part of what other commands need.
+    # Other commands don't need Arrow and Jinja.
     from pairmq.pipeline import reporting
 
     written = reporting.report(out, to)
@@ -365,12 +367,12 @@ _SPEC_EPILOG = examples(
 
 
 def spec(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Where to write it; made where missing.")],
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Where to write it; created if missing.")],
     journal: Annotated[
         str,
         typer.Option("--journal", metavar="DIR", help="Directory that the journal was kept in, or a URL for Spark."),
     ],
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Directory of the tables; made where missing.")],
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Directory of the tables; created if missing.")],
     patience: Patience = "5min",  # type: ignore[assignment]  # the parser reads defaults too
     prices: Prices = None,
 ) -> int:

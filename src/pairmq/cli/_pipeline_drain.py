@@ -26,7 +26,7 @@ _EPILOG = examples(
     "pairmq pipeline drain --config pair.toml --queues-at-once 4 --json",
 )
 _AT_ONCE = 4  # tasks for each processor: they wait for brokers more than they compute
-_FEW = 10  # queues whose problems are told one by one
+_FEW = 10  # queues whose problems are reported individually
 
 
 def _instant(text: str) -> float:
@@ -51,16 +51,21 @@ def drain(
     pair: PairArguments,
     queues_at_once: Annotated[
         int | None,
-        typer.Option("--queues-at-once", metavar="N", min=1, help="Of a local Spark. Default: four a processor."),
+        typer.Option("--queues-at-once", metavar="N", min=1, help="Of a local Spark. Default: four per processor."),
     ] = None,
     until: Annotated[
         float | None,
-        typer.Option("--until", parser=_instant, metavar="WHEN", help="End then: 2026-11-22T06:00, or 2h from now."),
+        typer.Option(
+            "--until", parser=_instant, metavar="WHEN", help="When to stop: 2026-11-22T06:00, or 2h from now."
+        ),
     ] = None,
     patience: Annotated[
         float,
         typer.Option(
-            "--patience", parser=duration, metavar="DURATION", help="Leave a queue where nothing moves so long."
+            "--patience",
+            parser=duration,
+            metavar="DURATION",
+            help="Leave a queue in which nothing moves for this long.",
         ),
     ] = "2min",  # type: ignore[assignment]  # the parser reads defaults too
     json: Json = False,
@@ -71,7 +76,7 @@ def drain(
     left or a message had to be dead-lettered, and it says what; 130 after Ctrl-C, when the tasks have finished what
     they hold.
     """
-    # Spark is no part of what other commands need.
+    # Other commands don't need Spark.
     from pairmq.pipeline.drain import Drain, make_plan, session_settings
     from pairmq.pipeline.session import check_packages, session, usable_cores
 
@@ -91,7 +96,7 @@ def drain(
         await job.look()
         return 0
 
-    # Without anything to do there is no need to start Spark.
+    # Don't start Spark without work.
     if status := run_async(look):
         return status
     if job.pending == 0:
@@ -99,7 +104,7 @@ def drain(
             warn(f"no backlog queue of this pair exists at {plan.secondary}: are both URLs those of the senders?")
         return _end(job.nothing(), None, json=json)
     if all(depth.error for depth in job.before):
-        raise CommandFailed(job.before[0].error or "the secondary can't be asked")
+        raise CommandFailed(job.before[0].error or "the secondary can't be queried")
     note(f"drain: {plan.secondary} → {plan.primary}, {_number(job.pending)} to move")
     at_once = queues_at_once or min(len(plan.queues), _AT_ONCE * usable_cores())
     with session(settings=session_settings(at_once)) as spark:
@@ -108,7 +113,7 @@ def drain(
             asked = asyncio.Event()
 
             def on_request() -> None:
-                note(f"{stop.name}: the tasks finish what they hold")
+                note(f"{stop.name}: the tasks finish their locked messages")
                 asked.set()
 
             stop.on_request(on_request)
@@ -140,7 +145,7 @@ class _Meter:
 
 
 def _end(report: Report, stop: Stop | None, *, json: bool) -> int:
-    """Tell what was done; the exit status."""
+    """Report what was done; returns the exit status."""
     status = 0 if report.clean else 1
     if stop is not None and stop.asked:
         status = stop.exit_status
@@ -150,7 +155,7 @@ def _end(report: Report, stop: Stop | None, *, json: bool) -> int:
     moved = "moved: not known" if report.moved is None else f"moved {plural(report.moved, 'message')}"
     source = "" if report.moved is None else f", by the {'journal' if report.counted_from == 'journal' else 'brokers'}"
     if report.workers_lost and report.moved != report.gone and report.gone is not None:
-        source += f" without the last moment of who died ({grouped(report.gone)} left the queues)"
+        source += f" without the last moments of failed workers ({grouped(report.gone)} left the queues)"
     known = not report.elsewhere and report.unread is None
     empty = "the backlog is empty" if known else "the queues of this pair are empty"
     left = empty if report.emptied else f"left in the backlog: {_number(report.left)}"
@@ -159,11 +164,11 @@ def _end(report: Report, stop: Stop | None, *, json: bool) -> int:
 
 
 def _explain(report: Report) -> None:
-    """Tell what kept it from being better."""
+    """Report what went wrong."""
     if report.workers_lost:
         warn(
-            f"{plural(report.workers_lost, 'worker')} died in the midst of work: what they had sent and not yet "
-            "removed from the backlog may come home twice, under one message id"
+            f"{plural(report.workers_lost, 'worker')} died while working: messages that they had sent but not yet "
+            "removed from the backlog may be delivered twice, under one message id"
         )
     for name, why in sorted(report.shut.items()):
         warn(f"{name} takes no messages: {why}")
@@ -182,7 +187,7 @@ def _explain(report: Report) -> None:
     if report.unread is not None:
         warn(report.unread)
     if report.dead_lettered is None and report.emptied:
-        warn("dead-lettered: not known, as a queue could not be asked at the start")
+        warn("dead-lettered: not known, as a queue could not be counted at the start")
     if report.problem is not None:
         complain(report.problem)
 

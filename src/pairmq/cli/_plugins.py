@@ -75,7 +75,7 @@ def _show(installed: Registry, commands: Sequence[tuple[Extension, str | None]])
         return
     blocks: list[_Block] = []
     for plugin in installed.plugins:
-        origin = plugin.distribution or "registered by hand"
+        origin = plugin.distribution or "registered manually"
         if plugin.error:
             blocks.append(_Block(plugin.name, f"BROKEN, of {origin}", [plugin.error], FAIL))
         for record in plugin.transports:
@@ -102,7 +102,7 @@ def _show(installed: Registry, commands: Sequence[tuple[Extension, str | None]])
 
 
 class _Block(NamedTuple):
-    """What is told of one of them: the lines stand beside its name."""
+    """The description of one of them: the lines beside its name."""
 
     name: str
     origin: str

@@ -67,23 +67,25 @@ def receive(
     max_messages: Annotated[int | None, typer.Option("--max", "-n", metavar="N", min=1, help="Stop after N.")] = None,
     idle: Annotated[
         float | None,
-        typer.Option("--idle", parser=duration, metavar="DURATION", help="Stop when nothing came for so long."),
+        typer.Option(
+            "--idle", parser=duration, metavar="DURATION", help="Stop when nothing has arrived for this long."
+        ),
     ] = None,
     json: Annotated[
-        bool, typer.Option("--json", metavar="", help="Write a JSON object a line, the body in base64.")
+        bool, typer.Option("--json", metavar="", help="Write one JSON object per line, the body in base64.")
     ] = False,
     null: Annotated[
         bool, typer.Option("--null", "-0", metavar="", help="End each body with a NUL, not a line end.")
     ] = False,
     peek: Annotated[
-        bool, typer.Option("--peek", metavar="", help="Only look: lock nothing, remove nothing; 100 unless --max.")
+        bool, typer.Option("--peek", metavar="", help="Only browse: lock nothing, remove nothing; 100 unless --max.")
     ] = False,
     unique: Annotated[
         bool,
-        typer.Option("--unique", metavar="", help="Drop messages whose id this run has seen already, and count them."),
+        typer.Option("--unique", metavar="", help="Drop messages whose id this run has already seen, and count them."),
     ] = False,
     prefetch: Annotated[
-        int, typer.Option("--prefetch", metavar="N", min=1, max=10_000, help="Messages a receive.")
+        int, typer.Option("--prefetch", metavar="N", min=1, max=10_000, help="Messages per receive.")
     ] = 200,
 ) -> int:
     """Receive messages from the primary and write their bodies, a line each.
@@ -98,7 +100,7 @@ def receive(
     transport = transport_of(settings.primary)
     pair_called = "" if settings.journal is None else pair_name(settings)
     if settings.journal is not None and not pair_called and not peek:
-        warn("no secondary is named, so that the journal can't tell whose messages these are: give --secondary")
+        warn("the journal needs the pair of these messages, and no secondary is given: give --secondary")
     with (
         Output(output, json=json, separator=b"\0" if null else b"\n") as file,
         kept_journal(settings.journal) as journal,
@@ -146,7 +148,7 @@ class Output:
     async def write(self, deliveries: Sequence[Delivery]) -> None:
         """Hand messages to the operating system, all of them, before it returns."""
         data = b"".join(self._encode(delivery) for delivery in deliveries)
-        # In a thread: a pipe that nobody empties must not make the program deaf to signals.
+        # In a thread: a full pipe must not block signal handling.
         await asyncio.to_thread(self._write, data)
 
     def _encode(self, delivery: Delivery) -> bytes:
@@ -239,7 +241,7 @@ class ReceiveJob:
         if self._repeated:
             note(f"  dropped, their id was seen before: {grouped(self._repeated)}")
         if self._uncompleted:
-            note(f"  written, but not completed, so that they come again: {grouped(self._uncompleted)}")
+            note(f"  written, but not completed; will be redelivered: {grouped(self._uncompleted)}")
         if stop.asked:
             note(f"stopped by {stop.name}: {self._source} keeps what was not written")
             return stop.exit_status
@@ -268,7 +270,7 @@ class ReceiveJob:
             entity = self._source.entity
             raise CommandFailed(
                 f"{self._transport.endpoint} has no {entity.kind} {entity.path!r}: "
-                "make it with 'pairmq entity create', or check its name"
+                "create it with 'pairmq entity create', or check its name"
             )
 
     async def _receive_all(self, receiver: Receiver, stop: Stop, progress: Progress) -> None:
@@ -276,7 +278,7 @@ class ReceiveJob:
         last = loop.time()
         retry = 0
         while not stop.asked and (self._most is None or self._taken < self._most):
-            # Whatever held this up, there is a look before it leaves: only a look tells that nothing is there.
+            # After any delay, receive once more before leaving: only that shows that the queue is empty.
             wait = _POLL if self._idle is None else max(0.0, min(_POLL, last + self._idle - loop.time()))
             wanted = self._prefetch if self._most is None else min(self._prefetch, self._most - self._taken)
             try:
@@ -289,11 +291,11 @@ class ReceiveJob:
                     warn(f"{at_broker(self._transport, error)}; trying again")
                 await stop.wait(_BACKOFF.wait(retry, 0.5))
                 retry += 1
-                last = loop.time()  # a broker that is away tells nothing, and what it holds up may come when it is back
+                last = loop.time()  # an unavailable broker shows nothing, and its messages may arrive once it is back
                 continue
             if deliveries:
                 await self._take(receiver, deliveries)
-                last = loop.time()  # what it takes to write and to complete is no idleness
+                last = loop.time()  # writing and completing is not idle time
             elif self._idle is not None and loop.time() - last >= self._idle:
                 return
             progress.update(self._written)
@@ -313,7 +315,7 @@ class ReceiveJob:
         self._uncompleted += len(failures)
         if failures:
             hint = "; use a smaller --prefetch" if failures[0].reason is FailureReason.LOCK_LOST else ""
-            warn(f"{plural(len(failures), 'message')} not completed, they come again: {failures[0]}{hint}")
+            warn(f"{plural(len(failures), 'message')} not completed, will be redelivered: {failures[0]}{hint}")
 
     def _is_new(self, delivery: Delivery) -> bool:
         message_id = delivery.message.message_id

@@ -35,16 +35,16 @@ def send(
     entity: EntityName,
     kind: Kind = EntityKind.QUEUE,
     input: Annotated[
-        str, typer.Option("--input", "-i", metavar="FILE", help="Messages, one a line; - is stdin.")
+        str, typer.Option("--input", "-i", metavar="FILE", help="Messages, one per line; - is stdin.")
     ] = "-",
     null: Annotated[
         bool, typer.Option("--null", "-0", metavar="", help="A NUL ends a message, not a line end.")
     ] = False,
     create: Annotated[
-        bool, typer.Option("--create", metavar="", help="Make the entity on the primary if it is missing.")
+        bool, typer.Option("--create", metavar="", help="Create the entity on the primary if it is missing.")
     ] = False,
     json: Annotated[
-        bool, typer.Option("--json", metavar="", help="Write a receipt or error a line on stdout, as JSON.")
+        bool, typer.Option("--json", metavar="", help="Write one receipt or error per line on stdout, as JSON.")
     ] = False,
     receipts: Annotated[
         str | None, typer.Option("--receipts", metavar="FILE", help="Write the same lines to a file.")
@@ -57,7 +57,7 @@ def send(
         typer.Option(
             "--id-prefix",
             metavar="TEXT",
-            help="Message ids TEXT-1, TEXT-2 … by line, the same in every run; random when left out.",
+            help="Message ids TEXT-1, TEXT-2 … by line, the same in every run; random when omitted.",
         ),
     ] = None,
     first_line: Annotated[
@@ -66,7 +66,7 @@ def send(
             "--first-line",
             metavar="N",
             min=1,
-            help="Number of the input's first line, in ids, receipts and messages; no line is left out. Default 1.",
+            help="Number of the input's first line, in ids, receipts and messages; no line is skipped. Default 1.",
         ),
     ] = 1,
     session_id: Annotated[

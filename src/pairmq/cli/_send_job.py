@@ -39,7 +39,7 @@ from pairmq.pair import Pair, PairSender
 
 T = TypeVar("T")
 
-_NAMED = 20  # failing lines that are told one by one on stderr
+_NAMED = 20  # failing lines that are reported individually on stderr
 _BYTES_IN_FLIGHT = 64 * 1024 * 1024
 _STALL = 1.0  # s without a result, after a signal, until the pair is closed on what is in flight
 
@@ -75,7 +75,7 @@ class Template:
 
 
 class _File:
-    """A file that is written as things come; what goes wrong is told at the end, as sending goes on.
+    """A file that is written continuously; errors are reported at the end, as sending continues.
 
     Args:
         path: made if it is missing, and left as it is until `empty`.
@@ -145,12 +145,12 @@ class Outputs:
 
     @property
     def in_files(self) -> bool:
-        """Whether anything of the run is kept when nobody reads stdout any more."""
+        """Whether results are kept in files if stdout is closed."""
         return self._receipts is not None or self._failed is not None
 
     @property
     def kept(self) -> str | None:
-        """The file with all lines that were not accepted; None where there is none."""
+        """The file with all lines that were not accepted, if any."""
         return None if self._failed is None or self._failed.problem is not None else self._failed.path
 
     @property
@@ -176,7 +176,7 @@ class Outputs:
         """Write one line's result on stdout.
 
         Raises:
-            OutputClosed: nobody reads stdout any more; it is said once.
+            OutputClosed: stdout was closed; raised once.
         """
         if self._json:
             self._on_stdout(lambda: sys.stdout.write(_document(number, result)))
@@ -277,7 +277,7 @@ class SendJob:
         self._before = first_line - 1
         self._read = self._before  # number of the last line read
         self._first_failed: int | None = None
-        self._named = 0  # failing lines told, or only counted
+        self._named = 0  # failing lines reported, or only counted
         self._read_bytes = 0
         self._ended = False
         self._too_long: list[int] = []
@@ -290,12 +290,12 @@ class SendJob:
         """Send everything, or until a signal.
 
         However it ends, once it has begun to read, each line that was read has a result, is in the files and in the
-        counts, and the summary is told.
+        counts, and the summary is shown.
 
         Raises:
             CommandFailed: the input can't be read any further.
-            OutputClosed: nobody reads stdout or stderr any more; the summary is told only where files are kept.
-            PairFaulted: the pair lost a broker for good.
+            OutputClosed: stdout or stderr was closed; the summary is shown only if files are kept.
+            PairFaulted: the pair lost a broker permanently.
             ConfigurationError, TransportError: the pair can't be opened; nothing was read.
 
         Cancelled, it gives up what is in flight: its outcome is unknown, and it is kept as such.
@@ -305,7 +305,7 @@ class SendJob:
         stop.on_request(self._lines.stop)
         stop.on_request(self._room.set)
         stop.on_request(
-            lambda: mention(f"{stop.name}: reading no further; {self._in_flight()}; once more ends at once")
+            lambda: mention(f"{stop.name}: reading no further; {self._in_flight()}; once more exits immediately")
         )
         self._pair.subscribe(self._on_event, per_message=False)
         status = 1
@@ -325,7 +325,7 @@ class SendJob:
                     await self._send(sender, stop, progress)
             complete = True
         except OutputClosed:
-            told = told and self._outputs.in_files  # a `head` that has seen enough wants to hear nothing
+            told = told and self._outputs.in_files  # a `head` that has seen enough wants no summary
             raise
         finally:
             if told:
@@ -333,9 +333,9 @@ class SendJob:
         return status
 
     def _account(self, stop: Stop, seconds: float, *, complete: bool) -> int:
-        """Give each line its result, and tell the summary; returns the exit status. Raises as `Outputs.show`."""
+        """Record each line's result, and show the summary; returns the exit status. Raises as `Outputs.show`."""
         try:
-            # What has none, whatever ended the run, was never confirmed.
+            # Lines without a result were never confirmed, however the run ended.
             self._give_up(SendUnknown, "the command ended before its result came")
             self._outputs.finish()
         finally:
@@ -348,8 +348,8 @@ class SendJob:
             async with told_when_slow(f"making {self._entity} at {self._pair.primary.endpoint}"):
                 await stop.or_result(within(limit, self._pair.primary.admin.create(self._entity)))
         except TransportError as error:
-            # The primary may be away: that is what the pair is for.
-            warn(f"{self._entity} could not be made: {at_broker(self._pair.primary, error)}")
+            # The primary may be unavailable: that is what the pair is for.
+            warn(f"{self._entity} could not be created: {at_broker(self._pair.primary, error)}")
 
     async def _send(self, sender: PairSender, stop: Stop, progress: Progress) -> None:
         closing: list[asyncio.Task[None]] = []
@@ -446,7 +446,7 @@ class SendJob:
             self._unsubscribe()
             self._unsubscribe = self._pair.subscribe(self._on_attempt)
         elif event.current in (EntityState.HEALTHY, EntityState.DRAINING) and event.previous is EntityState.FAILED_OVER:
-            mention(f"{self._entity}: the primary takes messages again")
+            mention(f"{self._entity}: the primary accepts messages again")
 
     def _on_attempt(self, event: Event) -> None:
         if isinstance(event, AttemptFailed) and event.entity == self._entity and event.queue is None:
@@ -458,7 +458,7 @@ class SendJob:
         if not self._waiting:
             return "nothing is in flight"
         grace = f"{_STALL + self._pair.options.close_grace:g} s"
-        return f"{plural(len(self._waiting), 'line')} in flight have {grace} from the last result on"
+        return f"{plural(len(self._waiting), 'line')} in flight have {grace} after the last result"
 
     async def _close_when_stalled(self) -> None:
         """After a signal: let results come while they come, then give what is in flight the pair's close grace."""
@@ -474,7 +474,7 @@ class SendJob:
         return self._read - len(self._waiting)
 
     def _keep(self, number: int, line: bytes, result: Receipt | SendError) -> None:
-        """Count a result and put it into the files, before anything is told: nobody may be listening any more."""
+        """Count a result and write it to the files, before reporting it: the output may be closed."""
         self._last_result = asyncio.get_running_loop().time()
         if isinstance(result, Receipt):
             self._counts["primary" if result.route is Route.PRIMARY else "backlog"] += 1
@@ -527,7 +527,7 @@ class SendJob:
         speed = f" ({rate(accepted / seconds)})" if seconds > 0 else ""
         note(f"{plural(accepted, 'message')} accepted for {self._entity} in {short_duration(seconds)}{speed}")
         note(f"  by the primary      {grouped(counts['primary']):>9}")
-        hint = "   'pairmq syphon' brings them home" if counts["backlog"] else ""
+        hint = "   'pairmq syphon' moves them to the primary" if counts["backlog"] else ""
         note(f"  by the backlog      {grouped(counts['backlog']):>9}{hint}")
         if counts["backlog"] and self._why is not None:
             note(f"    as the primary failed: {printable(self._why)}")
@@ -542,7 +542,7 @@ class SendJob:
             note(f"the {plural(short, 'line')} not accepted: {printable(kept)}")
         if self._too_long:
             named = ", ".join(map(str, self._too_long[:_NAMED]))
-            note(f"longer than {MAX_LINE >> 20} MiB, in no file, and not to be sent again as they are: line {named}")
+            note(f"longer than {MAX_LINE >> 20} MiB, in no file, and can't be sent unchanged: line {named}")
         if failures and self._template.id_prefix is not None:
             note(self._hint_on_ids(kept))
         if stop.asked:
@@ -563,7 +563,7 @@ class SendJob:
                 f"send {printable(kept)} with another --id-prefix: with {prefix!r} it would repeat ids of other lines"
             )
         first = self._first_failed
-        return f"send the input again from line {first} on, with --first-line {first}: its lines keep their ids then"
+        return f"send the input again from line {first} on, with --first-line {first}: its lines then keep their ids"
 
     def _where_to_go_on(self, kept: str | None) -> str:
         following = self._from(self._read + 1)

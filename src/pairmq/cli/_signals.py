@@ -52,7 +52,7 @@ class Stop:
         self._listeners.append(listener)
 
     async def wait(self, seconds: float | None = None) -> bool:
-        """Wait for a signal, at most ``seconds``; tells whether one came."""
+        """Wait for a signal, at most ``seconds``; returns whether one came."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._event.wait()

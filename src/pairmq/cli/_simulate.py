@@ -28,15 +28,13 @@ def add(app: typer.Typer) -> None:
 
 
 def simulate(
-    seed: Annotated[int | None, typer.Option("--seed", metavar="N", min=0, help="All chance comes from it.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", metavar="N", min=0, help="Seed of all random choices.")] = None,
     seeds: Annotated[
-        str | None, typer.Option("--seeds", metavar="N..M", help="Several, N and M among them, one after another.")
+        str | None, typer.Option("--seeds", metavar="N..M", help="Several seeds, N to M inclusive, in turn.")
     ] = None,
-    hours: Annotated[
-        float, typer.Option("--hours", parser=positive, metavar="H", help="Of virtual time, for each seed.")
-    ] = "1",  # type: ignore[assignment]  # the parser reads defaults too
+    hours: Annotated[float, typer.Option("--hours", parser=positive, metavar="H", help="Virtual time per seed.")] = "1",  # type: ignore[assignment]  # the parser reads defaults too
     faults: Annotated[
-        str, typer.Option("--faults", metavar="all|none|LIST", help="Kinds of faults, divided by commas.")
+        str, typer.Option("--faults", metavar="all|none|LIST", help="Kinds of faults, separated by commas.")
     ] = "all",
     mode: Annotated[
         str | None,
@@ -50,16 +48,17 @@ def simulate(
     ] = "none",
     trace: Annotated[str | None, typer.Option("--trace", metavar="FILE", help="Write every event of one seed.")] = None,
     replay: Annotated[
-        str | None, typer.Option("--replay", metavar="FILE", help="Simulate a scenario that --shrink has written.")
+        str | None, typer.Option("--replay", metavar="FILE", help="Simulate a scenario written by --shrink.")
     ] = None,
     shrink: Annotated[
-        bool, typer.Option("--shrink", metavar="", help="Cut what fails down to few faults and sends, into a file.")
+        bool,
+        typer.Option("--shrink", metavar="", help="Shrink a failing scenario to few faults and sends, into a file."),
     ] = False,
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", metavar="J", min=1, help="Seeds at a time. Default: the processors.")
     ] = None,
     state: Annotated[
-        str | None, typer.Option("--state", metavar="FILE", help="Keep what was done, and go on from there.")
+        str | None, typer.Option("--state", metavar="FILE", help="Keep progress in this file, and continue from it.")
     ] = None,
     json: Json = False,
 ) -> int:
@@ -68,7 +67,7 @@ def simulate(
     Nothing may be lost, nothing may come that was not sent, every second copy must be explained, no send may outlive
     its deadline. The same seed gives the same run everywhere. Exit status: 1 with a violation, 130 after Ctrl-C.
     """
-    # The test kit is no part of what other commands need.
+    # Other commands don't need the test kit.
     from pairmq.cli import _simulate_run as run
 
     given = [name for name, value in (("--seed", seed), ("--seeds", seeds), ("--replay", replay)) if value is not None]

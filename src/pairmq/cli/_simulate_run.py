@@ -43,7 +43,7 @@ def settings(seeds: Iterable[int], hours: float, faults: str, mode: str | None, 
             hours=hours,
             faults=kinds,
             mode="liveness" if mode == "liveness" else "safety",
-            ordering=ordering,  # type: ignore[arg-type]  # it refuses what is none
+            ordering=ordering,  # type: ignore[arg-type]  # it rejects invalid values
         )
     except ValueError as error:
         raise BadUsage(str(error)) from None
@@ -91,7 +91,7 @@ def many(runs: Sequence[Settings], *, jobs: int, state: str | None, json: bool) 
     else:
         _tell(book, seconds)
     if interrupted:
-        resume = "" if state is None else f"; the same command goes on from {state}"
+        resume = "" if state is None else f"; the same command continues from {state}"
         note(f"stopped after {book.done} of {plural(len(runs), 'seed')}{resume}")
         return 130
     return 1 if book.failed else 0
@@ -180,7 +180,7 @@ class _Book:
                 raise BadUsage(f"{path} is of {other}: name another file, or remove it")
             known = {(entry["seed"], entry["mode"]): entry for entry in entries[1:]}
         except (json_.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
-            raise BadUsage(f"{path} is no state of simulations: name another file") from None
+            raise BadUsage(f"{path} is not a state file of simulations: name another file") from None
         except OSError as error:
             raise CommandFailed(f"can't read {file_problem(path, error)}") from None
         for each in runs:
@@ -249,7 +249,7 @@ def _head(first: Settings) -> dict[str, Any]:
 
 
 def _source() -> str:
-    """A fingerprint of the code that is simulated: what was found of other code tells nothing of this one."""
+    """A fingerprint of the simulated code: results of other code are not valid for it."""
     root = Path(pairmq.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):

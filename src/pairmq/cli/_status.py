@@ -64,11 +64,10 @@ def status(
         list[str] | None, typer.Option("--entity", "-e", metavar="NAME", help="Probe and count it; repeatable.")
     ] = None,
     kind: Kind = EntityKind.QUEUE,
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", metavar="", help="Show it again and again until Ctrl-C.")
-    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", metavar="", help="Refresh until Ctrl-C.")] = False,
     interval: Annotated[
-        float, typer.Option("--interval", parser=duration, metavar="DURATION", help="Between two looks with --watch.")
+        float,
+        typer.Option("--interval", parser=duration, metavar="DURATION", help="Between two refreshes with --watch."),
     ] = "2s",  # type: ignore[assignment]  # the parser reads defaults too
     json: Json = False,
 ) -> int:
@@ -178,8 +177,8 @@ def _missing(seen: Look) -> list[str]:
     if not missing:
         return []
     return [
-        f"{plural(missing, 'backlog queue')} to be made: by a program that opens the pair; one that has it open makes "
-        "them again within 10 minutes, if the secondary was emptied or replaced"
+        f"{plural(missing, 'backlog queue')} missing: a program that opens the pair creates them; one that has it open "
+        "creates them again within 10 minutes, if the secondary was emptied or replaced"
     ]
 
 

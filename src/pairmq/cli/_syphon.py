@@ -45,7 +45,7 @@ def add(app: typer.Typer) -> None:
 def syphon(
     pair: PairArguments,
     until_empty: Annotated[
-        bool, typer.Option("--until-empty", metavar="", help="Leave when all backlog queues are empty.")
+        bool, typer.Option("--until-empty", metavar="", help="Exit when all backlog queues are empty.")
     ] = False,
     metrics_interval: Annotated[
         float,
@@ -53,9 +53,7 @@ def syphon(
     ] = "10s",  # type: ignore[assignment]  # the parser reads defaults too
     dashboard: Annotated[
         str | None,
-        typer.Option(
-            "--dashboard", metavar="[HOST:]PORT", help="Serve a page that shows it, as 'pairmq dashboard' does."
-        ),
+        typer.Option("--dashboard", metavar="[HOST:]PORT", help="Serve the dashboard, as 'pairmq dashboard' does."),
     ] = None,
     dashboard_token_file: Annotated[
         str | None,
@@ -99,10 +97,10 @@ def syphon(
 
 
 _LOOK = 0.5  # s between two looks at what was moved
-_NAMED = 10  # dead-lettered messages that are told one by one
-_SAME = 60.0  # s for which a reason that was told is not told again
+_NAMED = 10  # dead-lettered messages that are reported individually
+_SAME = 60.0  # s for which a reason is not repeated
 _REASONS = 20  # that are kept apart
-_SETTLED = 2.0  # s that a trial after a failure may take until it counts as good
+_SETTLED = 2.0  # s without an error after which a retry counts as successful
 _OLD = 5.0  # s after which a count is shown with its age
 _RECOUNT = 2.0  # s that the last count may take
 _IDLE_SHOWN, _IDLE = 5.0, 30.0  # s between two counts while nothing moves: on a terminal, elsewhere
@@ -117,11 +115,11 @@ class Failures:
 
     def __init__(self) -> None:
         self.since: float | None = None
-        """When they began, by the clock of `failed`; None while there are none."""
+        """When they began, by the clock of `failed`; None without any."""
         self.count = 0
         self._last = 0.0
-        self._due: dict[str, float] = {}  # by queue: when its next trial should have shown whether it works
-        self._reasons: dict[str, float] = {}  # told, and when they came last
+        self._due: dict[str, float] = {}  # by queue: when its next retry should have shown whether it works
+        self._reasons: dict[str, float] = {}  # reported ones, and when they last occurred
         self._quiet = False
 
     def failed(self, event: SyphonFailed, now: float) -> str | None:
@@ -152,7 +150,7 @@ class Failures:
         self._due.clear()
         if self._quiet:
             return None
-        return f"the secondary answers again, after {plural(self.count, 'failure')} in {short_duration(lasted)}"
+        return f"the secondary responds again, after {plural(self.count, 'failure')} in {short_duration(lasted)}"
 
 
 class SyphonJob:
@@ -164,7 +162,7 @@ class SyphonJob:
         until_empty: leave when nothing is left.
         interval: seconds between two progress lines.
         json: write them as JSON on stdout.
-        page: where a dashboard is served meanwhile; None for nowhere.
+        page: where a dashboard is served meanwhile, if at all.
     """
 
     def __init__(
@@ -229,19 +227,19 @@ class SyphonJob:
                 queues = self._pair.backlog_queues
                 emptied = await self._watch(stop, limit)
                 if stop.asked:
-                    note(f"{stop.name}: finishing what is in hand")
+                    note(f"{stop.name}: finishing messages in flight")
         finally:
             if self._live is not None:
                 self._live.stop()
         if not emptied:
-            # What was in hand has been moved or given back by now.
+            # Locked messages have been moved or released by now.
             async with self._recount() as secondary:
                 self._depths_at = time.monotonic()
                 self._depths = await count_queues(secondary, queues, min(limit, _RECOUNT))
         return self._end(stop, emptied)
 
     async def _watch(self, stop: Stop, limit: float) -> bool:
-        """Look at the backlog again and again; tells whether it was left because all queues are empty."""
+        """Poll the backlog; returns whether it ended because all queues are empty."""
         if self._live is not None:
             self._live.start()
         self._moved_at = time.monotonic()
@@ -303,7 +301,7 @@ class SyphonJob:
                 note(f"{_clock()} {printable(name)}: open again")
             else:
                 self._shut[name] = event.error or ""
-                warn(f"{_clock()} {name} takes no messages, they wait: {event.error}")
+                warn(f"{_clock()} {name} accepts no messages, they wait: {event.error}")
         elif isinstance(event, SyphonFailed):
             told = self._failures.failed(event, time.monotonic())
             if told is not None:
@@ -314,7 +312,7 @@ class SyphonJob:
             self._fault = event.fault
 
     def _tell_dead_letter(self, event: MessageDeadLettered) -> None:
-        """A deleted entity can dead-letter a whole backlog: the first ones are told, all are counted."""
+        """A deleted entity can dead-letter a whole backlog: the first ones are reported, all are counted."""
         if self._dead_lettered <= _NAMED:
             message = f"message {event.message_id or '(no id)'} for {event.entity or '(unknown)'}"
             warn(f"{message} was dead-lettered in {event.queue}: {event.reason}: {event.description}")

@@ -30,12 +30,12 @@ def positive(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise typer.BadParameter(f"{shortened(text)} is no number above 0")
+        raise typer.BadParameter(f"{shortened(text)} is not a number above 0")
     return value
 
 
 def shortened(text: str) -> str:
-    """What somebody wrote, for an error; a URL in the wrong place may hold a password, and cut it would not look so."""
+    """The input, for an error; a URL in the wrong place may hold a password, also when truncated."""
     return "a URL" if "://" in text else repr(text[:40])
 
 
@@ -82,7 +82,7 @@ def read_prices(path: str) -> tuple[Price, Price]:
     except OSError as error:
         raise BadUsage(f"price list {file_problem(path, error)}") from None
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and a path that can't be
-        raise BadUsage(f"price list {path} is no TOML: {error}") from None
+        raise BadUsage(f"price list {path} is not valid TOML: {error}") from None
     unknown = sorted(set(document) - {"primary", "secondary"})
     if unknown:
         raise BadUsage(f"price list {path}: unknown {', '.join(unknown)}; known are the tables primary and secondary")
@@ -97,7 +97,7 @@ def _price(path: str, document: dict[str, Any], side: str) -> Price:
 
 
 def price_number(where: str, value: object) -> Decimal:
-    """Take a number of money that somebody wrote."""
+    """Parse an amount of money."""
     try:
         money = Decimal(str(value))
     except (InvalidOperation, ValueError):  # the latter of a number of thousands of digits
@@ -106,6 +106,6 @@ def price_number(where: str, value: object) -> Decimal:
         raise BadUsage(f"{where} is {shortened(str(value))}: it must be a number of at least 0")
     if money and abs(money.adjusted()) > _MOST_DIGITS:
         raise BadUsage(
-            f"{where} has more than {_MOST_DIGITS} digits before or behind the point: give a number of money"
+            f"{where} has more than {_MOST_DIGITS} digits before or after the decimal point: give an amount of money"
         )
     return money
