@@ -83,10 +83,10 @@ def write_pieces(
         pieces: in an order in which what each needs comes before it.
         given: what is there already, by name.
         folder_of: the folder for a name.
-        progress: told the name of each piece before it is made, its number from 0, and how many there are.
+        progress: called with each piece's name before it is made, its number from 0, and the number of pieces.
 
     Raises:
-        Exception: whatever the first piece that failed did; what else is being made is stopped before.
+        Exception: of the first piece that failed, once the others have been stopped.
 
     Interrupted, as by Ctrl-C, it stops what is being made, and returns once that has ended; interrupted a second time,
     at once.
@@ -100,7 +100,7 @@ def write_pieces(
         while waiting or running:
             ready = [piece for piece in waiting if all(need in frames for need in piece.needs)]
             if not ready and not running:
-                raise AssertionError(f"nothing makes what {waiting[0].name} needs")
+                raise AssertionError(f"no step makes what {waiting[0].name} needs")
             for piece in ready[: _AT_ONCE - len(running)]:
                 progress(piece.name, len(pieces) - len(waiting), len(pieces))
                 waiting.remove(piece)
@@ -114,7 +114,7 @@ def write_pieces(
         work.end(running)
         raise
     finally:
-        # Nothing runs any more, or somebody who asked twice does not want to wait for it.
+        # Nothing is running, or a second signal means not to wait.
         threads.shutdown(wait=False)
     return frames
 
@@ -123,7 +123,7 @@ class _Work:
     """The jobs of one call, which can be ended.
 
     Args:
-        spark: the session; it may be somebody else's, who has jobs of his own.
+        spark: the session; it may be the caller's, with other jobs.
     """
 
     def __init__(self, spark: SparkSession) -> None:
@@ -140,7 +140,7 @@ class _Work:
     def end(self, running: Collection[Future[None]]) -> None:
         """Stop what is being made, and return when all of it has ended.
 
-        Spark is told until then: a job that is still being planned begins afterwards, and was not stopped before.
+        Cancels repeatedly: a job that is still being planned starts later, and was not cancelled before.
         """
         self._ending = True
         left: Collection[Future[None]] = running

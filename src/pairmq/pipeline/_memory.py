@@ -32,7 +32,7 @@ class _Mount:
 
 
 def usable_memory(root: Path = _ROOT) -> int | None:
-    """Tell how much memory this process may use, in bytes; None where the system does not say."""
+    """Return how much memory this process may use, in bytes; None if the system does not report it."""
     try:
         physical = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     except (AttributeError, OSError, ValueError):
@@ -46,7 +46,7 @@ def _limits(root: Path) -> Iterator[int]:
         own = groups.get(mount.type)
         if own is None:
             continue
-        # A container may be told its group's name as it is outside, where only that group itself can be seen inside.
+        # A container may see its group's name as outside, while only that group itself is visible inside.
         inside = own.relative_to(mount.group) if own.is_relative_to(mount.group) else PurePosixPath()
         for each in (inside, *inside.parents):
             text = _text(root / mount.place.lstrip("/") / each / _LIMITS[mount.type]).strip()
@@ -77,7 +77,7 @@ def _mounts(root: Path) -> Iterator[_Mount]:
 
 
 def _unescaped(text: str) -> str:
-    """A path of mountinfo, in which blanks and the like stand as three octal digits."""
+    """A path of mountinfo, in which blanks etc. are three octal digits."""
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
 
 

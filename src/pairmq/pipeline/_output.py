@@ -65,11 +65,11 @@ def check_place(place: Path) -> None:
     """
     if place.is_symlink():
         raise ConfigurationError(
-            f"{place} is a symbolic link, and a table can't be put in its place: remove it, or let the output "
-            "directory itself be a link"
+            f"{place} is a symbolic link, which a table can't replace: remove it, or make the output directory itself "
+            "a link"
         )
     if place.exists() and not place.is_dir():
-        raise ConfigurationError(f"{place} is no directory, and a table can't be put in its place: move it away")
+        raise ConfigurationError(f"{place} is not a directory, and a table can't replace it: move it")
 
 
 def put_in_place(new: Path, place: Path) -> None:

@@ -35,7 +35,7 @@ else:
     _SPARK_ERRORS = (PySparkException, Py4JError)
 
 PATIENCE = 300.0
-"""Seconds by which others of its queue may overtake a message before it counts as lost, unless told otherwise."""
+"""Default for the seconds by which others of its queue may overtake a message before it counts as lost."""
 
 RUN_FILE = "run.json"
 
@@ -63,7 +63,7 @@ def run(
         cores: of a local session; all when left out.
         prices: of ``primary`` and ``secondary``.
         patience: seconds by which a message may be overtaken by others of its queue before it counts as lost.
-        progress: told the name of each piece before it is made, its number from 0, and how many there are.
+        progress: called with each piece's name before it is made, its number from 0, and the number of pieces.
 
     Returns:
         What was found, as ``run.json`` in ``out`` has it.
@@ -107,7 +107,7 @@ def run(
 
 
 def sized(contents: Contents, cores: int) -> dict[str, str]:
-    """Tell the settings of a local session that go by the journal's size.
+    """Return the settings of a local session that depend on the journal's size.
 
     Rows are sent into so many parts that memory stays the same for a journal of any size.
     """
@@ -128,10 +128,10 @@ def settings_of(
         patience: as for `run`.
         prices: likewise.
         bad: the files that are not read.
-        parts: what is no segment yet.
+        parts: the parts that are not yet segments.
 
     Raises:
-        ConfigurationError: the patience is no time.
+        ConfigurationError: the patience is invalid.
     """
     if not patience >= 0:
         raise ConfigurationError(f"patience is {patience!r}: it must be 0 seconds or more")
@@ -140,7 +140,7 @@ def settings_of(
 
 
 def unread_of(bad: Iterable[BadSegment]) -> tuple[Unread, ...]:
-    """Tell whose rows of which days are not read: those of all days where a file's folder does not name one.
+    """Return the processes and days whose rows are not read: all days if a file's folder does not name one.
 
     A file that was renamed may have the rows of any process. One that is foreign by its name and its columns has none.
     """
@@ -153,7 +153,7 @@ def unread_of(bad: Iterable[BadSegment]) -> tuple[Unread, ...]:
 
 
 def unfinished_of(parts: Iterable[OpenPart]) -> tuple[Unfinished, ...]:
-    """Tell whose latest rows are in no segment yet."""
+    """Return the processes whose latest rows are not in a segment yet."""
     return tuple(Unfinished(each.process, each.changed_at) for each in parts)
 
 

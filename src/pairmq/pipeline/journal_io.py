@@ -39,8 +39,8 @@ class Segment:
     Args:
         path: where it is.
         rows: in it.
-        process: whose rows; None if they are of several, or the file does not tell.
-        first_seq: the lowest number of a row; None if the file does not tell.
+        process: the writer of the rows; None if there are several, or it is unknown.
+        first_seq: the lowest number of a row; None if unknown.
         last_seq: the highest.
     """
 
@@ -103,7 +103,7 @@ class Contents:
     Args:
         segments: that are read, by path.
         bad: that are not.
-        parts: that are no segments yet.
+        parts: those that are not yet segments.
     """
 
     segments: tuple[Segment, ...]
@@ -121,7 +121,7 @@ def look_over(journal: str | os.PathLike[str]) -> Contents:
     """Find a journal's segments.
 
     Every file below the directory whose name ends in ``.parquet`` counts; files and folders whose names begin with
-    ``_`` or ``.`` are somebody's work in progress.
+    ``_`` or ``.`` are work in progress.
 
     Args:
         journal: the directory.
@@ -130,17 +130,17 @@ def look_over(journal: str | os.PathLike[str]) -> Contents:
         Good and bad segments, and parts. An empty directory is an empty journal.
 
     Raises:
-        ConfigurationError: it is no directory, or can't be read.
+        ConfigurationError: it is not a directory, or can't be read.
     """
     root = Path(journal)
     if not root.is_dir():
-        raise ConfigurationError(f"{root} is no directory: give the one that the journal was kept in")
+        raise ConfigurationError(f"{root} is not a directory: give the journal's directory")
     parts = open_parts(root)  # first: one that becomes a segment meanwhile is found as the one or the other
     return replace(look_at(segment_files(root)), parts=parts)
 
 
 def look_at(paths: Iterable[Path]) -> Contents:
-    """Tell good segments from bad ones.
+    """Separate good segments from bad ones.
 
     Args:
         paths: of the files.
@@ -169,8 +169,8 @@ def read_rows(spark: SparkSession, contents: Contents, compared: Path | None = N
             They are written there at once; when left out, they are compared again by every reader of what is returned.
 
     Returns:
-        All columns of the journal. Rows with the same process and number are one row: a segment that somebody copied,
-        or that a recovery made again, doubles nothing.
+        All columns of the journal. Rows with the same process and number are one row: a segment that was copied, or
+        that a recovery made again, doubles nothing.
     """
     schema = rows_schema()
     names = [column.name for column in COLUMNS]
@@ -214,7 +214,7 @@ def damaged(contents: Contents) -> tuple[BadSegment, ...]:
 
 
 def segment_files(root: Path) -> list[Path]:
-    """Find the files below a directory that are segments by their names, and nobody's work in progress."""
+    """Find the files below a directory that are segments by their names, and not work in progress."""
     found = []
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith(("_", ".")))
@@ -225,7 +225,7 @@ def segment_files(root: Path) -> list[Path]:
 
 
 def open_parts(root: Path) -> tuple[OpenPart, ...]:
-    """Find what is no segment yet, below a directory that holds a journal or several."""
+    """Find the parts that are not yet segments, below a directory with one or more journals."""
     found = []
     for folder, folders, files in os.walk(root):
         if Path(folder).name == _OPEN:
@@ -246,22 +246,22 @@ def _looked_at(path: Path) -> Segment | BadSegment:
     try:
         with pq.ParquetFile(path) as file:
             footer, schema = file.metadata, file.schema_arrow
-    except (OSError, pa.ArrowException, ValueError) as error:  # a column's name that is no UTF-8 is a ValueError
-        return BadSegment(path, f"it is cut short or no Parquet file: {_line(error)}")
-    # A file that somebody made anew with another tool may tell no version: its columns say what it is.
+    except (OSError, pa.ArrowException, ValueError) as error:  # a column name that is not UTF-8 is a ValueError
+        return BadSegment(path, f"it is truncated or not a Parquet file: {_line(error)}")
+    # A file rewritten with another tool may have no version: its columns identify it.
     version = (footer.metadata or {}).get(_VERSION, b"%d" % SCHEMA_VERSION)
     if not _NUMBER.fullmatch(version):
         return BadSegment(path, f"its footer is damaged: the schema version is {_line(ascii(version))}")
     if int(version) > SCHEMA_VERSION:
         return BadSegment(
-            path, f"a later PairMQ wrote it (schema {int(version)}, this one reads up to {SCHEMA_VERSION})"
+            path, f"a newer PairMQ wrote it (schema {int(version)}, this one reads up to {SCHEMA_VERSION})"
         )
     problem = schema_problem(schema)
     if problem is not None:
         return BadSegment(path, problem, foreign=True)
     try:
         process, seq = _range(footer, "process"), _range(footer, "seq")
-    except (pa.ArrowException, ValueError) as error:  # a text that is no UTF-8 is a ValueError
+    except (pa.ArrowException, ValueError) as error:  # a text that is not UTF-8 is a ValueError
         return BadSegment(path, f"its footer is damaged: {_line(error)}")
     one = process[0] if process is not None and process[0] == process[1] else None
     first, last = seq if seq is not None else (None, None)
@@ -269,7 +269,7 @@ def _looked_at(path: Path) -> Segment | BadSegment:
 
 
 def _range(footer: pq.FileMetaData, name: str) -> tuple[Any, Any] | None:
-    """The least and the greatest value of a column, if every row group tells them."""
+    """The minimum and maximum of a column, if every row group has them."""
     index = footer.schema.names.index(name) if name in footer.schema.names else -1
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
     chunks = [group.column(index) for group in groups if group.num_rows]

@@ -23,7 +23,7 @@ class Report:
         segments: how many were read.
         rows: in them, each once.
         bad: the files that were not read.
-        unfinished: the parts that are no segments yet, whose rows were not read.
+        unfinished: the parts that are not yet segments, whose rows were not read.
         first_at: the journal's first instant, seconds since 1970 UTC; None if it is empty.
         last_at: its last.
         missing: rows that the numbers of the others show to be missing.

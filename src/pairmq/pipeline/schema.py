@@ -35,11 +35,11 @@ def rows_schema() -> types.StructType:
 
 
 def schema_problem(found: pa.Schema) -> str | None:
-    """Tell why a file of this schema is no segment; None if it is one."""
+    """Return why a file of this schema is not a segment; None if it is one."""
     names = set(found.names)
     missing = [name for name in REQUIRED if name not in names]
     if missing:
-        return f"it is no segment of a journal: it has no column {missing[0]}"
+        return f"it is not a segment of a journal: it has no column {missing[0]}"
     for column in COLUMNS:
         if column.name not in names:
             continue

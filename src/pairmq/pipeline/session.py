@@ -26,7 +26,7 @@ OLDEST_JAVA = 17
 """What Spark 4 needs."""
 
 OUR_WAY = {
-    # Hours and minutes are those of UTC, whatever zone the session is in.
+    # Hours and minutes are in UTC, in any time zone of the session.
     "spark.sql.session.timeZone": "UTC",
     # Spark's own choice, 96 bits of no standard, takes longer to write, and other readers find no range in it.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -81,7 +81,7 @@ def session(
 
 
 def local_settings(cores: int) -> dict[str, str]:
-    """Tell the settings of a local session.
+    """Return the settings of a local session.
 
     Args:
         cores: threads that compute.
@@ -93,15 +93,15 @@ def local_settings(cores: int) -> dict[str, str]:
         "spark.app.name": "pairmq pipeline",
         "spark.master": f"local[{cores}]",
         "spark.driver.memory": f"{heap_of(usable_memory())}m",
-        # Faster than G1 for batches on few cores; pauses disturb nobody here. What Spark generates for a wide table is
+        # Faster than G1 for batches on few cores; pauses don't matter here. What Spark generates for a wide table is
         # longer than Java would compile by itself.
         "spark.driver.extraJavaOptions": f"-XX:+UseParallelGC -XX:-DontCompileHugeMethods {_LOGGING}",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        # Spark keeps the plans of queries that have ended for a page that nobody sees here: of a follower's thousands,
-        # and of these sizes, more than its heap.
+        # Spark keeps the plans of ended queries for a page that is not served here: of a follower's thousands, and of
+        # these sizes, more than its heap.
         "spark.sql.ui.retainedExecutions": "5",
         "spark.ui.retainedJobs": "20",
         "spark.ui.retainedStages": "20",
@@ -123,7 +123,7 @@ def check_java(environment: Mapping[str, str] = os.environ) -> int:
         Its major version.
 
     Raises:
-        PipelineUnavailable: there is none, or it is older than `OLDEST_JAVA`.
+        PipelineUnavailable: it is missing, or older than `OLDEST_JAVA`.
     """
     how = f"install a Java {OLDEST_JAVA} runtime (Debian: apt-get install openjdk-17-jre-headless), or set JAVA_HOME"
     home = environment.get("JAVA_HOME")
@@ -139,7 +139,7 @@ def check_java(environment: Mapping[str, str] = os.environ) -> int:
         raise PipelineUnavailable(f"Spark needs Java: {java} does not start ({error}); {how}") from None
     version = re.search(r'version "(?:1\.)?([0-9]+)', told)
     if version is None or int(version[1]) < OLDEST_JAVA:
-        found = "does not tell its version" if version is None else f"is version {version[1]}"
+        found = "does not report its version" if version is None else f"is version {version[1]}"
         raise PipelineUnavailable(f"Spark needs Java {OLDEST_JAVA} or later: {java} {found}; {how}")
     return int(version[1])
 
@@ -156,7 +156,7 @@ def check_packages() -> None:
 
 
 def _is_described() -> bool:
-    """Whether somebody outside says what Spark is to be used."""
+    """Whether the environment selects the Spark to use."""
     return bool(os.environ.get("SPARK_REMOTE") or os.environ.get("PYSPARK_GATEWAY_PORT"))
 
 
@@ -173,7 +173,7 @@ def _local(settings: Mapping[str, str]) -> SparkSession:
 
 @contextmanager
 def _our_way(spark: SparkSession) -> Iterator[None]:
-    """Settings of somebody else's session that the tables depend on."""
+    """Settings of the caller's session that the tables depend on."""
     before = {name: spark.conf.get(name) for name in OUR_WAY}
     for name, value in OUR_WAY.items():
         spark.conf.set(name, value)
@@ -186,12 +186,12 @@ def _our_way(spark: SparkSession) -> Iterator[None]:
 
 
 def usable_cores() -> int:
-    """Tell how many processors this process may use."""
+    """Return how many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def heap_of(memory: int | None) -> int:
-    """Tell how large Java's heap is to be, in MiB: half of the memory, as Java and Python need some beside it.
+    """Return the size of Java's heap in MiB: half of the memory, as Java and Python need some beside it.
 
     Args:
         memory: bytes that this process may use; None if that is not known.
@@ -200,7 +200,7 @@ def heap_of(memory: int | None) -> int:
 
 
 class Tag:
-    """Marks jobs, and no others of the session, which may be somebody else's.
+    """Tags jobs, to distinguish them from others of the session, which may be the caller's.
 
     Args:
         spark: the session.

@@ -1,8 +1,8 @@
 """From a broker into the spool: receive, put on the disk, acknowledge; in this order and no other.
 
-Nothing is lost wherever the process is killed: what is not on the disk is not acknowledged, and is delivered again.
-Killed between disk and acknowledgement, it leaves messages that are in the spool and are redelivered. Those are known
-by number, id and time of arrival, where the broker numbers messages, and are acknowledged without being kept twice.
+Nothing is lost if the process is killed: messages not on the disk are not acknowledged, and are redelivered. Killed
+between disk and acknowledgement, it leaves messages that are in the spool and are redelivered. Those are known by
+number, id and time of arrival, where the broker numbers messages, and are acknowledged without being kept twice.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Gathered:
         deliveries: in the broker's order.
         began_at: when the first of them had come, by the loop's clock; infinite where none came.
         dry: the queue seemed empty at the end, or could not be read any more.
-        trickled: a receive brought less than it might have: no more were waiting.
+        trickled: a receive returned fewer than allowed: no more were waiting.
     """
 
     deliveries: list[Delivery]
@@ -59,7 +59,7 @@ class Intake:
     Args:
         transport: of the broker; closed by `close`.
         source: what is consumed.
-        place: the same as rows tell it.
+        place: the same as in rows.
         spool: where messages go.
         limit: seconds that one operation at the broker may take.
     """
@@ -126,7 +126,7 @@ class Intake:
         return moved
 
     async def close(self) -> None:
-        """Give back what is not settled, and close the connection; never raises."""
+        """Release unsettled messages, and close the connection; never raises."""
         if self._receiver is not None:
             await self._receiver.close()
         await self._transport.close()
@@ -177,7 +177,9 @@ class Intake:
                 if key[0] and len(self._kept) < _REMEMBERED:
                     self._kept.add(key)
         if failed is not None:
-            _log.warning("%d messages are in the spool and were not acknowledged, so come again: %s", count, failed)
+            _log.warning(
+                "%d messages are in the spool but were not acknowledged, and will be redelivered: %s", count, failed
+            )
 
     def _is_kept(self, delivery: Delivery) -> bool:
         return delivery.delivery_count > 1 and _key(delivery) in self._kept
@@ -195,10 +197,10 @@ class Intake:
 
 
 def _newest(deliveries: Sequence[Delivery]) -> list[Delivery]:
-    """Leave out deliveries whose locks ended while others were gathered, so that their messages came again."""
+    """Drop deliveries whose locks expired while others were gathered, and which were redelivered."""
     found: dict[object, Delivery] = {}
     for delivery in deliveries:
-        # A delivery for the first time is no copy, whatever its number; one without a number can't be told from others.
+        # A first delivery is not a copy, whatever its number; one without a number can't be identified.
         again = delivery.sequence_number and delivery.delivery_count > 1
         key = _key(delivery)
         found[key if again or key not in found else id(delivery)] = delivery

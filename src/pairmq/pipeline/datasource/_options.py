@@ -161,11 +161,11 @@ class Options:
         """The entity's path, from the option ``entity`` or from ``load(…)`` and ``save(…)``."""
         named, path = self.text("entity"), self.text("path")
         if named and path and named != path:
-            raise ConfigurationError("both entity and a path are given: leave one out")
+            raise ConfigurationError("both entity and a path are given: omit one")
         return named or path
 
     def required_entity(self) -> str:
-        """The same. Raises `ConfigurationError` where there is none."""
+        """The same. Raises `ConfigurationError` if it is missing."""
         path = self.entity()
         if path is None:
             raise ConfigurationError("no entity is given: name a queue or topic in the option entity")
@@ -190,8 +190,8 @@ class Options:
         if text is None:
             raise ConfigurationError(
                 "no spool is given: name a directory in the option spool. It keeps what was taken from the broker and "
-                "is not yet in Spark's hands, so that it must outlive the query, be seen by the driver and by all "
-                "executors under this name, and belong to this query alone"
+                "is not yet committed by Spark: it must outlive the query, be visible to the driver and all executors "
+                "under this name, and belong to this query alone"
             )
         text = text.removeprefix("file://")
         if "://" in text:

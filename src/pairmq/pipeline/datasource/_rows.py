@@ -94,7 +94,7 @@ class Place:
 
 
 def to_batch(deliveries: Iterable[Delivery], place: Place) -> pa.RecordBatch:
-    """Make rows of deliveries; those of a backlog queue are shown as they were sent, as far as that can be told."""
+    """Make rows of deliveries; those of a backlog queue are shown as they were sent, if their envelope is valid."""
     rows = [_row(delivery, place) for delivery in deliveries]
     return pa.RecordBatch.from_pylist(rows, schema=ARROW_SCHEMA)
 
@@ -152,16 +152,16 @@ class RowReader:
         found = {field.name: field.dataType for field in schema.fields}
         for name in id_from:
             if name not in found:
-                raise ConfigurationError(f"message_id_from names {name}, and there is no such column")
+                raise ConfigurationError(f"message_id_from names {name}, but there is no such column")
             if not isinstance(found[name], KEY_TYPES):
                 raise ConfigurationError(
-                    f"message_id_from names {name}, which is {found[name].simpleString()}: no id can be made of it"
+                    f"message_id_from names {name}, which is {found[name].simpleString()}: which can't be an id"
                 )
         if id_from and "message_id" in found:
-            raise ConfigurationError("there is a column message_id and an option message_id_from: leave one out")
+            raise ConfigurationError("there is a column message_id and an option message_id_from: omit one")
         if not id_from and "message_id" not in found:
             raise ConfigurationError(
-                "there is no column message_id: a task that is tried again must send its messages under the same ids. "
+                "there is no column message_id: a retried task must send its messages under the same ids. "
                 "Add the column, or name the columns that make a row unique in the option message_id_from"
             )
         if "body" not in found:
@@ -189,14 +189,16 @@ class RowReader:
             if self.id_from:
                 key = [column[index] for column in keys]
                 if all(part is None for part in key):
-                    raise RowRefused(f"a row has null in {', '.join(self.id_from)}: no message id can be made of that")
+                    raise RowRefused(
+                        f"a row has null in {', '.join(self.id_from)}: which can't be part of a message id"
+                    )
                 values["message_id"] = derived_id(self.id_prefix, self.id_from, key)
             yield self._message(values)
 
     def _message(self, values: dict[str, Any]) -> Message:
         message_id, body, properties = values["message_id"], values["body"], values.get("application_properties")
         if message_id is None:
-            raise RowRefused("a row has no message_id: every row needs one that stays the same when it is sent again")
+            raise RowRefused("a row has no message_id: every row needs one that is the same when it is sent again")
         if body is None:
             raise RowRefused(f"row {message_id!r}: body is null; an empty one is X''")
         if isinstance(body, str):
@@ -295,4 +297,4 @@ def _parts(value: object) -> tuple[bytes, bytes]:
         return b"instant", value.astimezone(UTC).isoformat(timespec="microseconds").encode()
     if isinstance(value, date):
         return b"date", value.isoformat().encode()
-    raise TypeError(f"no id can be made of a {type(value).__name__}")
+    raise TypeError(f"an id can't be made of a {type(value).__name__}")

@@ -79,7 +79,7 @@ class SpeculativeDataSource(PairMQDataSource):
 
 def _check_schema(schema: StructType) -> None:
     if schema != SCHEMA:
-        raise ConfigurationError("the columns of messages are fixed: leave schema(…) out, and select what you need")
+        raise ConfigurationError("the columns of messages are fixed: omit schema(…), and select what you need")
 
 
 _UNASKED = 10_000  # messages of a queue that are shown without a limit being set: a broker copies them all at once
@@ -123,7 +123,7 @@ class BrowseReader(DataSourceReader):
         brokers = options.brokers()
         if not options.switch("backlog"):
             source, side = options.source(), options.side()
-            brokers.settings(side)  # what is wrong with them is told before any task starts
+            brokers.settings(side)  # their errors are raised before any task starts
             return cls(brokers, side, (_Part(source, Place(side, str(source), source.entity.path)),), limit)
         for name in ("entity", "path", "subscription", "side"):
             if options.text(name):
@@ -151,8 +151,8 @@ class BrowseReader(DataSourceReader):
             except TimeoutError:
                 seconds = settings.options.attempt_timeout
                 raise TransportError(
-                    f"{transport.endpoint} did not show {part.source} within {seconds:g} s: where it is there and has "
-                    "much to show, set attempt_timeout higher",
+                    f"{transport.endpoint} did not show {part.source} within {seconds:g} s: if it exists and is large, "
+                    "raise attempt_timeout",
                     FailureKind.UNAVAILABLE,
                     FailureReason.TIMEOUT,
                 ) from None
@@ -162,8 +162,8 @@ class BrowseReader(DataSourceReader):
                 raise
         if self._limit is None and len(found) > _UNASKED:
             raise ConfigurationError(
-                f"{part.source} holds more than {_UNASKED} messages: set the option limit to the number that you want "
-                "to see; the broker copies them all at once, and a worker holds them in memory"
+                f"{part.source} holds more than {_UNASKED} messages: set the option limit; the broker copies the "
+                "messages in one go, and a worker holds them in memory"
             )
         return found
 

@@ -3,7 +3,7 @@
 A segment gets its name when its bytes are on the disk, and never changes afterwards: a query that reads numbers 3 to 5
 again reads the same rows again. Numbers only grow. They outlive their segments in the file ``floor``, or a new query on
 an emptied spool would give a number twice. The spool has an id, which is in every offset: a checkpoint that meets
-another spool is told so, instead of taking that one's segments for its own.
+another spool gets an error, instead of that one's segments.
 
 Files: ``spool.json`` (id and source), ``lock``, ``floor`` (the lowest number that may exist), and
 ``<number>-<rows>.arrow``. What begins with a dot was never finished.
@@ -31,7 +31,7 @@ from pairmq.pipeline.datasource._rows import ARROW_SCHEMA
 
 _FORMAT: Final = 1
 _NAME: Final = re.compile(r"([0-9]{12,18})-([0-9]{1,9})\.arrow")
-_POLL: Final = 0.05  # s between two looks at a lock that somebody holds
+_POLL: Final = 0.05  # s between two attempts at a lock
 
 
 class SpoolError(PairMQError):
@@ -66,17 +66,17 @@ class Spool:
     Args:
         directory: made if it is missing; on a file system that driver and executors share.
         source: what it keeps messages of, in words; a spool is never used for two sources.
-        patience: seconds to wait for a lock that another process holds, who may be on its way out.
+        patience: seconds to wait for the lock of another process, which may be exiting.
 
     Raises:
         SpoolInUse: another query has it.
-        ConfigurationError: it belongs to another source, or is no spool.
+        ConfigurationError: it belongs to another source, or is not a spool.
         OSError: the directory can't be made or written.
     """
 
     def __init__(self, directory: Path, source: str, *, patience: float = 20.0) -> None:
         self._directory = directory
-        # Bodies of messages are nobody else's business.
+        # Message bodies may be confidential.
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = _locked(directory, patience)
         try:
@@ -90,7 +90,7 @@ class Spool:
 
     @property
     def first(self) -> int:
-        """The number that a new query begins with: everything comes to it but what an earlier one has for good."""
+        """The number that a new query starts with: it gets everything that no earlier one has committed."""
         return min((segment.number for segment in self.segments(self._floor)), default=self._floor)
 
     def segments(self, start: int = 0) -> list[Segment]:
@@ -98,11 +98,11 @@ class Spool:
         return _segments(self._directory, start)
 
     def append(self, batch: pa.RecordBatch, start: int) -> Segment:
-        """Write a segment and return when it is on the disk for good.
+        """Write a segment and return when it is synced to the disk.
 
         Args:
             batch: its rows.
-            start: the lowest number that it may get, as the checkpoint tells.
+            start: the lowest number that it may get, from the checkpoint.
 
         Raises:
             OSError: it can't be written; no segment was made.
@@ -124,7 +124,7 @@ class Spool:
         return segment
 
     def discard(self, end: int) -> None:
-        """Delete what stands before a number: Spark has it for good."""
+        """Delete the segments before a number, which Spark has committed."""
         if end > self._floor:
             _replace(self._directory, "floor", f"{end}\n")
             self._floor = end
@@ -157,7 +157,7 @@ class Spool:
             raise ConfigurationError(f"spool {self._directory} was made by another version of PairMQ")
         if kept != source:
             raise ConfigurationError(
-                f"spool {self._directory} keeps messages of {kept}, not of {source}: give each query a spool of its own"
+                f"spool {self._directory} holds messages of {kept}, not of {source}: give each query its own spool"
             )
         return id_
 
@@ -184,7 +184,7 @@ def read_segment(directory: Path, segment: Segment) -> Iterator[pa.RecordBatch]:
     except FileNotFoundError:
         raise SpoolError(
             f"spool {directory} has no {segment.name}: every executor must see the driver's spool under this name, and "
-            "nobody but the query may take files out of it"
+            "only the query may remove files from it"
         ) from None
     except (OSError, pa.ArrowInvalid) as error:
         raise SpoolError(f"segment {path} can't be read: {error}") from None
@@ -204,7 +204,7 @@ def _segments(directory: Path, start: int) -> list[Segment]:
 
 
 def _locked(directory: Path, patience: float) -> int:
-    """Take the lock, which the kernel gives back when the process ends in whatever way."""
+    """Take the lock, which the kernel releases when the process ends in any way."""
     descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + patience
     while True:
@@ -218,7 +218,7 @@ def _locked(directory: Path, patience: float) -> int:
                     raise
                 raise SpoolInUse(
                     f"spool {directory} is in use by process {holder or 'unknown'}: stop that query, or give each "
-                    "query a spool of its own"
+                    "query its own spool"
                 ) from None
             time.sleep(_POLL)
         else:
@@ -238,7 +238,7 @@ def _created(path: Path) -> Iterator[int]:
 
 
 def _replace(directory: Path, name: str, text: str) -> None:
-    """Put a small file in place at one stroke, on the disk for good."""
+    """Replace a small file atomically, synced to the disk."""
     part = directory / f".{name}.part"
     with _created(part) as descriptor:
         os.write(descriptor, text.encode())

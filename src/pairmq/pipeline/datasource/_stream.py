@@ -36,7 +36,7 @@ _MAX_ROWS = 10_000
 _MOST_ROWS = 100_000_000
 _RECEIVE_WAIT = 1.0
 _SPOOL_WAIT = 20.0
-_LAST_TRIES = 5  # of a broker that is away, where the query is to end some time
+_LAST_TRIES = 5  # with an unavailable broker, if the query is to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +109,11 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def of(cls, options: Options) -> SpoolStreamReader:
         """Read the options. Raises `ConfigurationError`."""
         brokers, side, source = options.brokers(), options.side(), options.source()
-        settings = brokers.settings(side)  # what is wrong with them is told at once
+        settings = brokers.settings(side)  # their errors are raised immediately
         if settings.options.is_backlog_queue(source.entity.path):
             raise ConfigurationError(
-                f"{source} is a backlog queue: a stream would take its messages away from the syphon, and they would "
-                "never come home. Browse it, or stream the entities that they belong to"
+                f"{source} is a backlog queue: a stream would take its messages from the syphon, and they would never "
+                "reach the primary. Browse it, or stream the destination entities"
             )
         plan = _Plan(
             brokers,
@@ -149,7 +149,7 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._left = self._consumer.available()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Tell how far the next batch goes; takes messages from the broker only where the spool has none to give.
+        """Return the end of the next batch; receives from the broker only if the spool has no messages.
 
         Args:
             start: where it begins.
@@ -157,12 +157,12 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Raises:
             SpoolError: the checkpoint belongs to another spool.
-            TransportError: the broker refuses; one that is away is waited for, batch after batch.
+            TransportError: the broker refuses; for an unavailable one it waits, batch after batch.
         """
         spool = self._consumer.spool
         at = self._number(start)
         waiting = spool.segments(at)
-        # To a query that is to end, an offset that stays says that there is no more: it has to know.
+        # For a query that is to end, an unchanged offset means that there are no more messages: be sure.
         while not waiting and not self._take(limit, at) and self._left is not None:
             pass
         waiting = waiting or spool.segments(at)
@@ -184,17 +184,17 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         there = [segment for segment in self._consumer.spool.segments(first) if segment.number < last]
         if last > first and (not there or there[-1].number != last - 1 or len(there) != last - first):
             raise SpoolError(
-                f"spool {self._plan.directory} does not have all segments from {first} to {last - 1}: somebody deleted "
-                "some, or another query with another checkpoint has read them"
+                f"spool {self._plan.directory} does not have all segments from {first} to {last - 1}: some were "
+                "deleted, or were read by a query with another checkpoint"
             )
         return [_Partition(segment) for segment in there]
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Delete what Spark has for good."""
+        """Delete what Spark has committed."""
         self._consumer.spool.discard(self._number(end))
 
     def stop(self) -> None:
-        """Let go of the spool and of the broker; what was not acknowledged is given back."""
+        """Release the spool and the broker connection; unacknowledged messages are released."""
         if self._opened is not None:
             self._opened.close()
             self._opened = None
@@ -215,8 +215,8 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         spool = self._consumer.spool
         if offset["spool"] != spool.id:
             raise SpoolError(
-                f"spool {self._plan.directory} is not the one that the checkpoint was made with: give the query its "
-                "own spool again, or begin with a new checkpoint"
+                f"spool {self._plan.directory} does not belong to the checkpoint: use the query's own spool, or start "
+                "with a new checkpoint"
             )
         return int(offset["next"])
 
@@ -245,7 +245,7 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._dry += 1
         left = min(left, self._consumer.available())
         if left and self._dry >= _LAST_TRIES:
-            _log.warning("%d messages that are there were not given: others seem to hold them", left)
+            _log.warning("%d messages were not delivered: other consumers seem to have locked them", left)
             return 0
         return left
 
@@ -254,7 +254,7 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if error.kind is FailureKind.REFUSED or (self._left is not None and self._failures >= _LAST_TRIES):
             raise error
         if self._failures == 1:
-            _log.warning("no messages for now, trying again: %s", error)
+            _log.warning("can't receive, trying again: %s", error)
         time.sleep(min(0.1 * 2 ** min(self._failures, 6), 5.0))
 
 

@@ -2,7 +2,7 @@
 
 Each task opens a pair of its own and keeps chunks of rows in flight side by side. It succeeds when each of its rows has
 a receipt, and so does the job. A job that fails has sent rows all the same: a broker can't take them back. What is sent
-again has the id that it had, so that consumers can tell the copies.
+again has the same id, so that consumers can detect the copies.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MOST_WINDOW: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Sent(WriterCommitMessage):
-    """What one task says when it has ended well: rows by where they went.
+    """A successful task's report: rows by destination.
 
     Args:
         primary: accepted by the primary.
@@ -74,7 +74,7 @@ class Destination:
         brokers = options.brokers()
         settings = brokers.settings()
         if settings.options.is_backlog_queue(path):
-            raise ConfigurationError(f"{path} is a backlog queue: name the entity that the messages belong to")
+            raise ConfigurationError(f"{path} is a backlog queue: name the destination entity")
         rows = RowReader.of(
             schema,
             id_from=options.names("message_id_from"),
@@ -122,12 +122,12 @@ class BatchWriter(DataSourceArrowWriter):
         return self._destination.write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Say what was sent; every task has ended well."""
+        """Log what was sent; every task has succeeded."""
         _log.info("sent %s", self._destination.told(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Say what was sent although the job failed."""
-        _log.warning("the job failed; its tasks that ended well had sent %s", self._destination.told(messages))
+        _log.warning("the job failed; its successful tasks had sent %s", self._destination.told(messages))
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -145,14 +145,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return self._destination.write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Say what was sent; every task of the batch has ended well."""
+        """Log what was sent; every task of the batch has succeeded."""
         _log.info("batch %d: sent %s", batchId, self._destination.told(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Say what was sent although the batch failed."""
-        _log.warning(
-            "batch %d failed; its tasks that ended well had sent %s", batchId, self._destination.told(messages)
-        )
+        _log.warning("batch %d failed; its successful tasks had sent %s", batchId, self._destination.told(messages))
 
 
 _CHUNK = 500
@@ -162,7 +160,7 @@ _NAMED = 5  # rows that an error names
 
 
 class RowsNotSent(PairMQError):
-    """A task has rows without a receipt; the text names the first ones, and tells what was sent."""
+    """A task has rows without a receipt; the text names the first ones, and what was sent."""
 
 
 @dataclass(slots=True)
@@ -230,7 +228,7 @@ class RowSender:
             RowsNotSent: a row was refused, or its outcome stayed unknown. No chunk was begun after that, and those in
                 flight have ended.
             RowRefused: no message can be made of a row; likewise.
-            PairFaulted: the pair lost a broker for good.
+            PairFaulted: the pair lost a broker permanently.
         """
         refused: RowRefused | None = None
         try:

@@ -1,7 +1,7 @@
 """The tables as a Spark Declarative Pipeline, for ``spark-pipelines run``.
 
 A pipeline is a folder: a spec, the settings of Spark, and a file of Python that calls `define`. ``project`` beside this
-file is such a folder, and `write_project` makes one with somebody's own places in it.
+file is such a folder, and `write_project` makes one with the user's own paths.
 """
 
 from __future__ import annotations

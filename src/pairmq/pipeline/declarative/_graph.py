@@ -34,7 +34,7 @@ def define() -> None:
     """
     spark = SparkSession.getActiveSession()
     if spark is None:
-        raise ConfigurationError("there is no Spark session: `spark-pipelines run` makes one and reads this")
+        raise ConfigurationError("there is no Spark session: run this with `spark-pipelines run`")
     configuration = read_configuration(lambda name: spark.conf.get(name, None))
     source = source_of(configuration.journal)
     settings = Settings(

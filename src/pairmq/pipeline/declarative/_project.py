@@ -69,7 +69,7 @@ def write_project(
     }
     for name in texts:
         if (project.folder / name).exists():
-            raise ConfigurationError(f"{project.folder / name} is there already: remove it, or name another folder")
+            raise ConfigurationError(f"{project.folder / name} exists already: remove it, or name another folder")
     try:
         project.folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
@@ -90,7 +90,7 @@ def _filled(text: str, values: Mapping[str, str], between: str) -> str:
         pattern = rf"^( *{re.escape(name)}{between} *).*$"
         text, found = re.subn(pattern, lambda match, value=value: match[1] + value, text, flags=re.MULTILINE)  # type: ignore[misc]
         if found != 1:
-            raise AssertionError(f"{name} stands {found} times in the file that ships")
+            raise AssertionError(f"{name} occurs {found} times in the shipped file")
     return text
 
 
@@ -119,7 +119,7 @@ _MOST_DIGITS = 15  # before and behind the point: arithmetic with 1e999999 would
 
 
 def is_url(journal: str) -> bool:
-    """Tell whether the place of a journal is a URL, and not a directory."""
+    """Return whether the location of a journal is a URL, not a directory."""
     return _URL.match(journal) is not None
 
 
@@ -195,5 +195,5 @@ def _money(name: str, text: str) -> Decimal:
     except InvalidOperation:
         money = Decimal("nan")
     if not money.is_finite() or money < 0 or (money and abs(money.adjusted()) > _MOST_DIGITS):
-        raise ConfigurationError(f"{name} is {text[:50]!r}: it must be a number of money of at least 0")
+        raise ConfigurationError(f"{name} is {text[:50]!r}: it must be an amount of money of at least 0")
     return money

@@ -1,6 +1,6 @@
 """A backlog emptied by Spark: the pair's own syphon in every task, one backlog queue each.
 
-For a backlog that is too large for one process. Safe beside any syphon, at-least-once through whatever happens to
+For a backlog that is too large for one process. Safe beside any syphon, at-least-once regardless of failures of
 workers: see ``docs/how-to/drain-with-spark.md``. Needs PySpark and Java 17: ``pip install 'pairmq[spark]'``.
 """
 

@@ -50,7 +50,7 @@ def total(numbers: Sequence[int | None]) -> int | None:
 
 
 def set_aside(before: Depth, after: Depth) -> int | None:
-    """Tell how many messages of a queue were dead-lettered between two counts; None when not known."""
+    """Return how many messages of a queue were dead-lettered between two counts; None if unknown."""
     if after.dead_letter == 0:
         return 0
     if before.dead_letter is None or after.dead_letter is None:
@@ -59,7 +59,7 @@ def set_aside(before: Depth, after: Depth) -> int | None:
 
 
 async def count(transport: Transport, queues: Sequence[Entity], time_limit: float) -> tuple[Depth, ...]:
-    """Count every queue; what fails is told in the result.
+    """Count every queue; failures are part of the result.
 
     Args:
         transport: the secondary.
@@ -75,7 +75,7 @@ async def count(transport: Transport, queues: Sequence[Entity], time_limit: floa
 async def count_surely(
     transport: Transport, queues: Sequence[Entity], time_limit: float, properties: QueueProperties
 ) -> tuple[Depth, ...]:
-    """Count every queue, where 0 means that there is nothing; what fails is told in the result.
+    """Count every queue, where 0 means that it is empty; failures are part of the result.
 
     RabbitMQ's quick answer is 0 too while a queue has no leader, and it looks closer only where the same transport was
     asked to make the queue, as a pair asks for its own when it opens. So that is done for the queues that seem empty:
@@ -96,7 +96,7 @@ async def count_surely(
 
     async def ask_for(queue: Entity) -> None:
         async with turns:
-            # Whether it can be asked is told by the count.
+            # The count shows whether it can be queried.
             with contextlib.suppress(TransportError, TimeoutError):
                 async with asyncio.timeout(time_limit):
                     await transport.admin.create(queue, properties)
@@ -121,12 +121,12 @@ _PART = re.compile(r"(.+)-[0-9]{6,12}\.(?:part|lost-[0-9-]+(?:closed-[0-9]+)?)")
 
 @dataclass(frozen=True, slots=True)
 class Journalled:
-    """What journals tell of a drain.
+    """Results of a drain from the journals.
 
     Args:
         moved: messages that were moved back and left their backlog queue.
-        again: of these, those of which the primary may hold a second copy: the sender says so, or an attempt had
-            them in hand before.
+        again: of these, those of which the primary may hold a second copy: marked by the sender, or locked by an
+            earlier attempt.
         dead_lettered: messages dead-lettered.
     """
 

@@ -26,7 +26,7 @@ from pairmq.pipeline.drain._counts import Depth
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What every task is told; Spark pickles it.
+    """Parameters of every task; Spark pickles them.
 
     Args:
         options: the pair's, with this task's share of the rate.
@@ -76,7 +76,7 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a task ended. It says nothing of how many messages it moved: an attempt that died tells nobody.
+    """How a task ended. Without the number of moved messages: an attempt that died can't report it.
 
     Args:
         index: of the queue.
@@ -93,7 +93,7 @@ class Outcome:
     problem: str | None = None
 
     def to_json(self) -> str:
-        """As text, which is what a task gives back."""
+        """As text, the result of a task."""
         return json.dumps({**asdict(self), "shut": dict(self.shut)})
 
     @classmethod
@@ -138,7 +138,7 @@ class Handover:
     """The driver's side; a context manager.
 
     Args:
-        urls: the primary's and the secondary's, if the workers must be told; None if they know.
+        urls: the primary's and the secondary's, if the workers need them; None if they have their own settings.
     """
 
     def __init__(self, urls: tuple[str, str] | None) -> None:
@@ -151,7 +151,7 @@ class Handover:
                 json.dump(urls, file)
 
     def tell(self, depths: Sequence[Depth]) -> None:
-        """Tell the tasks what the queues hold."""
+        """Publish the queues' counts to the tasks."""
         counted = Counted(self._turn, tuple(depth.pending for depth in depths), tuple(depth.error for depth in depths))
         self._turn += 1
         written = self.directory / f".{_COUNTED}"
@@ -198,12 +198,12 @@ class Worker:
 
     @property
     def is_near(self) -> bool:
-        """Whether the driver can be heard."""
+        """Whether the driver is reachable."""
         return self._directory is not None
 
     def counted(self) -> Counted | None:
         """What the driver counted last; None before the first time."""
-        assert self._directory is not None  # noqa: S101  # a driver that is out of reach tells nothing
+        assert self._directory is not None  # noqa: S101  # an unreachable driver publishes nothing
         try:
             found = json.loads((self._directory / _COUNTED).read_text("utf-8"))
         except OSError:

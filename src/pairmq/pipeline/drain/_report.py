@@ -38,12 +38,12 @@ class Report:
         queues: one entry each, by their index.
         before: messages in the backlog at the start; None when not known.
         left: messages in it at the end; likewise. Others may have put some there, or taken some out.
-        moved: messages that came home; None when not known.
-        gone: what left the queues and was not set aside, by the secondary's counts; None when not known.
+        moved: messages moved to the primary; None if unknown.
+        gone: messages that left the queues without being dead-lettered, by the secondary's counts; None if unknown.
         counted_from: ``"journal"``: exactly what the tasks wrote down, short of the last moment of a worker that was
-            killed; ``"brokers"``: the same as ``gone``, by whoever it was moved.
+            killed; ``"brokers"``: the same as ``gone``, moved by any process.
         moved_again: of these, those that may have a second copy in the primary; None without a journal.
-        dead_lettered: messages set aside meanwhile, by the journal or the secondary, whichever tells of more; None when
+        dead_lettered: messages dead-lettered meanwhile, by the journal or the secondary, whichever is more; None when
             not known.
         workers_lost: attempts that died.
         shut: destinations that took no messages, each with the reason.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Tell = Callable[[int | None], None]
-"""Told how many messages are left, again and again; None when the secondary can't be asked."""
+"""Called periodically with the number of messages left; None if the secondary can't be queried."""
 
 _UNMOVED = 3  # messages that a task's share of the rate would have let through
 
@@ -83,9 +83,9 @@ class Drain:
 
         Args:
             spark: where. On a local one the tasks finish what they hold when asked to stop; elsewhere they are
-                cancelled, and what they held comes back when its locks end.
+                cancelled, and their messages are redelivered when the locks expire.
             stop: set it to end.
-            tell: progress.
+            tell: called with the progress.
 
         Raises:
             ConfigurationError: the session would do harm, or the workers' settings can't work.
@@ -129,7 +129,7 @@ class Drain:
     async def _attend(
         self, work: asyncio.Task[list[Outcome]], stop: asyncio.Event, tell: Tell, handover: Handover
     ) -> None:
-        """Tell people and tasks how far it is, until it ends or is asked to."""
+        """Report progress to the user and the tasks, until it ends or is stopped."""
         stopping = asyncio.create_task(stop.wait())
         limit = self._plan.settings.options.attempt_timeout
         try:
@@ -147,7 +147,7 @@ class Drain:
         rate, patience = plan.settings.options.syphon_max_rate, plan.patience
         if rate is not None:
             rate /= at_once
-            patience = max(patience, _UNMOVED / rate)  # slow is not the same as standing still
+            patience = max(patience, _UNMOVED / rate)  # slow does not mean stuck
         options = replace(plan.settings.options, syphon_max_rate=rate)
         return Job(
             options=options,
@@ -201,7 +201,7 @@ class Drain:
         dead_lettered = total([set_aside(*depths) for depths in zip(self.before, after, strict=True)])
         gone = None if before is None or left is None else max(0, before - left - (dead_lettered or 0))
         if journalled is not None:
-            # The last moment of a worker that was killed is in no journal, and nothing else would tell of it.
+            # The last moments of a killed worker are in no journal.
             dead_lettered = max(dead_lettered or 0, journalled.dead_lettered)
         return Report(
             queues=tuple(
@@ -233,5 +233,5 @@ class Drain:
 
 
 def _attempts_told(outcomes: Mapping[int, Outcome]) -> dict[int, int]:
-    """How many attempts there were, where only those that ended can tell."""
+    """The number of attempts, known only for those that ended."""
     return {index: outcome.attempt + 1 for index, outcome in outcomes.items()}

@@ -30,7 +30,7 @@ class JobFailed(PairMQError):
 
 
 def session_settings(at_once: int) -> dict[str, str]:
-    """Tell what a local session for a drain needs besides the usual.
+    """Return the settings of a local session for a drain.
 
     Args:
         at_once: tasks side by side. They wait for brokers more than they compute.
@@ -41,7 +41,7 @@ def session_settings(at_once: int) -> dict[str, str]:
         "spark.master": f"local[{at_once},{FAILURES}]",
         "spark.speculation": "false",
         "spark.driver.memory": "1g",
-        # A worker that died is told by us, in one line instead of a hundred.
+        # We report a dead worker in one line instead of a hundred.
         "spark.log.level": "FATAL",
     }
 
@@ -57,14 +57,14 @@ def check_session(spark: SparkSession, *, handed_over: bool) -> None:
     """Refuse a session in which a drain would do harm."""
     if (spark.conf.get("spark.speculation", "false") or "").lower() == "true":
         raise ConfigurationError(
-            "spark.speculation is on in this session: it runs a second copy of a slow task, so that two of them "
-            "work on one queue; set it to false"
+            "spark.speculation is on in this session: it runs a second copy of a slow task, and two would work on one "
+            "queue; set it to false"
         )
     if not handed_over:
         return
     if not is_local(spark):
         raise ConfigurationError(
-            "the brokers' URLs were given to the driver alone, and the workers are on other machines: put the URLs "
+            "the brokers' URLs were given to the driver only, and the workers are on other machines: put the URLs "
             "into PAIRMQ_PRIMARY and PAIRMQ_SECONDARY in the executors' environment, or into a settings file there"
         )
     if os.environ.get("PYSPARK_GATEWAY_PORT"):
@@ -75,7 +75,7 @@ def check_session(spark: SparkSession, *, handed_over: bool) -> None:
 
 
 def most_at_once(spark: SparkSession, tasks: int) -> int:
-    """Tell how many of the tasks may run at the same time, at most."""
+    """Return how many of the tasks may run concurrently, at most."""
     match = _LOCAL.fullmatch(spark.conf.get("spark.master") or "") if is_local(spark) else None
     if match is None or match["cores"] == "*":
         return tasks  # more executors may come at any time
@@ -87,15 +87,16 @@ def run_job(spark: SparkSession, job: Job, indexes: Sequence[int], tag: Tag) -> 
 
     Args:
         spark: where.
-        job: what each is told.
+        job: the parameters of each.
         indexes: of the queues.
-        tag: by which it can be ended, from another thread: what its tasks hold comes back when their locks end.
+        tag: by which it can be cancelled from another thread; its tasks' messages are redelivered when their locks
+            expire.
 
     Returns:
         The outcomes, in any order.
 
     Raises:
-        JobFailed: it did not come to its end; what its tasks held comes back when their locks end.
+        JobFailed: it did not finish; its tasks' messages are redelivered when their locks expire.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException

@@ -1,8 +1,8 @@
 """One task: runs the syphon on one backlog queue until it is empty, in a worker of Spark.
 
 The work is the pair's own syphon and nothing else: it sends, has that confirmed and completes, under renewed locks. So
-a task may be killed at any point, and may run beside another copy of itself or beside any other syphon: the broker's
-locks decide who has a message, and one that was sent and not yet completed is redelivered.
+a task may be killed at any point, and may run beside another copy of itself or any other syphon: the broker's locks
+decide who has a message, and one that was sent and not yet completed is redelivered.
 
 What a queue still holds is counted by the driver, where it is on the same machine; else by the task. A count is an
 operation of the broker's management, which some brokers throttle. So the driver counts for all tasks, which is what it
@@ -67,8 +67,8 @@ async def drain_queue(job: Job, index: int, attempt: int = 0) -> Outcome:
         attempt: 0 for the first of this task.
 
     Returns:
-        How it ended. A broker that is away is an outcome and no exception: another attempt would not find it sooner,
-        and a task that fails for good would end all others.
+        How it ended. An unavailable broker is an outcome, not an exception: another attempt would not reach it sooner,
+        and a task that fails permanently would end all others.
     """
     worker = Worker(job.handover)
     if worker.stopped():
@@ -140,7 +140,7 @@ class _Watch:
             left = await counts.next()
             if left is not None:
                 pending, self.problem = left.pending, left.problem or self.problem
-                # A broker that does not count what is locked may have a message on its way to this very process.
+                # A broker that does not count locked messages may be delivering one to this very process.
                 seen_empty = seen_empty + 1 if pending == 0 else 0
             if seen_empty == 2:
                 self.problem = None
@@ -151,8 +151,8 @@ class _Watch:
                 return Ending.OUT_OF_TIME
             now, before = time.monotonic(), settled
             settled = (self._pair.moved, self._dead_lettered)
-            # A count that grows, as senders divert, or that can't be had now and then is no progress; one that falls is
-            # the work of another syphon. A queue that can't be asked is not empty.
+            # A count that grows, as senders divert, or is sometimes unavailable, is not progress; one that falls is the
+            # work of another syphon. A queue that can't be asked is not empty.
             falls = pending is not None and (lowest is None or pending < lowest)
             if falls:
                 lowest = pending
@@ -182,7 +182,7 @@ def _urls(job: Job, worker: Worker) -> tuple[str, str]:
 
 @asynccontextmanager
 async def _kept(directory: str | None) -> AsyncIterator[Journal | None]:
-    """The task's journal, one of its own, so that each attempt can be told from the others."""
+    """The task's own journal, so that attempts can be distinguished."""
     if directory is None:
         yield None
         return
@@ -218,7 +218,7 @@ class Counts(Protocol):
     """Where counts of one queue come from."""
 
     async def next(self) -> Left | None:
-        """Give a count that was not given before; None as long as there is none."""
+        """Return a new count; None until there is one."""
 
 
 class FromDriver:
@@ -269,9 +269,9 @@ class FromBroker:
             self._due = time.monotonic() + EVERY
 
     async def count(self) -> Left:
-        """Ask now; a broker that can't be asked is told in the result."""
+        """Query now; an unavailable broker is part of the result."""
         try:
             async with asyncio.timeout(self._time_limit):
                 return Left((await self._secondary.admin.counts(Source(self._queue))).pending)
         except (TransportError, TimeoutError) as error:
-            return Left(None, str(error) or "the secondary does not answer")
+            return Left(None, str(error) or "the secondary does not respond")

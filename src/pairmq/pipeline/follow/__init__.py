@@ -40,11 +40,11 @@ def follow(
     What it knows is kept in ``_follow`` in the output directory. Killed at any instant and started again it goes on
     from there: no row is counted twice, none is left out. Every table is put in place whole.
 
-    The tables are *complete until* the first instant of which a known process may still have something to tell: the
-    first hole of the journal that reaches into its last ``patience`` seconds. That is the last row of a process that
-    has not closed its journal, or the row before some that are missing. An older hole is given up: `run.json` tells
-    of it as missing rows or as a killed process. Should its rows come all the same, they are taken; nothing is ever
-    dropped for being late. Of a process none of whose files has come yet nothing is known.
+    The tables are *complete until* the first instant of which a known process may still have rows to add: the first
+    hole of the journal that reaches into its last ``patience`` seconds. That is the last row of a process that has not
+    closed its journal, or the row before some that are missing. An older hole is given up: `run.json` lists of it as
+    missing rows or as a killed process. Should its rows come all the same, they are taken; nothing is ever dropped for
+    being late. Of a process none of whose files has come yet nothing is known.
 
     Args:
         journal: the directory that processes keep it in.
@@ -57,9 +57,9 @@ def follow(
         once: end when all that is there is in the tables.
         until_idle: end when nothing new has come for so many seconds.
         restart: forget what is kept, and read the whole journal again.
-        stop: ends it, when asked, after what is in hand.
-        told: told after every refresh of the tables.
-        progress: told the rows that were taken since the last refresh, and what is being done.
+        stop: ends it, when set, after the current batch.
+        told: called after every refresh of the tables.
+        progress: called with the rows read since the last refresh, and the current step.
 
     Returns:
         What the tables say at the end.

@@ -78,7 +78,7 @@ def follow(
     _check(patience=patience, every=every, until_idle=until_idle)
     source, target = Path(journal), Path(out)
     if not source.is_dir():
-        raise ConfigurationError(f"{source} is no directory: give the one that the journal was kept in")
+        raise ConfigurationError(f"{source} is not a directory: give the journal's directory")
     batch.check_places(target)
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731  # a default
     wishes = _Wishes(every, once, until_idle, dict(prices or {}), patience, told or nothing, progress or nothing)
@@ -86,7 +86,7 @@ def follow(
     with work_folder(target, HOLDER) as work, session(spark, cores=cores) as mine, stopping:
         if not hasattr(mine, "_jsparkSession"):
             raise ConfigurationError(
-                "a journal can't be followed through Spark Connect: files are told to this process"
+                "a journal can't be followed through Spark Connect: this process has to see its files"
             )
         state = state_of(target, source, restart=restart)
         follower = _Follower(mine, source.resolve(), target, work, state, wishes, stopping)
@@ -130,7 +130,7 @@ class _Follower:
         return self._report if self._report is not None else self._refreshed()
 
     def _waited(self, began: float) -> bool:
-        """Wait until it is time for the next look; False if there is to be none."""
+        """Wait until the next look is due; False if there is none."""
         due, idle = began + self._wishes.every, self._wishes.until_idle
         if idle is not None:
             if began >= self._refreshed_at + idle:
@@ -152,7 +152,7 @@ class _Follower:
             self._refreshed()
 
     def _open_parts(self) -> frozenset[tuple[str, float]]:
-        """What the tables depend on of the parts: of one that reaches beyond the journal no more than that."""
+        """What the tables depend on of the parts: of one beyond the journal only that."""
         last = self._report.last_at if self._report is not None else None
         end = math.inf if last is None else last + self._wishes.patience
         return frozenset((part.process, min(part.changed_at, end)) for part in self._parts)
@@ -168,7 +168,7 @@ class _Follower:
         """Make the tables of all that was taken, and put them in place.
 
         Args:
-            coming: files that were found and not taken yet: what they tell is a hole until then.
+            coming: files that were found and not read yet: their rows are a hole until then.
         """
         began = time.monotonic()
         spark, wishes, ledger = self._spark, self._wishes, self._ledger
@@ -240,7 +240,7 @@ def _check(*, patience: float, every: float, until_idle: float | None) -> None:
 
 
 def _last_batch(checkpoint: Path) -> int | None:
-    """The number of the last batch that Spark calls done: none after it comes again, and none before."""
+    """The number of the last batch that Spark has committed: it is not repeated, nor is any before it."""
     commits = checkpoint / "commits"
     numbers = [int(path.name) for path in commits.iterdir() if path.name.isdecimal()] if commits.is_dir() else []
     return max(numbers, default=None)
@@ -277,7 +277,7 @@ def state_of(out: Path, journal: Path, *, restart: bool) -> Path:
     mine, path = _identity(journal), folder / _NAME
     if not path.exists():
         if any(not each.name.startswith(".") for each in folder.iterdir()):
-            raise unusable(folder, "does not say of which journal it is")
+            raise unusable(folder, "does not name its journal")
         written = path.with_name(f".{_NAME}")
         with writing(written):
             written.write_text(json.dumps(mine, indent=1) + "\n", "utf-8")
@@ -293,7 +293,7 @@ def state_of(out: Path, journal: Path, *, restart: bool) -> Path:
     if its_version != STATE_VERSION:
         raise unusable(
             folder,
-            f"was made by PairMQ {its_maker} by other rules (version {its_version} of the state; PairMQ "
+            f"was made by PairMQ {its_maker} in another format (version {its_version} of the state; PairMQ "
             f"{mine['pairmq']} goes on with version {STATE_VERSION})",
         )
     return folder
@@ -320,7 +320,7 @@ _HOLES = "_holes"  # what a run works with is hidden from readers of the tables
 def complete_until(tables: Path, patience: float) -> float | None:
     """Find the first hole of the journal that reaches into its last seconds.
 
-    An older hole is given up: nobody can tell a row that comes late from one that never comes but by waiting.
+    An older hole is given up: only waiting distinguishes a late row from a missing one.
 
     Args:
         tables: the folder of a run's tables, and of what they were made of.

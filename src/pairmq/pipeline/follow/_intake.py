@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 AT_ONCE = 256 << 20
 """Bytes of segments in one batch: what is done again after a kill, some twenty million rows at most."""
 
-_LATER = "it is not read yet: the next start does so"
+_LATER = "it is not read yet: the next start reads it"
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class Intake:
         self._spark = spark
         self._ledger = ledger
         self.since = Taken()
-        """What was taken since somebody put a new one here."""
+        """The rows read since this was last replaced."""
 
     def receive(self, batch: int, files: Sequence[Found], *, now: bool = True) -> None:
         """Take the files of a batch of the stream.
@@ -102,7 +102,7 @@ class Intake:
             self._commit(origin, waiting=[Waiting(name, _LATER) for name in origin.paths])
 
     def look_again(self, at_once: int = AT_ONCE, *, at_all: bool = False) -> None:
-        """Take the files that were gone and have come back, and note which are gone.
+        """Read the files that were missing and are back, and record which are missing.
 
         Args:
             at_once: bytes of the files in one commit, though it has one file at least.
@@ -140,7 +140,7 @@ class Intake:
         self.since.seconds += time.monotonic() - began
 
     def _written(self, contents: Contents) -> tuple[Contents, Sifted, Path | None]:
-        """Write the facts of the rows that are new; tells which files were read after all."""
+        """Write the facts of new rows; returns which files could be read."""
         try:
             sifted = sift(contents.segments, self._ledger.seen)
             if not sifted.count:
@@ -234,7 +234,7 @@ def sift(segments: Sequence[Segment], seen: Seen) -> Sifted:
     """Find the rows that were not taken yet.
 
     Raises:
-        OSError, pyarrow.ArrowException: a file whose rows its footer does not tell can't be read.
+        OSError, pyarrow.ArrowException: a file whose footer does not give its rows can't be read.
     """
     whole: list[Path] = []
     partly: list[Path] = []
@@ -316,7 +316,7 @@ def write_facts(spark: SparkSession, rows: DataFrame, folder: Path) -> None:
     Args:
         spark: the session.
         rows: the journal's, each once.
-        folder: of nobody else; gets a folder for each fact.
+        folder: exclusive; gets a folder for each fact.
     """
     _write(spark, fact_pieces(rows), folder)
 
@@ -327,7 +327,7 @@ def merge_facts(spark: SparkSession, parts: Sequence[Path], folder: Path) -> Non
     Args:
         spark: the session.
         parts: folders that `write_facts` or this wrote.
-        folder: of nobody else.
+        folder: exclusive.
     """
 
     def merged(fact: Fact) -> Piece:

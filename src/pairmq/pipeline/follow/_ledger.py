@@ -98,14 +98,14 @@ class Entry:
             waiting = tuple(_waiting(each) for each in found.pop("waiting"))
             entry = cls(**found | {"seen": seen, "waiting": waiting, "paths": tuple(found["paths"])})
         except (TypeError, KeyError, AttributeError):
-            raise ValueError("it is no entry of a ledger") from None
+            raise ValueError("it is not an entry of a ledger") from None
         for name, problem in entry._problems():
             if problem:
                 raise ValueError(f"its {name} can't be")
         return entry
 
     def _problems(self) -> Iterator[tuple[str, bool]]:
-        """What may be wrong with an entry that somebody else has written, and whether it is."""
+        """The checks of an untrusted entry."""
         ranges = [each for spans in self.seen.values() for each in spans]
         yield "numbers", not (_is_count(self.first) and _is_count(self.last) and self.first <= self.last)
         yield "folder of facts", self.facts is not None and not _is_facts(self.facts)
@@ -220,7 +220,7 @@ def _read(path: Path) -> Entry:
     try:
         entry = Entry.from_json(path.read_text("utf-8"))
         if path.name != entry.name:
-            raise ValueError("it is the entry of other commits than its name says")
+            raise ValueError("its commits do not match its name")
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return entry

@@ -56,7 +56,7 @@ class Found:
 
     @classmethod
     def from_line(cls, line: str) -> Found:
-        """The file that a line tells of."""
+        """The file named in a line."""
         match json.loads(line):
             case [str(path), int(size), int(changed), bool(again)]:
                 return cls(Path(path), size, changed, again)
@@ -188,11 +188,11 @@ def each_batch(spark: SparkSession, names: Path, checkpoint: Path, receive: Call
         names: the folder of the lists.
         checkpoint: where Spark keeps its account.
         receive: takes the number of a batch and its files. A batch counts as given once this returns; after a kill
-            before that, the same files come again under the same number.
+            before that, the same files are repeated under the same number.
 
     Raises:
         pyspark.errors.StreamingQueryException: Spark failed.
-        Exception: what ``receive`` raised; the batch will come again.
+        Exception: raised by ``receive``; the batch will be repeated.
     """
     failures: list[Exception] = []
 

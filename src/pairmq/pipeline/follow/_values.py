@@ -52,7 +52,7 @@ class Refreshed:
 
 
 class Stop:
-    """Whether a follower is to end after what it has in hand.
+    """Whether a follower is to end after its current batch.
 
     The follower enters it once Spark has started and leaves it in the end, so that a kind of it may watch signals in
     between: Spark puts a handler of its own in place when it starts.

@@ -1,4 +1,4 @@
-"""The report: what the tables of a run tell, as one page for people and one document for programs.
+"""The report: the results in a run's tables, as one page for people and one document for programs.
 
 The page is one file without scripts: its plots are SVG that is made here, so that it needs no network, opens anywhere
 years later, and nothing that a journal says can ever run in it.

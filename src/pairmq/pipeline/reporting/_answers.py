@@ -56,7 +56,7 @@ class Answers:
 
 
 def answers(told: Told) -> Answers:
-    """Find the answers in what the tables tell."""
+    """Derive the answers from the tables."""
     found = caveats(told)
     verdict = _verdict(told, found)
     tiles = (_available(told), _out(told), _diverted(told), _latency(told), _cost(told), _blind(found))
@@ -89,7 +89,7 @@ def phases(told: Told) -> Sequence[tuple[str, str, Latency]]:
         "outage": ("backlog", "while the primary was out"),
         "draining": ("moved", "back, while the backlog drained"),
         "after": ("primary", "healthy again, after an outage"),
-        "backlog": ("backlog", "in the backlog, until brought home"),
+        "backlog": ("backlog", "in the backlog, until moved to the primary"),
     }
     latencies = told.messages.latencies
     return [(class_, name, latencies[phase]) for phase, (class_, name) in names.items() if phase in latencies]
@@ -112,11 +112,11 @@ def _headline(told: Told, verdict: Verdict, found: Sequence[Caveat]) -> str:
         others = [f"{grouped(verdicts[name])} {name}" for name in FAULTS if verdicts.get(name)]
         return f"Nothing accepted is lost, but a promise was broken: {'; '.join(others)}."
     if not told.messages.count:
-        return "The journal tells of no messages."
+        return "The journal has no messages."
     if verdict == "incomplete":
         return "Nothing is known to be lost, but the journal has holes."
     if any(each.kind in _UNREAD for each in found):
-        return "Nothing accepted was lost, in what the journal tells so far."
+        return "Nothing accepted was lost, as far as the journal shows."
     return "Nothing accepted was lost."
 
 
@@ -132,8 +132,8 @@ def _sentence(told: Told) -> str:
     else:
         words = (
             ("arrived", "arrived"),
-            ("waiting", "are on their way"),
-            ("ended", "ended otherwise, as their senders or consumers were told"),
+            ("waiting", "are in transit"),
+            ("ended", "ended otherwise, as reported to their senders or consumers"),
             ("unseen", "can't be followed to the end"),
             ("fault", "broke a promise"),
         )
@@ -180,7 +180,7 @@ def _diverted(told: Told) -> Tile:
     if not many:
         return Tile("Diverted", "none", "the backlog was not needed")
     waiting = told.messages.verdicts.get("diverted", 0)
-    home = "all are home again" if not waiting else f"{grouped(waiting)} not home yet"
+    home = "all were moved to the primary" if not waiting else f"{grouped(waiting)} not moved yet"
     peak = int(told.messages.overview.depth.max()) if told.messages.overview is not None else 0
     return Tile(
         "Diverted", grouped(many), f"{home}; at most {grouped(peak)} at once, of all entities" if peak else home
@@ -259,22 +259,21 @@ def _of_the_journal(told: Told) -> Iterator[Caveat]:
     yield Caveat(
         "misdated-rows",
         programs.misdated,
-        f"{plural(programs.misdated, 'row')} of the journal count for nothing, by whose clock it was before 2020 or "
-        "after 2100.",
+        f"{plural(programs.misdated, 'row')} of the journal are ignored: their clock was before 2020 or after 2100.",
     )
     parts = told.run["journal"].get("unfinished_parts") or []
     yield Caveat(
         "unfinished-parts",
         len(parts),
         f"{plural(len(parts), 'part')} of the journal not finished, whose rows are not read: programs that run finish "
-        "theirs, pairmq journal recover finishes what killed ones left.",
+        "theirs, pairmq journal recover finishes those of killed ones.",
         tuple(visible(each["path"]) for each in parts[:MOST_NAMED]),
     )
     killed = programs.ended.get("killed", 0)
     yield Caveat(
         "killed",
         killed,
-        f"{plural(killed, 'program')} ended without a word; what {'it' if killed == 1 else 'they'} did last may be "
+        f"{plural(killed, 'program')} ended abnormally; what {'it' if killed == 1 else 'they'} did last may be "
         "missing.",
         tuple(visible(each.process) for each in programs.incomplete if each.ended == "killed"),
     )
@@ -282,14 +281,14 @@ def _of_the_journal(told: Told) -> Iterator[Caveat]:
     yield Caveat(
         "running",
         running,
-        f"{plural(running, 'program')} may be running still, or the latest rows of their machines have not come: what "
-        "happened since is not in the journal.",
+        f"{plural(running, 'program')} may be running still, or the latest rows of their machines have not arrived: "
+        "later events are not in the journal.",
     )
     yield Caveat(
         "sampled",
         programs.sampled,
-        f"{plural(programs.sampled, 'program')} kept only a part of the healthy sends: availability counts for the "
-        "rest, single messages are not known.",
+        f"{plural(programs.sampled, 'program')} kept only a part of the healthy sends: availability is extrapolated, "
+        "single messages are not known.",
     )
 
 
@@ -303,19 +302,19 @@ def _of_the_messages(told: Told) -> Iterator[Caveat]:
     yield Caveat(
         "not-observed",
         many,
-        f"{plural(many, 'message')} at the primary: no journal tells of {'its' if many == 1 else 'their'} delivery. "
+        f"{plural(many, 'message')} at the primary: no journal records {'its' if many == 1 else 'their'} delivery. "
         f"{'It concerns' if len(unseen) == 1 else 'They concern'} {plural(len(unseen), 'entity')}.",
         tuple(visible(key.entity) for key in unseen[:MOST_NAMED]),
     )
     for kind, verdict, text in (
-        ("unproven", "unproven", "may be lost or not: what would tell is in a hole of the journal."),
+        ("unproven", "unproven", "may be lost or not: the journal has a hole where it would show."),
         (
             "unproven-copies",
             "duplicated, unproven",
-            "completed more than once: what would tell why may be in a hole of the journal, or was not kept.",
+            "completed more than once: the reason may be in a hole of the journal, or was not recorded.",
         ),
-        ("unknown", "unknown", "had a sender that never learnt the outcome, and no delivery is in the journal."),
-        ("not-journalled", "not journalled", "turned up of which no accepted send is in the journal."),
+        ("unknown", "unknown", "had an unknown outcome, and no delivery is in the journal."),
+        ("not-journalled", "not journalled", "were seen without an accepted send in the journal."),
     ):
         many = verdicts.get(verdict, 0)
         yield Caveat(kind, many, f"{plural(many, 'message')} {text}")
@@ -326,19 +325,20 @@ def _of_the_rest(told: Told) -> Iterator[Caveat]:
         yield Caveat(
             "estimated-cost",
             1,
-            "Operations are estimated from the journal's rows, which tell of no empty polls and of no batches.",
+            "Operations are estimated from the journal's rows, which record neither empty polls nor batches.",
         )
     if dict(told.messages.verdicts) != {name: count for name, count in told.run["messages"].items() if count}:
         yield Caveat(
             "changed-tables",
             1,
-            f"The tables have {plural(told.messages.count, 'message')}, the run told of "
-            f"{grouped(sum(told.run['messages'].values()))}: another run may have been writing. Make the report again.",
+            f"The tables have {plural(told.messages.count, 'message')}, the run reported "
+            f"{grouped(sum(told.run['messages'].values()))}: another run may have been writing. Make the report "
+            "again.",
         )
 
 
 Tone: TypeAlias = Literal["arrived", "waiting", "ended", "unseen", "fault"]
-"""It arrived; it is on its way; it ended otherwise, as it was told; nobody can tell; a promise was broken."""
+"""It arrived; it is in transit; it ended otherwise, as reported; unknown; a promise was broken."""
 
 
 class Meaning(NamedTuple):
@@ -349,26 +349,28 @@ class Meaning(NamedTuple):
 
 
 VERDICTS: dict[str, Meaning] = {
-    "lost": Meaning("fault", "accepted, and gone: the journal shows that it would be there"),
-    "phantom": Meaning("fault", "refused, and delivered all the same"),
-    "duplicated, unexplained": Meaning("fault", "delivered more often than anything in the journal explains"),
+    "lost": Meaning("fault", "accepted, and missing: the journal shows that it should be there"),
+    "phantom": Meaning("fault", "refused, but delivered"),
+    "duplicated, unexplained": Meaning("fault", "delivered more often than the journal explains"),
     "out of order": Meaning("fault", "delivered behind a later one, which the options do not allow"),
     "delivered": Meaning("arrived", "accepted, and completed once by a consumer"),
-    "duplicated, explained": Meaning("arrived", "completed more than once; each further copy has its reason"),
-    "duplicated, unproven": Meaning("arrived", "completed more than once; the journal may lack the row that tells why"),
-    "unknown, delivered": Meaning("arrived", "its sender never learnt the outcome; it was delivered"),
+    "duplicated, explained": Meaning("arrived", "completed more than once; each further copy is explained"),
+    "duplicated, unproven": Meaning(
+        "arrived", "completed more than once; the journal may lack the row that explains it"
+    ),
+    "unknown, delivered": Meaning("arrived", "its send had an unknown outcome; it was delivered"),
     "in flight": Meaning("waiting", "at the primary, and not delivered yet"),
-    "diverted": Meaning("waiting", "in the backlog, and not brought home yet"),
-    "unsettled": Meaning("waiting", "a consumer got it, and has not completed it"),
-    "expired": Meaning("ended", "its own time to live ran out"),
-    "dead-lettered": Meaning("ended", "set aside, with a reason"),
-    "refused": Meaning("ended", "never accepted; its sender was told so"),
-    "delivery not observed": Meaning("unseen", "at the primary; no journal tells of its deliveries"),
-    "unproven": Meaning("unseen", "not seen again, and the journal has a hole where that would be told"),
-    "unknown": Meaning("unseen", "its sender never learnt the outcome, and no delivery is in the journal"),
-    "not journalled": Meaning("unseen", "nothing tells of a send of it that was accepted"),
+    "diverted": Meaning("waiting", "in the backlog, and not yet moved to the primary"),
+    "unsettled": Meaning("waiting", "a consumer received it, and has not completed it"),
+    "expired": Meaning("ended", "its time to live expired"),
+    "dead-lettered": Meaning("ended", "dead-lettered, with a reason"),
+    "refused": Meaning("ended", "never accepted, as reported to its sender"),
+    "delivery not observed": Meaning("unseen", "at the primary; no journal records its deliveries"),
+    "unproven": Meaning("unseen", "not seen again, and the journal has a hole where that would show"),
+    "unknown": Meaning("unseen", "its send had an unknown outcome, and no delivery is in the journal"),
+    "not journalled": Meaning("unseen", "the journal has no accepted send of it"),
 }
-"""In the order in which they are told."""
+"""In the order in which they are shown."""
 
 FAULTS = tuple(name for name, meaning in VERDICTS.items() if meaning.tone == "fault")
 

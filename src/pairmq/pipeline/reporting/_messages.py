@@ -1,4 +1,4 @@
-"""Reads the table of all messages once, whatever its size, into counts by slot, by entity and by phase.
+"""Reads the table of all messages once, of any size, into counts by slot, by entity and by phase.
 
 A slot is a part of the time that a plot shows. The depth of the backlog in each comes from the messages, or where slots
 are long, from the table of minutes. Percentiles come from histograms, which take the same memory for any number of
@@ -47,7 +47,7 @@ def messages(tables: Directory, outages: Outages, overview: Grid | None, close_u
 
     Args:
         tables: where they are.
-        outages: tells the phases.
+        outages: determine the phases.
         overview: all of the time; None for an empty journal.
         close_up: a part of it.
     """
@@ -202,7 +202,7 @@ class _GridScan:
 
 
 def _keys(batch: pa.RecordBatch) -> tuple[Counts, list[Key]]:
-    """Number the entities of a batch, and tell which they are."""
+    """Number the entities of a batch, and return them."""
     pairs, pair = _dictionary(batch.column("pair"))
     entities, entity = _dictionary(batch.column("entity"))
     each, owners = np.unique(pair * len(entities) + entity, return_inverse=True)
@@ -286,7 +286,7 @@ class Depth:
 
 
 SLOTS = 160
-"""At most: as many as can be told apart on a narrow screen too."""
+"""At most: as many as are distinguishable on a narrow screen, too."""
 
 _WIDTHS = (
     *(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30),
@@ -361,7 +361,7 @@ class Histogram:
         return int(self._counts[row].sum())
 
     def longest(self) -> Numbers:
-        """The longest of each, exactly; not a number where there is none."""
+        """The longest of each, exactly; NaN without any."""
         return self._longest
 
     def quantiles(self, shares: Sequence[float]) -> list[Numbers]:

@@ -129,7 +129,7 @@ def _plots(told: Told, entities: Sequence[Key], several: bool) -> Sequence[Plot]
         if len(rows) > MOST_ROWS:
             note += f" The {MOST_ROWS} entities that were out longest are drawn, of {grouped(len(rows))}."
         if drawn_wider(told.outages.spans, rows[:MOST_ROWS], grid):
-            note += " Outages too short for their place are drawn wider than they were."
+            note += " Very short outages are drawn wider than they were."
         if told.programs.sampled:
             note += " Healthy sends are those that were journalled; not all were."
         plots.append(Plot(title and f"{title}, {date(grid.began)}", drawing, note, _series_rows(series)))
@@ -185,7 +185,7 @@ def _latency(told: Told) -> Sequence[Row]:
 
 
 def _full_bar(sends: Sequence[Sends]) -> float:
-    """What share of the sends a bar as wide as its place stands for: 1, where less would not be seen otherwise."""
+    """The share of sends that a bar of full width represents: 1, unless smaller ones would be invisible."""
     most = max((1 - (each.primary_availability or 0.0) for each in sends if each.attempted), default=0.0)
     return 1.0 if most == 0 or most > _ZOOM_BELOW else most
 

@@ -202,17 +202,17 @@ def sends_panel(series: Series) -> Panel:
     for class_ in ("line casing", "line moved"):
         marks.append(stairs(_y(np.where(moved > 0, moved, np.nan), top), class_=class_))
     legend = [(f"ink-{class_}", word) for class_, word, each in rates if each.any() or class_ in ("primary", "backlog")]
-    legend += [("ink-moved", "brought home")] if moved.any() else []
+    legend += [("ink-moved", "moved back")] if moved.any() else []
     readouts = [
         f"{unit.of(rates[0][2][slot])} primary, {unit.of(rates[1][2][slot])} backlog"
         + "".join(f", {unit.of(each[slot])} {word}" for _, word, each in rates[2:] if each[slot])
-        + (f", {unit.of(moved[slot])} brought home" if moved[slot] else "")
+        + (f", {unit.of(moved[slot])} moved back" if moved[slot] else "")
         for slot in range(series.grid.slots)
     ]
     # The bars of an ordinary day would lie under the label of a line further down.
     ticks = [(value / top, unit.of(value) if value == lines[-1] else "") for value in lines]
     peaks = _cut_peaks(np.maximum(total, moved), top, unit)
-    return Panel(f"Sends {unit.word}, by where they went", legend, ticks, marks, readouts, peaks)
+    return Panel(f"Sends {unit.word}, by destination", legend, ticks, marks, readouts, peaks)
 
 
 def _rate_scale(rates: Numbers) -> tuple[float, Sequence[float]]:
@@ -244,7 +244,7 @@ def backlog_panel(series: Series) -> Panel:
     notes = [] if depth.any() else [(0.0, PLOT / 2, "  nothing was diverted")]
     return Panel(
         "Messages in the backlog",
-        [("ink-backlog", "waiting to be brought home")],
+        [("ink-backlog", "waiting to be moved to the primary")],
         [(value / top, grouped(value)) for value in lines] if depth.any() else [],
         [mark],
         [f"{grouped(each)} in the backlog" for each in depth],
@@ -257,7 +257,7 @@ def latency_panel(series: Series) -> Panel:
     known = series.p50[~np.isnan(series.p50)]
     title = "Send latency, from call to receipt"
     if not len(known):
-        notes = [(0.0, PLOT / 2, "  the tables do not tell when sends were called")]
+        notes = [(0.0, PLOT / 2, "  the tables do not record when sends were called")]
         return Panel(title, [], [], [], [""] * series.grid.slots, notes)
     lines = power_ticks(float(known.min()), float(np.nanmax(series.longest)))
     low, high = np.log10(lines[0]), np.log10(lines[-1])
@@ -324,7 +324,7 @@ def states(grid: Grid, spans: Spans, name: str, y: float) -> Markup:
         text(f"out for {duration(out)}" if out > 0 else "never out", 1, y + 12, class_="tick", end="end"),
         element("rect", x=0, width="100%", y=line + _BAR - 4, height=4, rx=1, class_="healthy"),
     ]
-    # The heights tell the states apart without their colours.
+    # The heights distinguish the states without colours.
     for class_, which, high in (
         ("draining", spans.draining, 8),
         ("failing", spans.failing, 11),

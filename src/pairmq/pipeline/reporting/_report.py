@@ -70,7 +70,7 @@ def report(tables: str | os.PathLike[str], to: str | os.PathLike[str] | None = N
 
 
 def read(directory: Path) -> Told:
-    """Read what the tables tell."""
+    """Read the tables."""
     tables = Directory(directory)
     wrote = programs(tables)
     first, last = wrote.first_at, wrote.last_at

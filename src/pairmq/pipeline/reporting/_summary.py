@@ -11,10 +11,10 @@ from pairmq.pipeline.reporting._values import Key, Numbers, Operations, Outage, 
 from pairmq.pipeline.reporting._words import iso, visible
 
 SCHEMA = 1
-"""Raised when a name is taken away, or means something else."""
+"""Incremented when a name is removed or changes its meaning."""
 
 MOST_ENTITIES = 1000
-"""Entities that are told one by one, those that were out longest first."""
+"""Entities that are listed individually, those that were out longest first."""
 
 _LONGEST = 1000  # characters of an id
 

@@ -30,7 +30,7 @@ def element(name: str, *children: str, **attributes: object) -> Markup:
     Args:
         name: its name.
         children: texts, which are escaped, and markup, which is not.
-        attributes: ``class_`` stands for ``class``, other underscores for hyphens; those that are None are left out.
+        attributes: ``class_`` means ``class``, other underscores mean hyphens; None values are omitted.
     """
     told = Markup("").join(
         Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), value)
@@ -70,7 +70,7 @@ def steps(tops: Numbers, bottoms: Numbers, *, class_: str) -> Markup | None:
 
 
 def stairs(heights: Numbers, *, class_: str) -> Markup | None:
-    """Draw a staircase; where a height is not a number there is none. None if none is."""
+    """Draw a staircase, with gaps at NaN heights. None if all are NaN."""
     many = len(heights)
     parts = []
     for first, after in _runs(~np.isnan(heights)):
@@ -110,7 +110,7 @@ class Tick(NamedTuple):
 
     Args:
         share: where it is, from 0 to 1.
-        label: what stands there.
+        label: its text.
         always: whether narrow screens have room for the label too.
     """
 

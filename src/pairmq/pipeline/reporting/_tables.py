@@ -40,7 +40,7 @@ from pairmq.pipeline.reporting._values import (
 )
 
 NEVER = np.iinfo(np.int64).min
-"""Stands for a null among instants."""
+"""Represents a null among instants."""
 
 _BATCH = 131_072
 _RUN_FILE = "run.json"
@@ -89,7 +89,7 @@ class Directory:
             yield
         except FileNotFoundError:
             raise TableReplaced(
-                f"can't read the table {table} in {self.path}: a file of it is gone, a run is writing there; try again"
+                f"can't read the table {table} in {self.path}: a file is missing, as a run is writing there; try again"
             ) from None
         except (OSError, pa.ArrowException, KeyError) as error:
             raise ConfigurationError(
@@ -123,7 +123,7 @@ def _run_document(path: Path) -> dict[str, Any]:
     file = path / _RUN_FILE
     try:
         if file.stat().st_size > _LARGEST_RUN_FILE:
-            raise ConfigurationError(f"{file} is no document of a run: it is too large")
+            raise ConfigurationError(f"{file} is not a document of a run: it is too large")
         document = json.loads(file.read_text("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigurationError(
@@ -132,14 +132,14 @@ def _run_document(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigurationError(f"can't read {file}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{file} is no document of a run: {error}") from None
+        raise ConfigurationError(f"{file} is not a document of a run: {error}") from None
     if not isinstance(document, dict) or not all(isinstance(document.get(part), dict) for part in _PARTS):
-        raise ConfigurationError(f"{file} is no document of a run: make the tables again with 'pairmq pipeline run'")
+        raise ConfigurationError(f"{file} is not a document of a run: make the tables again with 'pairmq pipeline run'")
     return document
 
 
 MOST_OUTAGES = 25
-"""Outages that are told one by one."""
+"""Outages that are listed individually."""
 
 MOST_PROGRAMS = 10
 """Programs that are named."""
@@ -186,7 +186,7 @@ def outages(tables: Directory, wrote: Programs) -> Outages:
 
     Args:
         tables: where they are.
-        wrote: tells how far an outage is known that did not end.
+        wrote: until when an open outage is known.
     """
     names = (
         *("process", "pair", "entity", "started_at", "failed_over_at", "up_at", "ended_at", "open_because", "cause"),

@@ -1,4 +1,4 @@
-"""What a report is made of: plain values, small whatever the size of the tables."""
+"""The values of a report, small for tables of any size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Numbers: TypeAlias = NDArray[np.float64]
 
 
 class Key(NamedTuple):
-    """An entity of a pair; the entity is None where nobody could read it."""
+    """An entity of a pair; the entity is None if it could not be read."""
 
     pair: str
     entity: str | None
@@ -95,7 +95,7 @@ class Outages:
     Args:
         count: rows in it.
         still_open: of these, not ended where the journal ends.
-        worst: the longest, of which each is told.
+        worst: the longest ones, listed individually.
         spans: by entity.
         union: when any entity was out.
         peak: the most messages of one entity in the backlog.
@@ -223,7 +223,7 @@ class Series:
         backlog: by a backlog queue.
         refused: refused.
         unknown: with an unknown outcome.
-        moved: brought home by a syphon.
+        moved: moved to the primary by a syphon.
         depth: most messages in the backlog.
         p50: seconds from call to receipt of half of those accepted; not a number in a slot without any.
         p99: of 99 %.
@@ -272,8 +272,8 @@ class Messages:
         verdicts: messages of each.
         by_entity: the same of each entity.
         faults: the first ones of each verdict that is a fault, oldest first.
-        latencies: by phase; where the tables do not tell when sends were called there are none of sends. ``backlog`` is
-            the time from divert to home.
+        latencies: by phase; without sends if the tables do not record when they were called. ``backlog`` is the time
+            from divert to the move to the primary.
         overview: all of the time.
         close_up: the longest outage; None where the overview shows it well enough.
     """
@@ -334,7 +334,7 @@ class Programs:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """All that the tables of one directory tell.
+    """Everything from the tables of one directory.
 
     Args:
         run: the document ``run.json``.

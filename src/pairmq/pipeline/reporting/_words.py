@@ -38,7 +38,7 @@ def visible(text: str | None, longest: int = LONGEST_TEXT) -> str:
 
 
 def named(text: str | None, longest: int) -> str:
-    """A name fit to be shown beside others: the middle of a long one is left out, its ends tell it apart."""
+    """A name to be shown beside others: the middle of a long one is omitted, as the ends identify it."""
     shown = visible(text, 4 * LONGEST_TEXT)
     if len(shown) <= longest:
         return shown
@@ -109,7 +109,7 @@ def moment(at: float | None, resolution: float = 1.0) -> str:
 
 
 def period(first: float, last: float) -> str:
-    """From one instant to another: the date is told once if it is one."""
+    """From one instant to another: the date is given once if it is the same."""
     if date(first) == date(last):
         return f"{date(first)}, {clock(first)} to {clock(last)} UTC"
     return f"{moment(first)} to {moment(last)} UTC"

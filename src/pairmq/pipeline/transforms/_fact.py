@@ -20,7 +20,7 @@ _JOINS = {"sum": F.sum, "min": F.min, "max": F.max}
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A digest of rows: whatever parts the rows are cut into, the parts' facts together are those of all rows.
+    """A digest of rows: for any partition of the rows, the parts' facts combine to those of all rows.
 
     Args:
         name: of the directory, or the view, that holds it.
@@ -43,7 +43,7 @@ class Measure:
     Args:
         type: of its column.
         joined: how rows, and parts, are put together.
-        value: what one row tells; None leaves it as it is.
+        value: of one row; None has no effect.
     """
 
     type: types.DataType
@@ -128,7 +128,7 @@ class Table:
 
     Args:
         name: of the table, and of the directory that holds it.
-        row: what one row stands for.
+        row: the meaning of one row.
         fields: its columns in order.
     """
 

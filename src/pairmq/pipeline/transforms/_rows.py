@@ -26,7 +26,7 @@ EARLIEST, LATEST = 1_577_836_800.0, 4_102_444_800.0
 
 
 def dated() -> Column:
-    """Whether a row has an instant that can be; one that is no number is none."""
+    """Whether a row has a valid instant; NaN is not."""
     return F.col("at").between(EARLIEST, LATEST)
 
 

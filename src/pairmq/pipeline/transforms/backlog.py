@@ -27,25 +27,25 @@ from pairmq.pipeline.transforms._rows import (
 
 BACKLOG = Table(
     "backlog",
-    "a minute in which a backlog queue held messages, or in which something came or went; of days (UTC) of which the "
+    "a minute in which a backlog queue held messages, or messages entered or left it; of days (UTC) of which the "
     "journal has any row",
     (
         Field("pair", "text", "the pair's name"),
         Field("queue", "text", "the backlog queue"),
         Field("minute", "instant", "start of the minute"),
         Field("diverted", "count", "messages that it accepted in this minute"),
-        Field("moved", "count", "messages that a syphon brought home and completed"),
-        Field("dead_lettered", "count", "messages that a syphon set aside"),
-        Field(
-            "unmatched", "count", "messages that left it in this minute for good, whose divert is not in the journal"
-        ),
+        Field("moved", "count", "messages that a syphon moved to the primary and completed"),
+        Field("dead_lettered", "count", "messages that a syphon dead-lettered"),
+        Field("unmatched", "count", "messages that left it in this minute, whose divert is not in the journal"),
         Field(
             "depth",
             "count",
             "messages in it at the minute's end: their divert is in the journal, their leaving not yet",
         ),
         Field(
-            "oldest_age", "number", "seconds since the minute in which the oldest of these came; null if there are none"
+            "oldest_age",
+            "number",
+            "seconds since the minute in which the oldest of these arrived; null if there are none",
         ),
     ),
 )
@@ -65,7 +65,7 @@ def backlog(notes: DataFrame, minutes: DataFrame) -> DataFrame:
         "pair",
         F.when(came, F.col("backlog_queue")).otherwise(F.col("queue")).alias("queue"),
         "message_key",
-        # Messages without an id, of others' making, are told apart by nothing: each counts as one.
+        # Foreign messages without an id can't be identified: each counts as one.
         F.coalesce("message_id", F.concat_ws(":", "process", "seq")).alias("message_id"),
         "kind",
         "outcome",
@@ -150,7 +150,7 @@ def _filled(depths: DataFrame, end: DataFrame, days: DataFrame) -> DataFrame:
 
 
 def _oldest(stays: DataFrame, end: DataFrame, days: DataFrame) -> DataFrame:
-    """Tell for each minute in which the oldest message came that was still there at its end.
+    """Compute for each minute when the oldest message that was still there at its end had arrived.
 
     Messages are taken by the minute in which they came. One minute's messages are the oldest from the instant at which
     all older ones have left until they have left themselves: these spans don't overlap, so that each minute has one.
@@ -173,16 +173,16 @@ def _oldest(stays: DataFrame, end: DataFrame, days: DataFrame) -> DataFrame:
 
 SYPHON = Table(
     "syphon",
-    "the messages of one entity that the syphons moved or set aside within one hour",
+    "the messages of one entity that the syphons moved or dead-lettered within one hour",
     (
         Field("pair", "text", "the pair's name"),
         Field("entity", "text", "the destination; null where it could not be read"),
         Field("hour", "instant", "start of the hour"),
-        Field("moved", "count", "messages brought home"),
-        Field("unfinished", "count", "of these, not completed in the backlog: a second copy will come"),
+        Field("moved", "count", "messages moved to the primary"),
+        Field("unfinished", "count", "of these, not completed in the backlog: a second copy will follow"),
         Field("redelivered", "count", "of these, delivered to a syphon before: perhaps a second copy"),
         Field("maybe_duplicate", "count", "of these, marked by their sender: the primary may have had one"),
-        Field("dead_lettered", "count", "messages set aside"),
+        Field("dead_lettered", "count", "messages dead-lettered"),
         Field("lag_p50", "number", "seconds from divert to delivery of half of those moved; 2 % too high at most"),
         Field("lag_p95", "number", "the same of 95 %"),
         Field("lag_p99", "number", "the same of 99 %"),
@@ -218,7 +218,7 @@ ROTATION = Table(
         Field("process", "text", "whose rotation"),
         Field("pair", "text", "the pair's name"),
         Field("queue", "text", "the backlog queue"),
-        Field("left_at", "instant", "it was used no more"),
+        Field("left_at", "instant", "it was taken out of use"),
         Field("error", "text", "why"),
         Field("in_use", "count", "queues that were left"),
         Field("returned_at", "instant", "it was used again; null if it never was"),

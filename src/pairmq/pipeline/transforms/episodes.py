@@ -91,7 +91,7 @@ def episodes(notes: DataFrame, processes: DataFrame) -> DataFrame:
 def _found(notes: DataFrame) -> DataFrame:
     """Number the outages of each entity and process by the rows that start one, and gather each.
 
-    Sends that the primary accepted, marked ones too, are no part of it: they need not be sorted.
+    Sends that the primary accepted, also marked ones, are not included, and need not be sorted.
     """
     changed, sent = of_kind(StateChanged), of_kind(SendCompleted)
     unusual = sent & (F.col("outcome") != SendOutcome.PRIMARY.value)

@@ -111,14 +111,14 @@ def _slim(rows: DataFrame) -> DataFrame:
         bits.alias("bits"),
         "at",
         F.when(home | diverted, F.col("at") - F.col("elapsed")).alias("called_at"),
-        # Where the broker tells no position, only the first of all deliveries tells where a message stood.
+        # If the broker reports no positions, only the first of all deliveries shows a message's place.
         F.when(first | (read & placed), _position()).alias("position"),
         F.when(sent, F.col("time_to_live")).alias("time_to_live"),
         F.when(home | diverted, F.col("scheduled_enqueue_at")).alias("due_at"),
         F.when(sent, key_of("sender")).alias("sender"),
         F.when(sent, key_of("session_id")).alias("session"),
         key_of("process").alias("process"),
-        # Of two receivers in one process each has messages in hand that the other one's overtake.
+        # With two receivers in one process, locked messages of one are overtaken by those of the other.
         F.when(read, F.coalesce(key_of("receiver"), key_of("process"))).alias("receiver"),
     )
 
@@ -154,7 +154,7 @@ MESSAGES = digest(
         "session": Measure(COUNT, "min", lambda: F.col("session")),
         "sent_by": Measure(COUNT, "min", lambda: F.when(_is(_SENT), F.col("process"))),
         "delivered_by": Measure(COUNT, "min", lambda: F.when(_is(_READ), F.col("process"))),
-        # Two that differ: nobody knows whose instant is the position's.
+        # Two different ones: it is unknown which instant belongs to the position.
         "got_first_by": Measure(COUNT, "min", lambda: F.when(_is(_FIRST), F.col("receiver"))),
         "got_first_by_other": Measure(COUNT, "max", lambda: F.when(_is(_FIRST), F.col("receiver"))),
     },
@@ -180,7 +180,7 @@ COPIES = digest(
 def arrived_at() -> Column:
     """When a message of `MESSAGES` last arrived where consumers see it; null if it never did.
 
-    A scheduled one is there before, but nobody sees it.
+    A scheduled one is there before, but invisible.
     """
     return F.when(F.col("home_at").isNotNull(), F.greatest("home_at", "due_at"))
 
@@ -199,7 +199,7 @@ def _broker_position() -> Column:
 
 
 def _position() -> Column:
-    """The same; where the broker tells none, the instant at which the consumer got it, in microseconds."""
+    """The same; if the broker reports none, the instant at which the consumer received it, in microseconds."""
     return F.coalesce(_broker_position(), (F.coalesce("received_at", "at") * 1_000_000).cast("long"))
 
 
@@ -224,7 +224,7 @@ def _ended(rows: DataFrame) -> DataFrame:
 
 
 def _may_be_sampled() -> Column:
-    """Whether a send's row stands for others too, where its process keeps only a part of the healthy ones."""
+    """Whether a send's row also represents others, as its process samples the healthy ones."""
     return (
         ended_as(SendOutcome.PRIMARY)
         & (F.col("state") == "healthy")
@@ -251,7 +251,7 @@ TRAFFIC = digest(
         "most": Measure(NUMBER, "max", lambda: F.col("latency")),
     },
 )
-"""Sends by their outcome, and deliveries, by hour and bucket of the latency: small, whatever the journal's size."""
+"""Sends by their outcome, and deliveries, by hour and bucket of the latency: small for a journal of any size."""
 
 
 NAMES = digest(
@@ -291,7 +291,7 @@ MINUTES = digest(
         "last_at": Measure(NUMBER, "max", lambda: F.col("at")),
     },
 )
-"""Rows of each process and minute: small, whatever the journal's size, and enough to find every gap.
+"""Rows of each process and minute: small for a journal of any size, and enough to find every gap.
 
 The rows of a process whose instants can't be have a row of their own, without a minute.
 """
@@ -356,7 +356,7 @@ _NOTE_COLUMNS = (
 
 
 def _ordinary() -> Column:
-    """Whether a send or a delivery is one of the many that tell no more than that all is well."""
+    """Whether a send or a delivery is an ordinary, healthy one."""
     sent = (F.col("outcome") == SendOutcome.PRIMARY.value) & ~F.col("maybe_duplicate")
     read = completed() & (F.col("delivery_count") <= 1) & F.col("error").isNull()
     return F.coalesce(F.when(of_kind(SendCompleted), sent).otherwise(read), F.lit(False))

@@ -14,24 +14,24 @@ from pairmq.pipeline.transforms._rows import SLACK, of_kind, place
 from pairmq.pipeline.transforms.facts import MESSAGE, key_of
 
 DESIGNED, FAULT, UNPROVEN = "designed", "fault", "unproven"
-"""By the options; against them; or against them, unless the journal has lost what would tell otherwise."""
+"""Allowed by the options; against them; or against them, unless explained by lost rows of the journal."""
 
 LATE = schema_of({"place": COUNT, "message_key": COUNT, "position": COUNT, "accepted_at": NUMBER, "late": TEXT})
-"""One row for each late message, told by numbers only: two of one key, place and instant are the same."""
+"""One row for each late message, identified by numbers only: two of one key, place and instant are the same."""
 
 ARRIVAL = ("place", "message_key", "position", "accepted_at")
-"""What tells one of these from all other messages."""
+"""The identity of a message."""
 
 _RECEIVED_LANE = ("place", "order_key", "seen_by")
 
 
 def late(messages: DataFrame, troubles: DataFrame, places: DataFrame, notes: DataFrame) -> DataFrame:
-    """Find the messages whose first copy stood behind that of a message that was sent later.
+    """Find the messages whose first copy was behind that of a message that was sent later.
 
     Sent later means: its send was called after the earlier one had its receipt. Two sends that were in flight together
-    have no order. What is late by the design of ``ordering="none"`` is told apart from faults: a diverted message may
-    be overtaken by all but those that were diverted after it to the same backlog queue, and where something failed on
-    its way home by these, too (SPEC 7.7).
+    have no order. Lateness by the design of ``ordering="none"`` is distinguished from faults: a diverted message may be
+    overtaken by all but those that were diverted after it to the same backlog queue, and where something failed on the
+    way to the primary by these, too (SPEC 7.7).
 
     Args:
         messages: of `MESSAGES`.
@@ -69,7 +69,7 @@ def _placed() -> Column:
 
 
 def _lane() -> tuple[Column, Column]:
-    # Without the broker's positions nobody can tell the order of what two receivers have read.
+    # Without the broker's positions the order of two receivers' messages is unknown.
     seen_by = F.when(_placed(), F.lit(0)).otherwise(F.col("got_first_by"))
     return _order_key().alias("order_key"), seen_by.alias("seen_by")
 
@@ -84,7 +84,7 @@ def _overtaken(known: DataFrame, lane: tuple[str, ...]) -> DataFrame:
 
 
 def _undisturbed(diverted: DataFrame, places: DataFrame, notes: DataFrame) -> DataFrame:
-    """Those on whose way home nothing failed: no pump stopped for its destination or queue, or got it twice.
+    """Those moved without a failure: no pump stopped for its destination or queue, or received it twice.
 
     A pump that stops puts messages back behind others.
     """

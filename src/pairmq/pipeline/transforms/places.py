@@ -47,7 +47,7 @@ PLACES = schema_of(
 """One row for each entity of a pair that has messages.
 
 ``strict`` where order is promised; ``observed_from`` and ``observed_until`` are the first and the last arrival of what
-was delivered; ``emptied`` tells when all backlog queues were seen empty: at ``drained_at`` what was diverted before
+was delivered; ``emptied`` holds when all backlog queues were seen empty: at ``drained_at`` what was diverted before
 ``since`` had left them, or was in a syphon's hands, and ``hole`` is the end of the last hole of the journal before the
 patience was over after that; ``least_kept`` is the least part of the healthy sends that any process keeps.
 """
@@ -63,7 +63,7 @@ def lanes(messages: DataFrame) -> DataFrame:
         F.count("*").alias("messages"),
         F.count_if(read & F.col("accepted_at").isNotNull()).alias("delivered"),
         F.min(arrived).alias("observed_from"),
-        # It was there when it was delivered, whatever the clock of its sender says.
+        # It was there when it was delivered, regardless of its sender's clock.
         F.max(F.least(arrived, "last_delivered_at")).alias("observed_until"),
     )
     return typed(counted, LANES)
@@ -78,7 +78,7 @@ def places(
     *,
     patience: float,
 ) -> DataFrame:
-    """Tell of each entity.
+    """Compute the places of each entity.
 
     Args:
         counted: of `lanes`.
@@ -140,23 +140,23 @@ ARRIVALS = schema_of(
 """One row for each entity and minute (counted since 1970) in which messages arrived, see `minute_of`.
 
 ``delivered_at`` and ``last_delivered_at`` are of those that arrived at the primary; from ``known_from`` to
-``known_until`` the journal tells of any of them.
+``known_until`` the journal has any of them.
 """
 
 BLIND = schema_of({"place": COUNT, "minute": COUNT, "unseen": FLAG, "untold": FLAG})
-"""``unseen`` where a delivery may be in a hole, ``untold`` where anything may be that would explain what is known."""
+"""``unseen`` where a delivery may be in a hole, ``untold`` where any row may be that would explain the known ones."""
 
 
 def minute_of() -> Column:
     """The minute, counted since 1970, in which a message of `MESSAGES` arrived at the primary.
 
-    Of one that did not, for all that the journal tells, it is the minute in which it was delivered, or else refused.
+    Of one that did not, according to the journal, it is the minute in which it was delivered, or else refused.
     """
     return F.floor(F.coalesce(arrived_at(), "last_delivered_at", "first_sent_at") / MINUTE)
 
 
 def arrivals(messages: DataFrame) -> DataFrame:
-    """Tell what is known of the messages of each minute: when they were delivered first and last, sent and seen."""
+    """Compute for the messages of each minute when they were delivered first and last, sent and seen."""
     home = F.col("home_at").isNotNull()
     dated = messages.withColumn("minute", minute_of()).filter(F.col("minute").isNotNull())
     arrived = dated.groupBy("place", "minute").agg(
@@ -169,13 +169,13 @@ def arrivals(messages: DataFrame) -> DataFrame:
 
 
 def blind_minutes(arrived: DataFrame, spans: DataFrame, *, patience: float) -> DataFrame:
-    """Tell the minutes of which it holds: a row about a message that arrived then may be in a hole.
+    """Compute the minutes for which a row about a message that arrived then may be in a hole.
 
     It was delivered by when the patience was over after a delivery of one that had arrived later by more than the
-    patience. Consumers may have been away for long, so that this is long after it arrived.
+    patience. Consumers may have been stopped for long, so that this is long after it arrived.
 
-    What explains the rows that are there, another send of the same id for one, happened no more than the patience
-    before the first of them or after the last.
+    What explains existing rows, e.g. another send of the same id, happened no more than the patience before the first
+    of them or after the last.
 
     Args:
         arrived: of `arrivals`.

@@ -15,7 +15,7 @@ from pairmq.pipeline.transforms._rows import SLACK, how_many, of_kind
 GONE = 86_400.0
 """Seconds for which a machine may be silent while the journal goes on, before its open processes count as killed.
 
-With no such limit, one machine that never comes back would end all proofs of loss for good.
+Without this limit, one machine that never returns would end all proofs of loss.
 """
 
 
@@ -32,20 +32,20 @@ PROCESSES = Table(
         Field("last_at", "instant", "its last row"),
         Field("rows", "count", "rows in the journal"),
         Field("missing", "count", "rows between its first and its last that are not in the journal, or are misdated"),
-        Field("misdated", "count", "rows that count for nothing, as no event was before 2020 or will be after 2100"),
-        Field("dropped", "count", "events that it could not write, as it says itself"),
+        Field("misdated", "count", "rows that are ignored, as their clock was before 2020 or after 2100"),
+        Field("dropped", "count", "events that it could not write, as reported by itself"),
         Field(
             "ended",
             "text",
-            "`closed`: in good order; `killed`: without a word, and the journal of its machine goes on, or that of "
-            "others for a day; `open`: it may be running, or its latest rows have not come yet",
+            "`closed`: in good order; `killed`: abnormally, and the journal of its machine goes on, or that of "
+            "others for a day; `open`: it may be running, or its latest rows have not arrived yet",
         ),
     ),
 )
 
 
 def processes(minutes: DataFrame, notes: DataFrame, *, patience: float) -> DataFrame:
-    """Tell of every process.
+    """Compute the row of every process.
 
     Args:
         minutes: of `MINUTES`.
@@ -88,13 +88,13 @@ def told_of(minutes: DataFrame, notes: DataFrame, patience: float) -> DataFrame:
 
 
 def _machine() -> Column:
-    """Where a process ran, as it says, or else as its name does; one that tells neither is taken to be alone."""
+    """Where a process ran, from its metadata or its name; one without either is assumed to be alone."""
     named = F.regexp_extract("process", "^(.+)-[0-9]+-[0-9]{8}T[0-9]{6}Z-", 1)
     return F.coalesce("host", F.when(named != "", named), "process")
 
 
 DEATH = 120.0
-"""Seconds after its last row within which a process that was killed may have done something that nobody wrote down.
+"""Seconds after its last row within which a killed process may have done something unrecorded.
 
 A pair writes a row every minute, which is in a segment a minute later unless the journal's ``max_age`` is longer. What
 is not in a segment by then is in a part, see `Unfinished`.
@@ -127,7 +127,7 @@ class Unread:
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """A part of the journal that is no segment yet: the rows after a process's last one may be in it.
+    """A part of the journal that is not yet a segment: the rows after a process's last one may be in it.
 
     Args:
         process: whose rows its name says it has.
@@ -146,7 +146,7 @@ def holes(
     unread: Sequence[Unread] = (),
     unfinished: Sequence[Unfinished] = (),
 ) -> DataFrame:
-    """Tell in which minutes something may have happened that the journal does not tell.
+    """Compute the minutes in which something may have happened that is not in the journal.
 
     Rows are missing; events were dropped; a process was killed, with what it had not written yet; or one may be
     running, and its latest rows have not come; or rows are in a file that is not read, or not finished.

@@ -45,9 +45,7 @@ RECONCILIATION = Table(
         Field("reason", "text", "why it was dead-lettered"),
         Field("hole", "yes or no", "the journal has a hole where a row about it may have been"),
         Field("sender", "text", "the id of the sender object"),
-        Field(
-            "session_key", "count", "its session's hash: `xxhash64` of the session id, which the table `order` tells"
-        ),
+        Field("session_key", "count", "its session's hash: `xxhash64` of the session id, which the table `order` has"),
         Field("backlog_queue", "text", "the backlog queue that accepted it"),
         Field("time_to_live", "number", "seconds"),
         Field("sends", "count", "sends of it that ended"),
@@ -56,9 +54,9 @@ RECONCILIATION = Table(
         Field("refused", "count", "of these, refused"),
         Field("unknown", "count", "of these, with an unknown outcome"),
         Field("failures", "count", "failed attempts"),
-        Field("doubts", "count", "of these, those that the broker may have taken all the same"),
-        Field("moves", "count", "times that a syphon brought it home"),
-        Field("moves_again", "count", "of these, after a syphon had got it before"),
+        Field("doubts", "count", "of these, those that the broker may have accepted anyway"),
+        Field("moves", "count", "times that a syphon moved it to the primary"),
+        Field("moves_again", "count", "of these, after a syphon had received it before"),
         Field("moves_unfinished", "count", "of these, without completing it in the backlog"),
         Field("set_aside", "count", "times that a syphon dead-lettered it"),
         Field("deliveries", "count", "times that a consumer settled it in any way"),
@@ -72,25 +70,25 @@ RECONCILIATION = Table(
         Field("first_sent_at", "instant", "its first send ended"),
         Field("accepted_at", "instant", "its first receipt"),
         Field("diverted_at", "instant", "its first receipt of a backlog queue"),
-        Field("moved_at", "instant", "a syphon first brought it home"),
+        Field("moved_at", "instant", "a syphon first moved it to the primary"),
         Field("set_aside_at", "instant", "a syphon first dead-lettered it"),
         Field(
             "home_at",
             "instant",
-            "it last arrived at the primary: accepted there, or brought home; of a scheduled one, no earlier than it "
+            "it last arrived at the primary: accepted there, or moved there; of a scheduled one, no earlier than it "
             "was due",
         ),
         Field("delivered_at", "instant", "a consumer first settled it"),
         Field("last_delivered_at", "instant", "a consumer last settled it"),
         Field("sent_by", "text", "the process that sent it"),
-        Field("moved_by", "text", "the process that moved it or set it aside"),
+        Field("moved_by", "text", "the process that moved or dead-lettered it"),
         Field("delivered_by", "text", "the process that consumed it"),
     ),
 )
 
 OBSERVATION = Table(
     "observation",
-    "an entity, and how much of it the journal can tell",
+    "an entity, and how much of it the journal covers",
     (
         Field("pair", "text", "the pair's name"),
         Field("entity", "text", "the queue or topic"),
@@ -186,7 +184,7 @@ def _with_strays(gathered: DataFrame, strays: DataFrame) -> DataFrame:
 
 
 def _hole() -> Column:
-    """Whether the row that would tell what became of a message, or why, may have been in a hole of the journal."""
+    """Whether the row that explains a message's fate may have been in a hole of the journal."""
     away, accepted = F.col("home_at").isNull(), F.col("accepted_at").isNotNull()
     # What was accepted by a backlog queue and delivered was moved back somehow: a row of it is missing.
     told = F.coalesce("untold", F.lit(False)) | (away & accepted)
@@ -234,7 +232,7 @@ STRAYS = schema_of(
 
 
 def troubles(notes: DataFrame, spans: DataFrame, *, patience: float) -> DataFrame:
-    """Gather what the notes tell of each message.
+    """Aggregate the notes of each message.
 
     Args:
         notes: of `NOTES`.
@@ -273,7 +271,8 @@ def troubles(notes: DataFrame, spans: DataFrame, *, patience: float) -> DataFram
 def strays(notes: DataFrame) -> DataFrame:
     """Find what was dead-lettered with a destination that could not be read, where its id is known all the same.
 
-    A message that is missing would look lost. Anybody may fill a backlog queue with broken messages: there is a bound.
+    A message that is missing would look lost. A backlog queue may be filled with broken messages by any client: there
+    is a bound.
     """
     found = (
         notes.filter(of_kind(MessageDeadLettered) & F.col("entity").isNull() & (F.col("message_id") != ""))

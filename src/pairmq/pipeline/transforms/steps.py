@@ -1,7 +1,7 @@
 """How every table is made of facts: steps in an order in which each finds what it needs.
 
-A step that is no table is something that several others read. Whoever takes the steps writes what each makes down
-before the next one reads it: Spark would otherwise compute it again for each reader, and could not see how small it is.
+A step that is not a table is read by several others. The runner of the steps materializes each before the next one
+reads it: Spark would otherwise compute it again for each reader, and could not see how small it is.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Settings:
         primary: its prices; free when left out.
         secondary: likewise.
         unread: the files of the journal that are not read.
-        unfinished: the parts of the journal that are no segments yet.
+        unfinished: the parts of the journal that are not yet segments.
     """
 
     patience: float = 300.0

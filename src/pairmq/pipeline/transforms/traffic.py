@@ -33,7 +33,7 @@ def sample_rates(notes: DataFrame) -> DataFrame:
 
 
 def weight() -> Column:
-    """How many sends one row stands for, given ``sampled`` and the ``rate`` of its process."""
+    """How many sends one row represents, given ``sampled`` and the ``rate`` of its process."""
     return F.when(F.col("sampled"), 1 / F.coalesce("rate", F.lit(1.0))).otherwise(1.0)
 
 
@@ -97,7 +97,7 @@ def availability(traffic: DataFrame, notes: DataFrame) -> DataFrame:
 
 COST = Table(
     "cost",
-    "what one pair asked of one of its brokers on one day (UTC)",
+    "the operations of one pair at one of its brokers on one day (UTC)",
     (
         Field("pair", "text", "the pair's name"),
         Field("side", "text", "`primary` or `secondary`"),
@@ -105,8 +105,8 @@ COST = Table(
         Field(
             "source",
             "text",
-            "`counted` by the processes as they worked; `estimated` from the journal's rows, which tell of no empty "
-            "long polls and of no batches; or `mixed`",
+            "`counted` by the processes as they worked; `estimated` from the journal's rows, which record neither "
+            "empty long polls nor batches; or `mixed`",
         ),
         Field("sends", "count", "sends"),
         Field("receives", "count", "receives"),
@@ -130,7 +130,7 @@ COST = Table(
 
 _COLUMNS = tuple(f"{side.value}_{name}" for side in Side for name in OPERATION_COUNTS)
 _KEY = ("process", "pair", "day")
-_MONEY = Decimal("0.000000000001")  # a millionth of the smallest price of a million that anyone will write
+_MONEY = Decimal("0.000000000001")  # a millionth of the smallest realistic price per million
 
 
 def cost(

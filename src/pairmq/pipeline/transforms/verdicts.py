@@ -1,13 +1,13 @@
 """The rules of the reconciliation, as one table: the first rule that fits a message gives its verdict.
 
-Theory. A journal proves what it tells, and only little of what it does not tell. That a message was delivered is proven
-by one row. That it was *not* is proven by no row: it needs a reason to believe that a row would be there. So *lost* is
-said only of a message that was accepted, in an entity whose deliveries are journalled, that later messages have
-overtaken by more than the patience asked for; or that has left the backlog without a word; and in both cases only where
-the journal has no hole in which the missing row may have been. Everything else that was not seen has a milder name.
+Theory. A journal proves what it records, and little about what it does not. That a message was delivered is proven by
+one row. That it was *not* is proven by no row: it needs a reason to believe that a row would be there. So *lost* is
+said only of a message that was accepted, in an entity whose deliveries are journalled, and that later messages have
+overtaken by more than the patience, or that has left the backlog without a trace; and in both cases only if the journal
+has no hole for the missing row. Everything else that was not seen has a milder verdict.
 
-The same goes for the other faults: of a second copy, or of a refused message that was delivered, it is said that there
-is no reason for it only where the journal can't lack the row that would be one.
+Likewise for the other faults: a second copy, or the delivery of a refused message, counts as unexplained only if the
+journal can't lack the row that would explain it.
 """
 
 from __future__ import annotations
@@ -101,13 +101,13 @@ def _overdue() -> Column:
 def _left_unseen() -> Column:
     """Whether the backlog queues were empty, or its queue made anew, after it was diverted, and the patience is over.
 
-    Brokers don't tell what other syphons have in their hands: one may hold it, or have moved it without a row yet.
+    Brokers don't report what other syphons have locked: one may hold it, or have moved it without a row yet.
     """
     return F.coalesce(F.exists("emptied", _emptied_after), F.lit(False)) | _remade_after()
 
 
 def move_may_be_missing() -> Column:
-    """Whether it left the backlog unseen, and the row that would tell so may have been in a hole of the journal."""
+    """Whether it left the backlog unseen, and the row of that may have been in a hole of the journal."""
 
     def before_any_hole(each: Column) -> Column:
         return _emptied_after(each) & F.coalesce(each["hole"] < _c("last_diverted_at"), F.lit(True))
@@ -149,7 +149,7 @@ def _lived_out() -> Column:
 RULES: tuple[Rule, ...] = (
     Rule(
         Verdict.PHANTOM,
-        "no send of it was accepted or unknown, at least one was refused, and it was delivered or moved all the same",
+        "no send of it was accepted or unknown, at least one was refused, and it was delivered or moved nevertheless",
         lambda: ~_accepted() & ~_any("unknown") & _any("refused") & _there() & ~_c("untold"),
     ),
     Rule(
@@ -174,12 +174,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         Verdict.DEAD_LETTERED,
-        "nothing tells of its send, and it was set aside and not delivered",
+        "the journal has no send of it, and it was dead-lettered and not delivered",
         lambda: ~_accepted() & (_any("set_aside") | _any("dead_lettered")) & ~_any("completed"),
     ),
     Rule(
         Verdict.NOT_JOURNALLED,
-        "nothing tells of its send: its sender keeps no journal or only samples of it, was killed, or began earlier",
+        "the journal has no send of it: its sender keeps no journal or only samples, was killed, or began earlier",
         lambda: ~_accepted(),
     ),
     Rule(
@@ -205,28 +205,28 @@ RULES: tuple[Rule, ...] = (
     Rule(Verdict.DELIVERED, "accepted, and completed once", lambda: _any("completed")),
     Rule(
         Verdict.DEAD_LETTERED,
-        "accepted, and its consumer set it aside, or it was read from a dead-letter queue",
+        "accepted, and its consumer dead-lettered it, or it was read from a dead-letter queue",
         lambda: _any("dead_lettered"),
     ),
     Rule(Verdict.UNSETTLED, "accepted, and delivered but never completed", lambda: _any("deliveries")),
     Rule(
         Verdict.EXPIRED,
-        "diverted, never moved, and set aside by the syphon because its time to live had run out",
+        "diverted, never moved, and dead-lettered by the syphon because its time to live had expired",
         lambda: ~_home() & _any("set_aside") & (_c("reason") == "TTLExpiredException"),
     ),
     Rule(
         Verdict.DEAD_LETTERED,
-        "diverted, never moved, and set aside by the syphon for another reason",
+        "diverted, never moved, and dead-lettered by the syphon for another reason",
         lambda: ~_home() & _any("set_aside"),
     ),
     Rule(
         Verdict.UNPROVEN,
-        "diverted, never moved, its backlog queue was seen empty or made anew later, and the journal has a hole since",
+        "diverted, never moved, its backlog queue was seen empty or recreated later, and the journal has a hole since",
         lambda: ~_home() & _left_unseen() & _c("hole"),
     ),
     Rule(
         Verdict.LOST,
-        "diverted, never moved or set aside, and its backlog queue was seen empty or made anew later",
+        "diverted, never moved or dead-lettered, and its backlog queue was seen empty or recreated later",
         lambda: ~_home() & _left_unseen(),
     ),
     Rule(Verdict.DIVERTED, "diverted, and not yet moved", lambda: ~_home()),
