@@ -38,7 +38,7 @@ class SimulatedPair:
 
     Args:
         pair: open, as long as its ``async with`` block.
-        primary: fails when told to: ``primary.fail(Fault.DOWN)``, ``primary.heal()``.
+        primary: fails on request: ``primary.fail(Fault.DOWN)``, ``primary.heal()``.
         secondary: likewise.
         events: everything that the pair reported so far, oldest first.
     """

@@ -1,4 +1,4 @@
-"""What every `pairmq.transport.ClaimStore` keeps, whatever it is made of: for whoever writes one."""
+"""Tests that every `pairmq.transport.ClaimStore` must pass, for authors of one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def check_claim_store(store: ClaimStore, wait: Wait = asyncio.sleep) -> No
     assert await store.claim("a", "two", 60) is Claim.HELD
     assert await store.claim("b", "two", 60) is Claim.WON
 
-    # Only its holder renews a claim, or gives it back.
+    # Only its holder renews or releases a claim.
     assert await store.renew("a", "one", 60)
     assert not await store.renew("a", "two", 60)
     assert not await store.renew("nobody's", "one", 60)
@@ -37,7 +37,7 @@ async def check_claim_store(store: ClaimStore, wait: Wait = asyncio.sleep) -> No
     await store.release("a", "one")
     assert await store.claim("a", "two", 60) is Claim.WON
 
-    # What was handled is done for everybody, and can't be given back or renewed.
+    # A handled message is done for every consumer, and can't be released or renewed.
     assert await store.confirm("a", "two", 60)
     assert await store.confirm("a", "two", 60)
     await store.release("a", "two")
@@ -45,7 +45,7 @@ async def check_claim_store(store: ClaimStore, wait: Wait = asyncio.sleep) -> No
     assert await store.claim("a", "two", 60) is Claim.DONE
     assert await store.claim("a", "one", 60) is Claim.DONE
 
-    # A lease ends by itself; whoever lost it may still have done the work, which is then remembered.
+    # A lease expires by itself; its former holder may still have done the work, which is then recorded.
     assert await store.claim("c", "one", 0.5) is Claim.WON
     await wait(0.7)
     assert not await store.renew("c", "one", 60)
@@ -61,7 +61,7 @@ async def check_claim_store(store: ClaimStore, wait: Wait = asyncio.sleep) -> No
         renewed = await store.renew(key, "one", 60)
         if renewed or time.monotonic() - began < 3:
             break
-        key += "d"  # this machine stood still until the lease was over
+        key += "d"  # this machine stalled until the lease had expired
     assert renewed
     await wait(3.2)
     assert await store.claim(key, "two", 60) is Claim.HELD

@@ -74,7 +74,7 @@ class TcpProxy:
         """Listen and pass on; without effect when it does already.
 
         Raises:
-            OSError: the broker's host is unknown, or the port has been taken by someone else.
+            OSError: the broker's host is unknown, or the port is in use.
             RuntimeError: the system gives no thread.
         """
         if self._thread is not None:
@@ -196,8 +196,8 @@ class TcpProxy:
     def silence(self, direction: Direction = "both", *, drop: bool = False) -> None:
         """Keep the connections, accept new ones, pass nothing on and close nothing, as a link that is down.
 
-        Little is read meanwhile, so that a sender's socket fills up. At `restore` what was held back goes on its way,
-        in order. Silence in both directions keeps new connections from the broker until then.
+        Little is read meanwhile, so that a sender's socket fills up. At `restore` the held bytes are forwarded, in
+        order. Silence in both directions keeps new connections from the broker until then.
 
         Args:
             direction: ``both``, ``to_server``, or ``to_client``, where confirmations are lost but messages arrive.
@@ -206,7 +206,7 @@ class TcpProxy:
 
         Raises:
             RuntimeError: the proxy does not run.
-            ValueError: there is no such direction.
+            ValueError: unknown direction.
         """
         if direction not in ("both", "to_server", "to_client"):
             raise ValueError(f"direction is both, to_server or to_client, not {direction!r}")
@@ -230,7 +230,7 @@ class TcpProxy:
         self._call(self._become, _Fault(delay=delay, jitter=jitter, rate=rate))
 
     def restore(self) -> None:
-        """End the fault; without effect when there is none.
+        """End the fault, if any.
 
         Raises:
             RuntimeError: the proxy does not run.
@@ -302,7 +302,7 @@ class TcpProxy:
         if not self._listening or self._listener is None:
             return
         asyncio.get_running_loop().remove_reader(self._listener)
-        # It stops listening but stays bound, and without SO_REUSEADDR nobody else can bind the port.
+        # It stops listening but stays bound, and without SO_REUSEADDR no other process can bind the port.
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         self._listening = False
@@ -479,7 +479,7 @@ class _Connection:
         writers = [loop.create_task(pump.write()) for pump in self._pumps]
         orderly = False
         try:
-            # A direction whose receiver is gone does not end the other: an answer may still be on its way.
+            # A direction whose receiver has closed does not end the other: a response may still be in flight.
             orderly = not any(await asyncio.gather(*map(_outcome, writers)))
         except _Reset:
             pass

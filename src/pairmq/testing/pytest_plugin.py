@@ -102,7 +102,7 @@ async def memory_pair(
 
     Raises:
         ConfigurationError: an option is wrong.
-        TypeError: a name in the mapping is no option, or ``entities`` is a single text.
+        TypeError: a name in the mapping is not an option, or ``entities`` is a single string.
     """
     if isinstance(entities, str):  # its letters would become queues
         raise TypeError(f"entities={entities!r}: several are expected, such as [{entities!r}]")

@@ -1,9 +1,9 @@
 """Real broker processes in tests: started on a free port, killed for certain, their last words in the error.
 
 A server is ended by its process id only, and the kernel ends it when the test process dies (``PR_SET_PDEATHSIG``, by
-way of ``setpriv`` of util-linux 2.33 or newer). Where that is missing, as `servers_end_with_parent` tells, an
-interrupted test run can leave one behind. That signal comes when the *thread* that started the server ends, so start
-servers in a thread that lives as long as they shall.
+way of ``setpriv`` of util-linux 2.33 or newer). Where that is missing (see `servers_end_with_parent`), an interrupted
+test run can leave one behind. That signal comes when the *thread* that started the server ends, so start servers in a
+thread that lives as long as they shall.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _STOPPED_WITHIN = 3000  # looks at whether a signal has stopped all threads
 # Not the shared generator: two runs with one seed would look for the same ports.
 _chance = random.SystemRandom()
 _KEPT = 256  # ports that a process keeps from others, at most: each is an open file
-_kept: deque[int] = deque()  # the descriptors that stand for them
+_kept: deque[int] = deque()  # their descriptors
 
 
 class ServerError(RuntimeError):
@@ -42,7 +42,7 @@ class ServerError(RuntimeError):
 
 
 def servers_end_with_parent() -> bool:
-    """Tell whether servers are ended with the process that started them: whether there is a ``setpriv`` that does it.
+    """Return whether servers end with the process that started them, which needs a suitable ``setpriv``.
 
     Returns:
         False where an interrupted test run can leave a server behind.
@@ -100,7 +100,7 @@ def _first_ephemeral_port() -> int:
 
 
 def accepts_connections(host: str, port: int) -> bool:
-    """Tell whether something listens there: the simplest readiness check.
+    """Return whether something listens there: the simplest readiness check.
 
     Args:
         host: the address.
@@ -185,7 +185,7 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C goes to the terminal's whole group, and is for whoever runs the server: he ends it in his turn.
+                # Ctrl-C goes to the terminal's whole group, but is meant for the parent, which then ends the server.
                 process_group=0,
             )
         _await_program(self._process)
@@ -209,7 +209,7 @@ class ServerProcess:
         self._has_run = True
 
     def _found_its_port_taken(self) -> bool:
-        """Whether somebody took its port while it was down: one who knows nothing of `free_port`, and may soon go."""
+        """Whether another process took its port while it was down, without `free_port`; it may soon release it."""
         with contextlib.suppress(OSError), self._log_path.open("rb") as log:
             log.seek(self._log_begins)
             said = log.read().lower()
@@ -355,7 +355,7 @@ def _dying_with_parent(program: str) -> list[str]:
     Not a function for the child to call (``preexec_fn``): such a child is a copy of the interpreter, and what Python
     clears away in it shuts connections that it shares with its parent, Spark's among them.
     """
-    # A program that is missing is for `subprocess` to tell.
+    # `subprocess` reports a missing program.
     setpriv = _setpriv() if shutil.which(program) is not None else None
     return [] if setpriv is None else [setpriv, _SETPRIV_OPTION, "KILL", "--"]
 
@@ -383,7 +383,7 @@ def _ends_with_parent(setpriv: str) -> bool:
 
 
 def _await_program(process: subprocess.Popen[bytes]) -> None:
-    """Wait until the program itself runs: before that the kernel may not know yet with whom it is to die."""
+    """Wait until the program itself runs: before that the parent-death signal may not be set yet."""
     with contextlib.suppress(OSError):
         command = Path(f"/proc/{process.pid}/cmdline")
         while process.poll() is None and f"\0{_SETPRIV_OPTION}\0".encode() in command.read_bytes():
@@ -391,7 +391,7 @@ def _await_program(process: subprocess.Popen[bytes]) -> None:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether every thread of a process has stopped; taken for granted where the kernel does not tell."""
+    """Whether every thread of a process has stopped; assumed if the kernel does not report it."""
     try:
         states = [
             task.joinpath("stat").read_text().rpartition(")")[2].split()[0]

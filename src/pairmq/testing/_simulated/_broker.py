@@ -132,7 +132,7 @@ class Broker:
         self._changed = asyncio.Event()
 
     async def act(self, operation: Operation, entity: Entity | None, *, count: bool = True) -> bool:
-        """Take the time of one operation and suffer the faults; tells whether its confirmation will be lost."""
+        """Spend the time of one operation and apply the faults; returns whether its confirmation will be lost."""
         self.operations[str(operation.name)] += count
         await asyncio.sleep(self.latency)
         for strike in self._strikes:

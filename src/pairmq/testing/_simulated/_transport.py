@@ -34,7 +34,7 @@ class Connection(Protocol):
     broker: Broker
 
     async def act(self, operation: Operation, entity: Entity | None = None, *, count: bool = True) -> bool:
-        """One operation over it; tells whether its confirmation will be lost."""
+        """One operation over it; returns whether its confirmation will be lost."""
 
     def check_message(self, entity: Entity, message: Message) -> None:
         """Refuse what the broker could never take."""

@@ -1,7 +1,7 @@
 """Makes the judge's history of the ledgers and of what the brokers hold in the end.
 
-What nobody can know of real servers is left out: when a message was stored, by which of several attempts in doubt, and
-when a lock ran out. Where a fact is only known within bounds, the bound is taken that accuses nobody.
+What can't be observed on real servers is omitted: when a message was stored, by which of several attempts in doubt, and
+when a lock expired. If a fact is known only within bounds, the bound that raises no violation is used.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Found:
     """What the brokers held when all was over.
 
     Args:
-        home: each of the primary's queues with its messages, in their order.
+        home: each of the primary's queues with its messages, in order.
         backlog: numbers of messages that a backlog queue still held, with the queue's path.
         dead: numbers of messages in the backlog queues' dead-letter queues, with the queue's path.
         undrained: what was not as it should be when the patience was over, in words.
@@ -85,7 +85,7 @@ class _Books:
         """Writes of messages that bore the mark of a possible duplicate."""
         self._deliveries: dict[tuple[str, str, int], Copy] = {}
         self._struck: dict[int, int] = {}
-        """Where the strikes that nobody has ended yet stand among the strokes."""
+        """Indexes of the strikes that have not ended yet."""
         self._began: float | None = None
         self._at = 0.0
         self._tick = 0
@@ -230,7 +230,7 @@ class _Books:
                 copy = self._deliveries[key] = Copy(
                     0, number, SECONDARY, Entity(line["path"]), made(number), None, self._at, self._tick
                 )
-            # The broker counts deliveries that reached nobody, too.
+            # The broker also counts deliveries that were never received.
             unseen = max(0, count - 1 - len(copy.handovers))
             copy.handovers += [Handover(self._at, self._tick, NOBODY)] * unseen
             copy.handovers.append(Handover(self._at, self._tick, who))
@@ -254,7 +254,7 @@ class _Books:
             stored = copies[path, number]
             sure = [each for each in attempts if _told(each, number).confirmed]
             if not stored and sure:
-                # Nobody was ever handed it; that it was stored is what its sender was told.
+                # It was never delivered; that it was stored was reported to its sender.
                 stored.append(Copy(0, number, SECONDARY, Entity(path), made(number), None, 0.0, 0))
             if len(stored) == len(attempts) == len(sure) == 1 and not sure[0].syphon:
                 copy, attempt = stored[0], sure[0]

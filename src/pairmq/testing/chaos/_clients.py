@@ -26,9 +26,9 @@ class ClientProcess:
     """One client through all its lives.
 
     Args:
-        spec: what `pairmq.testing.chaos.client` is told, but for the life and its ledger.
+        spec: of `pairmq.testing.chaos.client`, without the life and its ledger.
         directory: for the ledgers and for what the process says.
-        ledger: the run's own, which tells of kills.
+        ledger: the run's own, which records kills.
     """
 
     def __init__(self, spec: dict[str, Any], directory: Path, ledger: Ledger) -> None:
@@ -130,7 +130,7 @@ class ClientProcess:
         if process is None:
             return
         status = process.wait()
-        # SIGTERM ends a process that is not far enough yet to have heard of closing.
+        # SIGTERM ends a process that has not yet installed its handler.
         if status not in (0, -signal.SIGKILL, -signal.SIGTERM):
             self._ledger.write("crash", text=f"{self.name}/{self.life} ended with status {status}: see {self.name}.log")
         if process.stdin is not None:

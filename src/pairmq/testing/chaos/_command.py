@@ -113,7 +113,7 @@ def _directory(options: argparse.Namespace, plan: Plan, stack: ExitStack) -> Pat
     directory = Path(options.keep, _name(plan))
     directory.mkdir(parents=True, exist_ok=True)
     if any(directory.iterdir()):
-        raise FileExistsError(f"{directory} is not empty: the ledgers of two runs can't be told apart")
+        raise FileExistsError(f"{directory} is not empty: the ledgers of two runs can't be distinguished")
     return directory
 
 
@@ -151,5 +151,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--journal", metavar="DIRECTORY", help="keep a journal of all processes in a folder there")
     parser.add_argument("--timeline", action="store_true", help="show what was done and when, also when all was well")
     parser.add_argument("--json", action="store_true", help="print the reports as JSON")
-    parser.add_argument("--quiet", action="store_true", help="don't tell what happens as it happens")
+    parser.add_argument("--quiet", action="store_true", help="don't report events as they happen")
     return parser

@@ -1,4 +1,4 @@
-"""What consumers took out of the primary during a run, as the ledgers tell: it is in no queue any more in the end."""
+"""The messages that consumers completed during a run, from the ledgers: at the end they are in no queue."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def with_consumed(directory: Path, left: Mapping[str, Sequence[Delivery]]) -> di
         left: of each queue, what was read out of it in the end.
 
     Returns:
-        Each queue with its messages; by the broker's positions, where it tells them, else consumed ones first.
+        Each queue with its messages; by the broker's positions, if it reports them, else consumed ones first.
     """
     taken = _Taken(directory)
     return {path: taken.merged(path, deliveries) for path, deliveries in left.items()}
@@ -31,7 +31,7 @@ def with_consumed(directory: Path, left: Mapping[str, Sequence[Delivery]]) -> di
 class _Taken:
     def __init__(self, directory: Path) -> None:
         self._order: dict[str, dict[tuple[str, int], None]] = defaultdict(dict)
-        """Of each queue, places and numbers in the order in which somebody first got them."""
+        """Of each queue, places and numbers in the order of first delivery."""
         self._asked: Counter[tuple[str, str, int]] = Counter()
         """How often it was asked to complete a place and number of a queue."""
         self._confirmed: Counter[tuple[str, str]] = Counter()
@@ -57,11 +57,11 @@ class _Taken:
         for place, number in self._order[path]:
             asked = self._asked[path, place, number]
             if place:
-                # A copy has a place of its own: it is gone if somebody wanted it gone, and it is not there.
+                # A copy has its own place: it was consumed if it was to be settled and is missing.
                 copies = int(bool(asked) and (place, number) not in there)
             else:
-                # Without places copies can't be told apart: as many are gone as were confirmed, and one whose
-                # completion was not, if nobody has seen it since.
+                # Without places copies can't be distinguished: as many are gone as were confirmed, and one whose
+                # completion was not, if it was not seen since.
                 copies = self._confirmed[path, f"id-{number}"] or int(bool(asked) and not numbers[number])
             before += [(place, made(number))] * copies
         whole = [*before, *found]

@@ -10,7 +10,7 @@ from pairmq.pair import Pair
 
 _MOST = 10  # messages of one receive
 _WAIT = 1.0  # s
-_PAUSE = 0.2  # s, while the primary is away
+_PAUSE = 0.2  # s, while the primary is unavailable
 _GIVEN_BACK = 0.1  # of the messages
 
 
@@ -20,7 +20,7 @@ async def keep_consuming(pair: Pair, path: str, chance: Random) -> None:
     Args:
         pair: open.
         path: the queue's.
-        chance: picks what is given back.
+        chance: selects what is released.
 
     A cancelled call leaves what it holds to the broker, which delivers it again.
     """
@@ -32,5 +32,5 @@ async def keep_consuming(pair: Pair, path: str, chance: Random) -> None:
             except (PairClosed, PairFaulted):
                 return
             except (TransportError, LockLost):
-                # What was not settled of this batch comes again when its locks are over.
+                # Unsettled messages of this batch are redelivered when their locks expire.
                 await asyncio.sleep(_PAUSE)

@@ -12,7 +12,7 @@ from pairmq.testing.chaos._messages import number_of
 from pairmq.testing.chaos.plan import ENTITIES, Plan
 from pairmq.transport import QueueProperties, Receiver, Transport
 
-_WAIT = 2.0  # s without a message after which a queue counts as read, whatever its count says, and no lock is left
+_WAIT = 2.0  # s without a message after which a queue counts as read, with any count, and no lock is left
 _BATCH = 500
 
 
@@ -35,7 +35,7 @@ async def make_queues(plan: Plan, primary: str, secondary: str) -> None:
     Raises:
         TransportError: a broker did not.
     """
-    # As a pair asks for them (SPEC 5.2), but for the locks: what a killed syphon held is to come back soon.
+    # As a pair creates them (SPEC 5.2), except for short locks: a killed syphon's messages should be redelivered soon.
     properties = QueueProperties(
         max_size_megabytes=5120,
         max_delivery_count=2**31 - 1,
@@ -44,7 +44,7 @@ async def make_queues(plan: Plan, primary: str, secondary: str) -> None:
     )
     async with registry.transport(primary) as home:
         for path in ENTITIES:
-            # What a killed consumer held comes back as soon, and no number of kills sets a message aside.
+            # A killed consumer's messages are redelivered as soon, and no number of kills dead-letters a message.
             await home.admin.create(Entity(path), properties if plan.consumers else None)
     async with registry.transport(secondary) as backlog:
         for path in backlog_queues(plan):
@@ -52,10 +52,10 @@ async def make_queues(plan: Plan, primary: str, secondary: str) -> None:
 
 
 async def pending(plan: Plan, secondary: str) -> dict[str, int]:
-    """What each backlog queue holds, scheduled messages included, as its transport tells.
+    """The number of messages in each backlog queue, including scheduled ones, as reported by its transport.
 
     Raises:
-        TransportError: the secondary did not tell.
+        TransportError: the secondary did not report them.
     """
     async with registry.transport(secondary) as backlog:
         return {path: (await backlog.admin.counts(Source(Entity(path)))).pending for path in backlog_queues(plan)}
@@ -93,7 +93,7 @@ async def read_out(
     Raises:
         TransportError: a broker can't be read.
     """
-    # What a killed consumer had in hand is not to be had before its locks are over.
+    # A killed consumer's messages are not available before its locks expire.
     wait = _WAIT + (plan.lock_duration if plan.consumers else 0.0)
     async with registry.transport(primary) as home:
         sources = {path: Source(Entity(path)) for path in ENTITIES}

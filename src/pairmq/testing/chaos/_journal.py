@@ -1,7 +1,7 @@
-"""The journal of a chaos run's process, every event of which stands in the process's ledger first.
+"""The journal of a chaos run's process; every event is written to the process's ledger first.
 
-The ledger is a file without a buffer, so that it has what a SIGKILL takes from the journal: whoever compares the two
-knows what was cut off, row by row.
+The ledger is a file without a buffer, so that it has the events that a SIGKILL takes from the journal: comparing the
+two shows the lost rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The judge of a chaos run: the simulator's, without what only simulated brokers tell, and with the final contents."""
+"""The judge of a chaos run: the simulator's, without facts known only of simulated brokers, plus the final contents."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def judged(history: History, found: Found) -> list[Violation]:
 
 
 def duplicates_explained(history: History) -> int:
-    """Second copies at the primary of messages of which somebody had said that there may be one."""
+    """Second copies at the primary that were reported as possible."""
     facts = Facts(history)
     return sum(
         len(copies) - 1
@@ -95,7 +95,8 @@ def _lost(facts: Facts, sent: Sent, found: Found) -> Iterator[Violation]:
             yield Violation(Verdict.LOST, copy.gone_at or at, f"{number} in {copy.entity}: {problem}", number)
     set_aside = number in found.dead
     if set_aside:
-        # No fault of chaos is a message's own: whatever refused it is mended, and it should have waited for that.
+        # No fault of chaos is a message's own: the cause of a refusal is fixed later, and the message should have
+        # waited.
         text = f"{number} is in the dead-letter queue of {found.dead[number]}{_why_dead(facts, sent)}"
         yield Violation(Verdict.LOST, at, text, number)
     if sent.result is None or not sent.result.accepted or facts.at_primary[number] or set_aside:
@@ -104,7 +105,7 @@ def _lost(facts: Facts, sent: Sent, found: Found) -> Iterator[Violation]:
         text = f"{number} was {sent.result}, and is still in {found.backlog[number]}"
         yield Violation(Verdict.NOT_DRAINED, at, text, number)
     else:
-        yield Violation(Verdict.LOST, at, f"{number} was {sent.result} and is nowhere", number)
+        yield Violation(Verdict.LOST, at, f"{number} was {sent.result} and is missing", number)
 
 
 def _why_dead(facts: Facts, sent: Sent) -> str:
@@ -128,25 +129,25 @@ def _doubled(facts: Facts, sent: Sent) -> Iterator[Violation]:
         text = f"the primary holds {number} {len(home)} times, and {len(writes)} writes may have stored it"
         yield Violation(Verdict.DUPLICATE if writes else Verdict.PHANTOM, home[-1].at, text, number)
     elif len(home) > 1 and not _explained(facts, sent):
-        text = f"the primary holds {number} {len(home)} times, and neither its sender nor a syphon was told that it may"
+        text = f"the primary holds {number} {len(home)} times, and no duplicate was reported to its sender or a syphon"
         yield Violation(Verdict.DUPLICATE, home[-1].at, text, number)
 
 
 def _explained(facts: Facts, sent: Sent) -> bool:
-    """Whether somebody was told of a possible second copy, or was killed before anybody could tell him."""
+    """Whether a possible second copy was reported, or the process was killed before that."""
     if sent.maybe_duplicate or sent.result in (None, Result.UNKNOWN, Result.CANCELLED):
         return True
     for note in facts.moved[sent.message.message_id or ""]:
         event = note.event
         if isinstance(event, MessageMoved) and (event.maybe_duplicate or event.redelivered or not event.completed):
             return True
-    # A syphon that was killed after it had written the message home tells of nothing any more.
+    # A syphon that was killed after it had sent the message reports nothing.
     told = {note.life for note in facts.moved[sent.message.message_id or ""]}
     return any(facts.lives[each.life].killed and each.life not in told for each, _ in facts.by_syphon[sent.number])
 
 
 def _brought_twice(facts: Facts, sent: Sent) -> Iterator[Violation]:
-    """A syphon remembers what it brought home (ADR 7), and sends only what it was handed."""
+    """A syphon remembers what it has moved (ADR 7), and sends only what was delivered to it."""
     number = sent.number
     # What a syphon postpones is a second copy until the first one is completed, for which its lock may be over.
     writes = (*facts.attempts[number], *facts.by_syphon[number])
@@ -156,11 +157,11 @@ def _brought_twice(facts: Facts, sent: Sent) -> Iterator[Violation]:
     for attempt, told in facts.by_syphon[number]:
         if attempt.broker != PRIMARY:
             continue
-        # Of several copies in the backlog each is brought home.
+        # Of several copies in the backlog each is moved.
         if brought[attempt.life] and diverted < 2:
-            text = f"the syphon of {attempt.life} had brought {number} home, and sent it again"
+            text = f"the syphon of {attempt.life} had moved {number} to the primary, and sent it again"
             yield Violation(Verdict.DUPLICATE, attempt.at, text, number)
         brought[attempt.life] += told is not None and told.confirmed
         if not any(each.life == attempt.life and each.tick < attempt.tick for each in handed):
-            text = f"the syphon of {attempt.life} sent {number} home, which it had never been handed"
+            text = f"the syphon of {attempt.life} sent {number}, which it had never received"
             yield Violation(Verdict.PHANTOM, attempt.at, text, number)

@@ -27,7 +27,7 @@ class Ledger:
         """Write one line, with the instant.
 
         Args:
-            kind: what it tells.
+            kind: the kind of entry.
             fields: that JSON knows.
         """
         self._file.write(json.dumps({"t": time.monotonic(), "k": kind, **fields}).encode() + b"\n")
@@ -46,7 +46,7 @@ class Ledger:
 def lines(directory: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """All lines of all ledgers in the order of their instants, with the file's name without its ending.
 
-    A line that a kill cut off in its middle tells nothing.
+    A line truncated by a kill is ignored.
 
     Args:
         directory: that holds the ``.jsonl`` files.

@@ -1,4 +1,4 @@
-"""The messages of a chaos run: each is made of its number alone, so that nobody has to write down what was sent."""
+"""The messages of a chaos run: each is made of its number alone, so that the content need not be recorded."""
 
 from __future__ import annotations
 
@@ -65,6 +65,6 @@ def _session(number: int) -> str | None:
 
 
 def number_of(message: Message) -> int | None:
-    """Read a message's number out of its body; None for one that nobody sent."""
+    """Read a message's number out of its body; None for one that was never sent."""
     digits = message.body[_NUMBER]
     return int(digits) if message.body[:1] == b"m" and len(digits) == 8 and digits.isdigit() else None

@@ -1,4 +1,4 @@
-"""A transport that writes down everything that a pair does with its broker, and what it is told."""
+"""A transport that records all operations of a pair at its broker, and their results."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class _Receiver(Receiver):
         await self._inner.close()
 
     def _look_at(self, found: Sequence[Delivery]) -> None:
-        """Write down what came home as another message than the one of its number; such a line accuses."""
+        """Record a message at the primary that differs from the one of its number; such a line is a violation."""
         for each in found:
             number = number_of(each.message)
             if number is None or each.message != made(number):

@@ -157,7 +157,7 @@ class _Run:
         try:
             self._strike_all(side)
         except BaseException:
-            self._over.set()  # nobody should wait for the end of a run that can't be judged
+            self._over.set()  # don't wait for the end of a run that can't be judged
             raise
 
     def _strike_all(self, side: str) -> None:
@@ -172,7 +172,7 @@ class _Run:
                 self._apply(strike)
                 self._over.wait(strike.seconds)
             except (RuntimeError, OSError) as error:
-                # A busy server may not hear of a fault in time: then there was another one, or none.
+                # A busy server may not apply a fault in time: then there was another one, or none.
                 self._say(f"{strike.kind} could not be done: {error}")
             finally:
                 self._cure(strike)
@@ -256,7 +256,7 @@ class _Run:
         try:
             told = asyncio.run(pending(self._plan, broker.url))
         except TransportError as error:
-            return {f"the secondary does not tell what it holds ({error}), each queue of it": 1}
+            return {f"the secondary does not report what it holds ({error}), each queue of it": 1}
         counts: dict[str, Future[int]] = {
             path: self._hands["secondary"].submit(broker.count, path) for path in backlog_queues(self._plan)
         }

@@ -44,7 +44,7 @@ KILL = FaultKind("kill", 0.2, 3.0)
 """SIGKILL, and a start with the data that it kept."""
 
 PAUSE = FaultKind("pause", 0.1, 60.0)
-"""SIGSTOP: the kernel takes connections and bytes for it, and nobody answers; a minute only in runs that ask for it."""
+"""SIGSTOP: the kernel accepts connections and bytes, but no response comes; a minute only in runs with this option."""
 
 
 class ChaosBroker(ABC):
@@ -90,7 +90,7 @@ class ChaosBroker(ABC):
 
     @abstractmethod
     def heal(self) -> None:
-        """End whatever is wrong; the server runs afterwards and takes clients."""
+        """End all faults; the server then runs and accepts clients."""
 
     @abstractmethod
     def count(self, queue: str) -> int:
@@ -176,7 +176,7 @@ def chaos_broker(name: str) -> ChaosBroker:
         name: a transport's name, such as ``redis``; or ``module:function`` for one that is not installed as a plugin.
 
     Raises:
-        ConfigurationError: there is none; says what is known.
+        ConfigurationError: it is unknown; lists the known ones.
         FileNotFoundError: the product's server is not installed; says how to get it.
     """
     module, _, function = name.partition(":")

@@ -132,7 +132,7 @@ class Client:
         self._words.put_nowait("close")
 
     async def _opened(self) -> Pair | None:
-        """An open pair, after as many trials as it takes; None when this life was to end first."""
+        """An open pair, after as many attempts as needed; None if this life was to end first."""
         while not self._stopping.is_set():
             sides = [
                 RecordingTransport(registry.transport(self._spec[side]), side, self._ledger)
@@ -144,7 +144,7 @@ class Client:
             try:
                 return await pair.open()
             except TransportError:
-                # The secondary refuses this user at the moment: an operator has to mend that.
+                # The secondary refuses these credentials at the moment: an operator has to fix that.
                 await pair.close()
                 await asyncio.sleep(_RETRY_OPEN)
         return None
@@ -162,7 +162,7 @@ class Client:
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         text = f"{context.get('message')}: {type(error).__name__}: {error}"
-        # What a driver leaves behind without looking at it is no promise of PairMQ's.
+        # Exceptions that a driver leaves unretrieved are not covered by PairMQ's promises.
         ours = any("pairmq" in repr(context.get(key)) for key in ("task", "future", "handle"))
         self._ledger.write("crash" if ours else "noise", text=text[:500])
 
@@ -177,7 +177,7 @@ class Client:
     def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         for line in sys.stdin:
             loop.call_soon_threadsafe(self._words.put_nowait, line.strip())
-        os._exit(3)  # whoever started this process is gone
+        os._exit(3)  # the parent process has exited
 
     # Sending.
 
@@ -236,7 +236,7 @@ class Client:
     async def _canary(self, pair: Pair, senders: list[tuple[str, PairSender]]) -> None:
         """More messages through each sender as soon as its entity is healthy, or when that takes too long.
 
-        With order one of each session of this client, whatever of it was diverted: it must have returned, too.
+        With order one of each session of this client, and any of it that was diverted: it must have been moved, too.
         """
         SENDING.set(True)
         ends_at = asyncio.get_running_loop().time() + self._spec["patience"]
@@ -267,7 +267,7 @@ def _told(number: int, result: Receipt | SendError | Result) -> dict[str, Any]:
 
 async def _until(condition: Callable[[], bool], ends_at: float) -> None:
     loop = asyncio.get_running_loop()
-    while not condition() and loop.time() < ends_at:  # noqa: ASYNC110  # nobody tells of the end of a drain
+    while not condition() and loop.time() < ends_at:  # noqa: ASYNC110  # the end of a drain has no event
         await asyncio.sleep(0.05)
 
 

@@ -75,7 +75,7 @@ class Network:
             client: whose way; of all when empty.
 
         Raises:
-            ValueError: there is no such fault.
+            ValueError: unknown fault.
         """
         with self._lock:
             for way in self._chosen(side, client):

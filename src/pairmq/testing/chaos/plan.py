@@ -1,4 +1,4 @@
-"""What a chaos run does, as values: who sends, what is done to whom, and when.
+"""What a chaos run does, as values: senders, faults, targets, and times.
 
 A plan is drawn from a seed and goes through JSON unchanged, so that it can be carried out again. What comes of it is
 another matter: real servers, the kernel and the machine's load have a say, and no two runs are the same.
@@ -53,7 +53,7 @@ class Settings:
         clients: processes; the first one hosts the syphon.
         rate: sends a second of each process.
         lock_duration: seconds of a lock in the backlog queues, more where brokers are far: what a killed syphon held
-            comes back after as long.
+            restarts after as long.
         patience: seconds until everything must be drained when all is healed.
         consumers: processes that read the primary meanwhile; they are killed and restarted as the clients are.
         ordering: of the clients' pairs; with ``"session"`` the order of each session is judged.
@@ -224,7 +224,7 @@ def planned(
         attempt_timeout: seconds that one operation needs at most, of the slower of both.
 
     Raises:
-        ConfigurationError: a fault that was asked for is none that these brokers know.
+        ConfigurationError: a requested fault is not supported by these brokers.
     """
     _check_names(settings, faults)
     names = (*client_names(settings), *consumer_names(settings))

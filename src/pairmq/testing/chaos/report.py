@@ -24,8 +24,8 @@ class ChaosReport:
         plan: what was carried out.
         violations: broken promises, oldest first; none when all was well.
         counts: of sends, copies, faults and lives.
-        moved: messages that a syphon reported as brought home.
-        explained: second copies at the primary that somebody was told of.
+        moved: messages that a syphon reported as moved.
+        explained: second copies at the primary that were reported as possible.
         failovers: how often an entity failed over, in any process.
         overrun: seconds by which a send outlived its deadline at most; negative when none did.
         lag: seconds that the event loop of that send's process was late meanwhile.
@@ -72,7 +72,7 @@ class ChaosReport:
             f"  sent: {counts.messages} messages: {counts.primary} to the primary, {counts.backlog} to the backlog, "
             f"{counts.refused} refused, {counts.unknown} unknown or cancelled, {counts.killed} cut off by a kill",
             f"  found: {counts.copies} at the primary, {counts.duplicates} of them second copies "
-            f"({self.explained} explained); {self.moved} brought home",
+            f"({self.explained} explained); {self.moved} moved",
             f"  worst overrun of a deadline: {self.overrun:+.3f} s, of which the process slept {self.lag:.3f} s",
         ]
         if timeline or not self.ok:

@@ -23,7 +23,7 @@ from pairmq.testing.conformance.harness import Harness, Interruption
 from pairmq.transport import Admin, Capabilities, QueueCounts, QueueProperties, Receiver, Sender, Transport
 
 PATIENCE = 30.0
-"""Seconds in which whatever must happen has happened, on a slow and busy machine too. Nothing waits that long."""
+"""Seconds within which everything expected happens, even on a slow and busy machine. Nothing waits that long."""
 
 LONG_LOCK = 60.0
 """Seconds; for queues of tests in which no lock may end."""
@@ -110,7 +110,7 @@ class Broker:
     # Faults.
 
     async def stop(self) -> None:
-        """Take the broker away: connections are refused."""
+        """Stop the broker: connections are refused."""
         await self._interrupt(Interruption.STOP)
 
     async def freeze(self) -> None:
@@ -175,7 +175,7 @@ async def receive_one(receiver: Receiver, *, wait: float | None = None) -> Deliv
 
 
 async def receive_all(receiver: Receiver, count: int) -> list[Delivery]:
-    """Receive until so many have come, in as many calls as that takes; fewer when no more come."""
+    """Receive this many, in as many calls as needed; fewer if no more arrive."""
     found: list[Delivery] = []
     while len(found) < count:
         some = await receiver.receive(count - len(found), PATIENCE)
@@ -186,7 +186,7 @@ async def receive_all(receiver: Receiver, count: int) -> list[Delivery]:
 
 
 async def receive_some(receiver: Receiver, most: int) -> list[Delivery]:
-    """Receive one, and what else a receiver is given that has settled nothing: it may be no more than one."""
+    """Receive one, and any others that a receiver gets before settling: there may be none."""
     found = [await receive_one(receiver)]
     while len(found) < most and (some := await receiver.receive(most - len(found), 0.5)):
         found += some
@@ -194,7 +194,7 @@ async def receive_some(receiver: Receiver, most: int) -> list[Delivery]:
 
 
 async def drain(receiver: Receiver, count: int) -> list[Delivery]:
-    """Receive and complete so many; fewer when no more come."""
+    """Receive and complete this many; fewer if no more arrive."""
     found: list[Delivery] = []
     while len(found) < count:
         some = await receiver.receive(count - len(found), PATIENCE)
@@ -208,8 +208,9 @@ async def drain(receiver: Receiver, count: int) -> list[Delivery]:
 async def counted(admin: Admin, source: Source, expected: QueueCounts) -> QueueCounts:
     """Ask for counts until they are as expected, or patience ends; the last answer.
 
-    A busy broker may tell a moment late what it has put away or copied (RabbitMQ tells 0 for a queue whose leader takes
-    longer than 0.25 s). What waits in a queue itself has to be told at once: that is not for here.
+    A busy broker may report dead-lettered or copied messages with a delay (RabbitMQ reports 0 for a queue whose leader
+    takes longer than 0.25 s). Messages waiting in the queue itself must be reported immediately: don't use this for
+    them.
     """
     deadline = asyncio.get_running_loop().time() + PATIENCE
     while True:
@@ -244,7 +245,7 @@ def of_size(broker: Broker, size: int | None = None) -> Message:
         if not excess:
             return found
         body = bytes(len(body) - excess)
-    raise AssertionError(f"no body makes measure() tell {size} bytes: it does not count the body byte by byte")
+    raise AssertionError(f"no body makes measure() return {size} bytes: it does not count the body byte by byte")
 
 
 def refusal(broker: Broker, entity: Entity, message: Message) -> TransportError | None:
@@ -299,7 +300,7 @@ def limit(name: str) -> Callable[[F], F]:
 
 
 def capabilities_of(test: object) -> frozenset[str]:
-    """Tell which capabilities a test names."""
+    """Return the capabilities that a test names."""
     found: frozenset[str] = getattr(test, _MARK, frozenset())
     return found
 
@@ -360,8 +361,8 @@ _FAREWELL = 5.0
 class Suite:
     """The base of the suites; what is found below it is tests.
 
-    The marks and the fixture name their loop scope, so that the tests run in every mode of pytest-asyncio, whatever the
-    author's configuration says.
+    The marks and the fixture name their loop scope, so that the tests run in every mode of pytest-asyncio, regardless
+    of the author's configuration says.
     """
 
     pytestmark = pytest.mark.asyncio(loop_scope="function")
@@ -374,7 +375,7 @@ class Suite:
 
     @pytest_asyncio.fixture(loop_scope="function")
     async def broker(self, harness: Harness) -> AsyncIterator[Broker]:
-        """A broker that runs and holds nothing, and whatever the test opens there."""
+        """A running, empty broker, and the objects that the test opens there."""
         _check_harness(harness)
         try:
             async with asyncio.timeout(_MAKING):

@@ -1,4 +1,4 @@
-"""What a plugin's author writes for the suites: one harness that makes a broker and takes it away."""
+"""What a plugin's author writes for the suites: one harness that starts and stops a broker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Interruption(enum.Enum):
-    """How a broker goes away."""
+    """How a broker is stopped."""
 
     STOP = "it is gone: connections are refused, and the open ones have ended, as after kill -9"
     FREEZE = "it takes connections and answers nothing, as under SIGSTOP"
@@ -58,9 +58,9 @@ class Harness(ABC):
 
     @abstractmethod
     async def interrupt(self, how: Interruption) -> None:
-        """Take the broker away, keeping its data where it is durable, and return when it is gone.
+        """Stop the broker, keeping its data if it is durable, and return when it has stopped.
 
-        A frozen broker may be stopped, and one that is gone in a way may be told to go in the same way again.
+        A frozen broker may be stopped, and a stopped one may be stopped again in the same way.
         """
 
     async def crash(self) -> None:
@@ -83,7 +83,7 @@ class Harness(ABC):
     async def lose_confirms(self) -> bool:
         """Let the broker store what is sent, and end the connection in place of the confirmation, until `restore`.
 
-        A test asks for it besides those that stop the broker under many sends, and is skipped where there is no way.
+        A test asks for it besides those that stop the broker under many sends, and is skipped if not supported.
 
         Returns:
             Whether it does so now; without an implementation it does not.

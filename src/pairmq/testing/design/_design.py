@@ -27,16 +27,16 @@ class Verdict(enum.StrEnum):
 
 
 MEANING: dict[Verdict, str] = {
-    Verdict.LOST: "an accepted message is nowhere",
+    Verdict.LOST: "an accepted message is missing",
     Verdict.PHANTOM: "a message was delivered that was refused, or never sent",
     Verdict.DUPLICATE: "a second copy that neither a mark nor the death of a syphon explains",
-    Verdict.ORDER: "first copies stand in another order than the receipts were given in",
+    Verdict.ORDER: "first copies are in another order than their receipts",
     Verdict.FALSE_DRAINED: "the backlog is called empty over a message that the process answers for",
     Verdict.STATE: "the result of an attempt from before the last change moved the state",
-    Verdict.FALSE_REPORT: "a caller was told that a message was not sent, and it was",
+    Verdict.FALSE_REPORT: "a message was reported as not sent, but it was",
     Verdict.DROPPED: "the broker dropped a message whose deliveries were used up by an outage",
     Verdict.STRANDED: "no way leads from here to everything delivered, even once all faults have ceased",
-    Verdict.HANG: "a send or a close can't end unless a broker mends itself first",
+    Verdict.HANG: "a send or a close can't end unless a broker recovers first",
     Verdict.LIVELOCK: "a circle of recoveries and failovers in which nothing is ever diverted",
 }
 
@@ -124,7 +124,7 @@ SENDS: Final = World(
 )
 DRAIN: Final = World(
     "drain",
-    "two backlog queues, of which one or both may be away",
+    "two backlog queues, of which one or both may be unavailable",
     senders=(0, 0),
     hosts=(True,),
     trouble=T.REFUSES | T.QUEUE_AWAY,
@@ -265,7 +265,7 @@ CLOSE: Final = World(
 )
 CLOSE_ALONE: Final = World(
     "close without brokers",
-    "a close with one message under way and both brokers away",
+    "a close with one message in flight and both brokers unavailable",
     senders=(0,),
     hosts=(True,),
     trouble=T.REFUSES | T.SILENT | T.QUEUE_AWAY,
@@ -311,11 +311,11 @@ class Naive(enum.Enum):
     PINGS_AT_ONCE = "one good ping is a recovery, and the next failover pings at once"
     TTL_RUNS_IN_BACKLOG = "a message keeps its time-to-live in the backlog queue"
     CANCELLED_IS_NOT_SENT = "a cancelled send is reported as not sent"
-    POISON_IS_TRIED_AGAIN = "a message that is refused is given back to its queue"
+    POISON_IS_TRIED_AGAIN = "a refused message is released to its queue"
     ORDER_OF_ALL_COPIES = "the order of every copy is promised, not of first copies"
     TWO_CONSUMERS = "every syphon reads every queue"
     LOCK_NOT_RENEWED = "a lock is left to run while its message is sent"
-    OUTAGE_SPENDS_DELIVERIES = "a message that can't be delivered now is given back to its queue"
+    OUTAGE_SPENDS_DELIVERIES = "a message that can't be delivered now is released to its queue"
     CLOSE_WAITS_FOR_DRAIN = "a close finishes what the syphon holds, however long it takes"
     LATE_SUCCESS_REOPENS = "a success that comes after the failover ends it"
 

@@ -129,7 +129,7 @@ HAZARDS: Final = (
         ),
         (
             "drained is said while a diverted send is in flight",
-            "a count tells of its end instead of its beginning",
+            "a count is dated by its end instead of its beginning",
         ),
     ),
     Hazard(
@@ -151,7 +151,7 @@ HAZARDS: Final = (
         "process A failed over, process B hosts the syphon and did not",
         Naive.PUMP_ASKS_OWN_MACHINE,
         (Check(worlds.TWO_PROCESSES, Verdict.STRANDED),),
-        "The syphon works whenever the primary takes messages, whatever its own process has seen.",
+        "The syphon works whenever the primary takes messages, regardless of what its own process has seen.",
         "7.5",
         "The pumps ask gates of their own, which know nothing of the entity machines.",
         (
@@ -159,7 +159,7 @@ HAZARDS: Final = (
             f"{_CORE}test_a_syphon_that_never_failed_over_still_starts_with_a_dirty_backlog",
             "tests/integration/test_file_through_an_outage.py::test_every_line_of_a_file_arrives_through_an_outage",
         ),
-        ("the syphon waits until its own process has seen the entity come back",),
+        ("the syphon waits until its own process has seen the entity recover",),
     ),
     Hazard(
         7,
@@ -262,9 +262,9 @@ HAZARDS: Final = (
         "the time-to-live runs out in the backlog",
         Naive.TTL_RUNS_IN_BACKLOG,
         (Check(worlds.EXPIRY, Verdict.LOST),),
-        "The backlog form has none: an alias keeps it; what is overdue on its way home is dead-lettered and counted.",
+        "The backlog form has none: an alias keeps it; expired messages are dead-lettered by the syphon and counted.",
         "5.6",
-        "`divert` clears it and `restore` puts it back; the pump sets aside what `ttl_policy` says is overdue.",
+        "`divert` clears it and `restore` puts it back; the pump dead-letters expired messages by `ttl_policy`.",
         (
             f"{_SYPHON}test_restored_messages_get_their_whole_time_to_live",
             f"{_SYPHON}test_time_in_the_backlog_counts_with_elapse",
@@ -279,7 +279,7 @@ HAZARDS: Final = (
         (Check(worlds.SENDS, Verdict.FALSE_REPORT),),
         "A cancelled send is unknown, and is never diverted by itself.",
         "3.7",
-        "A send that ends without a result is reported as unknown; the machine hears that its attempt was given up.",
+        "A send that ends without a result is reported as unknown; the machine learns that its attempt was abandoned.",
         (
             f"{_SENDS}test_a_cancelled_send_is_unknown_and_leaves_the_state_alone",
             f"{_CORE}test_a_cancelled_send_moves_nothing",
@@ -309,7 +309,7 @@ HAZARDS: Final = (
         (Check(worlds.SESSIONS, Verdict.ORDER),),
         "The promise is about first copies; a late one is a marked second copy.",
         "8.1",
-        "No send of a session leaves before the outcome of the one before it is told; a late write of an earlier one "
+        "No send of a session leaves before the outcome of the previous one is reported; a late write of one "
         "is nothing but a second copy.",
         (
             f"{_HOURS}test_each_kind_of_fault_alone_breaks_nothing",
@@ -317,7 +317,7 @@ HAZARDS: Final = (
             f"{_ORDER}test_sends_of_one_session_arrive_in_the_order_of_their_calls",
             f"{_ORDER}test_a_batch_keeps_the_order_of_each_session",
         ),
-        ("sends of one session go side by side", "messages of one session go home in one operation"),
+        ("sends of one session go side by side", "messages of one session are moved in one operation"),
     ),
     Hazard(
         17,
@@ -326,7 +326,7 @@ HAZARDS: Final = (
         (Check(worlds.TWO_SYPHONS, Verdict.ORDER), Check(worlds.SYPHON_DIES, Verdict.ORDER)),
         "Where order is asked for, a queue has one consumer at a time.",
         "8.2",
-        'With `ordering="session"` queues are made for one consumer at a time, and a pump that lost a lock gives back '
+        'With `ordering="session"` queues are made for one consumer at a time, and a pump that lost a lock releases '
         "all it holds; without it two syphons lose and double nothing.",
         (
             f"{_SYPHON}test_two_syphons_on_one_pair_lose_and_double_nothing",
@@ -345,7 +345,7 @@ HAZARDS: Final = (
         "a send takes longer than its lock",
         Naive.LOCK_NOT_RENEWED,
         (Check(worlds.LOCKS, Verdict.DUPLICATE),),
-        "Locks are renewed while their message is in hand, and a send's time limit stays under half of a lock.",
+        "Locks are renewed while their message is in flight, and a send's time limit stays under half of a lock.",
         "7.6",
         "The intake renews those that end soonest first, and a message whose lock has run out is not sent.",
         (
@@ -364,7 +364,7 @@ HAZARDS: Final = (
         "an outage raises delivery counts until the broker drops the message",
         Naive.OUTAGE_SPENDS_DELIVERIES,
         (Check(worlds.DELIVERIES, Verdict.DROPPED),),
-        "What can't be delivered now is held under its lock; backlog queues have no limit, or a warning tells of it.",
+        "What can't be delivered now is held under its lock; backlog queues have no limit, or a warning reports it.",
         "5.2, 7.3",
         "The pump holds what its gate does not let through; opening a pair names a queue's settings that differ.",
         (
@@ -379,7 +379,7 @@ HAZARDS: Final = (
         "close in mid-drain",
         Naive.CLOSE_WAITS_FOR_DRAIN,
         (Check(worlds.CLOSE, Verdict.HANG), Check(worlds.CLOSE_ALONE, Verdict.HANG)),
-        "A close gives what is under way its grace, then gives it back: sends as unknown, messages to their queue.",
+        "A close waits for its grace period, then ends the rest: sends as unknown, messages released to their queue.",
         "9.1",
         "Every wait of a close has an end that no broker can move.",
         (
@@ -387,7 +387,7 @@ HAZARDS: Final = (
             "tests/runner/test_close.py::test_sends_in_flight_get_the_grace_and_are_then_unknown",
             f"{_SYPHON}test_stopping_gives_held_messages_back",
         ),
-        ("a close does not give back what it holds", "a close waits for the sends, however long"),
+        ("a close does not release its locked messages", "a close waits for the sends, however long"),
     ),
     Hazard(
         21,

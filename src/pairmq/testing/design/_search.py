@@ -28,9 +28,9 @@ class Kind(enum.IntFlag):
     STEP = 1
     """The system's own: of a process, a timer, or a broker that works."""
     RECOVERY = 2
-    """Likewise, and an entity comes back by it."""
+    """Likewise, and an entity recovers by it."""
     DIVERT = 4
-    """Likewise, and a message is on its way to the backlog."""
+    """Likewise, and a message is in flight to the backlog."""
     HEAL = 8
     """Something is repaired: a broker, a queue, a process."""
     USER = 16
@@ -58,7 +58,7 @@ class Step(NamedTuple, Generic[S]):
 
 
 class Goal(NamedTuple, Generic[S]):
-    """What must stay possible, wherever the system is.
+    """What must stay possible in every state of the system.
 
     Args:
         verdict: what it means that it is not.

@@ -42,7 +42,7 @@ def send_steps(design: Design, state: State) -> Iterator[Step[State]]:
             yield from _give_up(design, state, number)
         elif message.phase is Phase.ROUTED:
             registered = with_message(state, number, message._replace(phase=Phase.SENT))
-            yield Step(Kind.DIVERT, f"send {number + 1}: registered, and on its way", registered)
+            yield Step(Kind.DIVERT, f"send {number + 1}: registered, and in flight", registered)
         elif message.phase is Phase.SENT:
             yield from _arrive(design, state, number)
             yield from _interrupted(design, state, number)
@@ -75,7 +75,7 @@ def _route(design: Design, state: State, number: int) -> Iterator[Step[State]]:
     keeps_diverting = world.ordered and process.dirty and not design.does(Naive.RETURN_WITH_BACKLOG)
     if is_running(process) and not keeps_diverting:
         sent = message._replace(phase=Phase.SENT, to=HOME, late=False)
-        yield Step(Kind.STEP, f"send {number + 1}: on its way to the primary", with_message(state, number, sent))
+        yield Step(Kind.STEP, f"send {number + 1}: in flight to the primary", with_message(state, number, sent))
         return
     # Dirty from before the first diverted send leaves (SPEC 4.5).
     if world.tracks(owner) and not process.dirty:
@@ -86,7 +86,7 @@ def _route(design: Design, state: State, number: int) -> Iterator[Step[State]]:
             yield Step(Kind.STEP, f"send {number + 1}: routed to queue {queue + 1}", routed)
         else:
             sent = message._replace(phase=Phase.SENT, to=queue, late=False)
-            text = f"send {number + 1}: on its way to queue {queue + 1}"
+            text = f"send {number + 1}: in flight to queue {queue + 1}"
             yield Step(Kind.DIVERT, text, with_message(state, number, sent))
 
 
@@ -96,7 +96,7 @@ def _give_up(design: Design, state: State, number: int) -> Iterator[Step[State]]
         ended, told = Phase.UNKNOWN, "unknown"
     else:
         ended, told = Phase.REFUSED, "refused"
-    yield Step(Kind.STEP, f"send {number + 1}: its time is over, it is {told}", _ended(state, number, ended))
+    yield Step(Kind.STEP, f"send {number + 1}: its time limit has passed, it is {told}", _ended(state, number, ended))
 
 
 def _arrive(design: Design, state: State, number: int) -> Iterator[Step[State]]:
@@ -179,14 +179,14 @@ def set_adrift(state: State, number: int) -> State:
 
 
 def late_write(state: State, number: int, to: int) -> State:
-    """Note a write that may be applied later; a second one of the same message to the same place tells nothing new."""
+    """Note a write that may be applied later; a second one of the same message to the same place adds nothing."""
     if (number, to) in state.adrift:
         return state
     return state._replace(adrift=tuple(sorted((*state.adrift, (number, to)))))
 
 
 def abandoned(design: Design, state: State, number: int, told: Phase) -> State:
-    """An attempt is given up in the middle: its outcome is unknown, whatever is told of it (SPEC 3.7)."""
+    """An attempt is abandoned: its outcome is unknown, whatever is reported (SPEC 3.7)."""
     message = state.messages[number]
     ended = _ended(set_adrift(state, number), number, told)
     if message.to == HOME:
@@ -201,7 +201,7 @@ def _ended(state: State, number: int, phase: Phase) -> State:
 
 
 def _divert_ended(design: Design, state: State, owner: int) -> State:
-    """A diverted send is no longer in flight: only looks that begin now tell anything (SPEC 4.5)."""
+    """A diverted send is no longer in flight: only looks that begin now count (SPEC 4.5)."""
     process = state.processes[owner]
     if not process.seen or design.does(Naive.DRAINED_IN_FLIGHT):
         return state
@@ -209,7 +209,7 @@ def _divert_ended(design: Design, state: State, owner: int) -> State:
 
 
 def at_home(design: Design, state: State, number: int) -> State:
-    """The primary stored a copy; a third would tell nothing new, nor does their order where none is asked for."""
+    """The primary stored a copy; a third would add nothing, nor does their order if none is required."""
     if state.home.count(number) > 1:
         return state
     home = (*state.home, number)
@@ -221,7 +221,7 @@ MOST_NEEDED: Final = 2
 
 
 def succeeded(design: Design, state: State, number: int, *, late: bool) -> State:
-    """The process heard that an attempt at the primary was accepted."""
+    """The process received the primary's confirmation of an attempt."""
     process = state.processes[number]
     if late and not _counts_late_success(design, process):
         return state
@@ -231,7 +231,7 @@ def succeeded(design: Design, state: State, number: int, *, late: bool) -> State
     if process.health is Health.FAILING and design.does(Naive.ONE_CHAIN_OF_STATES):
         back = back._replace(dirty=False)
     if process.health is Health.TRIAL:
-        return with_process(state, number, back)  # no new epoch: the other sends of the trial are not late
+        return with_process(state, number, back)  # no new epoch: the other sends of the canary phase are not late
     return _new_epoch(design, with_process(state, number, back), number)
 
 
@@ -242,7 +242,7 @@ def _counts_late_success(design: Design, process: Process) -> bool:
 
 
 def failed(design: Design, state: State, number: int, *, late: bool) -> State:
-    """The process heard that an attempt at the primary failed, in a way that counts toward failover."""
+    """The process received a failure of an attempt at the primary that counts toward failover."""
     process = state.processes[number]
     if late and not design.does(Naive.RESULTS_WITHOUT_EPOCHS):
         return state

@@ -13,13 +13,13 @@ from typing import Final, NamedTuple
 HOME: Final = -1
 """Where an attempt goes: the primary; 0 and up are backlog queues."""
 FREE: Final = -1
-"""Nobody holds the lock."""
+"""The lock is free."""
 LETTERS: Final = "AB"
 """What stories call the processes."""
 
 
 class Phase(enum.IntEnum):
-    """How far a message is on its way from its caller."""
+    """The progress of a message from its caller."""
 
     IDLE = 0
     WAITING = 1
@@ -27,9 +27,9 @@ class Phase(enum.IntEnum):
     ROUTED = 2
     """Routed, and not yet registered: only a naive design has such a moment (SPEC 4.6)."""
     SENT = 3
-    """On its way to a broker."""
+    """In flight to a broker."""
     STORED = 4
-    """The broker has it, and its confirmation is on the way."""
+    """The broker has it, and its confirmation is in flight."""
     AT_HOME = 5
     """Accepted by the primary."""
     AT_BACKLOG = 6
@@ -37,19 +37,19 @@ class Phase(enum.IntEnum):
     REFUSED = 7
     UNKNOWN = 8
     NOT_SENT = 9
-    """What a naive design tells of a cancelled send."""
+    """What a naive design reports of a cancelled send."""
     FORGOTTEN = 10
-    """Its process died before it could tell anything."""
+    """Its process died before it could report anything."""
 
 
 class Fate(enum.IntEnum):
-    """What became of a message in the backlog, besides being brought home."""
+    """The fate of a message in the backlog, other than being moved."""
 
     NONE = 0
     OVERDUE = 1
-    """Its time-to-live has run out, and nobody has noticed yet."""
+    """Its time-to-live has expired, not yet noticed."""
     EXPIRED = 2
-    """The broker removed it, and told nobody."""
+    """The broker removed it silently."""
     DROPPED = 3
     """The broker removed it after too many deliveries."""
     SET_ASIDE = 4
@@ -95,8 +95,8 @@ class Holding(enum.IntEnum):
 
 
 class Message(NamedTuple):
-    """One message. ``doubt``: the design remembers that an attempt may have been applied; ``explained``: so may whoever
-    sees a second copy, by its mark or by a syphon's death; ``late``: the attempt is of an earlier epoch."""
+    """One message. ``doubt``: the design remembers that an attempt may have been applied; ``explained``: a
+    second copy has a reason, its mark or a syphon's death; ``late``: the attempt is of an earlier epoch."""
 
     phase: Phase = Phase.IDLE
     to: int = HOME
@@ -145,9 +145,9 @@ class Pump(NamedTuple):
 
 
 class State(NamedTuple):
-    """Everything. ``home``: the copies that the primary stored, in order where order is asked for, else sorted;
-    ``adrift``: writes of dead connections that may be applied later, as (message, where); ``receipts``: the messages in
-    the order of their receipts, where order is asked for; the rest is what may still happen."""
+    """Everything. ``home``: the copies that the primary stored, in order if order is required, else sorted; ``adrift``:
+    writes of dead connections that may be applied later, as (message, where); ``receipts``: the messages in the order
+    of their receipts, where order is asked for; the rest is what may still happen."""
 
     primary: Primary
     queues: tuple[Queue, ...]

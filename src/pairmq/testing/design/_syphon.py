@@ -85,7 +85,7 @@ def _send(design: Design, state: State, number: int, name: str) -> Iterator[Step
     if state.processes[design.pumps[number][0]].mode is not Mode.OPEN and not design.does(Naive.CLOSE_WAITS_FOR_DRAIN):
         return
     if pump.message in design.world.poison and design.does(Naive.POISON_IS_TRIED_AGAIN):
-        text = f"{name}: message {pump.message + 1} is refused, and given back to the queue's head"
+        text = f"{name}: message {pump.message + 1} is refused, and released to the queue's head"
         yield Step(Kind.STEP, text, let_go(design, state, number))
     elif pump.message in design.world.poison or message.fate is Fate.OVERDUE:
         if not state.queues[index].there:
@@ -96,7 +96,7 @@ def _send(design: Design, state: State, number: int, name: str) -> Iterator[Step
         yield Step(Kind.STEP, text, _settled(design, aside, number))
     else:
         sent = with_pump(state, number, pump._replace(holding=Holding.SENT))
-        text = f"{name}: message {pump.message + 1} on its way home"
+        text = f"{name}: message {pump.message + 1} in flight to the primary"
         if design.does(Naive.COMPLETE_BEFORE_CONFIRM):
             text += ", and completed"
             sent = with_queue(sent, index, _without(sent.queues[index], number))
@@ -138,14 +138,14 @@ def _complete(design: Design, state: State, number: int, name: str) -> Iterator[
 
 
 def _not_taken(design: Design, state: State, number: int) -> State:
-    """The message stays in hand under its lock, so that an outage spends no deliveries (SPEC 7.3)."""
+    """The message is held under its lock, so that an outage spends no deliveries (SPEC 7.3)."""
     if design.does(Naive.OUTAGE_SPENDS_DELIVERIES):
         return with_pump(_given_back(design, state, number), number, Pump())
     return with_pump(state, number, state.pumps[number]._replace(holding=Holding.HELD))
 
 
 def _lock_ends(design: Design, state: State, number: int, name: str) -> Iterator[Step[State]]:
-    """A lock runs out where nobody renews it; a broker may lose one all the same, which explains a second copy."""
+    """A lock expires unless renewed; a broker may also lose one, which explains a second copy."""
     pump, index = state.pumps[number], design.pumps[number][1]
     if all(entry.holder != number for entry in state.queues[index].entries):
         return
@@ -274,7 +274,7 @@ def process_steps(design: Design, state: State) -> Iterator[Step[State]]:
 
 
 def _started(design: Design, state: State, number: int) -> State:
-    """A process knows nothing of an earlier one: it starts with a backlog, until it has seen that there is none."""
+    """A new process has no state: it assumes a backlog until it has seen that there is none."""
     tracks = design.world.tracks(number)
     dirty = tracks and not design.does(Naive.RESTART_IS_CLEAN)
     state = with_process(state, number, Process(dirty=dirty))
@@ -314,7 +314,7 @@ def _busy(design: Design, state: State, number: int) -> bool:
 
 
 def _gone(design: Design, state: State, number: int) -> State:
-    """The process is no more, and answers for nothing."""
+    """The process has ended, with all its state."""
     state = with_process(state, number, Process(mode=Mode.GONE))
     if not design.world.tracks(number):
         return state

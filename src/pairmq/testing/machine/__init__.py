@@ -8,13 +8,13 @@
 
         @rule(number=st.integers())
         def orders(self, number):
-            if self.run(self.shop.order(number)):  # the customer was told that it is done
+            if self.run(self.shop.order(number)): # reported to the customer as done
                 self.promise("orders", b"%d" % number)
 
     TestShopUnderFailover = ShopUnderFailover.TestCase
 
-Hypothesis mixes your rules with the machine's own (brokers stop, hang and come back, confirmations are lost, time
-passes, the process is restarted or killed, operators interfere) and cuts a failure down to the few steps that it needs.
+Hypothesis mixes your rules with the machine's own (brokers stop, hang and recover, confirmations are lost, time passes,
+the process is restarted or killed, operators interfere) and cuts a failure down to the few steps that it needs.
 """
 
 try:

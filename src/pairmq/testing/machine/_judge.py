@@ -37,7 +37,7 @@ class Copy:
         entity: where; a backlog queue, or an entity of the primary.
         message: as it was stored.
         confirmed: its writer got the confirmation.
-        deliveries: tells how many times it was handed to a receiver so far.
+        deliveries: returns how many times it was delivered to a receiver so far.
     """
 
     at: float
@@ -54,7 +54,7 @@ class Promise:
     Args:
         at: virtual seconds.
         entity: where.
-        identity: of the message, as the machine's ``identity`` tells it.
+        identity: of the message, from the machine's ``identity``.
     """
 
     at: float
@@ -64,7 +64,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the caller of a send was told.
+    """The result that the caller of a send got.
 
     Args:
         outcome: one of the four ends of a send.
@@ -120,7 +120,7 @@ class Ledger:
         self.answers: dict[Key, list[Answer]] = defaultdict(list)
         self.promises: list[Promise] = []
         self.cut_off = False
-        """A process was killed with sends in flight: of these nobody can tell what came."""
+        """A process was killed with sends in flight: their outcomes are unknown."""
         self._story: list[tuple[float, Key | None, str]] = []
         self._now: Callable[[], float] = lambda: 0.0
 
@@ -178,7 +178,7 @@ _ACCEPTED = (SendOutcome.PRIMARY, SendOutcome.BACKLOG)
 
 
 class BrokenPromise(AssertionError):
-    """What was promised is not so; the text says what, and tells the story of the message."""
+    """A promise was broken; the text says which, with the message's history."""
 
 
 class Judge:
@@ -227,7 +227,7 @@ class Judge:
         if not accepted or self._home[key] or self._rightly_set_aside(key):
             return None
         by = accepted[0].backlog_queue or "the primary"
-        aside = "".join(f"; it was set aside: {event.description}" for event in self._ledger.set_aside[key][:1])
+        aside = "".join(f"; it was dead-lettered: {event.description}" for event in self._ledger.set_aside[key][:1])
         return f"is lost: it was accepted by {by} and never came to the primary{aside}"
 
     def _rightly_set_aside(self, key: Key) -> bool:
@@ -245,10 +245,10 @@ class Judge:
     def _nobodys(self, key: Key) -> str | None:
         if key in self._ledger.sends or key in self._ledger.originals or self._ledger.cut_off:
             return None
-        return "came to the primary, and nobody has sent it through the pair"
+        return "is at the primary, but was not sent through the pair"
 
     def _doubled(self, key: Key, sends: list[SendCompleted]) -> str | None:
-        """A second copy needs a reason, and somebody must have been told of it."""
+        """A second copy needs a reason, and must have been reported as possible."""
         copies = len(self._home[key])
         if copies < 2 or self._ledger.cut_off:
             return None
@@ -263,8 +263,8 @@ class Judge:
         told = any(send.maybe_duplicate or send.outcome is SendOutcome.UNKNOWN for send in sends) or any(
             move.maybe_duplicate or move.redelivered or not move.completed for move in self._ledger.moved[key]
         )
-        # A syphon that was closed in doubt tells nothing of its attempt. If the message expired after all, its
-        # dead-letter tells whoever finds the copies.
+        # A syphon that was closed in doubt does not report its attempt. If the message then expires, its dead-letter
+        # explains the copies.
         told = told or (self._rightly_set_aside(key) and not any(copy.confirmed for copy in self._home[key]))
         # Who sends one message twice has asked for two copies.
         if not told and len([send for send in sends if send.outcome is not SendOutcome.REFUSED]) < 2:
@@ -284,7 +284,7 @@ class Judge:
         return None
 
     def _untrue(self, key: Key, sends: list[SendCompleted]) -> str | None:
-        """What the caller of a send was told must be what the event says, and in time."""
+        """The result that the caller of a send got must match the event, and be in time."""
         for answer, send in zip(self._ledger.answers.get(key, ()), sends, strict=False):
             if answer.outcome is not send.outcome:
                 return f"was {answer.outcome} to its caller and {send.outcome} to those who watch"

@@ -65,7 +65,7 @@ class FailoverMachine(RuleBasedStateMachine):
     At the end of each example all is healed, time passes, and everything must be as promised: what was accepted has
     come to the primary, what was refused has not, second copies are explained, what *you* promised (`promise`) is there
     under one message id, every entity is healthy, every backlog queue empty, and nothing hangs or is left running. Else
-    `BrokenPromise` says what is wrong and tells the story of the message.
+    `BrokenPromise` says what is wrong, with the message's history.
 
     Attributes:
         options: of the pair.
@@ -130,7 +130,7 @@ class FailoverMachine(RuleBasedStateMachine):
         """
 
     def identity(self, message: Message) -> Hashable:
-        """Tell what makes two messages the same thing to the code under test, for `promise`; here the body.
+        """Return what identifies a message to the code under test, for `promise`; here the body.
 
         Args:
             message: as it is stored on the primary.
@@ -138,14 +138,14 @@ class FailoverMachine(RuleBasedStateMachine):
         return message.body
 
     def promise(self, entity: str | Entity, identity: Hashable) -> None:
-        """Say that the code under test has told somebody: this will arrive.
+        """Record that the code under test has promised a delivery.
 
         At the end at least one message of that `identity` must have come to the primary's entity, and all of them under
         one message id.
 
         Args:
             entity: where it must arrive.
-            identity: as `identity` tells it.
+            identity: from `identity`.
         """
         self._world.ledger.promises.append(Promise(self.now, entity_named(entity), identity))
 
@@ -170,7 +170,7 @@ class FailoverMachine(RuleBasedStateMachine):
         return task
 
     def note(self, text: str) -> None:
-        """Add a line to the story that a failure tells."""
+        """Add a line to the history that is shown on failure."""
         self._world.ledger.note(text)
 
     # The rules that come with it.
@@ -178,13 +178,13 @@ class FailoverMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.traffic)
     @rule(entity=_of_machine("_paths"), message=_of_machine("_messages"))
     def sends(self, entity: str, message: Message) -> None:
-        """Somebody sends a message and waits for what becomes of it."""
+        """Send a message and wait for its result."""
         self.run(self._send(entity_named(entity), [message]))
 
     @precondition(lambda self: self.traffic)
     @rule(entity=_of_machine("_paths"), messages=st.lists(_of_machine("_messages"), min_size=1, max_size=4))
     def begins_to_send(self, entity: str, messages: list[Message]) -> None:
-        """Somebody sends a few messages at once, and everything else goes on meanwhile."""
+        """Send a few messages concurrently, while everything else continues."""
         self.start(self._send(entity_named(entity), messages))
 
     @rule(seconds=st.sampled_from((1, 5, 30, 120, 600)) | st.integers(1, 300))
@@ -201,7 +201,7 @@ class FailoverMachine(RuleBasedStateMachine):
     @precondition(lambda self: {"stops", "confirmations"} <= self.troubles)
     @rule(broker=_BROKERS, applied=st.booleans(), seconds=_LASTING)
     def broker_is_killed_at_the_next_write(self, broker: str, applied: bool, seconds: int | None) -> None:
-        """The next write is done or not, nobody hears of it, and from then on the broker is away."""
+        """The next write is applied or not, without a response, and from then on the broker is unavailable."""
         self.confirmations_are_lost(broker, 1, applied)
         self._fails(broker, f"stops then{_while(seconds)}", Fault.DOWN, seconds)
 

@@ -116,7 +116,7 @@ class World:
         return self._loop.create_task(coroutine, context=context)
 
     def later(self, seconds: float, callback: Callable[..., object], *arguments: object) -> None:
-        """Call something of the world's, whatever goes on then."""
+        """Call an action of the world, and run its loop."""
         self._loop.later(seconds, callback, *arguments)
 
     def keep(self, task: asyncio.Task[Any]) -> None:
@@ -242,7 +242,7 @@ class World:
         return None
 
     def bury(self) -> None:
-        """Let go of everything, whatever state it is in."""
+        """Close everything, in any state."""
         for process in (getattr(self, "process", None), self.syphon):
             if process is not None:
                 _active.release(process.pair.primary, process.pair.secondary)

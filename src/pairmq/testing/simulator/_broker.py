@@ -1,6 +1,6 @@
 """A broker's memory: queues, locks, dead-letter queues, and what was ever stored, as `Copy` for the judge.
 
-It knows no network: whoever calls it has arrived. The one thing that it starts by itself is to answer a long poll.
+It has no network: every call has arrived. The only thing that it starts by itself is the response to a long poll.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Lock:
 class Poll:
     """A receive that waits at a queue.
 
-    ``answer`` takes the deliveries, or why there are none; ``open`` tells whether an answer would be taken now.
+    ``answer`` takes the deliveries, or why there are none; ``open`` returns whether a response would be accepted now.
     """
 
     holder: object
@@ -65,7 +65,7 @@ class Broker:
         name: ``primary`` or ``secondary``.
         loop: for locks and schedules.
         history: takes every copy.
-        number_of: reads the number of a message, None for one that nobody sent.
+        number_of: reads the number of a message, None for one that was never sent.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class Broker:
         return copy
 
     def complete(self, queue: Queue, delivery: Delivery, by: str) -> None:
-        """Remove a copy for good. Raises as `held`."""
+        """Remove a copy. Raises as `held`."""
         copy = self.held(queue, delivery)
         del queue.copies[copy.number], queue.locks[copy.number]
         self._gone(copy, "completed", by)

@@ -36,7 +36,7 @@ class Facts:
         self.at_primary: dict[int, list[Copy]] = defaultdict(list)
         self.at_secondary: dict[int, list[Copy]] = defaultdict(list)
         self.nobodys: list[Copy] = []
-        """Copies at the primary of messages that nobody sent."""
+        """Copies at the primary of messages that were never sent."""
         for copy in history.copies:
             if copy.message_number is not None:
                 side = self.at_primary if copy.broker == PRIMARY else self.at_secondary
@@ -116,7 +116,7 @@ class Facts:
         )
 
     def told(self, copy: Copy) -> Told | None:
-        """What the writer of a copy was told; None when it was killed first."""
+        """The result that the writer of a copy got; None if it was killed first."""
         if copy.attempt is None or copy.message_number is None:
             return None
         attempt = self.history.attempts[copy.attempt]
@@ -179,7 +179,7 @@ class Facts:
         )
 
     def doubtful(self, sent: Sent, before: int) -> bool:
-        """Whether its sender had been told of an attempt in doubt, before a tick."""
+        """Whether an attempt in doubt had been reported to its sender before a tick."""
         return any(
             told is not None and told.doubtful and (attempt.end_tick or 0) < before
             for attempt, told in self.attempts[sent.number]

@@ -189,7 +189,7 @@ def _faults(rng: Random, settings: Settings, setup: Setup, seconds: float) -> tu
             broker = rng.choice((PRIMARY, SECONDARY))
             faults.append(Fault(before, "hang", 15.0, broker, fault.process, seed=rng.randrange(2**31)))
         elif fault.kind == "lock-lost" and "refuse" in kinds and rng.random() < 0.5:
-            # Locks of what is held because its destination is away.
+            # Locks of messages held because their destination is unavailable.
             before = round(max(0.0, at - rng.uniform(2.0, 15.0)), 3)
             faults.append(Fault(before, "refuse", 30.0, PRIMARY, seed=rng.randrange(2**31)))
 

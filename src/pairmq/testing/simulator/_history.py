@@ -1,7 +1,7 @@
-"""What happened in a simulation, as facts for the judge: who asked for what, what was told, and what the brokers did.
+"""What happened in a simulation, as facts for the judge: calls, their results, and the brokers' operations.
 
 Truth comes from the brokers' side (`Copy`); what the framework said stands apart (`Sent`, `Note`). Each fact has a
-*tick* beside its instant: in virtual time much happens at one instant, and ticks tell the order.
+*tick* beside its instant: in virtual time much happens at one instant, and ticks give the order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pairmq.testing.simulator._scenario import Fault, Scenario
 
 
 class Result(enum.StrEnum):
-    """What a caller was told of one message."""
+    """The result that a caller got for one message."""
 
     PRIMARY = "accepted by the primary"
     BACKLOG = "accepted by a backlog queue"
@@ -33,7 +33,7 @@ class Result(enum.StrEnum):
 
 
 class Told(NamedTuple):
-    """What a broker's client was told of one message of a write."""
+    """The result that a broker's client got for one message of a write."""
 
     confirmed: bool
     doubtful: bool
@@ -56,7 +56,7 @@ class Life:
     """One run of one process, from its start to its end.
 
     ``left`` and ``locks_left`` are what it left behind after a close: tasks, and messages that it held locked although
-    nothing kept it from giving them back.
+    nothing prevented it from releasing them.
     """
 
     process: str
@@ -85,7 +85,7 @@ class Life:
 
 @dataclass(slots=True)
 class Sent:
-    """One message that somebody gave to a pair, and what he was told."""
+    """One message passed to a pair, and its result."""
 
     number: int
     life: str
@@ -134,7 +134,7 @@ class Handover(NamedTuple):
 class Copy:
     """One message in one broker, from the write that was applied until it was gone.
 
-    ``message_number`` is None for what nobody sent; ``gone`` says how it ended: ``completed``, ``dead-lettered``,
+    ``message_number`` is None for foreign messages; ``gone`` is how it ended: ``completed``, ``dead-lettered``,
     ``expired`` or ``deleted`` (with its queue).
     """
 

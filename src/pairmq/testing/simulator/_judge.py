@@ -3,7 +3,7 @@
 It knows neither the world nor the framework, only a `History`; a history made by hand is judged as well. Its verdicts
 are those of the guarantees: nothing is lost, nothing comes that was not sent, no second copy without an attempt in
 doubt or a syphon that died or lost its lock, no order lost while nothing fails, everything drains, no send outlives its
-deadline and no close hangs. Two more are for what is said on the way: a wrong state, and a crash.
+deadline and no close hangs. Two more are for events: a wrong state, and a crash.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the judge asks of each message by the callers' ledger, the events and what the primary holds in the end.
 
-Nothing here needs to know when a broker stored what: a history of real servers, which tell nothing of that, is judged
-by the same words (`pairmq.testing.chaos`).
+Nothing here needs to know when a broker stored what: a history of real servers, which don't report that, is judged by
+the same words (`pairmq.testing.chaos`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pairmq.testing.simulator._history import Copy, Result, Sent
 from pairmq.testing.simulator._scenario import PRIMARY, SECONDARY
 from pairmq.testing.simulator._verdict import Verdict, Violation
 
-# What a syphon may not set aside (ADR 4): some refusals pass, and the message has to wait; what the primary can never
-# hold is refused when it is sent (SPEC 3.8).
+# What a syphon must not dead-letter (ADR 4): some refusals pass, and the message has to wait; what the primary can
+# never hold is refused when it is sent (SPEC 3.8).
 _NO_REASON = frozenset(
     reason.value
     for reason in (
@@ -31,7 +31,7 @@ _NO_REASON = frozenset(
     )
 )
 
-_TRIALS = 10.0  # s: several of the longest waits between two trials
+_TRIALS = 10.0  # s: several of the longest waits between two attempts
 
 _NOTHING_TOOK_IT = frozenset(error.__name__ for error in (BacklogUnavailable, PrimaryUnavailable))
 
@@ -40,7 +40,7 @@ _UNSEEN = frozenset(error.__name__ for error in (MessageTooLarge, ReservedProper
 
 
 def ledger_judged(facts: Facts) -> Iterator[Violation]:
-    """All that is wrong with single messages, as far as the ledger, the events and the contents tell."""
+    """All violations of single messages, from the ledger, the events and the contents."""
     reported = {
         note.event.message_id: note.event for note in facts.history.notes if isinstance(note.event, SendCompleted)
     }
@@ -55,7 +55,7 @@ def ledger_judged(facts: Facts) -> Iterator[Violation]:
 
 
 def refused_for_good(facts: Facts, sent: Sent, before: int) -> bool:
-    """Whether the primary had refused it to a syphon before a tick, in a way that time does not mend (ADR 4)."""
+    """Whether the primary had refused it to a syphon before a tick, permanently (ADR 4)."""
     for each, told in facts.by_syphon[sent.number]:
         refused = told is not None and told.kind == "refused" and told.reason not in _NO_REASON
         if refused and each.entity == sent.entity and (each.end_tick or 0) < before:
@@ -81,7 +81,7 @@ def _phantom(facts: Facts, sent: Sent, reported: dict[str, SendCompleted]) -> It
     at = sent.ended_at or sent.at
     event = reported.get(f"id-{number}")
     outcome = None if event is None else event.outcome
-    said = "an event says" if sent.result is not Result.REFUSED else "its caller was told"
+    said = "an event says" if sent.result is not Result.REFUSED else "its caller got"
     if sent.result is Result.REFUSED or outcome is SendOutcome.REFUSED:
         for copy in (*home, *backlog):
             text = f"{said} that {number} was refused, and the {copy.broker} stored it as copy {copy.number}"
@@ -101,7 +101,7 @@ def _phantom(facts: Facts, sent: Sent, reported: dict[str, SendCompleted]) -> It
     attempts = facts.attempts[number]
     for (one, told), (another, _) in itertools.pairwise(attempts):
         if told is not None and told.kind == "refused" and one.broker == PRIMARY:
-            text = f"the primary refused {number} ({told.reason}), and it was sent to the {another.broker} all the same"
+            text = f"the primary refused {number} ({told.reason}), but it was sent to the {another.broker}"
             yield Violation(Verdict.PHANTOM, another.at, text, number)
 
 
@@ -124,16 +124,16 @@ def _altered(facts: Facts, sent: Sent, copy: Copy) -> str | None:
             return None
     names = [name for name in type(wanted).__slots__ if getattr(wanted, name) != getattr(found, name)]
     parts = [f"{name} was {getattr(wanted, name)!r} and is {getattr(found, name)!r}" for name in names]
-    return f"it was changed on its way: {'; '.join(parts)[:400]}"
+    return f"it was changed in transit: {'; '.join(parts)[:400]}"
 
 
 def _nobodys(facts: Facts) -> Iterator[Violation]:
     for copy in facts.nobodys:
-        text = f"the primary stored {copy.message.message_id} in {copy.entity}, which nobody sent"
+        text = f"the primary stored {copy.message.message_id} in {copy.entity}, which was never sent"
         yield Violation(Verdict.PHANTOM, copy.at, text)
     for number, copies in facts.at_primary.items():
         if number not in facts.history.sent:
-            yield Violation(Verdict.PHANTOM, copies[0].at, f"the primary stored {number}, which nobody sent", number)
+            yield Violation(Verdict.PHANTOM, copies[0].at, f"the primary stored {number}, which was never sent", number)
 
 
 # Duplicates.
@@ -181,7 +181,7 @@ def _other_queue(facts: Facts, sent: Sent) -> Iterator[Violation]:
         if told.kind == "cut" and ended_at - one.at - slept < fair:
             continue
         if not facts.has_queue(another.life, another.tick):
-            continue  # it was the trial of a queue (SPEC 5.5)
+            continue  # it was the probing send of a queue (SPEC 5.5)
         if told.reason == "not-found" and facts.was_made(one.entity, one.at, another.at):
             continue
         if not any((one.end_tick or 0) < tick < another.tick for tick in facts.returns[one.life, one.entity.path]):

@@ -40,7 +40,7 @@ def _lost(facts: Facts, sent: Sent) -> Iterator[Violation]:
             text = f"{number} was accepted by backlog queue {sent.queue}, which never stored it"
             yield Violation(Verdict.LOST, at, text, number)
         elif not home and not any(copy.gone in ("", "deleted", "dead-lettered") for copy in backlog):
-            yield Violation(Verdict.LOST, at, f"{number} was accepted by a backlog queue and is nowhere", number)
+            yield Violation(Verdict.LOST, at, f"{number} was accepted by a backlog queue and is missing", number)
     for copy in backlog:
         problem = left_wrongly(facts, sent, copy)
         if problem:
@@ -71,7 +71,7 @@ def left_wrongly(facts: Facts, sent: Sent, copy: Copy) -> str | None:
         return "it was dead-lettered as expired, and was not"
     if refused_for_good(facts, sent, gone):
         return None
-    return f"it was dead-lettered ({copy.reason}) although nothing had refused it for good"
+    return f"it was dead-lettered ({copy.reason}) although nothing had refused it permanently"
 
 
 def _expired(facts: Facts, sent: Sent) -> Iterator[Violation]:
@@ -83,7 +83,7 @@ def _expired(facts: Facts, sent: Sent) -> Iterator[Violation]:
     for attempt, _ in facts.by_syphon[sent.number]:
         if attempt.broker == PRIMARY and attempt.at > diverted_at + lives + WALLS:
             waited = attempt.at - diverted_at
-            text = f"{sent.number} lives {lives:g} s, and was sent home {waited:.3f} s after it was diverted"
+            text = f"{sent.number} lives {lives:g} s, and was sent to the primary {waited:.3f} s after it was diverted"
             yield Violation(Verdict.PHANTOM, attempt.at, text, sent.number)
 
 
@@ -139,23 +139,23 @@ def _doubled(facts: Facts, sent: Sent) -> Iterator[Violation]:
 
 
 def _brought_twice(facts: Facts, sent: Sent, backlog: list[Copy]) -> Iterator[Violation]:
-    """A syphon remembers what it brought home (ADR 7), and sends nothing under a lock that has run out (SPEC 7.6)."""
+    """A syphon remembers what it has moved (ADR 7), and sends nothing under an expired lock (SPEC 7.6)."""
     brought: Counter[str] = Counter()
     for attempt, told in facts.by_syphon[sent.number]:
         if attempt.broker != PRIMARY:
             continue
-        # Of several copies in the backlog each is brought home.
+        # Of several copies in the backlog each is moved.
         if brought[attempt.life] and len(backlog) == 1:
-            text = f"the syphon of {attempt.life} had brought {sent.number} home, and sent it again"
+            text = f"the syphon of {attempt.life} had moved {sent.number} to the primary, and sent it again"
             yield Violation(Verdict.DUPLICATE, attempt.at, text, sent.number)
         brought[attempt.life] += told is not None and told.confirmed
         if all(facts.has_run_out(copy, attempt) for copy in backlog):
-            text = f"the syphon of {attempt.life} sent {sent.number} home under a lock that had run out"
+            text = f"the syphon of {attempt.life} sent {sent.number} to the primary under an expired lock"
             yield Violation(Verdict.DUPLICATE, attempt.at, text, sent.number)
 
 
 def _unsaid(facts: Facts, sent: Sent, home: list[Copy]) -> Iterator[Violation]:
-    """A second copy of the syphon's making must be told by an event."""
+    """A second copy made by the syphon must be reported by an event."""
     written = [copy for copy in home if facts.is_syphons(copy)]
     if len(written) < 2 or not _confirmed(facts, written[-1]):
         return
@@ -164,15 +164,15 @@ def _unsaid(facts: Facts, sent: Sent, home: list[Copy]) -> Iterator[Violation]:
     events = [note.event for note in notes]
     said = any(each.maybe_duplicate or each.redelivered or not each.completed for each in events)  # type: ignore[attr-defined]
     if any(note.tick > last.tick for note in notes) and not said:
-        text = f"the syphon brought {sent.number} home {len(written)} times, and no event says that it may have"
+        text = f"the syphon moved {sent.number} {len(written)} times, and no event reports a possible duplicate"
         yield Violation(Verdict.DUPLICATE, last.at, text, sent.number)
 
 
 def _stuck(facts: Facts, sent: Sent) -> Iterator[Violation]:
-    """What came home is completed as soon as the secondary answers again."""
+    """Moved messages are completed as soon as the secondary responds again."""
     backlog = facts.at_secondary[sent.number]
     if len(backlog) != 1:
-        return  # of several, nobody can tell which one an attempt was of
+        return  # with several, the copy of an attempt is unknown
     copy = backlog[0]
     for index, handover in enumerate(copy.handovers):
         life = facts.lives.get(handover.life)
@@ -187,7 +187,8 @@ def _stuck(facts: Facts, sent: Sent) -> Iterator[Violation]:
             calm = facts.calm_for(attempt.ended_at or attempt.at, until, _SETTLED)
             if calm is not None and not facts.began_anew(life, copy, attempt.tick):
                 text = (
-                    f"{sent.number} came home, and was not completed as copy {copy.number} in {_SETTLED:g} calm seconds"
+                    f"{sent.number} reached the primary, but was not completed as copy {copy.number} in {_SETTLED:g} "
+                    "calm seconds"
                 )
                 yield Violation(Verdict.NOT_DRAINED, calm, text, sent.number)
                 return

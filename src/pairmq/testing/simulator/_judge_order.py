@@ -34,7 +34,7 @@ def _first_copies(facts: Facts) -> Iterator[Violation]:
         if not home or sent.result is None or not sent.result.accepted or sent.end_tick is None:
             continue
         if any(copy.gone in ("deleted", "dead-lettered") for copy in facts.at_secondary[sent.number]):
-            continue  # it did not come home from there; what stands in the primary all the same was written late
+            continue  # it was not moved from there; a copy in the primary was written late
         # Where a scheduled message stands is a matter of its time.
         if sent.message.scheduled_enqueue_at is None:
             keys[_key(sent)].append((sent.end_tick, home[0].number, sent))

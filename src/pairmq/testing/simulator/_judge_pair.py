@@ -65,7 +65,7 @@ def _order(facts: Facts) -> Iterator[Violation]:
     streams: dict[tuple[str, str, str], list[tuple[Sent, Copy, Copy]]] = defaultdict(list)
     for sent in facts.history.sent.values():
         home, backlog = facts.at_primary[sent.number], facts.at_secondary[sent.number]
-        # A copy that its sender had written before it was diverted did not come home.
+        # A copy that its sender had written before diverting it was not moved.
         came_home = len(home) == len(backlog) == 1 and facts.is_syphons(home[0])
         if sent.result is Result.BACKLOG and came_home and len(backlog[0].handovers) == 1:
             streams[sent.life, sent.sender, backlog[0].entity.path].append((sent, backlog[0], home[0]))
@@ -80,7 +80,10 @@ def _order(facts: Facts) -> Iterator[Violation]:
                 continue
             began, tick = min((each.handovers[0].at, each.handovers[0].tick) for each in (there, there_too))
             if facts.is_calm(began, here.at) and not facts.troubles(there.handovers[0].life, tick, here.tick):
-                text = f"{first.number} was sent before {second.number}, and came home after it, while nothing failed"
+                text = (
+                    f"{first.number} was sent before {second.number}, and reached the primary after it, without any "
+                    "failure"
+                )
                 yield Violation(Verdict.ORDER, here.at, text, first.number)
 
 
@@ -104,7 +107,7 @@ def _kept_queues(facts: Facts) -> Iterator[Violation]:
             if _any_between(left[life, path], before.tick, after.tick):
                 continue
             if not (facts.has_queue(life, before.tick) and facts.has_queue(life, after.tick)):
-                continue  # a trial of any queue (SPEC 5.5)
+                continue  # a probing send of any queue (SPEC 5.5)
             # Another of its sends, side by side with these, may have let go of the queue.
             if _any_between(failed, before.tick, after.tick) or any(
                 each.entity.path == path and not _all_confirmed(each) for each in attempts if each.tick < after.tick
@@ -138,9 +141,9 @@ def _states(facts: Facts, life: Life, entity: Entity, notes: list[Note]) -> Iter
         if event.previous is not state:
             yield Violation(Verdict.STATE, note.at, f"{where}, and it was {state}")
         if event.current not in _ALLOWED.get((event.previous, event.cause), ()):
-            yield Violation(Verdict.STATE, note.at, f"{where}: there is no such way")
+            yield Violation(Verdict.STATE, note.at, f"{where}: no such transition")
         if event.cause in _OF_SENDS and not _cause_is_there(facts, life, entity, note, health_since):
-            yield Violation(Verdict.STATE, note.at, f"{where}, and no send of this epoch tells so")
+            yield Violation(Verdict.STATE, note.at, f"{where}, and no send of this epoch reports that")
         failed_trial = event.cause is Cause.SEND_FAILED and on_trial
         if failed_trial and not _trial_ended(facts, life, entity, health_since, note.tick):
             yield Violation(Verdict.STATE, note.at, f"{where}: the first send after a ping's word has failed")
@@ -163,7 +166,7 @@ def _states(facts: Facts, life: Life, entity: Entity, notes: list[Note]) -> Iter
 
 
 def _cause_is_there(facts: Facts, life: Life, entity: Entity, note: Note, since: int) -> bool:
-    """Whether an attempt that began after the last change of health has just ended in the way that the event tells."""
+    """Whether an attempt that began after the last change of health has just ended as the event reports."""
     event = note.event
     assert isinstance(event, StateChanged)
     for attempt in reversed(facts.history.attempts):
@@ -288,7 +291,7 @@ def _closing(facts: Facts, life: Life) -> Iterator[Violation]:
 
 
 def _gaps(facts: Facts) -> Iterator[Violation]:
-    """A backlog queue that is gone is made again, by whoever hosts a syphon at the latest."""
+    """A missing backlog queue is created again, at the latest by a process with a syphon."""
     options = facts.options[True]
     patience = 60.0 + 2 * options.backlog_retry_interval + 2 * options.attempt_timeout
     for gap in facts.history.gaps:

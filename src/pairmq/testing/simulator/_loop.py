@@ -35,7 +35,7 @@ class SimulationTask(asyncio.Task[Any]):
     owner: object | None
 
     def __hash__(self) -> int:
-        # While asyncio makes it, it has no number yet: it is entered into a set that nobody iterates over.
+        # While asyncio makes it, it has no number yet: it is added to a set that is never iterated over.
         return self.number
 
 

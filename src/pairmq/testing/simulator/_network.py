@@ -1,8 +1,8 @@
 """The way to the brokers, and what goes wrong on it.
 
 A request takes half of its time to arrive, is applied at the broker, and its answer takes the other half. Conditions
-(faults that last) are asked once when it arrives, and once more, if the broker hangs, when the answer leaves. Whoever
-asks may be gone by then: a write on its way is applied all the same.
+(faults that last) are consulted when it arrives, and again, if the broker hangs, when the response leaves. The caller
+may have ended by then: a write in flight is still applied.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ WAITING = object()
 
 
 class Request:
-    """One operation on its way."""
+    """One operation in flight."""
 
     __slots__ = ("answered", "applied", "apply", "connection", "future", "operation", "parts", "path", "spoilt", "stop")
 
@@ -70,7 +70,7 @@ class Request:
 
     @property
     def abandoned(self) -> bool:
-        """Whether nobody waits for the answer any more."""
+        """Whether the caller has stopped waiting for the response."""
         return self.connection.dead or self.future.done()
 
 
@@ -178,7 +178,7 @@ class Network:
         self.loop.later(way, self._arrive, request)
 
     def cancelled(self, request: Request) -> None:
-        """Whoever asked has given up. What waits at the broker ends too, unless the broker can't hear of it."""
+        """The caller has given up. A waiting operation at the broker ends too, unless the broker can't be reached."""
         request.connection.pending.pop(request, None)
         if request.stop is not None and not self._hangs(request):
             request.stop()
@@ -193,7 +193,7 @@ class Network:
     def _arrive(self, request: Request) -> None:
         connection = request.connection
         if request.answered:
-            return  # its connection was lost on the way, with it
+            return  # its connection was lost, with it
         if request.abandoned and request.operation not in _WRITES:
             return
         for condition in self._conditions[connection.broker.name]:
@@ -275,7 +275,7 @@ class Network:
                 self.answer(request, _REFUSALS[fault.kind]())
 
     def _apply_unseen(self, request: Request) -> None:
-        """Apply what nobody hears about."""
+        """Apply a write without a response."""
         request.applied = True
         try:
             request.apply(request)
@@ -300,7 +300,7 @@ class Network:
         return self._hanging(request) is not None
 
     def reachable(self, request: Request) -> bool:
-        """Whether an answer would reach who waits at a broker; what was struck while it waited is told so."""
+        """Whether a response would reach a call waiting at a broker; one hit by a fault while waiting gets an error."""
         if request.abandoned or request.answered:
             return False
         return not self._hangs(request)
@@ -359,7 +359,7 @@ class Network:
         self._locks_end_with(connection)
 
     def kill(self, connection: Connection, chance: Random) -> None:
-        """Its process is gone: nobody hears an answer, and what is on its way may arrive or not."""
+        """Its process has ended: responses are dropped, and requests in flight may or may not arrive."""
         connection.dead = connection.ended = True
         if connection in self.connections:
             self.connections.remove(connection)

@@ -151,7 +151,7 @@ class Process:
         )
 
     async def _opened(self, life: Life, clock: Clock, stopping: asyncio.Event) -> Pair | None:
-        """An open pair, after as many trials as it takes; None when the process was to end first."""
+        """An open pair, after as many attempts as needed; None if the process was to end first."""
         while not stopping.is_set():
             links = [self._world.link(name, life) for name in ("primary", "secondary")]
             self._connections = [link.connection for link in links]
@@ -161,7 +161,7 @@ class Process:
             try:
                 return await pair.open()
             except TransportError:
-                self.pair = None  # the secondary refuses: an operator has to mend that
+                self.pair = None  # the secondary refuses: an operator has to fix that
                 await asyncio.sleep(2.0)
         return None
 
@@ -188,7 +188,7 @@ class Process:
         seconds = life.closed_at - life.closing_at
         life.locks_left = world.brokers["secondary"].locks_of(life.name)
         if tasks:
-            # The caller's own tasks end by what the closed pair tells them.
+            # The caller's own tasks end by the closed pair's errors.
             await asyncio.wait(tasks, timeout=1.0)
         left = [task for task in world.loop.tasks_of(life) if task is not asyncio.current_task()]
         # Those that wait for their next shipment are the simulation's own.

@@ -154,7 +154,7 @@ def _story(history: History, number: int) -> Iterable[tuple[float, int, str]]:
     if sent is not None:
         yield sent.at, sent.tick, f"{sent.sender} of {sent.life} sends it to {sent.entity}, {sent.timeout:g} s"
         if sent.ended_at is not None:
-            yield sent.ended_at, sent.end_tick or 0, f"its caller is told: {_result(sent)}"
+            yield sent.ended_at, sent.end_tick or 0, f"its caller gets: {_result(sent)}"
     for attempt in history.attempts:
         if number in attempt.messages:
             who = "syphon" if attempt.syphon else "sender"

@@ -24,7 +24,7 @@ SECONDARY: Final = "secondary"
 FORMAT: Final = 1
 
 _MOST: Final = 1e9
-"""Seconds, and messages of one shipment: more would take for ever."""
+"""Seconds, and messages of one shipment: more would take forever."""
 
 CONDITIONS: Final = (
     "refuse",
@@ -59,7 +59,7 @@ STROKES: Final = (
     "operator",
     "forge",
 )
-"""Faults that strike once, and the mending of which takes a while."""
+"""Faults that strike once, and take a while to fix."""
 
 LACKS: Final = ("time_to_live", "scheduling")
 """What a primary may disclaim, of `Capabilities`."""
@@ -116,7 +116,7 @@ class Fault:
     Args:
         at: virtual seconds since the start.
         kind: of `FAULT_KINDS`.
-        duration: seconds until it is over, or mended.
+        duration: seconds until it is over or fixed.
         broker: ``"primary"`` or ``"secondary"``, where that matters; empty for both, of a *blip* or a *stall*.
         process: the process that it strikes, or whose way to the broker; empty for all.
         entity: the path that it strikes; empty for all.

@@ -14,7 +14,7 @@ _TIMES_TO_LIVE = {"ttl": 3600.125, "short-ttl": 4.5}
 
 
 def number_of(message: Message) -> int | None:
-    """Read a message's number from its body; None for one that nobody sent."""
+    """Read a message's number from its body; None for one that was never sent."""
     body = message.body
     return int(body[_NUMBER]) if body[:1] == b"m" else None
 
@@ -31,7 +31,7 @@ def made(shipment: Shipment, number: int, owner: str | None = None) -> Message:
     Args:
         shipment: whose it is.
         number: of the message.
-        owner: the process that owns the sessions, where order is kept; None where nobody does.
+        owner: the process that owns the sessions, if order is kept; None without one.
     """
     body = b"m%08d" % number
     fields = shipment.fields

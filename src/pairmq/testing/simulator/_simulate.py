@@ -67,7 +67,7 @@ def shrink(
     Args:
         scenario: one with violations.
         most_runs: simulations to spend at most.
-        progress: told how many were run and the smallest scenario so far.
+        progress: called with the number of runs and the smallest scenario so far.
 
     Returns:
         The smallest one found; the scenario itself if it does not fail.

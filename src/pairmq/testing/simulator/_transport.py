@@ -42,7 +42,7 @@ class SimulatedLink(Transport):
         history: takes every write and every failure.
         capabilities: what it claims.
         lock_duration: seconds of a lock of queues that it makes; None for as long as the connection.
-        sending: tells whether the running task is a sender's; what else writes is the syphon.
+        sending: returns whether the running task is a sender's; other writes are the syphon's.
         number_of: reads a message's number.
     """
 
@@ -278,7 +278,7 @@ class _Receiver(Receiver):
             async with asyncio.timeout(1.5):
                 await self._link.ask(SETTLE, self._path, lambda _: broker.release_all(self))
         except (TransportError, TimeoutError):
-            # What can't be given back comes back when the locks end; those without a duration when the broker sees
+            # What can't be released is redelivered when the locks expire; those without a duration when the broker sees
             # that the receiver's channel is gone.
             if self._link.lock_duration is None:
                 self.connection.network.loop.later(1.0, broker.release_all, self)
@@ -330,7 +330,7 @@ class _Admin(Admin):
         return [Delivery(copy.message, None, 1, str(copy.number), instant(copy.at)) for copy in first]
 
     async def purge(self, source: Source) -> int:
-        raise TransportError("nobody purges here", FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
+        raise TransportError("purge is not supported", FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
 
     async def probe(self, entity: Entity) -> None:
         await self._link.ask(PROBE, entity.path, lambda _: self._link.broker.counts(self._link.broker.find(entity)))
@@ -343,5 +343,5 @@ class _Admin(Admin):
 
 
 def told_by(error: TransportError) -> Told:
-    """What a failure tells."""
+    """The text of a failure."""
     return Told(False, error.maybe_applied, error.kind.value, error.reason.value)

@@ -28,7 +28,7 @@ class Violation:
         verdict: which.
         at: the virtual second at which it was so.
         text: what happened, in a sentence.
-        message: the number of the message, None where there is none.
+        message: the number of the message, if any.
     """
 
     verdict: Verdict

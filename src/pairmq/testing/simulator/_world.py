@@ -40,7 +40,7 @@ CANARIES = 90_000_000
 # Queues of the primary to which no syphon may deliver (SPEC 5.8).
 _FORBIDDEN = ("system/secret", f"{PRIMARY}/x-servicebus-transfer/0")
 
-_LATE_WRITES = 35.0  # s after which nothing of the faults is on its way any more
+_LATE_WRITES = 35.0  # s after which no write of the faults is in flight
 _EVERY = 5.0  # s between two looks at whether all is drained
 _TASKS_A_QUEUE = 12
 _TASKS_BESIDES = 60
@@ -127,7 +127,7 @@ class World:
             await self._heal()
             await self._converge()
         await self._close_all()
-        gc.collect()  # failures that nobody looked at are told when they are collected
+        gc.collect()  # unretrieved failures are reported when they are collected
 
     async def _until(self, at: float) -> None:
         await asyncio.sleep(max(0.0, at - self.loop.time()))
@@ -137,7 +137,7 @@ class World:
             process.stop()
         ends_at = self.loop.time() + 600.0
         while any(process.alive for process in self.processes.values()) and self.loop.time() < ends_at:  # noqa: ASYNC110
-            await asyncio.sleep(1.0)  # their tasks may be killed, and then nobody would set an event
+            await asyncio.sleep(1.0)  # their tasks may be killed, and then no event would be set
 
     # Faults.
 

@@ -1,4 +1,4 @@
-"""What a simulation is told to do: settings, plans of faults, and whole scenarios."""
+"""Inputs of a simulation: settings, plans of faults, and whole scenarios."""
 
 from __future__ import annotations
 

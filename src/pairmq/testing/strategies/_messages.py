@@ -109,7 +109,7 @@ def messages(
         fixed: strategies of other fields by their names, such as ``body`` or ``priority``.
 
     Raises:
-        TypeError: ``fixed`` names something that is no field of a message, or one that has an argument of its own.
+        TypeError: ``fixed`` names something that is not a field of a message, or one that has its own argument.
     """
     drawn: dict[str, st.SearchStrategy[Any]] = {
         "body": st.binary(max_size=max_body),
@@ -167,8 +167,8 @@ def _decimal(mantissa: int, places: int) -> Decimal:
 _AT = datetime(2024, 2, 29, 23, 59, 59, 999_999, UTC)
 _REQUIRED = (names.PATH, names.DIVERTED_AT, names.SENDER, names.SEQUENCE)
 
-# Texts that no alias takes, and why somebody would write them: to leave the queue's name space, to match more than one
-# entity, to overflow, to slip through a parser that is kinder than its rule.
+# Invalid aliases, and why one might write them: to leave the queue's name space, to match more than one entity, to
+# overflow, to slip through a parser that is kinder than its rule.
 _PATHS = ("", "/", "/a", "a/", "a//b", "..", "../orders", "a/../b", "a/./b", "*", "a?", "[a]", "a\\b")
 _NUMBERS = (
     "",

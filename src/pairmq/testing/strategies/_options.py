@@ -62,7 +62,7 @@ def _drawn(name: str, small: bool) -> st.SearchStrategy[Any]:
     if name in _SWITCHES:
         return st.booleans()
     if name in _CHOICES:
-        # Not every secondary can keep order, and then a pair refuses to: whoever has one that can says so himself.
+        # Not every secondary can keep order, and a pair rejects those: pass it explicitly for one that can.
         return st.just("none") if name == "ordering" else st.sampled_from(_CHOICES[name])
     if name == "syphon_max_rate":
         return st.none() | st.integers(1, 10_000).map(float)
@@ -70,7 +70,7 @@ def _drawn(name: str, small: bool) -> st.SearchStrategy[Any]:
         return st.sampled_from(_TEMPLATES) | entity_paths(max_length=20).map(_template)
     if name == "allowed_entities":
         patterns = st.sampled_from(("*", "orders", "prices/*", "queue-?")) | entity_paths(max_length=20)
-        # A pair refuses to send to what they leave out: whoever sends to no other than some can say so himself.
+        # A pair rejects entities that don't match: pass them explicitly if only some are used.
         return st.just(()) | st.lists(patterns, max_size=3).map(lambda drawn: (*drawn, "*"))
     raise AssertionError(f"the option {name} is new: say here what it may be")
 
@@ -90,7 +90,7 @@ def entity_paths(*, max_length: int = 60) -> st.SearchStrategy[str]:
         def test_a_path_becomes_a_file_name(path): ...
 
     Args:
-        max_length: characters, 1 to 260; a broker with a lower limit tells it in its transport's capabilities.
+        max_length: characters, 1 to 260; a broker's lower limit is in its transport's capabilities.
 
     Raises:
         ValueError: ``max_length`` is out of its range.

@@ -191,7 +191,7 @@ class Admin(Suite):
 
     @capability("ordered_consumer", disclaimed=refused(lambda broker: _positions(broker)))
     async def test_positions_tell_what_is_settled_by_whomever(self, broker: Broker) -> None:
-        """`Admin.positions` may tell less than is true, for a while, and never more (SPEC 8.3)."""
+        """`Admin.positions` may report less than is true for a while, but never more (SPEC 8.3)."""
         queue = await broker.queue(single_consumer=True)
         empty = await broker.admin.positions(queue)
         assert empty.oldest is None
@@ -210,11 +210,11 @@ class Admin(Suite):
         if len(held) == 1:
             held.append(await receive_one(receiver))
         await receiver.complete(held[1])
-        # A transport may take a moment to learn what another process has done, and must not tell too much in between.
+        # A transport may take a moment to learn of another process's changes, and must not report too much meanwhile.
         deadline = asyncio.get_running_loop().time() + PATIENCE
         settled = await broker.admin.positions(queue)
         while settled.oldest is not None and settled.oldest <= before.newest:
-            assert asyncio.get_running_loop().time() < deadline, "what was settled is still told as unsettled"
+            assert asyncio.get_running_loop().time() < deadline, "settled messages are still reported as unsettled"
             await asyncio.sleep(0.02)
             settled = await broker.admin.positions(queue)
         await broker.put(queue, "c")
@@ -238,7 +238,7 @@ class Admin(Suite):
         try:
             listed = await broker.admin.list_entities("orders/")
         except TransportError as error:
-            # There is no capability for it: a transport either lists, or says that it can't.
+            # There is no capability for it: a transport either lists, or raises *not-supported*.
             assert (error.kind, error.reason) == (FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
             return
         assert listed == [Entity("orders/a"), Entity("orders/b")]

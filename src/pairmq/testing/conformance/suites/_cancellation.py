@@ -1,4 +1,4 @@
-"""What a call keeps that is cut off: control comes back, the object goes on, and *nothing sent* is true."""
+"""Promises of a cancelled call: it returns, the object stays usable, and *nothing sent* is true."""
 
 from __future__ import annotations
 
@@ -199,8 +199,10 @@ class Cancellation(Suite):
         await broker.restore()
         await broker.put(queue, "after")
         if "connecting" not in await _up_to(broker, queue, "after"):
-            # It was not written: a transport that knows that has to say so, or each outage ends in duplicates.
-            assert timeout is None or is_nothing_sent(timeout), "nothing was sent, and it did not say so"
+            # It was not written: a transport that knows this has to report it, or each outage ends in duplicates.
+            assert timeout is None or is_nothing_sent(timeout), (
+                "nothing was sent, but the error does not have nothing_sent"
+            )
 
 
 async def _up_to(broker: Broker, queue: Entity, last: str | None, *, least: int = 0) -> list[str]:
@@ -213,7 +215,7 @@ async def _up_to(broker: Broker, queue: Entity, last: str | None, *, least: int 
 
 
 async def _all_fail(batch: Awaitable[Sequence[TransportError | None]]) -> None:
-    """Raise what a batch tells, as a single call does."""
+    """Raise the failures of a batch, as a single call does."""
     for error in await batch:
         if error:
             raise error

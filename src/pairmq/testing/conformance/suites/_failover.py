@@ -50,7 +50,7 @@ class Failover(Suite):
             await broker.stop()
             receipts += [await _send(pair, f"during {number}") for number in range(3)]
             await broker.restore()
-            # Where the broker keeps nothing, somebody makes its queues anew.
+            # If the broker is not durable, its queues have to be recreated.
             await broker.connect().admin.create(_QUEUE)
             await _settled(pair)
             receipts.append(await _send(pair, "after"))
@@ -94,7 +94,7 @@ class Failover(Suite):
             assert partner.messages(_QUEUE.path) == []
             partner.heal()
             await _settled(pair)
-            await _until(lambda: len(_ids(partner)) >= 5, "the backlog did not come home")
+            await _until(lambda: len(_ids(partner)) >= 5, "the backlog was not moved to the primary")
             home = {each.message_id: each for each in partner.messages(_QUEUE.path)}
             assert home == {each.message_id: each for each in sent}
 
@@ -110,7 +110,7 @@ class Failover(Suite):
         await broker.restore()
         partner.heal()
         async with _pair(broker, primary=False, partner=partner):
-            await _until(lambda: len(_ids(partner)) >= 3, "the backlog did not come home")
+            await _until(lambda: len(_ids(partner)) >= 3, "the backlog was not moved to the primary")
             home = {each.body.decode() for each in partner.messages(_QUEUE.path)}
             assert home == {"during 0", "during 1", "during 2"}
 

@@ -1,4 +1,4 @@
-"""What a transport keeps while its broker is away: the truth, at once, and it goes on afterwards."""
+"""Promises of a transport while its broker is unavailable: fast, correct failures, and recovery."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from pairmq.testing.conformance._broker import (
 from pairmq.testing.conformance.suites._timing import cut_off
 
 _OUTAGE = 5.0
-"""Seconds that a broker stays away from a call that should not wait for it; what fails at once ends the wait."""
+"""Seconds that a broker stays unavailable for a call that should not wait for it; an immediate failure ends the
+wait."""
 
 
 _SENDERS = 16
@@ -45,7 +46,7 @@ async def _a_broker_that_forgets_takes_work_again(broker: Broker) -> None:
 
 
 class Faults(Suite):
-    """A broker that stops, crashes, freezes and comes back (SPEC 3.6)."""
+    """A broker that stops, crashes, freezes and recovers (SPEC 3.6)."""
 
     async def test_a_stopped_broker_is_unavailable_and_nothing_was_sent(self, broker: Broker) -> None:
         queue = await broker.queue()
@@ -266,7 +267,7 @@ class Faults(Suite):
         await broker.freeze()
         sending = asyncio.ensure_future(sender.send(message("waits")))
         await asyncio.sleep(0.5)
-        assert not sending.done(), "nobody can have confirmed it"
+        assert not sending.done(), "no broker can have confirmed it"
         await broker.restore()
         async with asyncio.timeout(PATIENCE):
             await sending
@@ -336,7 +337,7 @@ class Faults(Suite):
 
 
 async def _until_it_works(call: Callable[[], Awaitable[object]]) -> None:
-    """Call again while the broker seems to be away: a connection that was lost may be found out by one call."""
+    """Repeat the call while the broker seems unavailable: it may take one call to detect a lost connection."""
     deadline = asyncio.get_running_loop().time() + PATIENCE
     while True:
         try:
@@ -358,7 +359,7 @@ async def _failure(call: Callable[[], Awaitable[object]]) -> TransportError | No
 
 
 def _unreachable(error: TransportError | None) -> None:
-    assert error is not None, "nobody can have confirmed it"
+    assert error is not None, "no broker can have confirmed it"
     # A lock may be bound to the connection that is gone.
     assert error.kind is FailureKind.UNAVAILABLE or error.reason is FailureReason.LOCK_LOST, f"{error!r}"
 

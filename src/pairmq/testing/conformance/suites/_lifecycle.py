@@ -21,10 +21,10 @@ _QUEUE = Entity("orders")
 
 
 class Lifecycle(Suite):
-    """`Transport`: laziness, close, fault, and what it tells about itself (SPEC 9.1, 9.2, 10.2)."""
+    """`Transport`: laziness, close, fault, and its self-description (SPEC 9.1, 9.2, 10.2)."""
 
     async def test_no_suite_and_no_test_is_left_out(self, request: pytest.FixtureRequest) -> None:
-        # Those of this package; whoever derives one directly has made a suite of their own.
+        # Those of this package; a direct subclass elsewhere is its own suite.
         suites = [suite for suite in Suite.__subclasses__() if suite.__module__.startswith(f"{__package__}.")]
         patterns = request.config.getini("python_classes")
         collected = [

@@ -232,7 +232,7 @@ class Receive(Suite):
         queue = await broker.queue()
         other = broker.connect().receiver(Source(queue))
         assert await other.receive(1, 0) == []
-        for _ in range(3):  # on a machine that stands still a broker may hear of the end too late
+        for _ in range(3):  # on a stalled machine a broker may notice the end too late
             receiver = broker.receiver(queue)
             polling = asyncio.ensure_future(receiver.receive(10, _LONG_POLL))
             await asyncio.sleep(0.2)

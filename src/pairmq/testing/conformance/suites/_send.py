@@ -83,7 +83,7 @@ class Send(Suite):
     """`Sender.send` and `Sender.send_batch` (SPEC 3.4, 3.6)."""
 
     async def test_every_field_comes_back_as_it_was(self, broker: Broker) -> None:
-        # One queue for all: opening links is what takes time, and what differs is told by the field's name.
+        # One queue for all: opening links takes the time, and a difference is reported by the field's name.
         await _come_back(
             broker,
             message(bytes(range(256)) * 3),
@@ -283,7 +283,7 @@ async def _come_back(broker: Broker, *messages: Message) -> None:
 
 
 def _differences(sent: Message, received: Message) -> list[str]:
-    """Name each field that did not come back as it was, types included: 1, 1.0 and True are equal and not the same."""
+    """Name each field that was not received unchanged, including types: 1, 1.0 and True are equal and not the same."""
     found = []
     for entry in fields(Message):
         if entry.name == "application_properties":

@@ -48,7 +48,7 @@ class Settlement(Suite):
         queue = await broker.queue()
         receiver, delivery = await _one(broker, queue)
         await receiver.complete(delivery)
-        await receiver.close()  # which would give it back
+        await receiver.close()  # which would release it
         assert await broker.connect().receiver(Source(queue)).receive(1, 0.3) == []
 
     async def test_settling_twice_is_a_lost_lock(self, broker: Broker) -> None:
@@ -134,7 +134,7 @@ class Settlement(Suite):
     async def test_a_lock_that_ended_settles_nothing(self, broker: Broker) -> None:
         queue = await broker.queue(short_locks=True)
         receiver, delivery = await _one(broker, queue)
-        # It has ended for certain once somebody else has the message.
+        # It has certainly expired once another receiver has the message.
         other = broker.connect().receiver(Source(queue))
         again = await receive_one(other, wait=broker.harness.lock_duration + PATIENCE)
         await must_fail(lambda: receiver.complete(delivery), *_LOST)
@@ -148,7 +148,7 @@ class Settlement(Suite):
         await broker.put(queue, "hello")
         receiver, other = broker.receiver(queue), broker.connect()
         while not await _held_for_longer(broker, receiver, other.receiver(Source(queue))):
-            pass  # this machine stood still for as long as a lock: once more
+            pass  # this machine stalled for as long as a lock: once more
 
     @capability("lock_renewal", disclaimed=_renewing_is_refused)
     async def test_the_delivery_that_was_renewed_settles_just_as_well(self, broker: Broker) -> None:
@@ -222,7 +222,7 @@ class Settlement(Suite):
     async def test_a_message_that_was_delivered_too_often_is_dead_lettered(self, broker: Broker) -> None:
         queue = await broker.queue(max_delivery_count=2)
         if (await broker.admin.properties(queue)).max_delivery_count != 2:
-            return  # the broker has no such limit, and says so
+            return  # the broker has no such limit, as reported
         receiver, delivery = await _one(broker, queue)
         await receiver.abandon(delivery)
         await receiver.abandon(await receive_one(receiver))
@@ -269,7 +269,7 @@ async def _held_for_longer(broker: Broker, receiver: Receiver, other: Receiver) 
     finally:
         waiting.cancel()
         await asyncio.wait((waiting,), timeout=PATIENCE)
-        await other.close()  # which gives back what it got
+        await other.close()  # which releases its messages
 
 
 async def _one(broker: Broker, queue: Entity) -> tuple[Receiver, Delivery]:

@@ -13,7 +13,7 @@ from pairmq.model import FailureKind, FailureReason, TransportError
 
 _TICK = 0.02
 _NOTICEABLE = 0.05
-"""Seconds by which the machine is late before that counts: many small ones held up nobody who waited."""
+"""Seconds by which the machine is late before that counts: many small ones delay no waiting call."""
 
 SLACK = 2.0
 """Seconds that a call may take beyond what it is allowed: not a measure of speed, but of who decides when it ends."""
@@ -60,7 +60,7 @@ class Stopwatch:
 
 
 class LockClock:
-    """Tells whether a lock that is lost may have ended by itself, because this machine stood still for so long.
+    """Returns whether a lost lock may have expired because this machine stalled for so long.
 
     Args:
         lock: seconds that it lasts; brokers keep to them within a fifth.
@@ -91,7 +91,7 @@ class LockClock:
 async def cut_off(
     call: Awaitable[object], limit: float = 0.3, *, why: str = "no broker can have answered"
 ) -> TimeoutError | None:
-    """Put a time limit on a call that can't be answered, and see that control comes back.
+    """Put a time limit on a call without a response, and check that it returns.
 
     Args:
         call: awaits a broker that is silent.
@@ -114,6 +114,6 @@ async def cut_off(
         else:
             raise AssertionError(f"it returned {answer!r}, and {why}")
     assert watch.elapsed < limit + SLACK, (
-        f"control came back {watch.elapsed:.2f} s after the call, whose time limit was {limit} s"
+        f"the call returned {watch.elapsed:.2f} s after the call, whose time limit was {limit} s"
     )
     return told

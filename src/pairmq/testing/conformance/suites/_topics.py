@@ -230,7 +230,7 @@ class Sessions(Suite):
         await broker.put(queue, "a1", session_id="a")
         clock = LockClock(broker.harness.lock_duration)
         while not await _held_for_longer(broker, queue, clock):
-            pass  # this machine stood still for as long as a lock: once more
+            pass  # this machine stalled for as long as a lock: once more
 
     @capability("sessions", disclaimed=refused(_accept_by_name))
     async def test_a_lost_session_lock_is_told(self, broker: Broker) -> None:
