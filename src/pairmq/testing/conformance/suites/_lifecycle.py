@@ -32,7 +32,7 @@ class Lifecycle(Suite):
             for name, value in vars(request.module).items()
             if isinstance(value, type) and any(name.startswith(p) or fnmatchcase(name, p) for p in patterns)
         ]
-        missing = [suite.__name__ for suite in suites if not any(issubclass(found, suite) for found in collected)]
+        missing = sorted(suite.__name__ for suite in suites if not any(issubclass(found, suite) for found in collected))
         assert not missing, f"{request.module.__name__} has no subclass of: {', '.join(missing)}"
         replaced = [
             f"{found.__name__}.{name}"
