@@ -37,12 +37,11 @@ mount -t tmpfs tmpfs "$R/tmp"; mount --bind "$T" "$R/src"
 # A shell stays the first process: some programs behave differently there.
 chroot "$R" /usr/bin/env -i HOME=/root PATH=/opt/venv/bin:/usr/sbin:/usr/bin LANG=C.UTF-8 TERM=dumb TZ=UTC "$@"
 """
-HEADER = """# Versions that the tests have run with
+HEADER = """# Tested versions
 
-`make matrix SUITE=trixie` runs the tests that need Python alone with the Python of another Debian,
-`make matrix SUITE=trixie TIER=servers` those with its servers, and each writes its row here; the machine needs no
-container, and nothing is installed on it. *Not run* are tests that say themselves why: most need a program that was not
-there.
+`make matrix SUITE=trixie` runs the tests that need only Python with the Python of another Debian release,
+`make matrix SUITE=trixie TIER=servers` those with its servers, and each writes its row here; this needs no container,
+and installs nothing on the machine. *Not run* are skipped tests: most need a program that was not installed.
 
 | Debian | tests | day | Python | RabbitMQ | Redis | passed | failed | not run |
 |---|---|---|---|---|---|---|---|---|
