@@ -16,7 +16,7 @@ from pairmq.core import restore
 from pairmq.model.events import MessageMoved, SendOutcome
 from pairmq.pair import PairSender
 from pairmq.runner._job import Results
-from pairmq.runner._limits import TimeLimits
+from pairmq.runner._limits import Limit
 from pairmq.runner._send import Attempts
 from pairmq.runner.pump import Pump
 from pairmq.testing import Fault, in_virtual_time
@@ -181,8 +181,8 @@ def test_naive_code_is_found(shop: type[Shop], told: str):
 def test_a_failed_attempt_that_counts_as_accepted_is_found(monkeypatch: pytest.MonkeyPatch):
     attempt = Attempts._attempt
 
-    async def hopeful(self: Any, sender: Any, jobs: Any, messages: Any, limit: float) -> Any:
-        return [None] * len(await attempt(self, sender, jobs, messages, limit))
+    async def hopeful(self: Any, *arguments: Any) -> Any:
+        return [None] * len(await attempt(self, *arguments))
 
     monkeypatch.setattr(Attempts, "_attempt", hopeful)
     assert "is lost: it was accepted by" in broken_promise()
@@ -229,10 +229,12 @@ def test_a_syphon_that_moves_nothing_is_found(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_an_attempt_without_a_time_limit_is_found(monkeypatch: pytest.MonkeyPatch):
-    async def unlimited(self: Any, operation: Any, limit: float) -> Any:
-        return await operation
+    begin = Limit.__init__
 
-    monkeypatch.setattr(TimeLimits, "run", unlimited)
+    def unlimited(self: Any, limits: Any, at: float) -> None:
+        begin(self, limits, at + 1e9)
+
+    monkeypatch.setattr(Limit, "__init__", unlimited)
     found = broken_promise(Hanging).splitlines()[0]
     assert "hangs" in found or "to send, and had 20 s" in found
 
@@ -332,7 +334,7 @@ def test_the_syphon_beside_survives_the_process_under_test():
 def test_a_message_that_nobody_has_sent_is_found():
     machine = SyphonInside()
     machine.run(stored(machine, Message(b"1", message_id="stray")))
-    with pytest.raises(BrokenPromise, match="'stray' to orders came to the primary, and nobody has sent it"):
+    with pytest.raises(BrokenPromise, match="'stray' to orders is at the primary, but was not sent through the pair"):
         machine.teardown()
 
 
