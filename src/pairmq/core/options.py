@@ -38,7 +38,7 @@ _COUNTS: dict[str, tuple[int, int]] = {
     "max_pending_sends": (1, 10_000_000),
 }
 OPTION_RANGES = _COUNTS
-"""Least and greatest value of the options that are whole numbers."""
+"""Minimum and maximum of the integer options."""
 
 RECORD_QUEUE = "x-pairmq-record"
 """Last part of the name of the queue that holds what the processes of a pair agree on (SPEC 13)."""
@@ -54,17 +54,17 @@ _SWITCHES = ("enable_syphon", "failover_on_busy")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairOptions:
-    """How a pair behaves; durations are seconds as a number or a timedelta, kept as float seconds.
+    """The options of a pair; durations are seconds as a number or a timedelta, kept as float seconds.
 
     Args:
         backlog_queue_count: backlog queues on the secondary, 1 to 1000.
         failover_interval: seconds that an entity may fail before failover, 0 to 60 min; 0 diverts at the first failure.
         ping_primary_interval: seconds between pings of a failed-over entity, 100 ms to 30 min.
         enable_syphon: drain the backlog in this process; one long-lived process per pair is enough.
-        while_failing: ``"wait"`` tries a failing send again until it succeeds, failover engages or its deadline
-            passes, also while neither broker takes messages; ``"raise"`` raises the failure at once.
-        send_timeout: seconds that one send may take, everything included, 10 ms to 24 h.
-        attempt_timeout: seconds that one operation at a broker may take, 10 ms to 10 min; a broker that hangs is
+        while_failing: ``"wait"`` retries a failing send until it succeeds, failover engages or its deadline passes,
+            also while neither broker accepts messages; ``"raise"`` raises the failure immediately.
+        send_timeout: seconds that one send may take, including retries, 10 ms to 24 h.
+        attempt_timeout: seconds that one operation at a broker may take, 10 ms to 10 min; an unresponsive broker is
             noticed after this long.
         ordering: ``"none"``; ``"session"`` keeps the order of each session through an outage (SPEC 8), with a secondary
             that can.
@@ -73,19 +73,19 @@ class PairOptions:
         failover_on_busy: let throttling count toward failover.
         close_grace: seconds that closing waits for sends in flight, 0 to 10 min.
         syphon_receive_wait: seconds of one long poll at a backlog queue, 1 s to 60 min.
-        syphon_batch: messages a receive, 1 to 10 000.
-        syphon_max_rate: messages a second that the syphon moves at most; None for no limit.
+        syphon_batch: messages per receive, 1 to 10 000.
+        syphon_max_rate: most messages per second that the syphon moves; None for no limit.
         ping_timeout: seconds that one ping may take, 10 ms to 2 min.
         flap_window: seconds after a recovery within which another failover is a flap (SPEC 4.8), 0 to 24 h.
-        backlog_retry_interval: seconds until a backlog queue out of the rotation is tried again while others are in
-            use, 100 ms to 1 h.
+        backlog_retry_interval: seconds until a backlog queue out of the rotation is retried while others are in use,
+            100 ms to 1 h.
         backlog_name_template: name of backlog queues; must hold ``{index}``, may hold ``{primary}``.
         allowed_entities: patterns (``*``, ``?``) of entities that the syphon may deliver to (SPEC 5.8), and so of
-            those that a pair sends to; empty allows every one but system entities and backlog queues.
-        max_pending_sends: sends in flight per pair; the next one waits its turn inside its own deadline.
+            those that a pair sends to; empty allows all except system entities and backlog queues.
+        max_pending_sends: sends in flight per pair; further ones wait within their own deadline.
 
     Raises:
-        ConfigurationError: a value out of its range; names the option, the value and the range. It is a `ValueError`.
+        ConfigurationError: a value is out of range; names the option, the value and the range. It is a `ValueError`.
     """
 
     backlog_queue_count: int = 10
