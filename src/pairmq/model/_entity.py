@@ -82,7 +82,7 @@ class Source:
 
 
 def _path_problem(path: object) -> str | None:
-    """Say in words what is wrong with a path, or None."""
+    """Return what is wrong with a path, or None."""
     if not isinstance(path, str):
         return f"is a {type(path).__name__}: give a string"
     if not path:

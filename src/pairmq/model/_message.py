@@ -17,10 +17,11 @@ PropertyValue: TypeAlias = (
     "str | bytes | bool | int | float | Decimal | datetime | UUID"
     " | tuple[PropertyValue, ...] | Mapping[str, PropertyValue] | None"
 )
-"""What an application property may hold: each transport carries every one of these types there and back, unchanged.
+"""The types of an application property: every transport carries each of them unchanged.
 
-A list is taken too, and kept as a tuple; any mapping is kept as a dict. They nest at most `MAX_NESTING` deep, and what
-they hold obeys the same rules. A Decimal has a whole number of 32 bits, sign included, and 0 to 255 decimal places.
+A list is also accepted, and kept as a tuple; any mapping is kept as a dict. They nest at most `MAX_NESTING` deep, and
+what they hold obeys the same rules. A Decimal has a whole number of 32 bits, sign included, and 0 to 255 decimal
+places.
 """
 
 MAX_TIME_TO_LIVE = timedelta(days=10_675_199).total_seconds()
@@ -33,7 +34,7 @@ MAX_PRIORITY = 255
 """Highest priority; AMQP 0-9-1 gives it one octet."""
 
 MAX_NESTING = 16
-"""How deep sequences and mappings in an application property may nest; bounded, so that no reader recurses at will."""
+"""Maximum nesting of sequences and mappings in an application property, to bound recursion in readers."""
 
 _PLAIN_TYPES = frozenset((bytes, bool, UUID, type(None)))
 """Types whose every value is carried."""
@@ -49,23 +50,23 @@ _SHOWN_CONTAINER = 1000  # characters after which no more entries of a mapping o
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Message:
-    """One message: a body and what travels with it.
+    """One message: a body and its properties.
 
     Args:
-        body: the payload; PairMQ never looks into it.
-        message_id: a name that never changes, 1 to 128 characters; given at the first send when left out (SPEC 3.3).
+        body: the payload; opaque to PairMQ.
+        message_id: a constant id, 1 to 128 characters; generated at the first send by default (SPEC 3.3).
         session_id: messages of one session belong together; 1 to 128 characters.
         time_to_live: seconds (float or timedelta) after which a broker may drop the message; None is unlimited.
-        scheduled_enqueue_at: the instant before which no consumer sees the message; must know its time zone.
+        scheduled_enqueue_at: the instant before which no consumer sees the message; must be timezone-aware.
         content_type: the body's media type.
-        content_encoding: what was done to the body on top of that, ``gzip`` for one; PairMQ does not act by it.
-        correlation_id: the id of the message that this one answers.
+        content_encoding: the body's encoding, e.g. ``gzip``; not interpreted by PairMQ.
+        correlation_id: the id of the message that this one replies to.
         subject: an application's label.
-        to: an application's address; PairMQ does not route by it.
-        reply_to: where an answer should go.
-        reply_to_session_id: the session that an answer should join.
-        partition_key: Service Bus's partition key; must equal the session id where both are set.
-        priority: 0 to 255; what is higher comes sooner where the broker orders by it. None is the broker's default.
+        to: an application's address; not used for routing by PairMQ.
+        reply_to: the address for replies.
+        reply_to_session_id: the session for replies.
+        partition_key: Service Bus's partition key; must equal the session id if both are set.
+        priority: 0 to 255; higher ones are delivered first if the broker supports it. None is the broker's default.
         application_properties: the user's own headers; string keys, values of `PropertyValue`'s types.
 
     Raises:
@@ -142,7 +143,7 @@ class Message:
         return hash((self.message_id, self.body))
 
     def with_id(self, message_id: str) -> Message:
-        """Return this message under another id, everything else as it is.
+        """Return this message under another id, otherwise unchanged.
 
         Args:
             message_id: 1 to 128 characters; not checked again, as this is on the path of every send.
@@ -155,7 +156,7 @@ class Message:
         return made
 
     def with_properties(self, application_properties: dict[str, PropertyValue]) -> Message:
-        """Return this message with other application properties, everything else as it is.
+        """Return this message with other application properties, otherwise unchanged.
 
         Args:
             application_properties: were checked as a message's before, and not checked again; now the copy's own.
@@ -178,7 +179,7 @@ class Message:
         priority: int | None,
         application_properties: dict[str, PropertyValue],
     ) -> Message:
-        """Make a message of what a transport has checked as the constructor would; as the constructor otherwise.
+        """Make a message from values that a transport has validated; otherwise as the constructor.
 
         Args:
             body: as for the constructor, like all others here.
@@ -234,13 +235,13 @@ def _draft_of(message: Message) -> Any:
 
 
 def shown_record(record: Any) -> str:
-    """Give the repr of a dataclass, with long texts and large containers cut: a log must not grow by whole bodies.
+    """Return the repr of a dataclass, with long texts and large containers truncated, to keep bodies out of logs.
 
     Args:
         record: an instance; fields with ``repr=False`` are left out.
 
     Returns:
-        What a dataclass shows where everything is short; else the beginning of a long value and its length.
+        The usual repr if everything is short; else the beginning of a long value and its length.
     """
     values = (f"{entry.name}={_shown(getattr(record, entry.name))}" for entry in fields(record) if entry.repr)
     return f"{type(record).__name__}({', '.join(values)})"
@@ -272,7 +273,7 @@ def _shown_entries(entries: Iterable[str], count: int) -> str:
 
 
 def _restored(kind: type[Message], values: tuple[Any, ...]) -> Message:
-    """Make a message of what was pickled; its fields were checked when it was made."""
+    """Make a message from its pickled fields, which were validated before."""
     message = kind.__new__(kind)
     for name, value in zip(kind.__slots__, values, strict=True):
         object.__setattr__(message, name, value)

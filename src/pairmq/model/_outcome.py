@@ -1,4 +1,4 @@
-"""What came of a send, of a receive, and of one attempt at a broker."""
+"""Results of a send, of a receive, and of one attempt at a broker."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class FailureKind(enum.StrEnum):
     """What a failed operation means for failover (SPEC 3.6)."""
 
     TRANSIENT = "transient"
-    """A hiccup: tried again inside the send; one that outlives its retries becomes unavailable."""
+    """Retried within the send; becomes unavailable when the retries are exhausted."""
     BUSY = "busy"
-    """The broker throttles: tried again, diverted only with ``failover_on_busy``."""
+    """The broker throttles: retried, diverted only with ``failover_on_busy``."""
     UNAVAILABLE = "unavailable"
     """Time-out, connection lost, broker down, publisher blocked, no room, no leader: counts toward failover."""
     REFUSED = "refused"
-    """The broker said no to this message or this user: raised to the caller, never diverted."""
+    """The broker rejected the message or the user: raised to the caller, never diverted."""
 
 
 class FailureReason(enum.StrEnum):
-    """Why an operation failed, finer than its kind: it picks the exception that a caller sees."""
+    """Why an operation failed, finer than its kind; selects the exception raised to the caller."""
 
     OTHER = "other"
     NOT_FOUND = "not-found"
@@ -63,12 +63,12 @@ class Receipt:
 
     Args:
         route: the primary, or a backlog queue of the secondary.
-        entity: where the message belongs.
-        message_id: the id that it had in every attempt.
+        entity: the message's destination.
+        message_id: its id, the same in every attempt.
         backlog_queue: the backlog queue's name when diverted, else None.
-        attempts: how many times it was sent to a broker, the accepted one included.
+        attempts: how many times it was sent to a broker, including the accepted one.
         elapsed: seconds from the call to the receipt.
-        maybe_duplicate: an earlier attempt's outcome is unknown, so that the primary may come to hold a second copy.
+        maybe_duplicate: an earlier attempt's outcome is unknown, so the primary may hold a second copy.
     """
 
     route: Route
@@ -86,9 +86,9 @@ class Delivery:
 
     Args:
         message: what was sent.
-        lock_token: the transport's handle for settling it; opaque to everyone else.
-        delivery_count: how many times it was delivered, this time included; at least 1.
-        sequence_number: the broker's position of it as text, unique within its queue; empty if the broker has none.
+        lock_token: the transport's handle for settling it; opaque.
+        delivery_count: how many times it was delivered, including this time; at least 1.
+        sequence_number: its position at the broker as text, unique within the queue; empty if the broker has none.
         enqueued_at: when the broker accepted it, if reported.
         locked_until: when the lock ends unless renewed; None for a lock that lasts as long as the connection.
         dead_letter_reason: why it was dead-lettered, when read from a dead-letter queue.

@@ -1,4 +1,4 @@
-"""Every exception that PairMQ raises on purpose."""
+"""PairMQ's exceptions."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from pairmq.model._outcome import FailureKind, FailureReason
 
 
 class PairMQError(Exception):
-    """The base of all of them."""
+    """Base class of PairMQ's exceptions."""
 
 
 class ConfigurationError(PairMQError, ValueError):
-    """A setting, URL, plugin or pairing that can't work; the text says what to change."""
+    """An invalid setting, URL, plugin or pairing; the text says what to change."""
 
 
 class TransportError(PairMQError):
-    """How a transport reports a failure: the broker library's own exception stays behind it as ``__cause__``.
+    """A failure at a broker; the client library's exception is its ``__cause__``.
 
     Args:
         message: what happened, without secrets.
         kind: what it means for failover (SPEC 3.6).
         reason: why, finer than the kind.
-        maybe_applied: True when the broker may have done what was asked although no confirmation came;
-            for a send, when a copy may exist.
+        maybe_applied: True if the broker may have applied the operation without confirming it; for a send, when a copy
+            may exist.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class SendError(PairMQError):
 
     Args:
         message: what happened and what to do.
-        entity: where the message should have gone.
+        entity: the message's destination.
         message_id: its id, None when it was refused before it had one.
-        causes: the failures behind it, oldest first; of very many the first and the last ones.
+        causes: the underlying failures, oldest first; of very many only the first and the last ones.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class SendRefused(SendError):
 
 
 class MessageTooLarge(SendRefused):
-    """The message, or its backlog form, is larger than a broker of the pair takes (SPEC 3.8)."""
+    """The message, or its backlog form, is larger than a broker of the pair accepts (SPEC 3.8)."""
 
 
 class EntityNotFound(SendRefused):
@@ -94,7 +94,8 @@ class Unauthorized(SendRefused):
 
 
 class BacklogUnavailable(SendRefused):
-    """Failed over, and no backlog queue took it by the deadline; ``causes`` holds both sides' failures (SPEC 5.5)."""
+    """Failed over, and no backlog queue accepted it by the deadline; ``causes`` has both brokers' failures (SPEC
+    5.5)."""
 
 
 class PrimaryUnavailable(SendRefused):
@@ -102,7 +103,7 @@ class PrimaryUnavailable(SendRefused):
 
 
 class SendUnknown(SendError):
-    """A confirmation was lost and nothing else took the message: it may have been accepted, or not (SPEC 3.1)."""
+    """A confirmation was lost and no retry was accepted: the message may or may not be stored (SPEC 3.1)."""
 
 
 class PairClosed(PairMQError):
@@ -122,4 +123,4 @@ class ReservedPropertyError(SendRefused):
 
 
 class LockLost(PairMQError):
-    """A delivery can no longer be settled: its lock ran out, and the broker will deliver it again."""
+    """A delivery can no longer be settled: its lock expired, and the broker will redeliver it."""

@@ -1,6 +1,6 @@
-"""Everything that PairMQ reports: one frozen value per happening (SPEC 10.1).
+"""PairMQ's events, as frozen values (SPEC 10.1).
 
-Observers, `Pair.events` and the journal all see these and nothing else. No event holds a body, a password or a key.
+Observers, `Pair.events` and the journal all get the same events. None contains a body, a password or a key.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pairmq.model._outcome import EntityState
 
 
 class Cause(enum.StrEnum):
-    """What moved an entity from one state to another."""
+    """The cause of a change of an entity's state."""
 
     SEND_FAILED = "send failed"
     SEND_SUCCEEDED = "send succeeded"
@@ -30,7 +30,7 @@ class Cause(enum.StrEnum):
 
 
 class SendOutcome(enum.StrEnum):
-    """The four ends of a send (SPEC 3.1)."""
+    """The four outcomes of a send (SPEC 3.1)."""
 
     PRIMARY = "accepted-primary"
     BACKLOG = "accepted-backlog"
@@ -55,7 +55,7 @@ class Side(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """What every event carries.
+    """Fields of every event.
 
     Args:
         at: wall-clock seconds since 1970 UTC.
@@ -71,7 +71,7 @@ class StateChanged(Event):
     """An entity's visible state changed (SPEC 4.9).
 
     Args:
-        entity: whose state.
+        entity: the entity.
         previous: the state it left.
         current: the state it entered.
         cause: why.
@@ -97,13 +97,13 @@ class StateChanged(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendCompleted(Event):
-    """One send ended, in one of the four ways.
+    """A send ended.
 
     Args:
-        entity: where the message belongs.
+        entity: the message's destination.
         message_id: its id; empty if it was refused before it had one.
-        outcome: how the send ended.
-        backlog_queue: the backlog queue that took it, else None.
+        outcome: the result.
+        backlog_queue: the backlog queue that accepted it, else None.
         attempts: operations at a broker.
         elapsed: seconds from call to end.
         maybe_duplicate: a second copy may exist.
@@ -140,13 +140,13 @@ class AttemptFailed(Event):
     """One attempt of a send failed; the send itself may still be accepted.
 
     Args:
-        entity: where the message belongs.
+        entity: the message's destination.
         message_id: its id.
         queue: the backlog queue that was tried, None for the primary.
         kind: the failure's kind (SPEC 3.6).
-        error: what the transport said.
-        maybe_applied: the broker may hold the message all the same.
-        late: the attempt was made in an earlier epoch, so that it did not move the state.
+        error: the transport's error.
+        maybe_applied: the broker may still hold the message.
+        late: the attempt was made in an earlier epoch, so it did not affect the state.
     """
 
     entity: Entity
@@ -164,7 +164,7 @@ class PingCompleted(Event):
 
     Args:
         entity: which one.
-        ok: it proved that the entity takes messages.
+        ok: it proved that the entity accepts messages.
         elapsed: seconds it took.
         error: what failed, None when ok.
     """
@@ -194,12 +194,12 @@ class RotationChanged(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BacklogQueueChecked(Event):
-    """A backlog queue was made or found when pairing (SPEC 5.1, 5.3).
+    """A backlog queue was created or found when pairing (SPEC 5.1, 5.3).
 
     Args:
         queue: its name.
         created: it did not exist before.
-        differences: settings that differ from the ones asked for, one sentence each: an existing queue's, or what an
+        differences: settings that differ from the requested ones, one sentence each: an existing queue's, or what an
             operator's policy makes of a new one.
     """
 
@@ -213,14 +213,14 @@ class MessageMoved(Event):
     """The syphon moved a message to the primary: confirmed by the primary, then completed in the backlog (SPEC 7.1).
 
     Args:
-        queue: the backlog queue it came from.
+        queue: the backlog queue that it was in.
         entity: the destination.
         message_id: its id.
         waited: seconds from divert to delivery.
         maybe_duplicate: the primary may hold a copy already: the sender marked it so, or the syphon could not report a
             write of its own.
         redelivered: the message had been delivered to a syphon before, so that this may be a second copy.
-        completed: it is gone from the backlog; if not, the syphon will bring a second copy.
+        completed: it was removed from the backlog; if not, the syphon will deliver a second copy.
     """
 
     queue: str
@@ -234,13 +234,13 @@ class MessageMoved(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageDeadLettered(Event):
-    """The syphon set a message aside that can't be delivered (SPEC 7.4).
+    """The syphon dead-lettered a message that can't be delivered (SPEC 7.4).
 
     Args:
         queue: the backlog queue in whose dead-letter queue it is now.
         entity: the destination's path, None if it could not be read.
         message_id: its id, None if it had none.
-        reason: one word or two.
+        reason: a word or two.
         description: a sentence.
     """
 
@@ -253,11 +253,11 @@ class MessageDeadLettered(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DestinationChanged(Event):
-    """The syphon stopped, or began again, to deliver to a destination (SPEC 7.3).
+    """The syphon stopped or resumed delivering to a destination (SPEC 7.3).
 
     Args:
         entity: the destination.
-        open: whether messages go to it from now on.
+        open: whether it delivers to it from now on.
         error: why not, None when open.
     """
 
@@ -268,12 +268,12 @@ class DestinationChanged(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyphonFailed(Event):
-    """A pump met an error of the secondary, and tries again (SPEC 7).
+    """A pump got an error from the secondary, and will retry (SPEC 7).
 
     Args:
         queue: the pump's backlog queue.
-        error: what the transport said.
-        retry_after: seconds until it tries again.
+        error: the transport's error.
+        retry_after: seconds until the retry.
     """
 
     queue: str
@@ -283,7 +283,7 @@ class SyphonFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warned(Event):
-    """Something that a person should look at, while all goes on.
+    """Something that an operator should check, without interruption of service.
 
     Args:
         subject: what it is about: an entity, a queue, an option.
@@ -303,15 +303,14 @@ class MessageDelivered(Event):
         subscription: the topic's subscription, None for a queue.
         dead_letter: it was read from the dead-letter queue.
         message_id: its id, None if it has none.
-        delivery_count: how many times it was delivered, this time included.
-        sequence_number: the broker's position of it as text; empty if the broker has none.
-        settlement: what the consumer asked for.
-        received_at: wall-clock seconds since 1970 UTC at which the consumer got it; None if that is not known.
+        delivery_count: how many times it was delivered, including this time.
+        sequence_number: its position at the broker as text; empty if the broker has none.
+        settlement: the requested settlement.
+        received_at: wall-clock seconds since 1970 UTC at which the consumer received it; None if unknown.
         reason: why it was dead-lettered, else None.
-        error: why the broker did not confirm the settlement, so that the message may be delivered again; None when it
-            did.
-        receiver: the id of the receiver object: each gets messages in an order of its own. None in a journal of
-            PairMQ's that did not report it.
+        error: why the broker did not confirm the settlement, so that the message may be redelivered; None when it did.
+        receiver: the id of the receiver object: each gets messages in its own order. None in a journal of PairMQ's that
+            did not report it.
     """
 
     entity: Entity
@@ -329,7 +328,7 @@ class MessageDelivered(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationsCounted(Event):
-    """What the pair asked of one of its brokers in the interval that ended now; a batch is one operation.
+    """The pair's operations at one of its brokers in the last interval; a batch is one operation.
 
     Args:
         side: which broker.
@@ -338,7 +337,7 @@ class OperationsCounted(Event):
         receives: long polls.
         settlements: completions, abandonments, dead-letters and renewed locks.
         pings: probes of an entity.
-        admin: everything else: queues made, looked at, counted.
+        admin: everything else, e.g. creating, inspecting and counting queues.
     """
 
     side: Side
