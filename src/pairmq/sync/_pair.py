@@ -32,8 +32,8 @@ class Pair:
     Make one with `Pair.connect` and use it as a context manager, or `open` and `close` it yourself; one that is still
     open when the process ends is closed then. Any number of threads may share it, with its senders and receivers.
 
-    A forked child that inherits an open pair opens one of its own, with the same settings, at its first call; what the
-    parent has in flight stays the parent's.
+    A forked child that inherits an open pair opens its own, with the same settings, at its first call; operations in
+    flight stay with the parent.
     """
 
     def __init__(self, make: Callable[[], asynchronous.Pair], *, renewable: bool = True) -> None:
@@ -56,16 +56,17 @@ class Pair:
         plugins: Registry = registry,
         **overrides: Any,
     ) -> Pair:
-        """Make a pair; it opens at ``with`` or `open`.
+        """Make a pair, to be opened by ``with`` or `open`.
 
         Args:
-            primary: the primary's URL, or a transport of your own; else from the settings.
-            secondary: likewise. A pair with transports of your own can't be used after a fork.
-            options: all options at once; or leave it out and name single ones in ``overrides``.
+            primary: the primary's URL, or a transport; by default from the settings.
+            secondary: likewise. A pair made from transports can't be used after a fork.
+            options: all options; or omit it and set single ones in ``overrides``.
             config: a TOML file with a ``[pair]`` table, as for `pairmq.Pair.connect`.
-            observers: see every event, in the thread of the event loop: they must not call anything that blocks; or
-                names of such, as for `pairmq.Pair.connect`.
-            journal: a directory that takes every event, or a journal that others use too. Needs ``pairmq[journal]``.
+            observers: receive every event, in the thread of the event loop, so they must not block; objects or names,
+                as for `pairmq.Pair.connect`.
+            journal: the directory of a journal of all events, or a journal that is shared with other pairs. Needs
+                ``pairmq[journal]``.
             plugins: where transports are looked up.
             overrides: options by name, as in `PairOptions`.
 
@@ -96,7 +97,7 @@ class Pair:
         Raises:
             ConfigurationError: this pair contradicts another one of the process (SPEC 9.3).
             TransportError: the secondary refuses to create the backlog queues.
-            PairClosed, PairFaulted: it was closed, or has faulted: a pair is opened once.
+            PairClosed, PairFaulted: it was closed, or has faulted: a pair opens only once.
         """
         run(self._open())
         return self
@@ -111,9 +112,9 @@ class Pair:
         await self._attached()
 
     def close(self) -> None:
-        """End the pair in this process: sends in flight get ``close_grace``, then are unknown (SPEC 9.1).
+        """Close the pair in this process: sends in flight get ``close_grace``, then end as unknown (SPEC 9.1).
 
-        Idempotent; never raises and never hangs. Interrupted, the closing goes on.
+        Idempotent; never raises and never hangs. An interruption does not stop the closing.
         """
         self._closed = True
         atexit.unregister(self.close)
@@ -138,8 +139,8 @@ class Pair:
             kind: ``"queue"`` or ``"topic"``.
 
         Raises:
-            ConfigurationError: the path is none, or the primary's transport has no such entities, or the syphon would
-                dead-letter what is diverted, as for `pairmq.Pair.sender`.
+            ConfigurationError: the path is invalid, or the primary's transport does not support this kind, or the
+                syphon would dead-letter what is diverted, as for `pairmq.Pair.sender`.
             PairClosed, PairFaulted: the pair has ended or is not open.
         """
         return PairSender(self._attached, path, kind)
