@@ -1,4 +1,4 @@
-"""Journals what a consumer does with its deliveries, so that reconciliation reaches from the send to the settlement."""
+"""Journals the settlements of a consumer, so that reconciliation covers messages from send to settlement."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Reporting(Protocol):
     """A receiver that reports settlements itself, as a pair's does."""
 
     def report_to(self, sink: Callable[[Event], None]) -> None:
-        """Give ``sink`` a `MessageDelivered` for each settlement."""
+        """Call ``sink`` with a `MessageDelivered` for each settlement."""
 
 
 R = TypeVar("R", bound=Reporting)
@@ -35,19 +35,19 @@ def journal_deliveries(receiver: Receiver, journal: Journal, *, source: Source, 
 def journal_deliveries(receiver: Any, journal: Journal, *, source: Source | None = None, pair: str = "") -> Any:
     """Journal each settlement of a receiver as `MessageDelivered`.
 
-    A pair that has a journal does so for its own receivers without being asked; nothing is journalled twice.
+    A pair with a journal already does so for its receivers; nothing is journalled twice.
 
     Args:
         receiver: of a pair, or of a transport without a pair.
-        journal: takes the events.
-        source: what a transport's receiver reads; a pair's knows it.
+        journal: the journal.
+        source: the source of a transport's receiver; not needed for a pair's.
         pair: the pair's name as the senders' journals have it, for a transport's receiver.
 
     Returns:
-        A receiver with the same interface; use it in the place of the other.
+        A receiver with the same interface, to be used instead.
 
     Raises:
-        TypeError: a transport's receiver without its source, or no receiver at all.
+        TypeError: a transport's receiver without its source, or not a receiver.
     """
     if isinstance(receiver, Reporting):
         receiver.report_to(journal.on_event)
@@ -60,7 +60,7 @@ def journal_deliveries(receiver: Any, journal: Journal, *, source: Source | None
 
 
 class JournalledReceiver(Receiver):
-    """A transport's receiver that reports what is settled.
+    """A transport's receiver that reports settlements.
 
     Args:
         inner: the receiver.

@@ -1,4 +1,4 @@
-"""How a journal behaves."""
+"""The options of a journal."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ _CHOICES: dict[str, tuple[str, ...]] = {"on_full": get_args(OnFull), "compressio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalOptions:
-    """How a journal behaves; the defaults suit a service.
+    """The options of a journal; the defaults suit a service.
 
     Args:
-        flush_interval: seconds after which an event is in the operating system's hands, 1 ms to 60 s: what a process
-            that is killed may lose.
+        flush_interval: seconds after which an event is written to the operating system, 1 ms to 60 s: what a killed
+            process may lose.
         max_age: seconds after which rows become a segment, however few, 100 ms to 24 h.
-        max_rows: rows after which they do, 1 to 5 000 000.
-        max_bytes: bytes in memory after which they do, 1 KiB to 1 GiB.
+        max_rows: likewise, by number of rows, 1 to 5 000 000.
+        max_bytes: likewise, by bytes in memory, 1 KiB to 1 GiB.
         max_buffered: events that may wait for the writer, 1 to 10 000 000.
         on_full: ``"wait"`` blocks the reporter of an event until there is room, at most ``stall_timeout``; ``"drop"``
-            drops the event at once. Both count what they drop.
-        stall_timeout: seconds that may be waited for room, 0 to 60: a disk that takes longer has failed.
-        sample_healthy: the part of healthy sends that is kept, 0 to 1. All else is always kept.
+            drops the event. Both count dropped events.
+        stall_timeout: most seconds to wait for room, 0 to 60: a disk that takes longer counts as failed.
+        sample_healthy: the fraction of healthy sends that is kept, 0 to 1. Everything else is always kept.
         fsync: sync every batch to the disk, so that a power cut loses no more than a killed process.
         compression: of the segments.
 
     Raises:
-        ConfigurationError: a value out of its range; names the option, the value and the range.
+        ConfigurationError: a value is out of range; names the option, the value and the range.
     """
 
     flush_interval: float = 0.2

@@ -1,4 +1,4 @@
-"""How many messages wait in the backlog, as a metric that is asked for from time to time."""
+"""The number of messages in the backlog, as a metric that is polled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger("pairmq")
 
 
 class BackloggedPair(Protocol):
-    """What is needed of a pair."""
+    """The required interface of a pair."""
 
     @property
     def name(self) -> str:
@@ -27,7 +27,7 @@ class BackloggedPair(Protocol):
 
     @property
     def secondary(self) -> Transport:
-        """Where the backlog is."""
+        """The backlog's broker."""
 
     @property
     def backlog_queues(self) -> Sequence[Entity]:
@@ -38,21 +38,21 @@ class BackloggedPair(Protocol):
 async def watch_backlog(
     pair: BackloggedPair, *, every: float = 60.0, limit: float = 10.0, meter_provider: MeterProvider | None = None
 ) -> AsyncIterator[None]:
-    """Count the messages in a pair's backlog queues from time to time, as ``pairmq.backlog.messages``.
+    """Count the messages in a pair's backlog queues periodically, as ``pairmq.backlog.messages``.
 
     Only the broker knows them, so this is not part of the observer: each round makes one request per queue, which some
-    brokers charge for. One process for each pair is enough; the one that hosts the syphon knows best when to end.
+    brokers charge for. One process per pair is enough, preferably the one with the syphon.
 
     Args:
         pair: an open `pairmq.Pair`.
         every: seconds between two rounds; above 0.
-        limit: seconds for the answer of one queue.
-        meter_provider: takes the counts; the program's global one when left out.
+        limit: seconds for the count of one queue.
+        meter_provider: for the counts. Default: the global one.
 
     Raises:
         ValueError: ``every`` or ``limit`` is not above 0.
 
-    A queue that can't be counted has no value until it can be again: an old one would look like a calm backlog.
+    A queue that can't be counted has no value meanwhile: a stale one would look like an idle backlog.
     """
     if not every > 0 or not limit > 0:
         raise ValueError(f"every is {every} and limit {limit}: both must be above 0 seconds")
@@ -63,17 +63,17 @@ async def watch_backlog(
             for state, count in of.items():
                 yield Observation(count, {names.PAIR: pair.name, names.QUEUE: queue, names.MESSAGE_STATE: state})
 
-    stop_telling = instruments(meter_provider).ask(names.BACKLOG_MESSAGES, values)
-    task = start_task(_count_for_ever(pair, counts, every, limit), name="count backlog")
+    stop_reporting = instruments(meter_provider).ask(names.BACKLOG_MESSAGES, values)
+    task = start_task(_count_forever(pair, counts, every, limit), name="count backlog")
     try:
         yield
     finally:
-        stop_telling()
+        stop_reporting()
         task.cancel()
         await asyncio.wait((task,))
 
 
-async def _count_for_ever(
+async def _count_forever(
     pair: BackloggedPair, counts: dict[str, Mapping[str, int]], every: float, limit: float
 ) -> None:
     told = False

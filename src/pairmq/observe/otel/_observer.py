@@ -1,4 +1,4 @@
-"""The observer that a pair is given."""
+"""The observer for OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from pairmq.observe.otel._names import Brokers
 
 
 class OpenTelemetryObserver:
-    """Reports a pair's metrics and traces to OpenTelemetry, and lets its messages carry their trace's context.
+    """Reports a pair's metrics and traces to OpenTelemetry, and propagates trace context in its messages.
 
     Args:
-        meter_provider: takes the metrics; the program's global one when left out, also when it is set up later.
-        tracer_provider: takes the spans; likewise.
-        propagate: whether a message that is sent carries the context of its send among its application properties, by
-            the program's propagator (W3C's ``traceparent`` and ``tracestate`` by default). One that carries a context
-            already keeps it.
-        max_entities: entities that have metrics of their own; all others share the name ``other``.
+        meter_provider: for the metrics. Default: the global one, also if it is set later.
+        tracer_provider: for the spans; likewise.
+        propagate: whether messages carry the context of their send in application properties, by the program's
+            propagator (W3C's ``traceparent`` and ``tracestate`` by default). A message that already carries a context
+            keeps it.
+        max_entities: entities with their own metrics; all others share the name ``other``.
 
     Raises:
         ValueError: ``max_entities`` is below 1.
 
-    Metrics name pairs, entities, backlog queues and brokers, and no message; spans name the message's id, and nothing
-    of its body. One observer may serve several pairs of different names.
+    Metrics have attributes for pairs, entities, backlog queues and brokers, but not messages; spans have the message
+    id, but nothing of the body. One observer may serve several pairs of different names.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The consumer's side: what is done with a delivery, as a span that leads back to its send."""
+"""Consumers: the processing of a delivery, as a span that is linked to its send."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from pairmq.transport import Endpoint
 
 
 class ReceivedMessage(Protocol):
-    """What a receiver of a pair gives, of either kind."""
+    """A delivery of a pair's receiver, asynchronous or blocking."""
 
     @property
     def message(self) -> Message:
-        """What was sent."""
+        """The message."""
 
     @property
     def source(self) -> Source:
-        """What it was read from."""
+        """The source that it was read from."""
 
     @property
     def endpoint(self) -> Endpoint:
@@ -44,16 +44,16 @@ def processing(
     meter_provider: MeterProvider | None = None,
     tracer_provider: TracerProvider | None = None,
 ) -> Iterator[Span]:
-    """Make what is done inside the span *process* of a delivery.
+    """Run the body in a span *process* of a delivery.
 
     Args:
-        delivery: of ``Pair.receiver``, or of the blocking one's.
-        meter_provider: takes the duration; the program's global one when left out.
-        tracer_provider: takes the span; likewise.
+        delivery: from ``Pair.receiver``, asynchronous or blocking.
+        meter_provider: for the duration. Default: the global one.
+        tracer_provider: for the span; likewise.
 
     Yields:
-        The span, which is the current one inside. It links to the send of the message. It is a child of the span that
-        was current, or else of the send itself.
+        The span, which is the current one in the body. It links to the send of the message. It is a child of the span
+        that was current, or else of the send itself.
 
     Raises:
         BaseException: raised by the body; recorded in the span. Settle the delivery inside, so that its failures are
