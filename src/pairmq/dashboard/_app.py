@@ -197,7 +197,7 @@ class Dashboard:
             return status
 
     async def _sign_in(self, request: Request) -> Response:
-        told = await _told(request)
+        told = await _json_body(request)
         if not self._guard.is_ours(request):
             return _refusal(403, "this request did not come from the dashboard's own page")
         if not self._guard.is_token(told.get("token")):
@@ -214,7 +214,7 @@ class Dashboard:
         return response
 
     async def _operate(self, request: Request) -> Response:
-        told = await _told(request)
+        told = await _json_body(request)
         if not self._guard.knows_token(request):
             return _refusal(401, "a token is required")
         if not self._guard.is_ours(request):
@@ -240,7 +240,7 @@ class Dashboard:
             return _refusal(400, str(error))
         except PairMQError as error:
             return _refusal(409, str(error))
-        asked_by = "somebody" if request.client is None else request.client.host
+        asked_by = "an unknown client" if request.client is None else request.client.host
         done = f"{word}, syphon included," if syphon else word
         _log.info("dashboard: %s of %s %s, requested from %s", done, kind, shown(path), asked_by)
         self._kept.clear()
@@ -289,7 +289,7 @@ def _query_of(told: Mapping[str, str]) -> Query | None:
     return Query(told.get("search", "")[:300], EntityState(state) if state else None, min(int(limit), MOST_ROWS))
 
 
-async def _told(request: Request) -> dict[str, Any]:
+async def _json_body(request: Request) -> dict[str, Any]:
     """The JSON object in a request's body; empty for anything else, and for oversized bodies."""
     body = bytearray()
     async for chunk in request.stream():

@@ -141,7 +141,7 @@ class History:
                 self.ended = event
         sentence = sentence_of(event)
         if sentence is not None:
-            self._tell(event.at, sentence)
+            self._list(event.at, sentence)
         self.revision += 1
 
     def _past(self, entity: Entity) -> Past:
@@ -153,7 +153,7 @@ class History:
         self._pasts.move_to_end(entity)
         return past
 
-    def _tell(self, at: float, sentence: Sentence) -> None:
+    def _list(self, at: float, sentence: Sentence) -> None:
         """Enter a line; one that says the same again only counts, or a broken queue would push all else out."""
         for line in islice(self._lines, _LOOK_BACK):
             if line.sentence.key == sentence.key:
