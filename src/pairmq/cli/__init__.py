@@ -14,12 +14,12 @@ __all__ = ["main"]
 
 
 def main(application: typer.Typer | None = None, *, name: str = "pairmq") -> None:
-    """Run the command line and leave with its exit status.
+    """Run the command line and exit with its status.
 
     Args:
-        application: what a distribution brings as a subcommand and runs by itself, with PairMQ's errors and exit
-            statuses; PairMQ's own commands when left out.
-        name: what the program is called in its help.
+        application: a distribution's subcommand, to be run standalone with PairMQ's errors and exit statuses. Default:
+            PairMQ's own commands.
+        name: the program's name in its help.
     """
     # During imports there is nothing to shut down, nor after the command: there Ctrl-C ends the process as it ends any
     # other, without a traceback.

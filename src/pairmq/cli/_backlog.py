@@ -44,7 +44,7 @@ DeadLetter = Annotated[bool, typer.Option("--dead-letter", metavar="", help="The
 
 
 def add(app: typer.Typer) -> None:
-    """Enter the group into the application."""
+    """Add the group to the application."""
     app.add_typer(group, name="backlog")
 
 
@@ -88,7 +88,7 @@ class _Backlog:
 @group.command(name="list")
 @with_pair(BACKLOG)
 def list_queues(pair: PairArguments, json: Json = False) -> int:
-    """Count what every backlog queue holds; exit status 1 when one could not be asked."""
+    """Count the messages of every backlog queue; exit status 1 when one could not be counted."""
     backlog = _Backlog(pair)
 
     async def run(stop: Stop) -> int:
@@ -113,7 +113,7 @@ def peek(
     dead_letter: DeadLetter = False,
     json: Json = False,
 ) -> int:
-    """Show the oldest messages of the backlog queues and leave them as they are."""
+    """Show the oldest messages of the backlog queues, without changing them."""
     backlog = _Backlog(pair, index)
 
     async def run(stop: Stop) -> int:
@@ -150,7 +150,7 @@ def purge(
     yes: Annotated[bool, typer.Option("--yes", metavar="", help="Confirm: the messages are lost permanently.")] = False,
     json: Json = False,
 ) -> int:
-    """Delete what the backlog queues, or their dead-letter queues, hold: these messages are lost."""
+    """Delete the messages of the backlog queues, or of their dead-letter queues: they are lost."""
     if not yes:
         raise BadUsage("this deletes messages that were accepted and not yet delivered: add --yes to confirm")
     backlog = _Backlog(pair, index)
@@ -180,10 +180,10 @@ def purge(
 @group.command()
 @with_pair(BACKLOG)
 def adopt(pair: PairArguments, json: Json = False) -> int:
-    """Let these settings be the pair's: forget what its record knows of other processes, moved or ended ones.
+    """Make these settings the pair's: remove the entries of other processes from its record.
 
-    For a primary that has moved to another address, and after the number of backlog queues has become smaller. Drain
-    the backlog first: what is forgotten is not looked at any more. Running processes enter theirs again.
+    For a primary that has moved to another address, and after reducing the number of backlog queues. Drain the backlog
+    first: removed queues are not checked any more. Running processes add their entries again.
     """
     backlog = _Backlog(pair)
 
@@ -205,9 +205,10 @@ def adopt(pair: PairArguments, json: Json = False) -> int:
 @group.command()
 @with_pair(BACKLOG)
 def requeue(pair: PairArguments, index: Index = None, json: Json = False) -> int:
-    """Put dead-lettered messages back into their backlog queue, so that the syphon tries them again.
+    """Move dead-lettered messages back to their backlog queue, to be retried by the syphon.
 
-    Each is sent, confirmed, and only then removed from the dead-letter queue: none is lost, a crash can leave a copy.
+    Each is sent, confirmed, and only then removed from the dead-letter queue: none is lost, but a crash can leave a
+    copy.
     """
     backlog = _Backlog(pair, index)
 
@@ -269,8 +270,7 @@ async def requeue_queue(transport: Transport, queue: Entity, time_limit: float, 
         stop: ends it between two batches.
 
     Raises:
-        TransportError: a message could not be sent, or the queue not be read; what was not confirmed is left where it
-            is.
+        TransportError: a message could not be sent, or the queue not be read; unconfirmed messages stay where they are.
     """
     source = Source(queue, dead_letter=True)
     # What a running syphon dead-letters again meanwhile is not moved a second time: it would never end.

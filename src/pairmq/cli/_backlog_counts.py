@@ -126,7 +126,7 @@ def show_depths(depths: Depths, agreement: Agreement) -> None:
 
 
 def agreement_lines(agreement: Agreement) -> list[str]:
-    """What a person should know of the other processes of a pair, the worst first; empty where they agree."""
+    """Problems with other processes of a pair, the worst first; empty if they agree."""
     worst = [] if agreement.conflict is None else [agreement.conflict]
     last = [] if agreement.unread is None else [agreement.unread]
     return [*worst, *map(str, agreement.strays), *agreement.differences, *last]
@@ -151,7 +151,7 @@ def agreement_as_json(agreement: Agreement) -> dict[str, Any]:
 
 
 def depths_table(depths: Depths, *, most: int | None = None) -> RenderableType:
-    """The queues as a table, with their sum; of many, only those that hold something or are missing.
+    """The queues as a table, with their sum; of many, only those that are not empty, or are missing.
 
     Args:
         depths: of all queues.

@@ -237,7 +237,7 @@ class PairArguments:
 
 
 def pair_name(settings: Settings) -> str:
-    """The name that the pair's own programs have in the journal; empty where no secondary is named.
+    """The pair's name in the journal; empty without a secondary.
 
     Raises:
         ConfigurationError: a URL is invalid, or its transport is not installed.
@@ -329,7 +329,7 @@ async def within(seconds: float, operation: Awaitable[T]) -> T:
 
 
 def at_broker(transport: Transport, error: BaseException) -> str:
-    """A broker's failure in words that name the broker, once."""
+    """A broker's failure as text that names the broker once."""
     text = str(error) or type(error).__name__
     return text if transport.endpoint.url in text else f"{transport.endpoint}: {text}"
 

@@ -31,7 +31,7 @@ _MOVED = (
 
 
 def add(app: typer.Typer) -> None:
-    """Enter the command into the application."""
+    """Add the command to the application."""
     app.command(epilog=_EPILOG)(cost)
 
 
@@ -62,8 +62,8 @@ def cost(
 ) -> int:
     """Compute the broker operations of a pair with one syphon, and their price.
 
-    An idle syphon costs one receive for each backlog queue and long poll, a look at the pair's record every ten minutes
-    one operation of each process, and a diverted message four.
+    An idle syphon costs one receive per backlog queue and long poll, a look at the pair's record every ten minutes one
+    operation of each process, and a diverted message four.
     """
     if price_per_million is not None and prices is not None:
         raise BadUsage("--price-per-million and --prices exclude each other")

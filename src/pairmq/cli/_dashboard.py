@@ -38,7 +38,7 @@ _EPILOG = examples(
 
 
 def add(app: typer.Typer) -> None:
-    """Enter the command into the application."""
+    """Add the command to the application."""
     app.command(epilog=_EPILOG)(dashboard)
 
 
@@ -74,10 +74,10 @@ def dashboard(
     read_only: Annotated[bool, typer.Option("--read-only", metavar="", help="Disable hold, force and mark.")] = False,
     json: Json = False,
 ) -> int:
-    """Serve a page that shows both brokers, the backlog, and how a drain goes on.
+    """Serve a page that shows both brokers, the backlog, and the progress of a drain.
 
-    It looks, and changes nothing, unless --syphon is given. Exit status: 0 after SIGTERM, 130 after SIGINT, 1 when the
-    syphon's pair faulted.
+    It moves no messages unless --syphon is given. Exit status: 0 after SIGTERM, 130 after SIGINT, 1 when the syphon's
+    pair faulted.
     """
     check_dashboard()
     from pairmq.dashboard import Brokers

@@ -41,7 +41,7 @@ _EPILOG = examples(
 
 
 def add(app: typer.Typer) -> None:
-    """Enter the command into the application."""
+    """Add the command to the application."""
     app.command(epilog=_EPILOG)(demo)
 
 
@@ -99,8 +99,8 @@ def demo(
 
     The brokers are made in this process unless others are named; those are not stopped: do that yourself meanwhile.
     With --real they are servers that the demo starts on this machine, kills with SIGKILL, and removes at the end. With
-    --pipeline the journal of it all is made into a report by Spark, which needs Java. Exit status: 0 when every message
-    was accepted and delivered, 1 when not, 130 after Ctrl-C.
+    --pipeline a report is made from the journal by Spark, which needs Java. Exit status: 0 when every message was
+    accepted and delivered, 1 when not, 130 after Ctrl-C.
     """
     if messages is not None and input is not None:
         raise BadUsage("--messages and --input exclude each other: a file has as many messages as lines")

@@ -236,7 +236,7 @@ class DemoRun:
         loop = asyncio.get_running_loop()
         if await stop.wait(max(0.0, self._started + self._plan.outage_at - loop.time())):
             return
-        how = "taken away" if self._products is None else "killed: kill -9"
+        how = "stopped" if self._products is None else "killed: kill -9"
         self._scene.primary_is(down=True, text=f"the primary is {how}")  # sends fail before `stop` has ended
         await self._control.stop()
         if await stop.wait(max(0.0, self._started + self._plan.outage_ends_at - loop.time())):

@@ -211,14 +211,14 @@ class PlainView:
     def __init__(self, scene: Scene, console: Console) -> None:
         self._scene = scene
         self._console = console
-        self._told = 0
+        self._printed = 0
         self._next = 0.0
 
     def update(self) -> None:
         """Print what is new."""
         scene = self._scene
-        fresh = min(scene.happened - self._told, len(scene.happenings))
-        self._told = scene.happened
+        fresh = min(scene.happened - self._printed, len(scene.happenings))
+        self._printed = scene.happened
         for happening in list(scene.happenings)[len(scene.happenings) - fresh :]:
             self._console.print(f"{happening.at:5.1f} s  {happening.text}", soft_wrap=True)
         if scene.now >= self._next:
@@ -237,7 +237,7 @@ class PlainView:
 
 
 def verdict_table(verdict: Verdict, *, stopped: bool) -> RenderableType:
-    """The account of all messages, for people."""
+    """The count of all messages, as a table."""
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(justify="right")

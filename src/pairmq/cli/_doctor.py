@@ -46,7 +46,7 @@ from pairmq.transport import ConfirmRisk, Transport
 
 
 def add(app: typer.Typer) -> None:
-    """Enter the command into the application."""
+    """Add the command to the application."""
     app.command(epilog=examples("pairmq doctor --config pair.toml", "pairmq doctor --json"))(doctor)
 
 
@@ -120,7 +120,7 @@ class Finding:
 
 
 async def all_checks(pair: PairArguments) -> AsyncIterator[Finding]:
-    """Check everything; what can't be checked because an earlier check failed is left out."""
+    """Run all checks; those that depend on a failed one are omitted."""
     yield _python()
     for finding in _plugins():
         yield finding

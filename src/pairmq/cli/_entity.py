@@ -34,7 +34,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The queue's or topic'
 
 
 def add(app: typer.Typer) -> None:
-    """Enter the group into the application."""
+    """Add the group to the application."""
     app.add_typer(group, name="entity")
 
 
@@ -49,7 +49,7 @@ def create(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Make a queue or topic, with subscriptions; what exists is left as it is."""
+    """Create a queue or topic, with subscriptions; existing ones are left unchanged."""
     entity = entity_of(name, kind)
     if subscription and kind is not EntityKind.TOPIC:
         raise BadUsage("a queue has no subscriptions: add --kind topic")
@@ -85,7 +85,7 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", metavar="", help="Confirm: with all messages that it holds.")] = False,
     json: Json = False,
 ) -> int:
-    """Delete a queue or topic with all it holds; exit status 1 when it did not exist."""
+    """Delete a queue or topic and its messages; exit status 1 when it did not exist."""
     entity = entity_of(name, kind)
     if not yes:
         raise BadUsage(f"this deletes {entity} with every message in it: add --yes to confirm")
@@ -117,7 +117,7 @@ def list_entities(
     kind: Annotated[EntityKind | None, typer.Option("--kind", help="Only queues, or only topics.")] = None,
     json: Json = False,
 ) -> int:
-    """List queues and topics of the primary, a path a line."""
+    """List queues and topics of the primary, one path per line."""
     settings = pair.primary_settings()
     transport = transport_of(settings.primary)
 

@@ -37,7 +37,7 @@ Directory = Annotated[str, typer.Argument(metavar="DIR", help="The journal's dir
 
 
 def add(app: typer.Typer) -> None:
-    """Enter the group into the application."""
+    """Add the group to the application."""
     app.add_typer(group, name="journal")
 
 
@@ -52,7 +52,7 @@ def show(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Print the rows of all segments, a line each: by day, in each by process, in each in their order.
+    """Print the rows of all segments, one per line, ordered by day, process and number.
 
     Rows still being written are not in a segment yet, and not shown. Exit status: 0, 1 when a segment can't be read.
     """
@@ -73,7 +73,7 @@ def show(
 def stat(directory: Directory, json: Json = False) -> int:
     """Count segments and rows, and report for each process whether any are missing.
 
-    Exit status: 0, 1 when rows are missing or stand twice, events could not be written, or a segment can't be read.
+    Exit status: 0, 1 when rows are missing or duplicated, events could not be written, or a segment can't be read.
     """
     found = _reading(lambda: journal_package().statistics(_existing(directory)))()
     gaps = any(span.missing or span.dropped for span in found.processes)
@@ -119,9 +119,9 @@ def recover(
     ] = False,
     json: Json = False,
 ) -> int:
-    """Make segments of what killed processes left; what still runs is left alone.
+    """Make segments from the parts of killed processes; those of running ones are left unchanged.
 
-    Exit status: 0, 1 when something could not be recovered: it stays as it is.
+    Exit status: 0, 1 when something could not be recovered, and was left unchanged.
     """
     folder = _existing(directory)
     found = _reading(lambda: journal_package().recover(folder, all_hosts=all_hosts))()

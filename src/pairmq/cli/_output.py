@@ -235,7 +235,7 @@ class Progress:
 
 
 def delivery_record(delivery: Delivery) -> dict[str, Any]:
-    """A delivery as a JSON object: the body in base64, what is not set left out."""
+    """A delivery as a JSON object: the body in base64, without unset fields."""
     message = delivery.message
     record: dict[str, Any] = {
         "message_id": message.message_id,

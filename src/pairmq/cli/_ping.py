@@ -31,7 +31,7 @@ _EPILOG = examples("pairmq ping --entity orders", "pairmq ping --entity orders -
 
 
 def add(app: typer.Typer) -> None:
-    """Enter the command into the application."""
+    """Add the command to the application."""
     app.command(epilog=_EPILOG)(ping)
 
 
@@ -46,7 +46,7 @@ def ping(
     ] = "1s",  # type: ignore[assignment]  # the parser reads defaults too
     json: Json = False,
 ) -> int:
-    """Probe whether an entity of the primary accepts writes, as the failover does; no consumer sees it.
+    """Probe whether an entity of the primary accepts writes, as failover does; invisible to consumers.
 
     Exit status: 0 when every ping succeeded, 1 when one failed.
     """
@@ -64,7 +64,7 @@ def ping(
                 if json:
                     put_json({"number": number, **record})
                 else:
-                    _tell(record)
+                    _print_result(record)
                 if number < count and await stop.wait(interval):
                     return stop.exit_status
         return 1 if failures else 0
@@ -82,7 +82,7 @@ async def _ping_once(transport: Transport, entity: Entity, time_limit: float) ->
     return {"entity": str(entity), "ok": error is None, "seconds": round(time.monotonic() - started, 6), "error": error}
 
 
-def _tell(record: dict[str, object]) -> None:
+def _print_result(record: dict[str, object]) -> None:
     after = short_duration(float(str(record["seconds"])))
     if record["ok"]:
         say(f"{record['entity']}: accepts messages, {after}", style=OK)

@@ -56,7 +56,7 @@ Prices = Annotated[
 
 
 def add(app: typer.Typer) -> None:
-    """Enter the commands into the application."""
+    """Add the commands to the application."""
     group = typer.Typer(no_args_is_help=True, help="Jobs on Spark: tables from a journal, draining a backlog.")
     group.command("run", epilog=_RUN_EPILOG)(run)
     group.command("report", epilog=_REPORT_EPILOG)(report)
@@ -112,12 +112,11 @@ def run(
         ),
     ] = False,
 ) -> int:
-    """Make tables of a journal: what became of each message, outages, availability, the backlog, cost.
+    """Build tables from a journal: the fate of each message, outages, availability, the backlog, cost.
 
-    Each table is a directory of Parquet files in the output directory, and run.json says what was found. Exit status: 1
-    when a message that was accepted is lost, 130 after Ctrl-C. With --follow it ends after the current batch when
-    SIGTERM (exit status 0) or Ctrl-C asks for it, and at once when it comes a second time; killed, it goes on from
-    where it was when it is started again.
+    Each table is a directory of Parquet files in the output directory; run.json has a summary. Exit status: 1 when a
+    message that was accepted is lost, 130 after Ctrl-C. With --follow it ends after the current batch when SIGTERM
+    (exit status 0) or Ctrl-C, and immediately after a second one; after a kill, the next start continues where it was.
     """
     if not follow and (every is not None or once or until_idle is not None or restart):
         raise BadUsage("--every, --once, --until-idle and --restart are for --follow")
@@ -309,7 +308,7 @@ class _Signals(Stop):
         self.first = number
         self.ask()
         with contextlib.suppress(OSError, ValueError):
-            os.write(2, b"ending after what is in hand; once more ends at once\n")
+            os.write(2, b"ending after the current batch; once more ends immediately\n")
 
 
 _REPORT_EPILOG = examples(
@@ -330,9 +329,9 @@ def report(
     open: Annotated[bool, typer.Option("--open", metavar="", help="Show the page in a browser.")] = False,
     json: Json = False,
 ) -> int:
-    """Write a page that answers: was anything lost, what was out for how long, what did it cost, what can't be known.
+    """Write a page that answers: was anything lost, what was out for how long, what did it cost, what is unknown.
 
-    The page is one file that loads nothing and runs nothing; the same stands as JSON beside it. It needs no Spark. Exit
+    The page is one static file without scripts; the same data is written as JSON beside it. Spark is not needed. Exit
     status: 1 when a message that was accepted is lost.
     """
     # Other commands don't need Arrow and Jinja.
@@ -349,13 +348,13 @@ def report(
 
 
 def tell(written: Written) -> None:
-    """Print the verdict, and where the page is."""
+    """Print the verdict, and the page's path."""
     say(printable(written.content["headline"]), style=STYLES.get(written.content["verdict"]))
     say(f"report: {printable(str(written.page))}")
 
 
 def show(page: Path) -> None:
-    """Open the page in a browser, where there is one."""
+    """Open the page in a browser, if there is one."""
     if not webbrowser.open(page.resolve().as_uri()):
         warn(f"no browser was found: open {page} yourself")
 
@@ -376,9 +375,9 @@ def spec(
     patience: Patience = "5min",  # type: ignore[assignment]  # the parser reads defaults too
     prices: Prices = None,
 ) -> int:
-    """Write a folder with which `spark-pipelines run` makes the tables, and print the command for it.
+    """Write a folder for `spark-pipelines run`, and print the command that builds the tables.
 
-    It holds the spec, the settings of Spark and the definitions; what is asked for here is in the first two and may
+    It has the spec, the settings of Spark and the definitions; the options of this command are in the first two and may
     be changed there. Nothing is overwritten.
     """
     primary, secondary = (Price(), Price()) if prices is None else read_prices(prices)

@@ -42,7 +42,7 @@ def _instant(text: str) -> float:
 
 
 def add(group: typer.Typer) -> None:
-    """Enter the command into the group ``pipeline``."""
+    """Add the command to the group ``pipeline``."""
     group.command("drain", epilog=_EPILOG)(drain)
 
 
@@ -70,11 +70,11 @@ def drain(
     ] = "2min",  # type: ignore[assignment]  # the parser reads defaults too
     json: Json = False,
 ) -> int:
-    """Empty the backlog by a Spark job: the syphon's own work, with a task for each backlog queue.
+    """Drain the backlog with a Spark job, with a task for each backlog queue.
 
-    Safe beside a syphon and beside another drain. Exit status: 0 when all backlog queues are empty; 1 when something is
-    left or a message had to be dead-lettered, and it says what; 130 after Ctrl-C, when the tasks have finished what
-    they hold.
+    Safe beside a syphon and beside another drain. Exit status: 0 when all backlog queues are empty; 1 when messages are
+    left or had to be dead-lettered, which are listed; 130 after Ctrl-C, when the tasks have finished their locked
+    messages.
     """
     # Other commands don't need Spark.
     from pairmq.pipeline.drain import Drain, make_plan, session_settings

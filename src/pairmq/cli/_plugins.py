@@ -19,14 +19,14 @@ from pairmq.transport import Capabilities
 
 
 def add(app: typer.Typer) -> None:
-    """Enter the command into the application."""
+    """Add the command to the application."""
     app.command(epilog=examples("pairmq plugins", "pairmq plugins --json"))(plugins)
 
 
 def plugins(ctx: typer.Context, json: Json = False) -> int:
     """List the installed transports, observers and commands of other distributions.
 
-    Exit status: 0 when all are sound, 1 when one is broken or two claim the same URL scheme.
+    Exit status: 0 when all are usable, 1 when one is broken or two claim the same URL scheme.
     """
     found = registry.plugins
     conflicts = registry.conflicts()

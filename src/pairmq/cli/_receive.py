@@ -49,7 +49,7 @@ _EPILOG = examples(
 
 
 def add(app: typer.Typer) -> None:
-    """Enter the command into the application."""
+    """Add the command to the application."""
     app.command(epilog=_EPILOG)(receive)
 
 
@@ -88,10 +88,10 @@ def receive(
         int, typer.Option("--prefetch", metavar="N", min=1, max=10_000, help="Messages per receive.")
     ] = 200,
 ) -> int:
-    """Receive messages from the primary and write their bodies, a line each.
+    """Receive messages from the primary and write their bodies, one per line.
 
-    Each is in the file before it is completed: at least once, never lost. Without --max and --idle it goes on until a
-    signal. Exit status: 0, 1 when the broker fails, 130 or 143 when a signal stopped it.
+    Each is written to the file before it is completed: at least once, never lost. Without --max and --idle it runs
+    until a signal. Exit status: 0, 1 when the broker fails, 130 or 143 when a signal stopped it.
     """
     if json and null:
         raise BadUsage("--json and --null exclude each other: a JSON line ends with a line end")

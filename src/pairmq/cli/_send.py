@@ -25,7 +25,7 @@ _EPILOG = examples(
 
 
 def add(app: typer.Typer) -> None:
-    """Enter the command into the application."""
+    """Add the command to the application."""
     app.command(epilog=_EPILOG)(send)
 
 

@@ -129,7 +129,7 @@ class Outputs:
     def __init__(
         self, lines: LineSource, *, json: bool, receipts: str | None, failed: str | None, separator: bytes
     ) -> None:
-        _tell_apart(lines, receipts, failed)
+        _check_distinct(lines, receipts, failed)
         self._json = json
         self._stdout_problem: str | None = None
         self._stdout_closed = False
@@ -216,7 +216,7 @@ class Outputs:
         self._close()
 
 
-def _tell_apart(lines: LineSource, receipts: str | None, failed: str | None) -> None:
+def _check_distinct(lines: LineSource, receipts: str | None, failed: str | None) -> None:
     """Refuse to write into the input, or two things into one file."""
     used: dict[object, str] = {} if lines.identity is None else {lines.identity: f"the input, {lines.name}"}
     for option, path in (("--receipts", receipts), ("--failed", failed)):
@@ -355,7 +355,7 @@ class SendJob:
         closing: list[asyncio.Task[None]] = []
         stop.on_request(lambda: closing.append(asyncio.create_task(self._close_when_stalled())))
         results: Any = sender.send_stream(self._messages(stop), window=self._window)
-        waiting = asyncio.create_task(self._tell_of_waiting(progress))
+        waiting = asyncio.create_task(self._report_waiting(progress))
         try:
             # Closed here and now: what is counted when this is left must not be read any further.
             async with contextlib.aclosing(results):
@@ -365,7 +365,7 @@ class SendJob:
                     self._waiting_bytes -= len(line)
                     self._room.set()
                     self._keep(number, line, result)
-                    self._tell(number, result)
+                    self._report_result(number, result)
                     if not self._waiting:
                         self._outputs.flush()
                     progress.update(
@@ -417,9 +417,9 @@ class SendJob:
     def _refuse_long_lines(self) -> None:
         """Give the lines that were too long to be read their results, as far as it is their turn."""
         while self._waiting and isinstance(self._waiting[0][1], LongLine):
-            self._tell(*self._given_up_first(SendRefused, ""))
+            self._report_result(*self._given_up_first(SendRefused, ""))
 
-    async def _tell_of_waiting(self, progress: Progress) -> None:
+    async def _report_waiting(self, progress: Progress) -> None:
         """Say what is waited for when no result comes: a broker that does not answer holds up all of them."""
         told = 0.0
         limits = self._pair.options
@@ -485,7 +485,7 @@ class SendJob:
                 self._first_failed = number
         self._outputs.keep(number, line, result)
 
-    def _tell(self, number: int, result: Receipt | SendError) -> None:
+    def _report_result(self, number: int, result: Receipt | SendError) -> None:
         """Show a result on stdout, and a failure on stderr. Raises as `Outputs.show`."""
         self._outputs.show(number, result)
         if isinstance(result, SendError):
@@ -501,7 +501,7 @@ class SendJob:
         while self._waiting:
             results.append(self._given_up_first(kind, why))
         for number, result in results:
-            self._tell(number, result)
+            self._report_result(number, result)
 
     def _given_up_first(self, kind: type[SendError], why: str) -> tuple[int, SendError]:
         """Make the first line without a result a failure, and keep it."""

@@ -98,7 +98,7 @@ def run_async(main: Callable[[Stop], Coroutine[Any, Any, int]], *, graceful: boo
 
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            # Only the main thread may watch signals; elsewhere (in tests) there are none to watch.
+            # Only the main thread may handle signals; elsewhere (in tests) there are none.
             with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
                 loop.add_signal_handler(number, on_signal, number)
         try:

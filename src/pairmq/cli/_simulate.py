@@ -23,7 +23,7 @@ _MOST_SEEDS = 10_000_000
 
 
 def add(app: typer.Typer) -> None:
-    """Enter the command into the application."""
+    """Add the command to the application."""
     app.command(epilog=_EPILOG)(simulate)
 
 
@@ -62,9 +62,9 @@ def simulate(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Run real pairs against brokers, networks and processes that fail, in virtual time, and judge what comes of it.
+    """Run real pairs against brokers, networks and processes that fail, in virtual time, and judge the outcome.
 
-    Nothing may be lost, nothing may come that was not sent, every second copy must be explained, no send may outlive
+    Nothing may be lost, nothing may arrive that was not sent, every second copy must be explained, no send may outlive
     its deadline. The same seed gives the same run everywhere. Exit status: 1 with a violation, 130 after Ctrl-C.
     """
     # Other commands don't need the test kit.

@@ -53,7 +53,7 @@ def settings(seeds: Iterable[int], hours: float, faults: str, mode: str | None, 
 
 
 def one(what: Settings, *, trace: str | None, shrink: bool, json: bool) -> int:
-    """Simulate one seed; the exit status."""
+    """Simulate one seed; returns the exit status."""
     return _one(scenario_of(what), trace=trace, shrink=shrink, json=json)
 
 
@@ -89,7 +89,7 @@ def many(runs: Sequence[Settings], *, jobs: int, state: str | None, json: bool) 
     if json:
         put_json({**book.summary(), "seconds": round(seconds, 3), "interrupted": interrupted}, indent=1)
     else:
-        _tell(book, seconds)
+        _report(book, seconds)
     if interrupted:
         resume = "" if state is None else f"; the same command continues from {state}"
         note(f"stopped after {book.done} of {plural(len(runs), 'seed')}{resume}")
@@ -141,7 +141,7 @@ def _again(what: Settings) -> str:
     return f"again: pairmq simulate --seed {what.seed} --hours {what.hours:g} --mode {what.mode}{faults}{ordering}"
 
 
-def _tell(book: _Book, seconds: float) -> None:
+def _report(book: _Book, seconds: float) -> None:
     counts = book.counts
     speed = f" ({book.fresh_hours / seconds:.2f} h a second)" if seconds > 1 and book.fresh_hours else ""
     say(

@@ -53,7 +53,7 @@ _EPILOG = examples(
 
 
 def add(app: typer.Typer) -> None:
-    """Enter the command into the application."""
+    """Add the command to the application."""
     app.command(epilog=_EPILOG)(status)
 
 
@@ -71,10 +71,10 @@ def status(
     ] = "2s",  # type: ignore[assignment]  # the parser reads defaults too
     json: Json = False,
 ) -> int:
-    """Show whether both brokers answer, what the backlog queues hold, and whether entities take messages.
+    """Show whether both brokers respond, the backlog queues' counts, and whether entities accept messages.
 
-    Exit status: 0 when all brokers and entities asked for answer, 1 when not, or when messages wait in a backlog queue
-    that this pair's syphon does not drain, or when that can't be found out.
+    Exit status: 0 when all brokers and requested entities respond, 1 when not, or when messages wait in a backlog queue
+    that this pair's syphon does not drain, or when that is unknown.
     """
     entities = tuple(entity_of(name, kind) for name in entity or ())
     settings = pair.settings()
@@ -286,7 +286,7 @@ async def look(
     time_limit: float,
     agreement: Agreement,
 ) -> Look:
-    """Look at both brokers, all backlog queues and some entities at the same time; failures are part of the result."""
+    """Check both brokers, all backlog queues and some entities concurrently; failures are part of the result."""
     queues = (*queues, *agreement.found)
     brokers = asyncio.gather(see_broker(primary, time_limit), see_broker(secondary, time_limit))
     seen = asyncio.gather(*(_see_entity(primary, entity, time_limit) for entity in entities))

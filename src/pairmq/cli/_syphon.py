@@ -37,7 +37,7 @@ _EPILOG = examples(
 
 
 def add(app: typer.Typer) -> None:
-    """Enter the command into the application."""
+    """Add the command to the application."""
     app.command(epilog=_EPILOG)(syphon)
 
 
@@ -67,10 +67,10 @@ def syphon(
         bool, typer.Option("--json", metavar="", help="Write each progress line as JSON on stdout.")
     ] = False,
 ) -> int:
-    """Move messages from the backlog queues to the entities of the primary where they belong.
+    """Move messages from the backlog queues to their destinations on the primary.
 
-    Runs until a signal. Two at a time on one pair are safe. Exit status: 0 after SIGTERM, 130 after SIGINT, 1 when the
-    pair faulted; with --until-empty 0 when all queues are empty, 1 when a message had to be dead-lettered, or when
+    Runs until a signal. Several syphons of one pair are safe. Exit status: 0 after SIGTERM, 130 after SIGINT, 1 when
+    the pair faulted; with --until-empty 0 when all queues are empty, 1 when a message had to be dead-lettered, or when
     messages are left in backlog queues that this pair does not drain, which are named.
     """
     page = None
@@ -270,7 +270,7 @@ class SyphonJob:
                 self._live.update(Text(self._line(), no_wrap=True, overflow="ellipsis"), refresh=True)
             if now >= next_line:
                 next_line = now + self._interval
-                self._tell()
+                self._report()
             await stop.wait(min(_LOOK, self._interval))
         return False
 
@@ -293,7 +293,7 @@ class SyphonJob:
     def _on_event(self, event: Event) -> None:
         if isinstance(event, MessageDeadLettered):
             self._dead_lettered += 1
-            self._tell_dead_letter(event)
+            self._report_dead_letter(event)
         elif isinstance(event, DestinationChanged):
             name = str(event.entity)
             if event.open:
@@ -311,7 +311,7 @@ class SyphonJob:
         elif isinstance(event, PairEnded) and event.fault is not None:
             self._fault = event.fault
 
-    def _tell_dead_letter(self, event: MessageDeadLettered) -> None:
+    def _report_dead_letter(self, event: MessageDeadLettered) -> None:
         """A deleted entity can dead-letter a whole backlog: the first ones are reported, all are counted."""
         if self._dead_lettered <= _NAMED:
             message = f"message {event.message_id or '(no id)'} for {event.entity or '(unknown)'}"
@@ -319,7 +319,7 @@ class SyphonJob:
         elif self._dead_lettered == _NAMED + 1:
             warn("further dead-lettered messages are counted, not shown")
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if self._json:
             put_json(self._record())
         elif self._live is None:
