@@ -117,7 +117,7 @@ class Drain:
         if wrong is not None:
             raise ConfigurationError(wrong.problem or "the workers' settings can't work")
         if not local:
-            return self._report(await self._count(), outcomes, _attempts_told(outcomes), None, problem, stop.is_set())
+            return self._report(await self._count(), outcomes, _known_attempts(outcomes), None, problem, stop.is_set())
         journalled = self._journalled([attempt.journal for attempt in begun])
         attempts = Counter(attempt.index for attempt in begun)
         return self._report(await self._count(), outcomes, attempts, journalled, problem, stop.is_set())
@@ -232,6 +232,6 @@ class Drain:
         )
 
 
-def _attempts_told(outcomes: Mapping[int, Outcome]) -> dict[int, int]:
+def _known_attempts(outcomes: Mapping[int, Outcome]) -> dict[int, int]:
     """The number of attempts, known only for those that ended."""
     return {index: outcome.attempt + 1 for index, outcome in outcomes.items()}

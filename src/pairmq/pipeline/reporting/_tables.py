@@ -62,14 +62,14 @@ class Directory:
     def columns(self, table: str) -> frozenset[str]:
         """The names of a table's columns; an older run's may lack some."""
         names: set[str] = set()
-        with self._told_clearly(table):
+        with self._clear_errors(table):
             for file in self._files(table):
                 names.update(pq.read_schema(file).names)
         return frozenset(names)
 
     def batches(self, table: str, columns: Sequence[str], *, repeated: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
         """Read some columns of a table."""
-        with self._told_clearly(table):
+        with self._clear_errors(table):
             for file in self._files(table):
                 with pq.ParquetFile(file, read_dictionary=list(repeated)) as opened:
                     lacking = set(columns) - set(opened.schema_arrow.names)
@@ -84,7 +84,7 @@ class Directory:
             yield from pa.RecordBatch.from_arrays(ready, names=batch.schema.names).to_pylist()
 
     @contextlib.contextmanager
-    def _told_clearly(self, table: str) -> Iterator[None]:
+    def _clear_errors(self, table: str) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError:
