@@ -110,7 +110,7 @@ class _Books:
         for place in self._struck.values():
             self._end_stroke(place)
         self._number_backlog()
-        self._bring_home()
+        self._match_home()
         return history
 
     # The run's own lines.
@@ -270,7 +270,7 @@ class _Books:
         tick = copy.tick if copy.attempt is None else self._history.attempts[copy.attempt].tick
         return tick, copy.message_number or 0
 
-    def _bring_home(self) -> None:
+    def _match_home(self) -> None:
         writes = self._writes(PRIMARY)
         start = len(self._history.copies)
         for path, messages in self._found.home.items():

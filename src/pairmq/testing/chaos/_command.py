@@ -132,24 +132,28 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PRIMARY,SECONDARY",
         help=f"transports' names, or module:function; may be repeated ({' '.join(DEFAULT_PAIRS)})",
     )
-    parser.add_argument("--minutes", type=float, default=_DEFAULT_MINUTES, help="of faults, for each pair (2)")
-    parser.add_argument("--seed", type=int, help="the plan is drawn from it (by chance)")
-    parser.add_argument("--faults", help="only these, by name, with commas between (all)")
+    parser.add_argument(
+        "--minutes", type=float, default=_DEFAULT_MINUTES, help="duration of the faults, for each pair (2)"
+    )
+    parser.add_argument("--seed", type=int, help="of the plan (random)")
+    parser.add_argument("--faults", help="only these, by name, separated by commas (all)")
     parser.add_argument("--every", type=float, default=4.0, help="seconds between two faults of a broker (4)")
     parser.add_argument("--longest", type=float, default=10.0, help="the longest fault in seconds (10)")
     parser.add_argument("--clients", type=int, default=3, help="processes (3)")
-    parser.add_argument("--rate", type=float, default=20.0, help="sends a second of each process (20)")
+    parser.add_argument("--rate", type=float, default=20.0, help="sends per second of each process (20)")
     parser.add_argument("--consumers", type=int, default=0, help="processes that read the primary meanwhile (0)")
     parser.add_argument("--ordering", default="none", choices=("none", "session"), help="of the pairs, judged (none)")
     parser.add_argument(
-        "--distance", type=_distance, help="the side that is far from all: none, primary, secondary or both (drawn)"
+        "--distance", type=_distance, help="the side with high latency: none, primary, secondary or both (drawn)"
     )
     for name, what in (("differing", "clients with different numbers of backlog queues"), ("eager", "eager tasks")):
         parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=f"{what} (drawn from the seed)")
-    parser.add_argument("--plan", metavar="FILE", help="carry out this plan instead")
+    parser.add_argument("--plan", metavar="FILE", help="run this plan instead")
     parser.add_argument("--keep", metavar="DIRECTORY", help="keep plan, ledgers and report there")
     parser.add_argument("--journal", metavar="DIRECTORY", help="keep a journal of all processes in a folder there")
-    parser.add_argument("--timeline", action="store_true", help="show what was done and when, also when all was well")
+    parser.add_argument(
+        "--timeline", action="store_true", help="show all faults with their times, also without violations"
+    )
     parser.add_argument("--json", action="store_true", help="print the reports as JSON")
     parser.add_argument("--quiet", action="store_true", help="don't report events as they happen")
     return parser

@@ -278,7 +278,7 @@ def health_steps(design: Design, state: State) -> Iterator[Step[State]]:
         if process.health is Health.FAILING:
             down = with_process(state, number, process._replace(health=Health.DOWN))
             yield Step(
-                Kind.STEP, f"{name}: the failover interval is over, failed over", _new_epoch(design, down, number)
+                Kind.STEP, f"{name}: the failover interval has elapsed, failed over", _new_epoch(design, down, number)
             )
         elif process.health is Health.DOWN:
             yield from _ping(design, state, number, name)

@@ -214,7 +214,7 @@ class Judge:
             if problem:
                 yield f"{_named(key)} {problem}", (key,)
         for key, copies in self._home.items():
-            problem = self._altered(key, copies) or self._nobodys(key)
+            problem = self._altered(key, copies) or self._unsent(key)
             if problem:
                 yield f"{_named(key)} {problem}", (key,)
         for promise in self._ledger.promises:
@@ -242,7 +242,7 @@ class Judge:
                 return f"was refused, and is stored in {copy.entity} all the same"
         return None
 
-    def _nobodys(self, key: Key) -> str | None:
+    def _unsent(self, key: Key) -> str | None:
         if key in self._ledger.sends or key in self._ledger.originals or self._ledger.cut_off:
             return None
         return "is at the primary, but was not sent through the pair"

@@ -51,7 +51,7 @@ def ledger_judged(facts: Facts) -> Iterator[Violation]:
         yield from _other_queue(facts, sent)
         yield from _given_up(facts, sent)
         yield from _late(facts, sent)
-    yield from _nobodys(facts)
+    yield from _unsent(facts)
 
 
 def refused_for_good(facts: Facts, sent: Sent, before: int) -> bool:
@@ -127,7 +127,7 @@ def _altered(facts: Facts, sent: Sent, copy: Copy) -> str | None:
     return f"it was changed in transit: {'; '.join(parts)[:400]}"
 
 
-def _nobodys(facts: Facts) -> Iterator[Violation]:
+def _unsent(facts: Facts) -> Iterator[Violation]:
     for copy in facts.nobodys:
         text = f"the primary stored {copy.message.message_id} in {copy.entity}, which was never sent"
         yield Violation(Verdict.PHANTOM, copy.at, text)
@@ -152,10 +152,10 @@ def _marks(facts: Facts, sent: Sent) -> Iterator[Violation]:
     if sent.result is not None and sent.result.accepted:
         doubtful = facts.doubtful(sent, sent.end_tick or 0)
         if doubtful and not sent.maybe_duplicate:
-            text = f"an attempt of {sent.number} was in doubt, and its receipt does not say so"
+            text = f"an attempt of {sent.number} was in doubt, but its receipt does not report it"
             yield Violation(Verdict.DUPLICATE, at, text, sent.number)
         if sent.maybe_duplicate and not doubtful:
-            text = f"the receipt of {sent.number} speaks of a duplicate, and no attempt was in doubt"
+            text = f"the receipt of {sent.number} reports a duplicate, but no attempt was in doubt"
             yield Violation(Verdict.DUPLICATE, at, text, sent.number)
     for copy in facts.at_secondary[sent.number]:
         if copy.attempt is None or facts.is_syphons(copy):
@@ -185,7 +185,7 @@ def _other_queue(facts: Facts, sent: Sent) -> Iterator[Violation]:
         if told.reason == "not-found" and facts.was_made(one.entity, one.at, another.at):
             continue
         if not any((one.end_tick or 0) < tick < another.tick for tick in facts.returns[one.life, one.entity.path]):
-            text = f"{one.entity} did not take {sent.number} ({told}), and was tried again"
+            text = f"{one.entity} did not accept {sent.number} ({told}), but was retried"
             yield Violation(Verdict.STATE, another.at, text, sent.number)
 
 

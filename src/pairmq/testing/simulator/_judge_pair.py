@@ -66,8 +66,8 @@ def _order(facts: Facts) -> Iterator[Violation]:
     for sent in facts.history.sent.values():
         home, backlog = facts.at_primary[sent.number], facts.at_secondary[sent.number]
         # A copy that its sender had written before diverting it was not moved.
-        came_home = len(home) == len(backlog) == 1 and facts.is_syphons(home[0])
-        if sent.result is Result.BACKLOG and came_home and len(backlog[0].handovers) == 1:
+        moved = len(home) == len(backlog) == 1 and facts.is_syphons(home[0])
+        if sent.result is Result.BACKLOG and moved and len(backlog[0].handovers) == 1:
             streams[sent.life, sent.sender, backlog[0].entity.path].append((sent, backlog[0], home[0]))
     for stream in streams.values():
         stream.sort(key=lambda each: each[1].number)

@@ -242,7 +242,7 @@ class Receive(Suite):
             await broker.put(queue, "later")
             if await other.receive(1, PATIENCE / 6):
                 return
-        raise AssertionError("the receive was cancelled, and what was sent afterwards is locked all the same")
+        raise AssertionError("the receive was cancelled, but a message sent afterwards is locked")
 
     async def test_a_closed_receiver_gives_back_what_it_held(self, broker: Broker) -> None:
         queue = await broker.queue()
