@@ -35,6 +35,8 @@ OUTSIDE = {
         for name in [readme.parent.name.removeprefix("pairmq-").removeprefix("_")]
     },
     "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing/how-to.md",
+    "SECURITY.md": "contributing/security.md",
 }
 """Files elsewhere in the repository that are pages of the site, too."""
 
