@@ -185,7 +185,7 @@ def depths_table(depths: Depths, *, most: int | None = None) -> RenderableType:
     parts: list[RenderableType] = [Text(f"backlog queues {printable(depths.name)}"), listing]
     missing = sum(depth.missing for depth in depths.queues)
     if missing:
-        parts.append(Text(f"{plural(missing, 'queue')} missing: {MISSING}", FAIL))
+        parts.append(Text(f"{plural(missing, 'queue')} to be created: {MISSING}", FAIL))
     if less:
         parts.append(Text(f"{plural(less, 'queue')} not shown: they hold less"))
     if hidden:

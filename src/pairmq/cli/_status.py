@@ -177,8 +177,8 @@ def _missing(seen: Look) -> list[str]:
     if not missing:
         return []
     return [
-        f"{plural(missing, 'backlog queue')} missing: a program that opens the pair creates them; one that has it open "
-        "creates them again within 10 minutes, if the secondary was emptied or replaced"
+        f"{plural(missing, 'backlog queue')} to be created: a program that opens the pair creates them; one that has "
+        "it open creates them again within 10 minutes, if the secondary was emptied or replaced"
     ]
 
 
