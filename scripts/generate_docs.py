@@ -39,7 +39,7 @@ HEALTH_MEANING = {
     Health.TRIAL: "up by a ping's word alone; the next send is the canary",
     Health.FAILING: "sends fail; the failover interval runs",
     Health.DOWN: "failed over; pings run",
-    Health.HELD: "failed over by an operator's word; no pings",
+    Health.HELD: "failed over by an operator; no pings",
 }
 
 

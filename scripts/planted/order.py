@@ -63,7 +63,7 @@ ORDER = (
         ordering="session",
     ),
     Mutant(
-        "messages of one session go home in one operation",
+        "messages of one session are moved in one operation",
         "src/pairmq/runner/pump/_transfer.py",
         "                if item.key in keys:\n                    return items[:count], items[count:]\n",
         "",

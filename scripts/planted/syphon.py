@@ -73,7 +73,7 @@ SYPHON = (
         tests=("tests/core/test_record.py",),
     ),
     Mutant(
-        "the syphon waits until its own process has seen the entity come back",
+        "the syphon waits until its own process has seen the entity recover",
         "src/pairmq/runner/_gates.py",
         "gate = self._gates[entity] = Gate(entity)\n",
         "gate = self._gates[entity] = Gate(entity)\n            gate.opened.clear()\n",
@@ -100,7 +100,7 @@ SYPHON = (
         "            if await self._answers(gate.entity):\n                return\n",
     ),
     Mutant(
-        "a close does not give back what it holds",
+        "a close does not release its locked messages",
         "src/pairmq/runner/pump/_reader.py",
         "            failed = await settled_within(_CLOSE_TIMEOUT, receiver.close())",
         "            failed = None",

@@ -137,7 +137,7 @@ TESTED = (
     ),
     # The syphon.
     Mutant(
-        "a count tells of its end instead of its beginning",
+        "a count is dated by its end instead of its beginning",
         "src/pairmq/runner/_drain.py",
         "            self._empty.seen_empty(index, began_at)\n        return",
         "            self._empty.seen_empty(index, self._clock.now())\n        return",

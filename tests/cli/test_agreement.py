@@ -89,7 +89,7 @@ def test_status_fails_where_messages_wait_in_queues_that_are_not_drained(cli, br
 
 def test_status_says_what_missing_queues_mean(cli, brokers) -> None:
     shown = " ".join(cli("status", *brokers).out.split())
-    assert "10 backlog queues to be made: by a program that opens the pair" in shown
+    assert "10 backlog queues to be created: a program that opens the pair creates them" in shown
 
 
 def test_the_doctor_names_what_differs_and_what_is_stranded(cli, brokers) -> None:
@@ -126,7 +126,7 @@ def test_the_doctor_warns_of_two_addresses_that_may_be_one_broker(cli, brokers) 
 
 
 def test_the_doctor_is_content_with_processes_that_agree(cli, brokers) -> None:
-    assert "ok    processes of the pair: none of this release has opened it so far" in cli("doctor", *brokers).out
+    assert "ok    processes of the pair: no process of this release has opened it so far" in cli("doctor", *brokers).out
     divert(brokers, 0)
     assert "ok    processes of the pair: those seen so far have these settings" in cli("doctor", *brokers).out
 

@@ -103,7 +103,7 @@ def test_an_entity_that_can_not_be(cli, brokers: list[str], arguments: list[str]
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["send", "-e", "q", "--failover-interval", "soon"], "write 10, 10s, 500ms, 5min, 1h or 2d"),
+        (["send", "-e", "q", "--failover-interval", "soon"], "use e.g. 10, 10s, 500ms, 5min, 1h or 2d"),
         (["send", "-e", "q", "--failover-interval", "2h"], "failover_interval"),
         (["send", "-e", "q", "--backlog-retry-interval", "2h"], "backlog_retry_interval"),
         (["send", "-e", "q", "--first-line", "0"], "--first-line"),
@@ -171,7 +171,7 @@ def test_settings_come_from_the_environment_and_a_file(cli, monkeypatch, tmp_pat
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("[pair]\nnope = 1\n", "unknown nope"), ("[", "is no TOML"), ("pair = 1\n", "must be a table")],
+    [("[pair]\nnope = 1\n", "unknown nope"), ("[", "is not valid TOML"), ("pair = 1\n", "must be a table")],
 )
 def test_a_settings_file_that_can_not_work(cli, tmp_path: Path, brokers: list[str], text: str, says: str) -> None:
     file = tmp_path / "pair.toml"

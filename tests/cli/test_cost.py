@@ -33,7 +33,7 @@ def test_a_price_list_has_a_table_for_each_broker(cli, tmp_path: Path) -> None:
         ("[third]\n", "unknown third"),
         ("[primary]\nfee = 1\n", "per_million and base"),
         ("primary = 3\n", "per_million and base"),
-        ("[", "is no TOML"),
+        ("[", "is not valid TOML"),
     ],
 )
 def test_a_bad_price_list_is_one_line(cli, tmp_path: Path, text: str, says: str) -> None:

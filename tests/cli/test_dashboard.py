@@ -122,7 +122,7 @@ def test_a_port_that_is_taken_names_the_option(cli, brokers) -> None:
             ended = cli(*command, *brokers)
             assert ended.status == 2
             assert ended.error_lines == [
-                f"error: --port: port {port} of 127.0.0.1 is taken: choose another one, or 0 for any that is free"
+                f"error: --port: port {port} of 127.0.0.1 is in use: choose another one, or 0 for any free port"
             ]
         ended = cli("syphon", "--dashboard", port, *brokers)
         assert (ended.status, "error: --dashboard: port" in ended.err) == (2, True)

@@ -106,7 +106,7 @@ def test_lines_of_a_file_are_split_at_line_feeds_only(tmp_path: Path) -> None:
 def test_the_demo_loses_nothing_and_says_so(cli) -> None:
     ended = cli("demo", "--messages", "800", *_QUICK, "--primary", "memory://d1", "--secondary", "memory://d2")
     assert ended.status == 0, ended
-    assert "the primary is taken away" in ended.out
+    assert "the primary is stopped" in ended.out
     assert "failing → failed-over" in ended.out
     assert "the primary is back" in ended.out
     assert "nothing was lost" in ended.out
@@ -145,7 +145,7 @@ def test_with_real_brokers_no_outage_is_staged_and_nothing_is_left_behind(cli, s
     first, second = servers
     ended = cli("demo", "-n", "100", "--rate", "200", "--primary", first.url, "--secondary", second.url, "--json")
     assert ended.status == 0, ended
-    assert "can't be taken away from here" in ended.err
+    assert "can't be stopped by the demo" in ended.err
     assert json.loads(ended.out)["outage_staged"] is False
     assert cli("entity", "list", "--primary", first.url).out == ""
     assert cli("entity", "list", "--primary", second.url).out == ""
@@ -162,7 +162,7 @@ def test_a_queue_that_holds_messages_of_others_is_left_alone(cli, servers) -> No
     assert cli("receive", "-e", "orders", "--max", "1", "--primary", first.url).out == "mine\n"
 
 
-@pytest.mark.parametrize("moment", ["sent", "taken away", "failed-over"])
+@pytest.mark.parametrize("moment", ["sent", "stopped", "failed-over"])
 def test_ctrl_c_ends_it_with_the_verdict_so_far(program, moment: str) -> None:
     demo = program("demo", *_LONG)
     demo.wait_for(moment.encode())

@@ -282,7 +282,7 @@ def test_what_stays_in_the_backlog_is_no_success_though_nothing_is_lost() -> Non
     console = stdout_console()
     with console.capture() as printed:
         console.print(verdict_table(verdict, stopped=False))
-    assert "not every message was brought home" in printed.get()
+    assert "not every message was moved to the primary" in printed.get()
 
 
 def test_missing_is_what_is_accepted_and_in_neither_place() -> None:

@@ -24,15 +24,15 @@ def lines() -> list[list[tuple[str, bool]]]:
         queues=4,
         pace=5.0,
     )
-    scene.primary_is(down=True, text="the primary is taken away")
+    scene.primary_is(down=True, text="the primary is stopped")
     console = Console(width=100, height=31, color_system="truecolor", force_terminal=True)
     drawn = console.render_lines(DemoView(scene), pad=False)
     return [[(part.text, bool(part.style and part.style.dim)) for part in line] for line in drawn]
 
 
 def test_an_event_is_not_as_dim_as_its_time(lines: list[list[tuple[str, bool]]]) -> None:
-    (line,) = [line for line in lines if any("taken away" in text for text, _ in line)]
-    assert {dim for text, dim in line if "taken away" in text} == {False}
+    (line,) = [line for line in lines if any("is stopped" in text for text, _ in line)]
+    assert {dim for text, dim in line if "is stopped" in text} == {False}
     assert {dim for text, dim in line if "0.0 s" in text} == {True}
 
 

@@ -159,7 +159,7 @@ def test_with_the_primary_down_the_backlog_takes_everything(cli, servers) -> Non
     pair = ["--primary", down, "--secondary", second.url, "--failover-interval", "0"]
     ended = cli("send", "-e", "orders", "--create", *pair, stdin=b"a\nb\nc\n")
     assert ended.status == 0
-    assert "warning: orders could not be made" in ended.err
+    assert "warning: orders could not be created" in ended.err
     assert "by the backlog              3" in ended.err
 
 
@@ -401,7 +401,7 @@ def test_a_line_that_is_too_long_is_refused_and_those_after_it_are_sent(
     assert records[1]["message_id"] == "run7-2"
     assert "it has 300001 bytes: a line may have" in records[1]["text"]
     assert failed.read_bytes() == b""
-    assert "in no file, and not to be sent again as they are: line 2, 5" in ended.err
+    assert "in no file, and can't be sent unchanged: line 2, 5" in ended.err
     received = cli("receive", "-e", "orders", "--idle", "50ms", "--json", *primary)
     ids = [json.loads(line)["message_id"] for line in received.out.splitlines()]
     assert sorted(ids) == ["run7-1", "run7-3", "run7-4"]

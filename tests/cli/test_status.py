@@ -92,7 +92,7 @@ def test_a_command_that_waits_is_ended_by_a_signal(program, servers) -> None:
 
 def test_entities_are_made_listed_and_deleted(cli, primary) -> None:
     assert cli("entity", "create", "a/b", *primary).out == "a/b: made\n"
-    assert cli("entity", "create", "a/b", *primary).out == "a/b: exists already, left as it is\n"
+    assert cli("entity", "create", "a/b", *primary).out == "a/b: exists already, left unchanged\n"
     assert cli("entity", "create", "news", "--kind", "topic", *primary).status == 0
     assert cli("entity", "list", *primary).out == "a/b\ntopic:news\n"
     assert cli("entity", "list", "--kind", "queue", *primary).out == "a/b\n"
@@ -169,8 +169,8 @@ def test_the_doctor_names_a_variable_that_nobody_reads(cli, brokers, monkeypatch
     findings = json.loads(cli("doctor", "--json", *brokers).out)["findings"]
     told = [(each["text"], each["advice"]) for each in findings if each["subject"] == "environment"]
     assert told == [
-        ("nothing reads PAIRMQ_FAILOVER_INTERVALL", "did you mean PAIRMQ_FAILOVER_INTERVAL?"),
-        ("nothing reads PAIRMQ_PRIMARY_URL", "did you mean PAIRMQ_PRIMARY?"),
+        ("unknown variable PAIRMQ_FAILOVER_INTERVALL", "did you mean PAIRMQ_FAILOVER_INTERVAL?"),
+        ("unknown variable PAIRMQ_PRIMARY_URL", "did you mean PAIRMQ_PRIMARY?"),
     ]
 
 
@@ -315,5 +315,5 @@ def test_missing_queues_are_explained(cli, brokers) -> None:
     ended = cli("status", *brokers)
     assert ended.status == 0
     words = " ".join(ended.out.split())
-    assert "10 queues to be made: a program that opens the pair makes them; if programs of the pair run" in words
+    assert "10 queues to be created: a program that opens the pair creates them; if programs of the pair are" in words
     assert "the secondary was emptied or replaced" in cli("doctor", *brokers).out

@@ -57,7 +57,7 @@ def test_it_waits_for_a_primary_that_is_away_and_loses_nothing(program, cli, ser
     first, _ = servers
     first.kill()
     service = program("syphon", "--until-empty", "--ping-interval", "500ms", *diverted)
-    service.wait_for(b"orders takes no messages, they wait")
+    service.wait_for(b"orders accepts no messages, they wait")
     first.start()
     ended = service.end()
     assert ended.status == 0
@@ -147,7 +147,7 @@ def test_an_idle_syphon_does_not_count_its_queues_again_and_again(
 ) -> None:
     first, second = servers
     counted, told = [], []
-    count_queues, tell = _syphon.count_queues, _syphon.SyphonJob._tell
+    count_queues, tell = _syphon.count_queues, _syphon.SyphonJob._report
 
     async def count(*arguments: Any) -> Depths:
         counted.append(arguments)
@@ -160,7 +160,7 @@ def test_an_idle_syphon_does_not_count_its_queues_again_and_again(
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(_syphon, "count_queues", count)
-    monkeypatch.setattr(_syphon.SyphonJob, "_tell", tell_and_stop)
+    monkeypatch.setattr(_syphon.SyphonJob, "_report", tell_and_stop)
     pair = ["--primary", first.url, "--secondary", second.url]
     ended = cli("syphon", "--metrics-interval", "200ms", *pair)
     assert ended.status == 0
@@ -180,7 +180,7 @@ def test_an_outage_of_the_secondary_is_a_line_when_it_begins_and_one_when_it_is_
     second.kill()
     service.wait_for(b"trying again", 100)
     second.start()
-    service.wait_for(b"the secondary answers again, after ", 90)
+    service.wait_for(b"the secondary responds again, after ", 90)
     service.signal(signal.SIGTERM)
     ended = service.end()
     assert ended.status == 0

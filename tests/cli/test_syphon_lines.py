@@ -35,7 +35,7 @@ def test_a_dead_secondary_is_one_line_when_it_begins_and_one_when_it_is_over():
     assert [line for line in lines if line] == [f"{QUEUES[0]}: {QUEUES[0]}: connection refused; trying again"]
     assert failures.ended(22.5, counted_at=22.2) is None, "a pump may be about to fail again"
     assert failures.ended(30.0, counted_at=20.0) is None, "no count has been good since"
-    assert failures.ended(30.0, counted_at=29.0) == "the secondary answers again, after 80 failures in 21.9 s"
+    assert failures.ended(30.0, counted_at=29.0) == "the secondary responds again, after 80 failures in 21.9 s"
     assert failures.ended(31.0, counted_at=29.0) is None
 
 

@@ -405,7 +405,7 @@ def test_an_error_does_not_repeat_what_stands_in_the_queue(alias: str):
 
 
 def test_a_message_that_was_never_diverted_is_told_so():
-    with pytest.raises(EnvelopeError, match="x-ms-path is missing: the message was not put here by PairMQ"):
+    with pytest.raises(EnvelopeError, match="x-ms-path is missing: PairMQ did not send this message"):
         restore(Message(b"stray", application_properties={"mine": 1}))
 
 

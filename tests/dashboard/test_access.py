@@ -27,7 +27,7 @@ HOSTILE = "<script>alert('x')</script>"
 async def test_without_open_to_read_nothing_is_told_without_the_token():
     async with shown(open_to_read=False) as page:
         answer = await page.client.get("/api/status")
-        assert (answer.status_code, answer.json()) == (401, {"error": "the token is needed"})
+        assert (answer.status_code, answer.json()) == (401, {"error": "a token is required"})
         told = await page.client.get("/api/status", headers={"authorization": f"Bearer {TOKEN}"})
         assert told.json()["access"] == {"read_only": False, "operator": True, "may_operate": True}
 

@@ -127,7 +127,7 @@ async def test_without_the_token_one_looks_and_with_it_one_signs_in(scene):
     await page.until(f"{state('orders')} === 'healthy'")
     assert await page.evaluate(f"{row('orders')}.querySelector('button').offsetWidth") == 0
     await page.evaluate("document.getElementById('sign').click()")
-    for token, says in (("wrong", "that is not the token"), (scene.address.token, "")):
+    for token, says in (("wrong", "wrong token"), (scene.address.token, "")):
         await page.evaluate(f"document.getElementById('token').value = {token!r}")
         await page.evaluate("document.querySelector('#login form').requestSubmit()")
         if says:

@@ -111,7 +111,7 @@ async def test_a_fault_of_a_transport_is_reported_once_and_ends_nothing(caplog):
     assert told["brokers"]["secondary"]["answer"]["error"]
     assert told["backlog"]["pending"] is None
     assert [record.message for record in caplog.records if "dashboard" in record.message] == [
-        "the dashboard could not look at a broker; further failures are not reported"
+        "the dashboard could not query a broker; further failures are not reported"
     ]
 
 

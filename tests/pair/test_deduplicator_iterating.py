@@ -181,7 +181,7 @@ async def test_what_could_not_be_noted_is_completed_and_told(caplog):
         async with Deduplicator(Store(confirm=99)).once((await receiver.receive())[0]):
             pass
         assert it.delivered("orders") == []
-    assert "a second copy would be handled again" in caplog.text
+    assert "a duplicate would be handled again" in caplog.text
 
 
 @in_virtual_time

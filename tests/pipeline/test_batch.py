@@ -302,7 +302,7 @@ def test_a_link_to_nothing_is_refused_as_well(tmp_path, linked):
 
 def test_a_file_in_the_place_of_a_table_is_refused(tmp_path):
     (tmp_path / "order").touch()
-    with pytest.raises(ConfigurationError, match="is no directory"):
+    with pytest.raises(ConfigurationError, match="is not a directory"):
         check_place(tmp_path / "order")
 
 
@@ -337,4 +337,4 @@ def test_on_a_full_disk_the_file_that_can_not_be_written_is_named(tmp_path, monk
 def test_a_directory_that_is_no_journal_is_bad_usage(tmp_path, capsys):
     arguments = ["--journal", str(tmp_path / "nowhere"), "--out", str(tmp_path / "tables")]
     assert main(["pipeline", "run", *arguments]) == 2
-    assert "is no directory" in capsys.readouterr().err
+    assert "is not a directory" in capsys.readouterr().err

@@ -261,7 +261,7 @@ def test_a_row_whose_key_is_null_is_refused():
 @pytest.mark.parametrize(
     ("schema", "id_from", "problem"),
     [
-        ("message_id string, body string", ("body",), "leave one out"),
+        ("message_id string, body string", ("body",), "omit one"),
         ("body string", ("order",), "no such column"),
         ("price double, body string", ("price",), "price, which is double"),
     ],

@@ -160,7 +160,7 @@ def test_ctrl_c_ends_the_program_cleanly_and_no_password_is_in_any_log(servers, 
         program.kill()
         program.wait()
     assert program.returncode == 130, err
-    assert "SIGINT: the tasks finish what they hold" in err
+    assert "SIGINT: the tasks finish their locked messages" in err
     told = json.loads(out)
     home = asyncio.run(taken(east))
     assert told["stopped"]

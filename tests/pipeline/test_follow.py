@@ -105,7 +105,7 @@ def test_the_run_file_says_what_that_of_a_batch_run_says_and_how_far_it_follows(
 
 def test_a_file_that_could_not_be_read_is_named_until_it_can(followed):
     first, second, third = (refreshed.report.bad for refreshed in followed[1])
-    assert [bad.problem.partition(":")[0] for bad in first] == ["it is cut short or no Parquet file"]
+    assert [bad.problem.partition(":")[0] for bad in first] == ["it is truncated or not a Parquet file"]
     assert (second, third) == ((), ())
 
 
@@ -351,7 +351,9 @@ def test_an_upgrade_that_keeps_the_rules_goes_on_with_the_state(tmp_path, journa
 @pytest.mark.parametrize("version", [STATE_VERSION - 1, STATE_VERSION + 1, None])
 def test_a_state_by_other_rules_is_refused_with_advice(tmp_path, journal, version):
     altered(state_of(tmp_path, journal, restart=False) / "follow.json", state=version, pairmq="0.0.9")
-    with pytest.raises(ConfigurationError, match=rf"PairMQ 0\.0\.9 by other rules \(version {version} .*; --restart"):
+    with pytest.raises(
+        ConfigurationError, match=rf"PairMQ 0\.0\.9 in another format \(version {version} .*; --restart"
+    ):
         state_of(tmp_path, journal, restart=False)
 
 

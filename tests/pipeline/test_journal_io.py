@@ -44,7 +44,7 @@ def test_a_segment_tells_whose_rows_it_has(folder):
 def test_a_truncated_segment_is_set_aside(folder):
     whole = (folder / "good.parquet").read_bytes()
     (folder / "bad.parquet").write_bytes(whole[: len(whole) // 2])
-    assert "cut short" in problem(folder)
+    assert "truncated" in problem(folder)
 
 
 def footer_changed(folder, change):
@@ -74,12 +74,12 @@ def test_a_segment_whose_footer_contradicts_itself_is_set_aside(folder):
 
 def test_an_empty_file_is_set_aside(folder):
     (folder / "bad.parquet").touch()
-    assert "cut short" in problem(folder)
+    assert "truncated" in problem(folder)
 
 
 def test_foreign_parquet_is_set_aside(folder):
     pq.write_table(pa.table({"price": [1.0], "at": [2.0]}), folder / "bad.parquet")
-    assert problem(folder) == "it is no segment of a journal: it has no column kind"
+    assert problem(folder) == "it is not a segment of a journal: it has no column kind"
 
 
 def test_a_column_of_another_type_is_set_aside(folder):
@@ -93,7 +93,7 @@ def test_a_segment_of_a_later_version_is_set_aside(folder):
     table = segment_table(journal())
     later = table.replace_schema_metadata({"pairmq.schema_version": str(SCHEMA_VERSION + 1)})
     pq.write_table(later, folder / "bad.parquet")
-    assert problem(folder).startswith("a later PairMQ wrote it")
+    assert problem(folder).startswith("a newer PairMQ wrote it")
 
 
 @pytest.mark.parametrize("version", [b"", b"two", b"-1", b"9" * 5000, b"\xff", "\u00b2".encode()])
@@ -137,7 +137,7 @@ def test_an_empty_directory_is_an_empty_journal(tmp_path):
 
 
 def test_a_missing_directory_is_an_error_that_names_it(tmp_path):
-    with pytest.raises(ConfigurationError, match="nowhere is no directory"):
+    with pytest.raises(ConfigurationError, match="nowhere is not a directory"):
         look_over(tmp_path / "nowhere")
 
 

@@ -82,7 +82,7 @@ def _(scene):
     scene.process("sender").sent(1, "m", "refused").moved(2, "m").closed(9)
 
 
-@case("refused, and delivered all the same", m=Verdict.PHANTOM)
+@case("refused, but delivered", m=Verdict.PHANTOM)
 def _(scene):
     scene.process("sender").sent(1, "m", "refused").delivered(2, "m").closed(9)
 

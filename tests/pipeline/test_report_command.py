@@ -79,7 +79,7 @@ def test_a_directory_without_a_run_is_refused(tmp_path, name, capsys):
 def test_a_run_document_that_is_none_is_refused(tables, document, capsys):
     (tables / "run.json").write_text(document)
     assert main(["pipeline", "report", "--out", str(tables)]) == 2
-    assert "is no document of a run" in capsys.readouterr().err
+    assert "is not a document of a run" in capsys.readouterr().err
 
 
 def test_a_missing_table_is_named(tables, capsys):

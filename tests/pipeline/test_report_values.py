@@ -252,7 +252,7 @@ def test_tables_of_an_older_run_have_no_latencies_of_sends(outaged):
 
 def test_an_empty_journal_has_a_report_too(tmp_path):
     content = report(write_tables(tmp_path / "tables")).content
-    assert (content["headline"], content["verdict"]) == ("The journal tells of no messages.", "good")
+    assert (content["headline"], content["verdict"]) == ("The journal has no messages.", "good")
     assert content["series"] == {"overview": None, "close_up": None}
 
 

@@ -37,7 +37,7 @@ def pairmq_transports():
 
 
 class Plugin:
-    """A plugin registered by hand."""
+    """A plugin registered manually."""
 
     def __init__(self, *schemes: str, name: str = "made") -> None:
         self.schemes, self.name = schemes, name
@@ -290,7 +290,7 @@ BROKEN: dict[str, tuple[str, str]] = {
         def pairmq_transports():
             pass
         """,
-        "ValueError: it brings neither transports nor observers",
+        "ValueError: it provides neither transports nor observers",
     ),
     "an asynchronous hook": (
         """
@@ -333,9 +333,9 @@ BROKEN: dict[str, tuple[str, str]] = {
         def pairmq_transports():
             yield record()
         """,
-        "ValueError: it brings neither transports nor observers: does a hook lack its @hookimpl?",
+        "ValueError: it provides neither transports nor observers: does a hook lack its @hookimpl?",
     ),
-    "an empty module": ("", "ValueError: it brings neither"),
+    "an empty module": ("", "ValueError: it provides neither"),
     "a transport without a scheme": (
         """
         @hookimpl
@@ -350,7 +350,7 @@ BROKEN: dict[str, tuple[str, str]] = {
         def pairmq_transports():
             yield record(schemes=("ok", "red_is"))
         """,
-        "ValueError: transport 'sound': 'red_is' is no URL scheme",
+        "ValueError: transport 'sound': 'red_is' is not a lower-case URL scheme",
     ),
     "a scheme in upper case": (
         """
@@ -358,7 +358,7 @@ BROKEN: dict[str, tuple[str, str]] = {
         def pairmq_transports():
             yield record(schemes=("Redis",))
         """,
-        "ValueError: transport 'sound': 'Redis' is no URL scheme in lower case",
+        "ValueError: transport 'sound': 'Redis' is not a lower-case URL scheme",
     ),
     "schemes that are a string": (
         """
@@ -402,7 +402,7 @@ def test_an_entry_point_that_names_nothing_is_reported():
 def test_a_broken_plugin_registered_by_hand_is_reported():
     registry = empty()
     registry.register(object(), name="mine")
-    assert "brings neither" in str(registry.plugins[0].error)
+    assert "provides neither" in str(registry.plugins[0].error)
 
 
 def test_the_user_may_interrupt_a_plugins_import(install: Install):
@@ -419,7 +419,7 @@ def test_two_plugins_that_claim_one_scheme_are_both_named(install: Install):
     with pytest.raises(ConfigurationError) as caught:
         registry.transport_record("sound://x")
     assert str(caught.value) == (
-        "the scheme sound:// is claimed by two plugins, 'second' (registered by hand) and 'first' (pairmq-first 1.0): "
+        "the scheme sound:// is claimed by two plugins, 'second' (registered manually) and 'first' (pairmq-first 1.0): "
         "uninstall one of them"
     )
 
@@ -494,7 +494,7 @@ def test_the_error_for_a_missing_transport_names_the_broken_plugins(install: Ins
 def test_the_error_for_a_broken_plugin_says_what_is_broken_and_not_to_install_it(install: Install):
     with pytest.raises(ConfigurationError) as caught:
         registry_of(install("raise OSError('no libfoo')", "redis")).transport_record("redis://host")
-    assert "pairmq-redis 1.0 is installed, and can't be used: OSError: no libfoo" in str(caught.value)
+    assert "pairmq-redis 1.0 is installed but can't be used: OSError: no libfoo" in str(caught.value)
     assert "pip install" not in str(caught.value)
 
 

@@ -519,7 +519,7 @@ async def test_only_allowed_entities_are_delivered_to(world):
             "name of a backlog queue, .* choose another backlog_name_template",
         ),
         ("East/x-servicebus-transfer/7", {}, "name of a backlog queue"),
-        ("system/secrets", {}, "is the broker's own"),
+        ("system/secrets", {}, "is internal to the broker"),
     ],
 )
 @in_virtual_time

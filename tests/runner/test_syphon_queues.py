@@ -33,7 +33,7 @@ async def test_only_the_chosen_queues_are_made_and_emptied():
 
 @pytest.mark.parametrize(
     ("queues", "options", "said"),
-    [((3,), OPTIONS, "0 to 2"), ((), OPTIONS, "0 to 2"), ((0,), PairOptions(), "enable_syphon is not on")],
+    [((3,), OPTIONS, "0 to 2"), ((), OPTIONS, "0 to 2"), ((0,), PairOptions(), "enable_syphon is off")],
 )
 def test_a_choice_that_can_not_be_is_refused(queues, options, said):
     with pytest.raises(ConfigurationError, match=said):

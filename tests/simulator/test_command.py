@@ -65,7 +65,7 @@ def test_several_seeds_are_summed_up(capfd):
 def test_a_violation_is_told_and_ends_with_status_1(capfd):
     assert run(["simulate", "--seeds", "0..3", "--hours", "0.1", "--jobs", "1"]) == 1
     out = capfd.readouterr().out
-    assert "its receipt does not say so" in out
+    assert "its receipt does not report it" in out
     assert "again: pairmq simulate --seed" in out
 
 
@@ -89,7 +89,7 @@ def test_what_is_shrunk_can_be_replayed(in_folder, capfd):
     scenario = Scenario.from_json(path.read_text())
     assert len(scenario.faults) <= 3
     assert run(["simulate", "--replay", str(path)]) == 1
-    assert "its receipt does not say so" in capfd.readouterr().out
+    assert "its receipt does not report it" in capfd.readouterr().out
 
 
 def test_a_trace_is_written_line_by_line(in_folder):

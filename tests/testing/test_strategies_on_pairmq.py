@@ -58,7 +58,7 @@ def test_made_again_of_its_own_fields_a_message_is_the_same(message: Message):
 
 # ------------------------------------------------------------------------------------------------- options from texts
 
-# Patterns are divided by commas in a variable, and blanks around them are not part of them; an empty text is no text.
+# Patterns are separated by commas in a variable, and blanks around them are not part of them; an empty text is no text.
 as_variables = pst.options(small=False).filter(
     lambda options: all(part and part == part.strip() and "," not in part for part in options.allowed_entities)
 )

@@ -110,13 +110,13 @@ def test_no_directory_is_named_after_a_url(tmp_path, monkeypatch):
 @pytest.mark.parametrize("command", ["show", "stat", "recover"])
 def test_a_directory_that_is_not_there_is_refused(tmp_path, capsys, command):
     assert run(["journal", command, str(tmp_path / "nothing")]) == 2
-    assert "there is no such directory" in capsys.readouterr().err
+    assert "no such directory" in capsys.readouterr().err
 
 
 def test_a_foreign_file_ends_it_clearly(directory, capsys):
     (directory / "date=2023-11-14" / "segment-x-000001.parquet").write_text("not Parquet")
     assert run(["journal", "show", str(directory)]) == 1
-    assert "is no segment" in capsys.readouterr().err.replace("\n", " ")
+    assert "is not a segment" in capsys.readouterr().err.replace("\n", " ")
 
 
 @pytest.mark.parametrize("command", ["show", "stat", "recover"])

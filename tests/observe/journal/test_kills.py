@@ -294,7 +294,7 @@ def test_a_part_under_another_name_is_refused(tmp_path):
     _, part = _left_behind(tmp_path, 3)
     part.rename(part.with_name("another-000007.part"))
     found = recover(tmp_path)
-    assert list(found.failed.values()) == ["its head tells of another part"]
+    assert list(found.failed.values()) == ["its head belongs to another part"]
     assert segments(tmp_path) == []
 
 

@@ -289,7 +289,7 @@ async def test_a_settlement_that_fails_is_journalled_with_its_error(journal, tmp
 
 async def test_a_receiver_without_its_source_is_refused(journal):
     async with SimulatedBroker("east").transport() as transport:
-        with pytest.raises(TypeError, match="give its source"):
+        with pytest.raises(TypeError, match="pass source"):
             journal_deliveries(transport.receiver(Source(Entity("orders"))), journal())  # type: ignore[call-overload]
 
 
