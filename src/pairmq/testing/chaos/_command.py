@@ -146,9 +146,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--distance", type=_distance, help="the side with high latency: none, primary, secondary or both (drawn)"
     )
-    drawn = {"action": argparse.BooleanOptionalAction}
-    parser.add_argument("--differing", **drawn, help="clients with different numbers of backlog queues (drawn)")
-    parser.add_argument("--eager", **drawn, help="eager tasks (drawn)")
+    yes_no = argparse.BooleanOptionalAction
+    parser.add_argument("--differing", action=yes_no, help="clients with different numbers of backlog queues (drawn)")
+    parser.add_argument("--eager", action=yes_no, help="eager tasks (drawn)")
     parser.add_argument("--plan", metavar="FILE", help="run this plan instead")
     parser.add_argument("--keep", metavar="DIRECTORY", help="keep plan, ledgers and report there")
     parser.add_argument("--journal", metavar="DIRECTORY", help="keep a journal of all processes in a folder there")
