@@ -49,13 +49,7 @@ class Operations:
 
 
 class OperationsReport:
-    """Reports the counts of both sides every minute, while events are observed, and at the end.
-
-    Args:
-        sides: the counts.
-        clock: time.
-        emit: takes events.
-    """
+    """Reports the counts of both sides every minute, while events are observed, and at the end."""
 
     def __init__(self, sides: Mapping[Side, Operations], clock: Clock, emit: Emitter) -> None:
         self._sides = sides
@@ -196,10 +190,6 @@ class CountedTransport(Transport):
     """Stands before a transport and counts what is asked of it.
 
     It is the same connection: both end together, and closing the one closes the other.
-
-    Args:
-        inner: the real one.
-        operations: takes the counts.
     """
 
     def __init__(self, inner: Transport, operations: Operations) -> None:

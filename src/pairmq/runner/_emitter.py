@@ -1,4 +1,4 @@
-"""Hands events to whoever watches, without letting them disturb a send (SPEC 10.1)."""
+"""Hands events to the observers, without letting them disturb a send (SPEC 10.1)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _log = logging.getLogger("pairmq")
 FAILURES: Final = (Exception, asyncio.CancelledError)
 """What an observer may raise without disturbing anything.
 
-Nobody cancels a task in the midst of a call that awaits nothing: an observer that raises `CancelledError` has asked
-a future of somebody else's, and must not make a send look cancelled that was accepted.
+No caller cancels a task in the midst of a call that awaits nothing: an observer that raises `CancelledError` has asked
+another task's future, and must not make a send look cancelled that was accepted.
 """
 
 _PER_MESSAGE = frozenset((SendCompleted, AttemptFailed, MessageMoved, MessageDelivered))
@@ -33,13 +33,13 @@ class Emitter:
 
     Args:
         pair: the pair's name, for every event.
-        clock: tells the instants.
+        clock: time.
     """
 
     def __init__(self, pair: str, clock: Clock) -> None:
         self.pair = pair
         self.active = False
-        """Whether anyone wants events of single messages; the hot path asks before it makes one."""
+        """Whether an observer wants events of single messages; the hot path asks before it makes one."""
         self._clock = clock
         self._sinks: tuple[Sink, ...] = ()
         self._message_sinks: tuple[Sink, ...] = ()

@@ -356,12 +356,6 @@ class LinkedFaults:
     """Couples two connections that a process with a syphon needs both (SPEC 9.2).
 
     When one ends and the other does not within the grace, the other is faulted.
-
-    Args:
-        primary: one of them.
-        secondary: the other.
-        grace: seconds that the other may stay open.
-        on_fault: called once with the cause when the pair has faulted.
     """
 
     def __init__(

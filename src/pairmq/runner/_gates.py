@@ -27,11 +27,7 @@ _MOST = 1000
 
 
 class Gate:
-    """One destination's gate.
-
-    Args:
-        entity: the destination.
-    """
+    """One destination's gate."""
 
     __slots__ = ("entity", "failures", "held", "most", "opened", "probing", "try_after", "users")
 

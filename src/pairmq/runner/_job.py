@@ -93,12 +93,7 @@ class Job:
 
 
 class Results:
-    """Gives jobs their results, and reports them.
-
-    Args:
-        clock: time and ids.
-        emit: takes events.
-    """
+    """Gives jobs their results, and reports them."""
 
     def __init__(self, clock: Clock, emit: Emitter) -> None:
         self._clock = clock
@@ -230,14 +225,7 @@ def _failure(result: Receipt | SendError | None) -> tuple[SendOutcome, str]:
 
 
 class MessageLimits:
-    """Asks both brokers what they can hold, and warns, once per entity, while all is well.
-
-    Args:
-        primary: where each message belongs.
-        secondary: has a limit and measures.
-        clock: for a trial envelope.
-        emit: takes the warnings.
-    """
+    """Asks both brokers what they can hold, and warns, once per entity, while all is well."""
 
     def __init__(self, primary: Transport, secondary: Transport, clock: Clock, emit: Emitter) -> None:
         self._primary = primary

@@ -1,7 +1,7 @@
 """Order through an outage: the keys of a pair, whose sends go one after another (SPEC 8).
 
-Between two sends of one key stands the outcome of the first: were the second one under way already, a retry of the
-first would overtake it. What `pairmq.core.order` decides about a key is asked and told here.
+Between two sends of one key is the outcome of the first: were the second one under way already, a retry of the
+first would overtake it. What `pairmq.core.order` decides about a key is asked and reported here.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Place:
             self.turn.set_result(None)
 
     async def come(self, deadline: float) -> bool:
-        """Wait until all before it have left; tells whether that was before ``deadline``."""
+        """Wait until all before it have left; returns whether that was before ``deadline``."""
         if not self.turn.done():
             await asyncio.wait((self.turn,), timeout=max(0.0, deadline - asyncio.get_running_loop().time()))
         return self.turn.done()
@@ -212,7 +212,7 @@ class Orders:
 
 
 class _QueueWatch:
-    """Looks at one backlog queue while somebody asks; one look serves all that asked before it began."""
+    """Looks at one backlog queue while callers ask; one look serves all that asked before it began."""
 
     def __init__(self, admin: Admin, queue: Entity, time_limit: float, clock: Clock, limits: TimeLimits) -> None:
         self._admin = admin
@@ -224,7 +224,7 @@ class _QueueWatch:
         self._task: asyncio.Task[None] | None = None
 
     async def look(self, until: float) -> Look | None:
-        """What a look tells that begins from now on; None when the queue could not be asked, or not in time."""
+        """What a look finds that begins from now on; None when the queue could not be asked, or not in time."""
         future: asyncio.Future[Look | None] = asyncio.get_running_loop().create_future()
         self._asked.append(future)
         if self._task is None:
@@ -246,10 +246,10 @@ class _QueueWatch:
     async def _look(self) -> Look | None:
         began_at = self._clock.now()
         try:
-            told = await self._limits.run(self._admin.positions(self._queue), began_at + self._time_limit)
+            found = await self._limits.run(self._admin.positions(self._queue), began_at + self._time_limit)
         except TransportError:
             return None
-        return Look(began_at, told.oldest, told.newest)
+        return Look(began_at, found.oldest, found.newest)
 
     async def close(self) -> None:
         task = self._task

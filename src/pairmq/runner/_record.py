@@ -78,7 +78,7 @@ class Agreement:
         own: this process's configuration.
         record: what they have written.
         found: backlog queues of this primary beyond the process's own options; the syphon drains them.
-        strays: queues that hold messages which nobody who agrees with this process moves.
+        strays: queues that hold messages which no process that agrees with this one moves.
         conflict: why the pair can't be used: another primary has its name or its queues.
         unread: why the record could not be read, or queues not be looked for; None when all was.
     """
@@ -210,7 +210,7 @@ class RecordKeeper:
         self._conflict = conflict
         self._queue_properties = backlog_properties(options)
         self._asked_for: set[Entity] = set()
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._written = False
         self._wrote = False
         self._looked_at = float("-inf")
@@ -339,8 +339,8 @@ class RecordKeeper:
         self._found(queue)
 
     def _warn(self, text: str, *, again: bool = False) -> None:
-        if again or text not in self._told:
-            self._told.add(text)
+        if again or text not in self._warned:
+            self._warned.add(text)
             self._emit(Warned, subject=f"{self._own.name}/{RECORD_QUEUE}", text=text)
 
 
@@ -368,7 +368,7 @@ class _Looker:
         return Record.read(bodies)
 
     async def write(self, own: Configuration) -> bool:
-        """Add this process's configuration; tells whether the record's queue was made for it.
+        """Add this process's configuration; returns whether the record's queue was made for it.
 
         Raises:
             TransportError: the secondary could not be asked, or refuses.

@@ -135,16 +135,7 @@ async def _came(turn: asyncio.Future[None]) -> None:
 
 
 class Attempts:
-    """Attempts of all sends of a pair.
-
-    Args:
-        backlog: the backlog queues.
-        options: the pair's.
-        clock: time and chance.
-        limits: bounds every operation.
-        results: gives messages their results.
-        sizes: which messages both brokers can hold.
-    """
+    """Attempts of all sends of a pair."""
 
     def __init__(
         self,
@@ -393,17 +384,7 @@ class Attempts:
 
 
 class SendProcedure:
-    """Sends for all senders of a pair.
-
-    Args:
-        primary: where messages belong.
-        secondary: the transport of the backlog queues.
-        backlog: the backlog queues.
-        options: the pair's.
-        clock: time and chance.
-        emit: takes events.
-        limits: bounds every operation.
-    """
+    """Sends for all senders of a pair."""
 
     def __init__(
         self,

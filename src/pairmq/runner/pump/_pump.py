@@ -84,13 +84,6 @@ class Requeue:
     """Puts held messages at the tail of their queue, so that those behind them come into sight.
 
     Again by send, confirm, complete, and not again at once where a confirmation was lost (ADR 12).
-
-    Args:
-        reader: has locked them.
-        lines: where they wait.
-        tail: the secondary's sender to the queue itself.
-        context: what all pumps share.
-        stopping: set when the pump is to end.
     """
 
     def __init__(

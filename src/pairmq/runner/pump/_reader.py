@@ -151,14 +151,7 @@ def slices(items: Sequence[T], size: int) -> list[Sequence[T]]:
 
 
 class QueueReceiver:
-    """Bounds each operation on one backlog queue in time, through one receiver after another.
-
-    Args:
-        queue: the backlog queue.
-        secondary: its transport.
-        options: the pair's.
-        clock: time.
-    """
+    """Bounds each operation on one backlog queue in time, through one receiver after another."""
 
     def __init__(self, queue: Entity, secondary: Transport, options: PairOptions, clock: Clock) -> None:
         self.queue = queue
@@ -632,10 +625,7 @@ class Settler:
 class BacklogReader:
     """Receives from one backlog queue and settles what was received.
 
-    Args:
-        queue: the backlog queue.
-        context: what all pumps share.
-        changed: called whenever fewer messages may be locked, or more that can't be settled.
+    ``changed`` is called whenever fewer messages may be locked, or more that can't be settled.
     """
 
     def __init__(self, queue: Entity, context: PumpContext, changed: Callable[[], None]) -> None:

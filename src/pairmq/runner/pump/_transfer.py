@@ -48,13 +48,7 @@ class Poison(NamedTuple):
 
 
 class DeliveryPolicy:
-    """Decides which messages may be delivered, whatever their destination accepts (SPEC 5.8, 7.4).
-
-    Args:
-        primary: knows its own system entities.
-        options: the pair's.
-        clock: time.
-    """
+    """Decides which messages may be delivered, whatever their destination accepts (SPEC 5.8, 7.4)."""
 
     def __init__(self, primary: Transport, options: PairOptions, clock: Clock) -> None:
         self._primary = primary
@@ -101,13 +95,7 @@ class DeliveryPolicy:
 
 
 class Ledger:
-    """Makes the settlements of what was sent, or is not to be sent, and keeps account of them.
-
-    Args:
-        queue: the backlog queue.
-        clock: time.
-        emit: takes events.
-    """
+    """Makes the settlements of what was sent, or is not to be sent, and keeps account of them."""
 
     def __init__(self, queue: Entity, clock: Clock, emit: Emitter) -> None:
         self.moved = 0
@@ -174,12 +162,7 @@ class Ledger:
 
 
 class Window:
-    """A batch, or several while more than that is there, is small, and flows.
-
-    Args:
-        rate: of the syphon.
-        batch: messages a receive.
-    """
+    """A batch, or several while more than that is there, is small, and flows."""
 
     def __init__(self, rate: RateLimit, batch: int) -> None:
         self._rate = rate
@@ -226,15 +209,7 @@ class Window:
 
 
 class Transfer:
-    """Sends items of one backlog queue to the primary and settles them.
-
-    Args:
-        reader: has locked them.
-        policy: finds those whose time has run out.
-        ledger: keeps what came of them.
-        context: what all pumps share.
-        stopping: set when the pump is to end.
-    """
+    """Sends items of one backlog queue to the primary and settles them."""
 
     def __init__(
         self,
