@@ -41,7 +41,7 @@ async def test_it_leaves_the_pair_open_and_unwatched(pair):
 async def test_a_port_that_is_taken_is_named(pair):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(ConfigurationError, match=f"port {port} of 127.0.0.1 is taken: choose another one, or 0"):
+        with pytest.raises(ConfigurationError, match=f"port {port} of 127.0.0.1 is in use: choose another one, or 0"):
             async with serving(pair, port=port):
                 pass
 

@@ -64,5 +64,5 @@ def test_every_alert_is_in_the_table_with_its_severity():
 
 
 def test_the_version_of_the_conventions_is_the_one_that_spans_carry():
-    (version,) = re.findall(r"instrumentation scope carries \(([\d.]+)\)", PAGE)
+    (version,) = re.findall(r"version in the instrumentation scope \(([\d.]+)\)", PAGE)
     assert names.SCHEMA_URL.endswith(f"/{version}.0")

@@ -266,7 +266,7 @@ def test_a_segment_that_can_t_be_written_is_made_later(journal, tmp_path, monkey
     monkeypatch.setattr(module, "_write", failing)
     one = journal(max_rows=1)
     one.on_event(warned("first"))
-    until(lambda: any("stays as it is" in record.getMessage() for record in caplog.records))
+    until(lambda: any("is left unchanged" in record.getMessage() for record in caplog.records))
     assert segments(tmp_path) == []
     full.clear()
     one.on_event(warned("second"))

@@ -382,7 +382,7 @@ class _DriverLoop:
         self._loop = asyncio.get_running_loop()
 
     def create_task(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = self._loop.create_task(coroutine)
+        task = start_task(coroutine, loop=self._loop)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         return task
