@@ -299,7 +299,7 @@ def _ping(design: Design, state: State, number: int, name: str) -> Iterator[Step
             yield Step(Kind.STEP, f"{name}: a ping fails", with_process(state, number, process._replace(good=0)))
     elif process.good + 1 < process.needed:
         good = process._replace(good=process.good + 1)
-        yield Step(Kind.STEP, f"{name}: a good ping, more are needed", with_process(state, number, good))
+        yield Step(Kind.STEP, f"{name}: a successful ping; more are needed", with_process(state, number, good))
     else:
         health = Health.UP if design.does(Naive.PINGS_AT_ONCE) else Health.TRIAL
         back = process._replace(health=health, good=0, patient=False, seen=0)
