@@ -79,7 +79,7 @@ def test_what_the_worlds_are_for_happens_in_them():
         "dies", "is started again", "begins to close", "is closed", "cancelled by its caller",
         "its confirmation is lost", "its connection dies", "applies a late write", "falls silent", "goes down",
         "lets pings pass", "can't be reached", "can be reached again", "failed over", "back at the primary",
-        "a good ping, more are needed", "drained", "is not empty", "receives message", "completes message",
+        "a successful ping; more are needed", "drained", "is not empty", "receives message", "completes message",
         "dead-lettered", "runs out in queue", "is lost", "gives message", "it is unknown", "it is refused",
     }  # fmt: skip
     texts = set()
