@@ -171,7 +171,7 @@ def test_a_directory_whose_name_reads_like_a_pattern_takes_tables(spark, tmp_pat
 
 def test_a_piece_that_nothing_can_make_is_an_error_and_no_endless_wait(spark, tmp_path):
     piece = _making.Piece("ids", StructType(), ("nowhere",), lambda _: spark.range(3), "snappy")
-    with pytest.raises(AssertionError, match="nothing makes what ids needs"):
+    with pytest.raises(AssertionError, match="no step makes what ids needs"):
         _making.write_pieces(spark, [piece], {}, lambda name: tmp_path / name, lambda *_: None)
 
 

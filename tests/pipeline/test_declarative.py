@@ -86,7 +86,7 @@ def test_the_tables_and_the_catalog_are_where_they_were_asked_for(tmp_path):
 def test_a_spec_that_is_there_is_left_as_it_is(tmp_path, capsys):
     (tmp_path / "spark-pipeline.yml").write_text("mine")
     assert main(["pipeline", "spec", str(tmp_path), "--journal", "journal", "--out", "tables"]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["spark-pipeline.yml"]
 
 

@@ -250,7 +250,7 @@ def test_a_bad_file_that_is_deleted_is_bad_no_more(intake, journal, tmp_path):
     (journal / "bad.parquet").write_bytes(b"PAR1")
     intake.receive(0, found(journal / "bad.parquet"))
     (waiting,) = Ledger(tmp_path / "state").last.waiting
-    assert "cut short" in waiting.problem
+    assert "truncated" in waiting.problem
     (journal / "bad.parquet").unlink()
     intake.look_again()
     (waiting,) = Ledger(tmp_path / "state").last.waiting
