@@ -119,7 +119,7 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path):
 
 def test_a_spool_of_another_source_is_refused(spool, tmp_path):
     spool.close()
-    with pytest.raises(ConfigurationError, match="keeps messages of q, not of r"):
+    with pytest.raises(ConfigurationError, match="holds messages of q, not of r"):
         Spool(tmp_path / "spool", "r", patience=0)
     reopened(spool).close()  # and its lock is free
 
