@@ -91,7 +91,7 @@ async def test_an_outage_an_operator_and_the_way_back(scene):
     for number in range(5):
         await pair.sender("orders").send(Message(str(number).encode()))
     await page.until(f"{state('orders')} === 'failed over'")
-    await page.until("document.querySelector('.tiles').textContent.includes('no answer')")
+    await page.until("document.querySelector('.tiles').textContent.includes('unavailable')")
     assert (await page.evaluate(SAID)).startswith("1 entity is failed over")
     assert await page.evaluate(f"!!{row('orders')}.querySelector('rect.failed-over')")
     await page.until(

@@ -260,7 +260,7 @@ async def test_a_lock_that_ran_out_settles_nothing(
     receiver = transport.receiver(Source(brief))
     lost, kept = await take(receiver, 2)
     # From now on locks are kept for a minute: what is renewed has time while the other one runs out.
-    client: Any = transport.admin._service._http.get()  # type: ignore[attr-defined]
+    client: Any = transport.admin._service._good_client()  # type: ignore[attr-defined]
     description = await client.get_queue(brief.path)
     description.lock_duration = timedelta(minutes=1)
     await client.update_queue(description)

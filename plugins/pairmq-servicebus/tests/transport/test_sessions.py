@@ -144,7 +144,7 @@ async def test_a_renewed_session_lock_keeps_its_messages(
     [delivery] = await take(receiver, 1)
     before = receiver.locked_until
     # What is renewed is kept for a minute from now on.
-    client: Any = transport.admin._service._http.get()  # type: ignore[attr-defined]
+    client: Any = transport.admin._service._good_client()  # type: ignore[attr-defined]
     description = await client.get_queue(brief.path)
     description.lock_duration = timedelta(minutes=1)
     await client.update_queue(description)

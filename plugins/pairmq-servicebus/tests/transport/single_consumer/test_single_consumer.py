@@ -88,7 +88,7 @@ async def test_one_that_its_owner_made_by_other_means_is_one(
 
 
 async def make(transport: ServiceBusTransport, queue: Entity, **settings: Any) -> None:
-    client: ServiceBusAdministrationClient = transport.admin._service._http.get()  # type: ignore[attr-defined]
+    client: ServiceBusAdministrationClient = transport.admin._service._good_client()  # type: ignore[attr-defined]
     await client.create_queue(queue.path, **settings)  # type: ignore[func-returns-value, misc]
 
 
