@@ -16,6 +16,7 @@ SET_ASIDE = {
     "x-ms-scheduledenqueuetimeutc": ("scheduled_enqueue_at", str),  # ISO 8601, UTC
     "x-pairmq-priority": ("priority", int),
 }
+NOT_YOURS = ("x-pairmq-", "x-delivery-count", "x-acquired-count", "x-death", "x-first-death-")
 
 
 def original(properties, body):
@@ -24,7 +25,7 @@ def original(properties, body):
     message["diverted_at"] = headers.pop("x-pairmq-diverted-at")
     message["maybe_duplicate"] = headers.pop("x-pairmq-maybe-duplicate", "") == "true"
     message |= {name: read(headers.pop(header)) for header, (name, read) in SET_ASIDE.items() if header in headers}
-    own = {name: value for name, value in headers.items() if not name.startswith("x-pairmq-")}
+    own = {name: value for name, value in headers.items() if not name.startswith(NOT_YOURS)}
     return message | {"message_id": properties.message_id, "properties": own, "body": body.decode("utf-8", "replace")}
 
 
