@@ -176,6 +176,7 @@ class ServerProcess:
     def _launch(self) -> None:
         # What `start` does first; a server with a companion process overrides it.
         environment = {**os.environ, **self._environment}
+        self._log_path.parent.mkdir(parents=True, exist_ok=True)  # a stop after a failed start has removed it
         with self._log_path.open("ab") as log:
             self._log_begins = log.tell()
             self._process = subprocess.Popen(
