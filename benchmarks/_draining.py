@@ -1,4 +1,4 @@
-"""A backlog for benchmarks of drains, and the speed at which it comes home."""
+"""A backlog for benchmarks of drains, and the speed at which it is moved back."""
 
 from __future__ import annotations
 

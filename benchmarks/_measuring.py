@@ -1,4 +1,4 @@
-"""Rounds in which contenders take turns, and what is told of them: medians, spreads and ratios.
+"""Rounds in which contenders take turns, and what is reported of them: medians, spreads and ratios.
 
 A machine that others use too changes its speed from minute to minute. So contenders run one after the other in every
 round, in another order each time, and what counts is the ratio of their medians; an absolute figure says little.
@@ -26,7 +26,7 @@ def arguments(description: str | None, *, rounds: int) -> argparse.ArgumentParse
 
 
 async def interleaved(contenders: Mapping[str, Contender], rounds: int, *, warm_up: bool = True) -> Figures:
-    """What each contender measured, once a round; the first round warms up and is not told."""
+    """What each contender measured, once a round; the first round warms up and is not reported."""
     found: Figures = {name: [] for name in contenders}
     for number in range(rounds + warm_up):
         order = list(contenders) if number % 2 else list(reversed(contenders))

@@ -1,4 +1,4 @@
-"""A broker that is no broker: it takes every message at once, or when it is told to, and keeps none.
+"""A broker that is no broker: it takes every message at once, or on command, and keeps none.
 
 What a pair itself costs is seen best where the broker costs nothing.
 """

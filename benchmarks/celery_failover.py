@@ -3,10 +3,10 @@
 Two real RabbitMQ servers and one worker (prefork, two processes). A client sends a task every 20 ms, from before the
 kill -9 of the first server until the worker was restarted, as by a deployment, some seconds after that server is back.
 Four applications that differ in their broker settings only: one server; both as Celery's alternates, as they come and
-with publisher confirms; and a pair of them. Told of each: how long ``delay()`` took at most, and how often it raised
-an error; and of the tasks for which it returned how many did not run before everything stood still for `PATIENCE`
-seconds, how many ran twice, and how many stand in a queue that nobody reads. The first call is told by itself: it
-connects, and with a pair it makes the backlog queues.
+with publisher confirms; and a pair of them. Reported of each: how long ``delay()`` took at most, and how often it
+raised an error; and of the tasks for which it returned how many did not run before everything stood still for
+`PATIENCE` seconds, how many ran twice, and how many are left in a queue without a consumer. The first call is reported
+by itself: it connects, and with a pair it makes the backlog queues.
 
 Exit status 1 when a task that PairMQ accepted did not run, or when it refused one.
 

@@ -1,7 +1,7 @@
 """What a pair asks of a Service Bus namespace, counted by the namespace, beside the formula of `pairmq cost`.
 
 Two local namespaces count operations as the service bills them. An idle pair with a syphon is watched for some long
-polls, then messages are diverted one by one, brought home and received. Both counts are put beside the formula, and the
+polls, then messages are diverted one by one, moved back and received. Both counts are put beside the formula, and the
 idle one is drawn out to a month.
 
 Run it with: make bench-one NAME=counted_cost
@@ -20,7 +20,7 @@ from pairmq.cli._cost import cost_of
 from pairmq.model import DAYS_A_MONTH
 from pairmq_servicebus.testing import ServiceBusServer
 
-_MONTH_WAIT = 900.0  # s: the default long poll, for which the month is told
+_MONTH_WAIT = 900.0  # s: the default long poll, for which the month is reported
 _SETTLED = ("settle", "renew", "administration", "session", "schedule", "peek")
 """What the formula leaves out: it speaks of messages, and the service's price list of messages too."""
 
@@ -42,7 +42,7 @@ async def idle(pair: Pair, west: ServiceBusServer, polls: int) -> int:
 
 
 async def diverted(pair: Pair, east: ServiceBusServer, west: ServiceBusServer, messages: int) -> dict[str, int]:
-    """What each namespace counted for messages that were diverted, brought home and received."""
+    """What each namespace counted for messages that were diverted, moved back and received."""
     sender = pair.sender("orders")
     pair.hold("orders")
     before = east.operations(), west.operations()
@@ -119,7 +119,7 @@ def main() -> int:
     first, *_, primary, secondary = rows.values()
     agree = abs(first["counted"] - first["formula"]) <= arguments.queues
     # The syphon sends in batches, which the service counts by 64 KiB: not more than the formula, but for a message that
-    # was given back and received again.
+    # was released and received again.
     agree &= all(row["counted"] <= 1.02 * row["formula"] for row in (primary, secondary))
     return 0 if agree else 1
 

@@ -1,7 +1,7 @@
 """How fast `pairmq pipeline drain` empties a backlog, beside `pairmq syphon` on the same backlog in the same run.
 
 Both as the programs that people run, on two Redis servers, with 1 KiB messages. They take turns. The speed is that of
-the middle four fifths of the messages, from when a tenth is home: starting Spark is told apart, as "start".
+the middle four fifths of the messages, from when a tenth is moved back: starting Spark is reported apart, as "start".
 
 Run it with: make bench-one NAME=drain_speed ARGS="--messages 100000"
 """

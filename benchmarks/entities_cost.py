@@ -1,8 +1,8 @@
 """What a send of a pair costs while 100 000 are in flight, to one entity or to many: senders times entities.
 
-So many senders, spread over the entities, send one message each; the broker, which is none, confirms them when all are
-in flight. Told is this process's time on the processor for each. What is more for many entities is what a pair spends
-on looking after them. Exit status 1 when the cost to the most entities is more than 20 % above that to one.
+So many senders, spread over the entities, send one message each; the broker, a fake one, confirms them when all are
+in flight. Reported is this process's time on the processor for each. What is more for many entities is what a pair
+spends on managing them. Exit status 1 when the cost to the most entities is more than 20 % above that to one.
 
 Run it with: make bench-one NAME=entities_cost
 """

@@ -6,8 +6,9 @@ for, and as it comes, without them. aio-pika does by hand what an application wi
 second connection, open already, when publishing over the first one fails. None of these knows a ping, a backlog, or a
 way back. When the killed server is there again, every message that a contender took for sent is looked for on both.
 
-Most of that time is nobody's: the system takes the killed server's memory apart before it closes its sockets, and until
-then no client can know. A bare connection beside tells when that was, so that the contenders' own part is told, too.
+Most of that time is no client's: the system takes the killed server's memory apart before it closes its sockets, and
+until then no client can know. A bare connection beside them shows when that was, so that the contenders' own part is
+reported, too.
 
 Exit status 1 when PairMQ's median is over the limit, when its own part is not under kombu's, or when it lost a message.
 
@@ -139,7 +140,7 @@ class Failovers:
 
     @asynccontextmanager
     async def ours(self) -> AsyncIterator[Send]:
-        """PairMQ; at the end all of it is home."""
+        """PairMQ; at the end all of it has been moved back."""
         async with Pair.connect(self._east.url, self._west.url, options=OPTIONS) as pair:
             await pair.primary.admin.create(Entity(QUEUE))
             sender = pair.sender(QUEUE)

@@ -2,7 +2,7 @@
 
 On Redis servers, as they take the least of the time themselves. Four curves, each through some settings that take
 turns: microseconds for each message accepted by the primary, sent in batches of at most 100 or 1 MiB; and of the last,
-for each that a failed-over entity's backlog takes and the syphon brings home. Beside each stands how many times the
+for each that a failed-over entity's backlog takes and the syphon moves back. Beside each stands how many times the
 first setting's it is.
 
 Run it with: make bench-one NAME=growth, or with its picture: make bench ARGS="--only growth"

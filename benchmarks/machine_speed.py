@@ -31,7 +31,7 @@ from pairmq.model import EntityState, FailureKind
 
 LEAST = 500_000  # inputs a second
 SENDS = 50
-"""Of each kind in a failover's course: an outage in which nobody sends would measure nothing but its transitions."""
+"""Of each kind in a failover's course: an outage without sends would measure nothing but its transitions."""
 
 
 def healthy(machine: EntityMachine, now: float) -> int:

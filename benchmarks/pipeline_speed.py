@@ -50,7 +50,7 @@ QUERIES = (
     duck.PROCESSES,
 )
 PLANTED = 100  # messages of each kind of fault
-DENSE = 1_000_000  # events; in a smaller journal of a day, a message that comes late may find nobody to be behind of
+DENSE = 1_000_000  # events; in a smaller journal of a day, a message that comes late may have no other to be behind of
 
 
 def by_duckdb(journal: Path, out: Path, cores: int) -> None:

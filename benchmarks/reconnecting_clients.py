@@ -1,8 +1,8 @@
-"""What becomes of a publish while RabbitMQ is away, in clients that reconnect by themselves.
+"""What becomes of a publish while RabbitMQ is unavailable, in clients that reconnect by themselves.
 
 A server is killed with SIGKILL and started again. In the meantime aio-pika's robust connection and FastStream's broker
 publish with publisher confirms: right after the kill, once the client knows of it, and once the server is back. For
-each it is told how the publish ended and after how long; one that has not ended after five seconds is cut off.
+each the end of the publish and its time are printed; one that has not ended after five seconds is cut off.
 
 Run it with: make bench-one NAME=reconnecting_clients
 """
@@ -74,7 +74,7 @@ async def measured() -> dict[str, dict[str, str]]:
             found[name]["right after the kill"] = await outcome(publish)
         await asyncio.sleep(2 * RECONNECT)
         for name, publish in clients.items():
-            found[name]["while it is away"] = await outcome(publish)
+            found[name]["while it is stopped"] = await outcome(publish)
         # In this thread: the server ends with the thread that started it.
         server.start()
         for name, publish in clients.items():

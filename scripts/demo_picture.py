@@ -17,7 +17,7 @@ from rich.text import Text
 
 ROOT = Path(__file__).parents[1]
 WIDTH, HEIGHT = 100, 31
-MOMENT = 4.9  # s by the demo's own clock: the primary is away, everything goes to the backlog
+MOMENT = 4.9  # s by the demo's own clock: the primary is unavailable, everything goes to the backlog
 LIMIT = 60.0  # s until then, on a busy machine
 
 

@@ -355,7 +355,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
 
 
 def drift(docs: Path) -> dict[Path, tuple[str, str]]:
-    """Find the pages that differ from the code: what stands there, and what should."""
+    """Find the pages that differ from the code: what they contain, and what they should."""
     found = {}
     for name, parts in PAGES.items():
         path = docs / name

@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(kept, indent=1))
     else:
         head = f"{'#':>3}  {'hazard, planted':58}  {'found as':21}  {'in':>9}  {'states':>7}"
-        print(f"{head}  {'in the world':21}  {'mended':>9}  {'states':>7}  {'s':>5}")
+        print(f"{head}  {'in the world':21}  {'fixed':>9}  {'states':>7}  {'s':>5}")
         for hazard in HAZARDS:
             for place, check in _checks(hazard):
                 print(_line(hazard, check, hazards[hazard.number, place], worlds[check.world.name]))

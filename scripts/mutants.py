@@ -27,7 +27,7 @@ from planted.mutant import ROOT
 LIMIT = 1800  # s for one mutant
 
 # What runs in each copy: seeds until one fails, safety and liveness in turn. Not `simulate`, which runs a seed that
-# fails once more, for a story that nobody reads here.
+# fails once more, for a story that is not read here.
 CHILD = """
 import json, sys
 from pairmq.testing.simulator import Settings

@@ -15,7 +15,7 @@ class Mutant:
     Args:
         name: what it does wrong.
         file: below the repository's root.
-        old: text that stands there exactly once.
+        old: text that occurs exactly once.
         new: what is put in its place.
         ordering: of the pairs that are simulated to find it.
         tests: of those one has to find it, each a file or ``file::name``; none where the simulation has to.
@@ -43,7 +43,7 @@ class Mutant:
         """The file's text with the bug in it.
 
         Raises:
-            LookupError: its text stands there no more, or more than once: it has to be written anew.
+            LookupError: its text does not occur, or occurs more than once: adapt it to the source.
         """
         text = (ROOT / self.file).read_text("utf-8")
         if (count := text.count(self.old)) != 1:

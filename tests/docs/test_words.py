@@ -1,12 +1,14 @@
-"""The documents use the field's terms: words that a reader would have to translate are not in their text.
+"""Documents and sources use the field's terms: words that a reader would have to translate are not in their text.
 
-Code blocks, inline code, targets of links and generated parts are not searched. To search Python sources too, add an
-entry to `SEARCHED` with a function that blanks what is not text.
+Of a document, code blocks, inline code, targets of links and generated parts are not searched. Of a Python source,
+comments and strings are, docstrings and errors above all.
 """
 
 from __future__ import annotations
 
+import io
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -22,13 +24,13 @@ INSTEAD = {
     r"for ever": "forever, permanently",
     r"of itself": "by itself",
     r"goodbye": "close handshake",
-    r"is none": "is invalid, is empty, does not exist",
+    r"(?-i:is none)": "is invalid, is empty, does not exist",
     r"comes? again|given back|gives? back": "is redelivered, is released, releases",
     r"(comes?|brings?|brought|moves?|moved|goes|way) home|bring(s|ing)? (it|them) home": "is moved back, moves back",
     r"(is|are|was|were|be|been|goes|went|stays?) away": "is unavailable, becomes unavailable",
     r"sets? aside|in hand": "dead-lettered; locked",
     r"told|on its word": "reported, returned",
-    r"stands? in|stands there": "is in",
+    r"stands? in(?! line)|stands there": "is in",
     r"divided by": "separated by",
     r"looks? after": "operate, maintain",
 }
@@ -46,19 +48,50 @@ def prose(document: str) -> str:
     return NOT_TEXT.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), document)
 
 
+# Names: what an f-string or inline code shows, and strings of one word, which are keys.
+NAMES = re.compile(r"`[^`\n]+`|\{[^{}\n]*\}|([\"'])\w+\1")
+
+
+def comments_and_strings(source: str) -> str:
+    """A Python source with all but its comments and strings blanked, so that the lines keep their numbers."""
+    lines = source.splitlines(keepends=True)
+    blank = [re.sub(r"[^\n]", " ", line) for line in lines]
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        # From Python 3.12 on an f-string is several tokens.
+        if token.type not in (tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)):
+            continue
+        (first, begin), (last, end) = token.start, token.end
+        for number in range(first - 1, last):
+            left = begin if number == first - 1 else 0
+            right = end if number == last - 1 else len(lines[number])
+            blank[number] = blank[number][:left] + lines[number][left:right] + blank[number][right:]
+    return NAMES.sub(lambda found: " " * len(found[0]), "".join(blank))
+
+
 # The files, from the top of the repository, and what makes text of one.
 SEARCHED = (
     (
         ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md", "plugins/*/README.md"),
         prose,
     ),
+    (
+        (
+            "src/pairmq/**/*.py",
+            "plugins/pairmq-faststream/src/**/*.py",
+            "plugins/pairmq-kombu/src/**/*.py",
+            "plugins/pairmq-web/src/**/*.py",
+            "benchmarks/*.py",
+            "scripts/*.py",
+        ),
+        comments_and_strings,
+    ),
 )
 # Files that quote the words.
 LEFT_OUT = {
     "docs/contributing/style.md": "says what not to write",
 }
-# The project's tagline, which is English.
-ALLOWED = {"README.md": {"goes away"}}
+# The tagline of the project, which is English, and a public argument.
+ALLOWED = {"README.md": {"goes away"}, "src/pairmq/pipeline/follow/__init__.py": {"told"}}
 
 FILES = [
     pytest.param(path, text_of, id=path.relative_to(ROOT).as_posix())
@@ -101,3 +134,11 @@ def test_text_has_no_word_of_the_list(path, text_of):
 )
 def test_complaint_names_line_word_and_replacement(document, expected):
     assert complaints("page.md", prose(document)) == expected
+
+
+def test_comments_and_strings_of_a_source_are_searched_and_its_names_are_not():
+    source = 'told = 1  # nobody\nraise Away(f"the {told} is none", whoever, "see `told`")\n'
+    assert complaints("code.py", comments_and_strings(source)) == [
+        "code.py:1: 'nobody'; write: no consumer, no process; or say what is not done",
+        "code.py:2: 'is none'; write: is invalid, is empty, does not exist",
+    ]

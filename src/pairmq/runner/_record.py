@@ -140,7 +140,7 @@ async def find_agreement(
 
 
 async def write_anew(primary: Endpoint, secondary: Transport, options: PairOptions, time_limit: float) -> None:
-    """Forget what is in the record, whoever wrote it, and write this process's configuration; running processes add
+    """Forget what any process wrote into the record, and write this process's configuration; running processes add
     theirs again at their next look.
 
     Args:
@@ -357,7 +357,7 @@ class _Looker:
         self._limited = limited
 
     async def read(self, own: Configuration) -> Record:
-        """Read the record; an empty one where there is none.
+        """Read the record; an empty one if it does not exist.
 
         Raises:
             TransportError: the secondary could not be asked.
@@ -455,7 +455,7 @@ class _Looker:
     async def _row(self, template: str, name: str, first: int) -> AsyncIterator[tuple[Entity, int]]:
         """Backlog queues of one name from an index on, with what they hold, up to the first that does not exist.
 
-        Pairing makes the queues of all indexes: where one is missing there is none behind it.
+        Pairing makes the queues of all indexes: no queue exists behind a missing one.
         """
         for index in range(first, _MOST):
             try:

@@ -52,7 +52,7 @@ class Side:
 
 
 class Admin:
-    """Looks after a broker's entities; every method as that of `pairmq.transport.Admin`, blocking.
+    """Manages a broker's entities; every method as that of `pairmq.transport.Admin`, blocking.
 
     Args:
         attached: gives the administration of the open pair's transport.

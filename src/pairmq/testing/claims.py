@@ -30,7 +30,7 @@ async def check_claim_store(store: ClaimStore, wait: Wait = asyncio.sleep) -> No
     # Only its holder renews or releases a claim.
     assert await store.renew("a", "one", 60)
     assert not await store.renew("a", "two", 60)
-    assert not await store.renew("nobody's", "one", 60)
+    assert not await store.renew("another's", "one", 60)
     await store.release("a", "two")
     assert await store.claim("a", "two", 60) is Claim.HELD
     await store.release("a", "one")

@@ -31,7 +31,7 @@ _log = logging.getLogger("pairmq")
 
 
 class PairedRabbitBroker(RabbitBroker):
-    """``faststream.rabbit.RabbitBroker`` that publishes to its RabbitMQ, or to a backlog while that is away.
+    """``faststream.rabbit.RabbitBroker`` that publishes to its RabbitMQ, or to a backlog while that is unavailable.
 
     The pair opens with the broker's start and closes with its stop. Without RabbitMQ the broker starts all the same:
     what is published waits in the backlog, and subscribers begin when RabbitMQ is back.
@@ -154,7 +154,7 @@ class PairedRabbitBroker(RabbitBroker):
             except _REFUSED:
                 raise
             except _AWAY as error:
-                _log.warning("RabbitMQ is away at the start, so that subscribers begin later: %s", _words(error))
+                _log.warning("RabbitMQ is unavailable at the start, so that subscribers begin later: %s", _words(error))
                 self._starting = asyncio.create_task(self._keep_trying(step), name="paired broker start")
         except BaseException:
             await self.stop()
@@ -183,7 +183,7 @@ class PairedRabbitBroker(RabbitBroker):
             raise
 
     async def _let_go(self) -> None:
-        """Close the connection that was made last, also one that nobody else knows yet."""
+        """Close the connection that was made last, also one that nothing else refers to yet."""
         held, self._held = self._held, None
         if held is not None:
             with contextlib.suppress(Exception):

@@ -25,7 +25,7 @@ from pairmq_kombu._process import PairOfProcess
 _log = logging.getLogger(__name__)
 
 LINK_ERRORS: tuple[type[Exception], ...] = (OSError, RecoverableConnectionError, AMQPConnectionError)
-"""What a primary that is away looks like to py-amqp; a time limit that has passed is an `OSError`."""
+"""What an unavailable primary looks like to py-amqp; a time limit that has passed is an `OSError`."""
 
 _EVENT_PATIENCE = 1.5
 """Seconds of failed attempts after which nothing that may be lost is held up by an unreachable primary."""
@@ -56,8 +56,8 @@ class PairedChannel(base.StdChannel):
     """What Kombu's producers and consumers work on.
 
     `basic_publish` sends what is meant to outlive an outage through the pair. Declarations of durable queues and
-    exchanges are put off while the primary is away. Everything else is done by a channel of the connection to the
-    primary, and raises py-amqp's errors as it always did.
+    exchanges are put off while the primary is unavailable. Everything else is done by a channel of the connection to
+    the primary, and raises py-amqp's errors as it always did.
 
     Args:
         connection: whose channel it is.
@@ -186,7 +186,7 @@ class PairedChannel(base.StdChannel):
         arguments: Any = None,
         **more: Any,
     ) -> Any:
-        """Declare a queue, now or, if it is a durable one and the primary is away, when the primary is back."""
+        """Declare a queue, now or, if it is durable and the primary is unavailable, once that is back."""
         asked = {
             "queue": queue,
             "passive": passive,
@@ -211,7 +211,7 @@ class PairedChannel(base.StdChannel):
         arguments: Any = None,
         **more: Any,
     ) -> Any:
-        """Declare an exchange, now or, if it is a durable one and the primary is away, when the primary is back."""
+        """Declare an exchange, now or, if it is durable and the primary is unavailable, once that is back."""
         asked = {
             "exchange": exchange,
             "type": type,
@@ -237,7 +237,7 @@ class PairedChannel(base.StdChannel):
         arguments: Any = None,
         **more: Any,
     ) -> Any:
-        """Bind a queue, now or, if its exchange is a durable one and the primary is away, when the primary is back."""
+        """Bind a queue, now or, if its exchange is durable and the primary is unavailable, once that is back."""
         asked = {
             "queue": queue,
             "exchange": exchange,
@@ -264,7 +264,7 @@ class PairedChannel(base.StdChannel):
             try:
                 return self._patiently(method, arguments)
             except LINK_ERRORS as error:
-                _log.info("%s is put off: the primary is away (%s)", method, type(error).__name__)
+                _log.info("%s is put off: the primary is unavailable (%s)", method, type(error).__name__)
         if not self._process.postponed.add(method, arguments):
             return getattr(self._on_link(), method)(**arguments)  # as without a pair
         return presumed
@@ -373,7 +373,7 @@ class LinkTransport(pyamqp.Transport):
 class PairedConnection:
     """What Kombu takes for a connection to a broker.
 
-    Publishing needs none to the primary: the pair has its own. So that a primary that is away does not keep tasks from
+    Publishing needs none to the primary: the pair has its own. So that an unavailable primary does not keep tasks from
     being sent, this one connects at the first thing that only the primary can do, such as remote control.
 
     Args:

@@ -1,4 +1,4 @@
-"""How a send's end is told to users of Kombu and Celery, who catch `kombu.exceptions.OperationalError`."""
+"""How a send's end is reported to users of Kombu and Celery, who catch `kombu.exceptions.OperationalError`."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _APP_ID, _TIMESTAMP = "amqp.app_id", "amqp.timestamp"
 _NOT_CARRIED_PROPERTIES = ("user_id", "cluster_id")
 
 # Headers that PairMQ's RabbitMQ transport does not write as they are: it gives these names to fields of its own, or
-# keeps them from a broker that would act on them. Its readers get them back, but py-amqp is none of them.
+# keeps them from a broker that would act on them. Its readers get them back, but py-amqp is not one of them.
 _NOT_CARRIED = frozenset(
     (
         *("BCC", "CC", "application-properties", "application-property-types", "content-encoding", "content-type"),

@@ -42,7 +42,7 @@ _in_child: list[Callable[[], None]] = []
 
 
 def enlist(journal: Living) -> None:
-    """Look after a journal."""
+    """Keep a journal in order."""
     _journals.add(journal)
 
 

@@ -258,7 +258,7 @@ def span_context_of(message: Message) -> trace.SpanContext | None:
 
 
 def carried_by(context: Context) -> dict[str, PropertyValue]:
-    """The properties that propagate a context in a message; empty if there is none."""
+    """The properties that propagate a context in a message; empty without one."""
     found: dict[str, str] = {}
     propagate.inject(found, context)
     return {name: value for name, value in found.items() if 0 < len(name) <= _LONGEST and value.isascii()}

@@ -1,4 +1,4 @@
-"""A drain from its first count to its last: the job runs in a thread, and this looks after it."""
+"""A drain from its first count to its last: the job runs in a thread, and this watches it."""
 
 from __future__ import annotations
 

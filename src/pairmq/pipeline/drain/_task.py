@@ -1,7 +1,7 @@
 """One task: runs the syphon on one backlog queue until it is empty, in a worker of Spark.
 
 The work is the pair's own syphon and nothing else: it sends, has that confirmed and completes, under renewed locks. So
-a task may be killed at any point, and may run beside another copy of itself or any other syphon: the broker's locks
+a task may be killed at any point, and may run beside another copy or any other syphon: the broker's locks
 decide who has a message, and one that was sent and not yet completed is redelivered.
 
 What a queue still holds is counted by the driver, where it is on the same machine; else by the task. A count is an

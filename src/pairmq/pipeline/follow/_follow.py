@@ -130,7 +130,7 @@ class _Follower:
         return self._report if self._report is not None else self._refreshed()
 
     def _waited(self, began: float) -> bool:
-        """Wait until the next look is due; False if there is none."""
+        """Wait until the next look is due; False without one."""
         due, idle = began + self._wishes.every, self._wishes.until_idle
         if idle is not None:
             if began >= self._refreshed_at + idle:

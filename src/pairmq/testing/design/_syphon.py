@@ -274,7 +274,7 @@ def process_steps(design: Design, state: State) -> Iterator[Step[State]]:
 
 
 def _started(design: Design, state: State, number: int) -> State:
-    """A new process has no state: it assumes a backlog until it has seen that there is none."""
+    """A new process has no state: it assumes a backlog until it has seen that it is empty."""
     tracks = design.world.tracks(number)
     dirty = tracks and not design.does(Naive.RESTART_IS_CLEAN)
     state = with_process(state, number, Process(dirty=dirty))
