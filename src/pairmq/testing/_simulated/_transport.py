@@ -266,7 +266,7 @@ def _instant(seconds: float) -> datetime:
 
 
 class SimulatedAdmin(Admin):
-    """Looks after its queues."""
+    """Manages its queues."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
