@@ -20,6 +20,7 @@ from pairmq.model import (
 )
 from pairmq.model.events import Event
 from pairmq.pair import _active
+from pairmq.pair._arguments import seconds
 from pairmq.pair._audience import Audience
 from pairmq.pair._observers import named_in_environment, observers_of
 from pairmq.pair._readiness import Readiness, find_readiness
@@ -311,13 +312,15 @@ class Pair:
         Raises:
             ConfigurationError: a path is invalid.
             PairClosed, PairFaulted: the pair has ended or is not open.
+            TypeError, ValueError: ``timeout`` is not a number, or not above 0.
 
         A cancelled check leaves nothing behind.
         """
         engine = self._opened
         engine.check_here()
         asked = [self._entity(one, "queue") if isinstance(one, str) else one for one in entities]
-        return await find_readiness(engine, self.name, asked or list(engine.states()), timeout)
+        limit = seconds("timeout", timeout)
+        return await find_readiness(engine, self.name, asked or list(engine.states()), limit)
 
     async def agreement(self, *, everywhere: bool = False, timeout: float = 5.0) -> Agreement:
         """Check in the secondary whether the processes of this pair agree, and whether any backlog is not drained.
@@ -334,12 +337,13 @@ class Pair:
 
         Raises:
             PairClosed, PairFaulted: the pair has ended or is not open.
+            TypeError, ValueError: ``timeout`` is not a number, or not above 0.
 
         A cancelled call leaves nothing behind.
         """
         engine = self._opened
         engine.check_here()
-        return await engine.agreement(timeout, everywhere=everywhere)
+        return await engine.agreement(seconds("timeout", timeout), everywhere=everywhere)
 
     def events(self) -> AsyncIterator[Event]:
         """Iterate over the events from this call on, until the pair closes, `aclose` is called or the iterator is

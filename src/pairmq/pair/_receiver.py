@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 from pairmq.core import Backoff
 from pairmq.model import Delivery, FailureKind, FailureReason, LockLost, Message, Source, TransportError
 from pairmq.model.events import Event, MessageDelivered, Settlement
+from pairmq.pair._arguments import count, seconds
 from pairmq.runner import Clock, Engine, TimeLimits
 from pairmq.transport import Endpoint, Receiver, Transport
 
@@ -168,13 +169,14 @@ class PairReceiver:
         Raises:
             TransportError: the primary can't be read now.
             PairClosed, PairFaulted: the pair has ended.
-            ValueError: ``max_messages`` below 1 or ``wait`` below 0.
+            TypeError: ``max_messages`` is not a whole number, or ``wait`` not a number.
+            ValueError: ``max_messages`` is below 1, or ``wait`` below 0.
 
         Any number of tasks may receive concurrently: one polls the broker, the others wait for their turn. A cancelled
         call loses nothing: what it had fetched is redelivered.
         """
-        if max_messages < 1 or wait < 0:
-            raise ValueError(f"max_messages is {max_messages} and wait {wait}: at least 1, and at least 0 seconds")
+        count("max_messages", max_messages)
+        wait = seconds("wait", wait, zero=True)
         self._engine.check_here()
         ends_at = self._clock.now() + wait
         if self._turn.locked():

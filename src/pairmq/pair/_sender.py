@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from pairmq.model import Entity, Message, PairClosed, PairFaulted, Receipt, SendError, SendRefused
+from pairmq.pair._arguments import count, seconds
 from pairmq.pair._tracing import SendTracing
 from pairmq.runner import FAILURES, Engine, SenderState
 from pairmq.transport import start_task
@@ -64,11 +65,12 @@ class PairSender:
                 harmless.
             PairClosed: the pair or this sender is closed.
             PairFaulted: the pair lost a broker permanently.
+            TypeError, ValueError: ``timeout`` is not a number, or not above 0.
 
         A cancelled send's outcome is unknown; nothing else of the pair is disturbed (SPEC 3.7).
         """
         self._check_open()
-        limit = self._timeout if timeout is None else timeout
+        limit = self._timeout if timeout is None else seconds("timeout", timeout)
         self._in_flight += 1
         try:
             if self._tracing is None:
@@ -98,11 +100,14 @@ class PairSender:
 
         Raises:
             PairClosed, PairFaulted: as `send`, if nothing was sent.
-            TypeError: one of them is not a `Message`; none was sent.
+            TypeError: one of them is not a `Message`, or ``timeout`` not a number; none was sent.
+            ValueError: ``timeout`` is not above 0.
 
         After cancellation the outcome of the current chunk is unknown; later messages were not sent.
         """
         self._check_open()
+        if timeout is not None:
+            seconds("timeout", timeout)
         results: list[Receipt | SendError] = []
         whole = list(messages)
         for message in whole:  # before the first is sent: an error half-way would take the receipts with it
@@ -132,14 +137,15 @@ class PairSender:
         Raises:
             PairClosed, PairFaulted: as `send`; if the pair ends meanwhile, after the results of the messages read so
                 far.
-            ValueError: the window is below 1.
+            TypeError, ValueError: ``window`` or ``timeout`` is not a number, or too small.
 
         Exceptions of the source, including `CancelledError`, are raised after the results of the messages read so far.
         Leaving the loop early abandons the messages in flight; their outcome is unknown.
         """
         self._check_open()
-        if window < 1:
-            raise ValueError(f"window is {window}: it must be at least 1")
+        count("window", window)
+        if timeout is not None:
+            seconds("timeout", timeout)
         stream = _Stream(self, source, window, timeout)
         try:
             async with aclosing(stream.results()) as results:
@@ -194,7 +200,7 @@ class PairSender:
     async def _send_chunk(
         self, chunk: Sequence[Message], timeout: float | None, *, raising: bool
     ) -> list[Receipt | SendError]:
-        limit = self._timeout if timeout is None else timeout
+        limit = self._timeout if timeout is None else seconds("timeout", timeout)
         self._in_flight += 1
         try:
             if self._tracing is None:

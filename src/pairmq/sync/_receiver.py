@@ -146,7 +146,8 @@ class PairReceiver:
         Raises:
             TransportError: the primary can't be read now.
             PairClosed, PairFaulted: the pair or this receiver has ended.
-            ValueError: ``max_messages`` below 1 or ``wait`` below 0.
+            TypeError: ``max_messages`` is not a whole number, or ``wait`` not a number.
+            ValueError: ``max_messages`` is below 1, or ``wait`` below 0.
 
         Interrupted, it loses nothing: what it had fetched is delivered again.
         """
