@@ -11,6 +11,7 @@ A key that this process sees for the first time is dirty: an earlier process may
 
 from __future__ import annotations
 
+import enum
 import hashlib
 from typing import Final, NamedTuple
 
@@ -136,3 +137,142 @@ class DrainView:
         if look.oldest != self._oldest:
             self._oldest, self._since = look.oldest, look.began_at
         return look.oldest is None or look.began_at - self._since < _PATIENCE
+
+
+_LONGEST_WAIT: Final = 2.0  # s that a send waits for its queue to drain, and half of its own time at most
+_SHORTEST_WAIT: Final = 0.02  # s that it waits, as long as it has the time, however many stand in line behind it
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25  # s between two looks of one send
+_RESTED: Final = 30.0
+"""Seconds without a send after which a session is looked at anew: another process may have had it meanwhile."""
+
+
+class DrainWait:
+    """One send's waiting for its queue to drain: until when at most, and whether it has seen the queue.
+
+    All that stand in line share the longest wait: were it given to each in its turn, the last ones would be refused at
+    their deadlines while both brokers work. An answer of the queue is waited for longer than for the queue to move,
+    or a long line would never get one.
+
+    Args:
+        now: when it begins.
+        left: seconds that the send has left.
+        lined_up: messages that stand in line, this one among them.
+    """
+
+    __slots__ = ("asks_until", "ends_at", "looked", "pause")
+
+    def __init__(self, now: float, left: float, lined_up: int) -> None:
+        spare = left / 2
+        self.asks_until = now + min(_LONGEST_WAIT, spare)
+        self.ends_at = now + min(max(_LONGEST_WAIT / lined_up, _SHORTEST_WAIT), spare / lined_up)
+        self.looked = False
+        self.pause = _FIRST_PAUSE
+
+
+class Key:
+    """What order is kept for: a session of an entity, or a sender.
+
+    Args:
+        facts: whether it is clean.
+        queue: index of its backlog queue.
+        now: the instant of its making.
+
+    ``lined_up`` counts the messages of all calls that have a place in its line.
+    """
+
+    __slots__ = ("facts", "lined_up", "queue", "used_at")
+
+    def __init__(self, facts: KeyOrder, queue: int, now: float) -> None:
+        self.facts = facts
+        self.queue = queue
+        self.lined_up = 0
+        self.used_at = now
+
+    def used(self, now: float) -> None:
+        """A send of it begins: a key that rested is in doubt, as another process may have had it meanwhile."""
+        if not self.lined_up and now - self.used_at > _RESTED:
+            self.facts.doubt(now)
+        self.used_at = now
+
+
+class Way(enum.Enum):
+    """Where the next send of a key goes."""
+
+    ROUTE = "where its entity's machine says"
+    DIVERT = "to the key's backlog queue"
+    AGAIN = "it asks again at once"
+
+
+class LookAt(NamedTuple):
+    """Look at a backlog queue, and wait for the answer until ``until`` at most."""
+
+    queue: int
+    until: float
+
+
+class KeyRoute:
+    """Where the sends of one place in a key's line go (SPEC 8.3).
+
+    Args:
+        key: theirs.
+        view: how the key's queue drains.
+    """
+
+    __slots__ = ("_key", "_view", "_wait")
+
+    def __init__(self, key: Key, view: DrainView) -> None:
+        self._key = key
+        self._view = view
+        self._wait: DrainWait | None = None
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing of the key can be in the backlog."""
+        return self._key.facts.clean
+
+    @property
+    def queue(self) -> int:
+        """Index of the key's backlog queue."""
+        return self._key.queue
+
+    def way(self, now: float, deadline: float, *, enabled: bool) -> Way | LookAt:
+        """Decide for the send whose turn it is.
+
+        Args:
+            now: the present instant.
+            deadline: the send's.
+            enabled: whether the primary takes sends.
+        """
+        if not enabled:
+            return Way.DIVERT
+        if self._key.facts.clean:
+            self._wait = None
+            return Way.ROUTE
+        wait = self._wait
+        if wait is None:
+            wait = self._wait = DrainWait(now, deadline - now, self._key.lined_up)
+        if now >= wait.ends_at and wait.looked:
+            return Way.DIVERT
+        return LookAt(self._key.queue, wait.asks_until)
+
+    def looked(self, look: Look | None, now: float) -> Way | float:
+        """Go on after a look, None without an answer; returns when to ask again where the send waits."""
+        wait = self._wait
+        if look is None or wait is None:  # what can't be asked may hold messages
+            return Way.DIVERT
+        if self._key.facts.seen(look):
+            return Way.AGAIN
+        wait.looked = True
+        if not self._view.worth_waiting(look):
+            return Way.DIVERT
+        pause, wait.pause = wait.pause, min(_LONGEST_PAUSE, wait.pause * 1.5)
+        return min(now + pause, wait.ends_at)
+
+    def diverting(self) -> None:
+        """A send is about to be diverted."""
+        self._wait = None
+        self._key.facts.diverting()
+
+    def divert_ended(self, now: float, *, maybe_there: bool) -> None:
+        """The diverted send has ended; see `KeyOrder.divert_ended`."""
+        self._key.facts.divert_ended(now, maybe_there=maybe_there)

@@ -214,17 +214,6 @@ class BacklogQueues:
 
     # Sends without a queue in use: each is a trial, or waits for one (SPEC 5.5).
 
-    def usable(self, only: int | None) -> bool:
-        """Whether a send has anything to attempt now: a queue in use, or the trial of one that is out.
-
-        Args:
-            only: the only queue that it may use, None for any.
-        """
-        if self.rotation.takes(only):
-            return True
-        trials = only is not None or self._options.while_failing == "wait"
-        return trials and self.rotation.trial(self._clock.now(), only) is not None
-
     def choose(self, kept: int | None, only: int | None) -> tuple[int | None, bool]:
         """Choose the queue of one attempt.
 

@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterable
 
 from pairmq.core import Diversion, divert, reserved_properties
+from pairmq.core.send import Job
 from pairmq.model import (
     Entity,
     EntityNotFound,
-    FailureKind,
     FailureReason,
     Message,
     MessageTooLarge,
@@ -39,9 +39,6 @@ _REFUSALS: dict[FailureReason, type[SendRefused]] = {
 
 _PRIMARY, _BACKLOG = SendOutcome.PRIMARY, SendOutcome.BACKLOG
 
-_MOST_CAUSES = 10
-"""Failures that a send keeps: one that is throttled for a day fails tens of thousands of times, with a trace each."""
-
 _MAKE_IT = "; make it first: await pair.primary.admin.create(Entity(...)), or pairmq entity create NAME"
 
 _HEADROOM = 0.8  # share of the limit from which a warning names the rest
@@ -59,10 +56,10 @@ class SenderState:
         primary: the transport's sender to the entity.
         sender_id: is in the envelope of each message that it diverts.
 
-    ``key`` is for `_ordered` to keep what it knows of the sender.
+    ``line`` is for `_ordered` to keep what it knows of the sender.
     """
 
-    __slots__ = ("called", "key", "primary", "queue", "runner", "sender_id", "sequence")
+    __slots__ = ("called", "line", "primary", "queue", "runner", "sender_id", "sequence")
 
     def __init__(self, runner: EntityRunner, primary: Sender, sender_id: str) -> None:
         self.runner = runner
@@ -71,25 +68,7 @@ class SenderState:
         self.called = 0
         self.sequence = 0
         self.queue: int | None = None
-        self.key: object = None
-
-
-class Job:
-    """One message of one send, until it has its result.
-
-    ``number`` is the place in the order of a sender's calls; ``fits``, whether the primary was asked and can hold it.
-    """
-
-    __slots__ = ("attempts", "causes", "fits", "message", "number", "result", "unknown")
-
-    def __init__(self, message: Message, number: int = 0) -> None:
-        self.message = message
-        self.number = number
-        self.attempts = 0
-        self.fits = False
-        self.unknown = False
-        self.causes: tuple[BaseException, ...] = ()
-        self.result: Receipt | SendError | None = None
+        self.line: object = None
 
 
 class Results:
@@ -125,12 +104,7 @@ class Results:
     def fail_attempt(
         self, state: SenderState, job: Job, failure: TransportError, *, queue: str | None, late: bool, final: bool
     ) -> None:
-        """One attempt failed; with ``final`` the message is refused by it."""
-        if len(job.causes) >= _MOST_CAUSES:
-            # How it began, and what came last, are worth most.
-            job.causes = (job.causes[0], *job.causes[2:])
-        job.causes = (*job.causes, failure)
-        job.unknown = job.unknown or failure.maybe_applied
+        """One attempt failed, as its job knows; with ``final`` the message is refused by it."""
         if self._emit.active:
             self._emit(
                 AttemptFailed,
@@ -155,10 +129,10 @@ class Results:
         self.refuse(state, job, _REFUSALS.get(failure.reason, SendRefused), f"{failure}{hint}")
 
     def refuse(self, state: SenderState, job: Job, kind: type[SendRefused], text: str) -> None:
-        """Nothing took it; but if an earlier attempt may have been accepted, the outcome is unknown."""
-        chosen: type[SendError] = kind
-        if job.unknown:
-            chosen, text = SendUnknown, f"an earlier attempt may have been accepted; then {text}"
+        """Nothing took it: it ends as `Job.ends_as` says."""
+        chosen = job.ends_as(kind)
+        if chosen is SendUnknown:
+            text = f"an earlier attempt may have been accepted; then {text}"
         entity = state.runner.entity
         message_id = job.message.message_id
         error = chosen(
@@ -207,15 +181,6 @@ class Results:
                     None if due is None else due.timestamp(),
                 )
             )
-
-
-def worst_kind(failures: Iterable[TransportError | None]) -> FailureKind | None:
-    """The failure of a batch that decides what comes next; None when nothing is left to do for it."""
-    kinds = {failure.kind for failure in failures if failure is not None}
-    for kind in (FailureKind.UNAVAILABLE, FailureKind.TRANSIENT, FailureKind.BUSY):
-        if kind in kinds:
-            return kind
-    return None
 
 
 def _failure(result: Receipt | SendError | None) -> tuple[SendOutcome, str]:

@@ -13,41 +13,10 @@ from pairmq.transport import is_nothing_sent
 
 T = TypeVar("T")
 
-FAIR_TRIAL = 1.0
-"""Seconds that an operation at a broker must have had for its time-out to count against the broker."""
-
 _AGAIN = 2.5  # s after which an operation that still runs is cancelled once more; a call may need 2 to put things away
 _MANY = 64  # operations that have ended, from which on the list of limits is tidied
 _AT_ONCE = 50  # operations cancelled in one turn of the loop: each then runs on to its next attempt, or to its end
 _COST = 0.0005  # s at most that one of them counts for: a loop that stands still for a while shows nothing of it
-
-
-class RoundTrip:
-    """How long a broker takes to answer, by what it answered lately: mean and spread, weighted as by RFC 6298.
-
-    Of a send with little time left an attempt gets half, for the other half may be needed for the other broker. For a
-    broker far off that may be less than one round trip, and no attempt at it could ever succeed.
-    """
-
-    __slots__ = ("_mean", "_spread", "needed")
-
-    def __init__(self) -> None:
-        self._mean = self._spread = 0.0
-        self.needed = 0.0
-        """Seconds that an operation must have to be answered, as far as is known; `FAIR_TRIAL` at most."""
-
-    def answered(self, seconds: float) -> None:
-        """An operation with one message was confirmed."""
-        if not self._mean:
-            self._mean, self._spread = seconds, seconds / 2
-        else:
-            self._spread += (abs(seconds - self._mean) - self._spread) / 4
-            self._mean += (seconds - self._mean) / 8
-        self.needed = min(self._mean + max(4 * self._spread, self._mean / 2), FAIR_TRIAL)
-
-    def cut_off(self, seconds: float) -> None:
-        """It was not answered within so long: the next one gets more, or a first answer might never be seen."""
-        self.needed = max(self.needed, min(2 * seconds, FAIR_TRIAL))
 
 
 class TimeLimits:

@@ -1,7 +1,7 @@
 """Order through an outage: the keys of a pair, whose sends go one after another (SPEC 8).
 
 Between two sends of one key is the outcome of the first: were the second one under way already, a retry of the
-first would overtake it. What `pairmq.core.order` decides about a key is asked and reported here.
+first would overtake it. What a key's sends do is decided by `pairmq.core.order`; here they line up, and look.
 """
 
 from __future__ import annotations
@@ -11,82 +11,45 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
-from pairmq.core import DrainView, KeyOrder, Look, PairOptions, ToBacklog, ToPrimary, backlog_queue_of
-from pairmq.model import Entity, EntityState, TransportError
+from pairmq.core import DrainView, KeyOrder, Look, PairOptions, backlog_queue_of
+from pairmq.core.order import Key, KeyRoute, LookAt
+from pairmq.core.send import Job
+from pairmq.model import Entity, TransportError
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock
-from pairmq.runner._entity import EntityRunner
-from pairmq.runner._job import Job, SenderState
+from pairmq.runner._job import SenderState
 from pairmq.runner._limits import TimeLimits
 from pairmq.transport import Admin, Transport, start_task
 
-_LONGEST_WAIT: Final = 2.0  # s that a send waits for its queue to drain, and half of its own time at most
-_SHORTEST_WAIT: Final = 0.02  # s that it waits, as long as it has the time, however many stand in line behind it
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25  # s between two looks of one send
-_RESTED: Final = 30.0
-"""Seconds without a send after which a session is looked at anew: another process may have had it meanwhile."""
 _REMEMBERED: Final = 10_000
 """Sessions that are kept in mind while nothing of them is in flight; a forgotten one is looked at anew."""
 
 
-class Key:
-    """What order is kept for: a session of an entity, or a sender.
+class Line(Key):
+    """A key, and those who stand in its line."""
 
-    Args:
-        facts: whether it is clean.
-        queue: index of its backlog queue.
+    __slots__ = ("turns",)
 
-    ``lined_up`` counts the messages of all calls that have a place in its line.
-    """
-
-    __slots__ = ("facts", "lined_up", "queue", "turns", "used_at")
-
-    def __init__(self, facts: KeyOrder, queue: int) -> None:
-        self.facts = facts
-        self.queue = queue
-        self.lined_up = 0
+    def __init__(self, facts: KeyOrder, queue: int, now: float) -> None:
+        super().__init__(facts, queue, now)
         self.turns: OrderedDict[asyncio.Future[None], None] = OrderedDict()  # thousands may be given up at one instant
-        self.used_at = 0.0
-
-
-class Wait:
-    """One send's waiting for its queue to drain: until when at most, and whether it has seen the queue.
-
-    All that stand in line share the longest wait: were it given to each in its turn, the last ones would be refused at
-    their deadlines while both brokers work. An answer of the queue is waited for longer than for the queue to move,
-    or a long line would never get one.
-
-    Args:
-        now: when it begins.
-        left: seconds that the send has left.
-        lined_up: messages that stand in line, this one among them.
-    """
-
-    __slots__ = ("asks_until", "ends_at", "looked", "pause")
-
-    def __init__(self, now: float, left: float, lined_up: int) -> None:
-        spare = left / 2
-        self.asks_until = now + min(_LONGEST_WAIT, spare)
-        self.ends_at = now + min(max(_LONGEST_WAIT / lined_up, _SHORTEST_WAIT), spare / lined_up)
-        self.looked = False
-        self.pause = _FIRST_PAUSE
 
 
 class Place:
-    """The place of one call's jobs in the line of their key; ``wait`` while they wait for the key's queue to drain.
+    """The place of one call's jobs in the line of their key.
 
     It is left when the call gives its receipts, not sooner: a later call's receipt must not come before them.
     """
 
-    __slots__ = ("jobs", "key", "turn", "wait")
+    __slots__ = ("jobs", "line", "route", "turn")
 
-    def __init__(self, key: Key) -> None:
+    def __init__(self, line: Line, view: DrainView) -> None:
         self.jobs: list[Job] = []
-        self.key = key
-        self.wait: Wait | None = None
+        self.line = line
+        self.route = KeyRoute(line, view)
         self.turn = asyncio.get_running_loop().create_future()
-        key.turns[self.turn] = None
-        if len(key.turns) == 1:
+        line.turns[self.turn] = None
+        if len(line.turns) == 1:
             self.turn.set_result(None)
 
     async def come(self, deadline: float) -> bool:
@@ -97,10 +60,10 @@ class Place:
 
     def leave(self) -> None:
         """Let the next one go on. Idempotent."""
-        turns = self.key.turns
+        turns = self.line.turns
         if self.turn in turns:
             del turns[self.turn]
-            self.key.lined_up -= len(self.jobs)
+            self.line.lined_up -= len(self.jobs)
             following = next(iter(turns), None)
             if following is not None and not following.done():
                 following.set_result(None)
@@ -122,7 +85,7 @@ class Orders:
     ) -> None:
         self._options = options
         self._clock = clock
-        self._sessions: OrderedDict[tuple[Entity, str], Key] = OrderedDict()
+        self._sessions: OrderedDict[tuple[Entity, str], Line] = OrderedDict()
         self._watches = [
             _QueueWatch(secondary.admin, entity, options.attempt_timeout, clock, limits) for entity in backlog.entities
         ]
@@ -130,32 +93,31 @@ class Orders:
 
     def line_up(self, state: SenderState, jobs: Sequence[Job]) -> list[Place]:
         """Give jobs their places behind all earlier ones of their keys, at once: calls keep their order."""
-        places: dict[Key, Place] = {}
+        places: dict[Line, Place] = {}
         for job in jobs:
-            key = self._key(state, job.message.session_id)
-            if key not in places:
-                places[key] = Place(key)
-            places[key].jobs.append(job)
-            key.lined_up += 1
+            line = self._line(state, job.message.session_id)
+            if line not in places:
+                places[line] = Place(line, self._views[line.queue])
+            places[line].jobs.append(job)
+            line.lined_up += 1
         return list(places.values())
 
-    def _key(self, state: SenderState, session: str | None) -> Key:
+    def _line(self, state: SenderState, session: str | None) -> Line:
         now = self._clock.now()
         if session is None:
-            if not isinstance(state.key, Key):
+            if not isinstance(state.line, Line):
                 # The sender's id is new: whatever lies in the backlog is not of this key.
-                state.key = Key(KeyOrder(now, fresh=True), self._queue(state, None))
-            return state.key
+                state.line = Line(KeyOrder(now, fresh=True), self._queue(state, None), now)
+            return state.line
         name = (state.runner.entity, session)
-        key = self._sessions.get(name)
-        if key is None:
-            key = self._sessions[name] = Key(KeyOrder(now), self._queue(state, session))
+        line = self._sessions.get(name)
+        if line is None:
+            line = self._sessions[name] = Line(KeyOrder(now), self._queue(state, session), now)
             self._forget_some()
-        elif not key.turns and now - key.used_at > _RESTED:
-            key.facts.doubt(now)
+        else:
+            line.used(now)
         self._sessions.move_to_end(name)
-        key.used_at = now
-        return key
+        return line
 
     def _queue(self, state: SenderState, session: str | None) -> int:
         count = self._options.backlog_queue_count
@@ -164,47 +126,15 @@ class Orders:
     def _forget_some(self) -> None:
         excess = len(self._sessions) - _REMEMBERED
         for _ in range(min(2, excess)):
-            name, key = next(iter(self._sessions.items()))
-            if key.turns:  # something of it is in flight: it must not hold up the others behind it
+            name, line = next(iter(self._sessions.items()))
+            if line.turns:  # something of it is in flight: it must not hold up the others behind it
                 self._sessions.move_to_end(name)
             else:
                 del self._sessions[name]
 
-    async def way(self, place: Place, runner: EntityRunner, deadline: float) -> ToPrimary | ToBacklog | None:
-        """Where the send goes whose turn it is; None when it has waited a moment, and must ask again.
-
-        Routing and registering are one step: nothing is awaited between the decision and this function's return.
-        """
-        key = place.key
-        facts = key.facts
-        if runner.state is EntityState.FAILED_OVER:
-            return self._divert(place, runner)
-        if facts.clean:
-            place.wait = None
-            return runner.route()
-        now = self._clock.now()
-        wait = place.wait
-        if wait is None:
-            wait = place.wait = Wait(now, deadline - now, key.lined_up)
-        if now >= wait.ends_at and wait.looked:
-            return self._divert(place, runner)
-        look = await self._watches[key.queue].look(wait.asks_until)
-        if look is None:  # who can't be asked may hold messages
-            return self._divert(place, runner)
-        if facts.seen(look):
-            return None
-        wait.looked = True
-        if not self._views[key.queue].worth_waiting(look):
-            return self._divert(place, runner)
-        await runner.wait_for_change(max(0.0, min(wait.pause, wait.ends_at - self._clock.now())))
-        wait.pause = min(_LONGEST_PAUSE, wait.pause * 1.5)
-        return None
-
-    @staticmethod
-    def _divert(place: Place, runner: EntityRunner) -> ToBacklog:
-        place.wait = None
-        place.key.facts.diverting()
-        return runner.divert()
+    async def look(self, wanted: LookAt) -> Look | None:
+        """What a look at a backlog queue finds; None when it could not be asked, or not in time."""
+        return await self._watches[wanted.queue].look(wanted.until)
 
     async def close(self) -> None:
         """Stop looking."""

@@ -1,8 +1,8 @@
 """One send, from the call to its receipt: every attempt at either broker, inside one deadline (SPEC 3).
 
-`Admission` bounds how many sends of a pair are in flight. `Attempts` make one operation at either broker, tell the
-entity's machine what came of it, and give their results to those messages that have one by it. The `SendProcedure`
-goes round until all have one.
+`Admission` bounds how many sends of a pair are in flight. The `SendProcedure` drives the machine of each send
+(`pairmq.core.send`), which decides where it goes, for how long, and what comes of it. `Attempts` make one operation at
+either broker and carry out what the machine says of its results.
 
 A batch is sent by the same steps as a single message: its messages share a route and an operation, and those that
 failed go round again. Each message ends in exactly one way: a receipt, a refusal, or *unknown*.
@@ -15,17 +15,17 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any, Final
 
-from pairmq.core import TRANSIENT_RETRIES, Backoff, Diversion, PairOptions, ToBacklog, ToPrimary, divert
+from pairmq.core import Diversion, PairOptions, divert
+from pairmq.core.order import KeyRoute
+from pairmq.core.send import Attempt, BacklogOutcome, Check, Done, Fate, Job, RoundTrip, SendMachine, SendRules, Wait
 from pairmq.model import (
-    BacklogUnavailable,
-    EntityState,
     FailureKind,
     FailureReason,
     Message,
     PairClosed,
     PairFaulted,
-    PrimaryUnavailable,
     Receipt,
+    Route,
     SendError,
     SendRefused,
     TransportError,
@@ -33,33 +33,13 @@ from pairmq.model import (
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
-from pairmq.runner._entity import EntityRunner
-from pairmq.runner._job import Job, MessageLimits, Results, SenderState, worst_kind
-from pairmq.runner._limits import FAIR_TRIAL, Limit, RoundTrip, TimeLimits, besides
-from pairmq.runner._ordered import Key, Orders, Place
+from pairmq.runner._job import MessageLimits, Results, SenderState
+from pairmq.runner._limits import Limit, TimeLimits, besides
+from pairmq.runner._ordered import Orders, Place
 from pairmq.transport import Sender, Transport, start_task
 
 _TAKEN: Final[Sequence[TransportError | None]] = (None,)
 """What came of an attempt with one message that was confirmed."""
-
-_BROKERS_WORDS = frozenset(
-    (
-        FailureReason.NOT_FOUND,
-        FailureReason.UNAUTHORIZED,
-        FailureReason.DISABLED,
-        FailureReason.QUOTA,
-        FailureReason.ALREADY_EXISTS,
-    )
-)
-"""Refusals that only a broker can give; a message that is too large, say, a client may refuse alone."""
-
-_MESSAGES_FAULT = frozenset((FailureReason.TOO_LARGE, FailureReason.MALFORMED))
-"""Failures that say nothing about a backlog queue; any other one is a reason to leave it."""
-
-_BACKOFF = Backoff(first=0.05, factor=2.0, cap=2.0)
-_UP = (EntityState.HEALTHY, EntityState.DRAINING)
-_NO_QUEUE = "no backlog queue takes messages"
-_LAST_STRETCH = 0.1  # s: with less than this left an attempt gets all of it instead of half
 
 
 class Admission:
@@ -140,34 +120,31 @@ class Attempts:
     def __init__(
         self,
         backlog: BacklogQueues,
-        options: PairOptions,
+        rules: SendRules,
         clock: Clock,
         limits: TimeLimits,
         results: Results,
         sizes: MessageLimits,
     ) -> None:
         self._backlog = backlog
-        self._options = options
+        self._to_primary = rules.to_primary
+        self._to_backlog = rules.to_backlog
         self._clock = clock
         self._limits = limits
         self._results = results
         self._sizes = sizes
-        self.to_primary = RoundTrip()
-        self.to_backlog = RoundTrip()
 
-    def fitting(self, state: SenderState, jobs: list[Job], *, waiting: bool) -> list[Job]:
-        """Refuse what the primary can never hold, and what is to wait for the backlog in vain (SPEC 3.8).
-
-        Returns:
-            The others.
-        """
-        for job in jobs:
+    def refuse_unfit(self, state: SenderState, check: Check) -> list[Job]:
+        """Refuse what the primary can never hold, and what is to wait for the backlog in vain (SPEC 3.8)."""
+        unfit = []
+        for job in check.jobs:
             problem = self._unfit_for_primary(state, job)
-            if problem is None and waiting:
+            if problem is None and check.waiting:
                 problem = self._sizes.of_backlog(self._backlog.entities[0], self._envelope(state, job))
             if problem is not None:
                 self._results.reject(state, job, problem)
-        return [job for job in jobs if job.result is None]
+                unfit.append(job)
+        return unfit
 
     def _unfit_for_primary(self, state: SenderState, job: Job) -> TransportError | None:
         """Ask once for each message: it may be large."""
@@ -177,168 +154,117 @@ class Attempts:
         job.fits = problem is None
         return problem
 
-    async def primary(
-        self,
-        state: SenderState,
-        epoch: int,
-        jobs: list[Job],
-        started: float,
-        limit: float,
-        transient: int,
-    ) -> FailureKind | None:
-        """One attempt at the primary for all jobs; those accepted or refused get their result."""
-        runner = state.runner
-        answered = False
-        failures: Sequence[TransportError | None]
+    async def primary(self, state: SenderState, send: SendMachine, attempt: Attempt, started: float) -> None:
+        """One attempt at the primary; messages that were accepted or refused get their result."""
+        runner, jobs = state.runner, attempt.jobs
+        results: Sequence[TransportError | None] | None = None
         try:
             if len(jobs) == 1:  # as in `_attempt`, but without a coroutine of its own: every healthy send pays for it
                 jobs[0].attempts += 1
-                failures = _TAKEN
-                with Limit(self._limits, limit) as limited:
+                with Limit(self._limits, attempt.until) as limited:
                     await state.primary.send(jobs[0].message)
-                    self.to_primary.answered(self._clock.now() - limited.began_at)
-                if limited.failure is not None:
-                    failures = (self._failed(self.to_primary, limited),)
+                    self._to_primary.answered(self._clock.now() - limited.began_at)
+                failed = limited.failure is not None
+                results = (self._failed(self._to_primary, limited),) if failed else _TAKEN
             else:
-                failures = await self._attempt(
-                    self.to_primary, state.primary, jobs, [job.message for job in jobs], limit
-                )
-            answered = True
+                messages = [job.message for job in jobs]
+                results = await self._attempt(self._to_primary, state.primary, jobs, messages, attempt.until)
         finally:
-            if not answered:  # cancelled
-                runner.abandoned(epoch)
-        if failures is _TAKEN:  # every healthy send: in few words
-            runner.accepted(epoch)
-            self._results.accept(state, jobs[0], started, None)
-            self._sizes.look(runner.entity, jobs[0].message)
-            return None
-        worst, late = worst_kind(failures), False
-        if worst is None:
-            if None in failures:
-                runner.accepted(epoch)
-            else:  # all refused: by the broker, which then is reachable, or before it saw them
-                verdict = next((failure for failure in failures if failure and failure.reason in _BROKERS_WORDS), None)
-                if verdict is None:
-                    runner.abandoned(epoch)
-                else:
-                    runner.failed(epoch, verdict)
-        elif None in failures:
-            # It does take messages: those that it did not take go round again, and a failure of all of them counts.
-            runner.accepted(epoch)
-        elif worst is FailureKind.TRANSIENT and transient < TRANSIENT_RETRIES:
-            runner.abandoned(epoch)
+            if results is None:  # cancelled
+                runner.abandoned(attempt.epoch)
+        outcome, late = send.primary_ended(results), False
+        if outcome.accepted:
+            runner.accepted(attempt.epoch)
+        elif outcome.evidence is None:
+            runner.abandoned(attempt.epoch)
         else:
-            late = runner.failed(epoch, next(f for f in failures if f is not None and f.kind is worst))
-            if worst is FailureKind.TRANSIENT:  # it has outlived its retries (SPEC 3.6)
-                worst = FailureKind.UNAVAILABLE
-        for job, failure in zip(jobs, failures, strict=True):
+            late = runner.failed(attempt.epoch, outcome.evidence)
+        for job, failure, fate in zip(jobs, results, outcome.fates, strict=True):
             if failure is None:
                 self._results.accept(state, job, started, None)
                 self._sizes.look(runner.entity, job.message)
             else:
-                refused = failure.kind is FailureKind.REFUSED
+                refused = fate is Fate.REFUSED
                 self._results.fail_attempt(state, job, failure, queue=None, late=late, final=refused)
-        return worst
 
     async def backlog(
-        self,
-        state: SenderState,
-        jobs: list[Job],
-        started: float,
-        limit: float,
-        transient: int,
-        key: Key | None,
-    ) -> FailureKind | None:
-        """One attempt at the sender's or key's backlog queue for all jobs; those accepted or refused get their result.
+        self, state: SenderState, send: SendMachine, attempt: Attempt, started: float, key: KeyRoute | None
+    ) -> None:
+        """One attempt at the sender's or key's backlog queue; messages that were accepted or refused get their result.
 
-        With no queue in use it is the trial of one; *unavailable* without an attempt while others try them all.
+        With no queue in use it is the trial of one; none is made while others try them all.
         """
         backlog = self._backlog
         index, trial = backlog.choose(state.queue, None if key is None else key.queue)
         if index is None:
+            send.no_queue()
             self._divert_ended(state, key, maybe_there=False)
-            return FailureKind.UNAVAILABLE
+            return
         if key is None:
             state.queue = index
-        # Before the envelopes of a large batch, which take a while.
-        fair = limit - self._clock.now() > min(self._options.attempt_timeout, FAIR_TRIAL) - 0.001
-        works: bool | None = None
+        results: Sequence[TransportError | None] = ()
+        outcome: BacklogOutcome | None = None
+        began = False
         try:
-            took, failures = await self._at_queue(state, index, jobs, limit, key)
-            if None in failures:
-                works = True
-            elif any(failure is not None and failure.reason not in _MESSAGES_FAULT for failure in failures):
-                works = False
+            jobs, envelopes = self._fitting(state, send, index)
+            unfit = None
+            if jobs and key is not None:
+                unfit = await self._problem(backlog.check(index), attempt.until)
+            if unfit is not None:
+                results = [unfit] * len(jobs)
+            elif jobs:
+                began = True
+                results = await self._at_queue(index, jobs, envelopes, attempt.until)
+            outcome = send.backlog_ended(results)
         finally:
+            # One that was cut off may have been stored.
+            self._divert_ended(state, key, maybe_there=began if outcome is None else outcome.maybe_there)
             if trial:
-                backlog.end_trial(index, works)
+                backlog.end_trial(index, None if outcome is None else outcome.works)
         queue = backlog.entities[index].path
-        worst: FailureKind | None = None
-        for job, failure in zip(took, failures, strict=True):
+        for job, failure, fate in zip(jobs, results, outcome.fates, strict=True):
             if failure is None:
                 self._results.accept(state, job, started, queue)
                 continue
-            # Only a message that is itself at fault is refused; a queue that can't be written to is a queue to leave.
-            at_fault = failure.reason in _MESSAGES_FAULT
-            self._results.fail_attempt(state, job, failure, queue=queue, late=False, final=at_fault)
-            if at_fault:
-                continue
-            passing = failure.kind in (FailureKind.TRANSIENT, FailureKind.BUSY) and transient < TRANSIENT_RETRIES
-            # A throttled queue is left for another one, but the last one is waited for.
-            only = key is not None or len(backlog.rotation.in_use) <= 1
-            last = failure.kind is FailureKind.BUSY and only
-            if passing or last:
-                worst = worst or failure.kind
-            elif failure.reason is FailureReason.TIMEOUT and not fair:
-                # Cut short by this send's own deadline: that is no verdict on a queue that all senders share.
-                worst, state.queue = FailureKind.UNAVAILABLE, None
-            else:
-                worst = FailureKind.UNAVAILABLE
+            self._results.fail_attempt(state, job, failure, queue=queue, late=False, final=fate is Fate.REFUSED)
+            if fate is Fate.ELSEWHERE:
+                state.queue = None
+            elif fate is Fate.LEAVE:
                 backlog.take_out(index, failure)
-        return worst
+
+    def _fitting(self, state: SenderState, send: SendMachine, index: int) -> tuple[list[Job], list[Message]]:
+        """The messages that a backlog queue can hold, and their envelopes; the others are refused."""
+        unfit, envelopes = [], []
+        for job in send.pending:
+            state.sequence += 1
+            envelope = self._envelope(state, job)
+            problem = self._unfit_for_primary(state, job)
+            problem = problem or self._sizes.of_backlog(self._backlog.entities[index], envelope)
+            if problem is None:
+                envelopes.append(envelope)
+            else:
+                self._results.reject(state, job, problem)
+                unfit.append(job)
+        send.drop(unfit)
+        return send.pending, envelopes
 
     async def _at_queue(
-        self, state: SenderState, index: int, jobs: list[Job], limit: float, key: Key | None
-    ) -> tuple[list[Job], Sequence[TransportError | None]]:
-        """The operation itself: gives those jobs that it was about, and what came of each."""
-        backlog = self._backlog
-        maybe_there = False
-        try:
-            took: list[Job] = []
-            envelopes: list[Message] = []
-            for job in jobs:
-                state.sequence += 1
-                envelope = self._envelope(state, job)
-                problem = self._unfit_for_primary(state, job)
-                problem = problem or self._sizes.of_backlog(backlog.entities[index], envelope)
-                if problem is None:
-                    took.append(job)
-                    envelopes.append(envelope)
-                else:
-                    self._results.reject(state, job, problem)
-            if not took:
-                return took, ()
-            unfit = None if key is None else await self._problem(backlog.check(index), limit)
-            if unfit is not None:
-                return took, [unfit] * len(took)
-            began_at, maybe_there = self._clock.now(), True  # also when the attempt is cut off
-            failures = await self._attempt(self.to_backlog, backlog.sender(index), took, envelopes, limit)
-            missing = [
-                at for at, failure in enumerate(failures) if failure and failure.reason is FailureReason.NOT_FOUND
-            ]
-            if missing and await self._problem(backlog.make_again(index, began_at), limit) is None:
-                parts = [took[at] for at in missing], [envelopes[at] for at in missing]
-                second = await self._attempt(self.to_backlog, backlog.sender(index), *parts, limit)
-                found = dict(zip(missing, second, strict=True))
-                failures = [found.get(at, failure) for at, failure in enumerate(failures)]
-            maybe_there = any(failure is None or failure.maybe_applied for failure in failures)
-            return took, failures
-        finally:
-            self._divert_ended(state, key, maybe_there=maybe_there)
+        self, index: int, jobs: list[Job], envelopes: list[Message], limit: float
+    ) -> Sequence[TransportError | None]:
+        """One operation at a backlog queue, and a second one if that had to be made again."""
+        backlog, began_at = self._backlog, self._clock.now()
+        failures = await self._attempt(self._to_backlog, backlog.sender(index), jobs, envelopes, limit)
+        missing = [at for at, failure in enumerate(failures) if failure and failure.reason is FailureReason.NOT_FOUND]
+        if missing and await self._problem(backlog.make_again(index, began_at), limit) is None:
+            parts = [jobs[at] for at in missing], [envelopes[at] for at in missing]
+            second = await self._attempt(self._to_backlog, backlog.sender(index), *parts, limit)
+            found = dict(zip(missing, second, strict=True))
+            failures = [found.get(at, failure) for at, failure in enumerate(failures)]
+        return failures
 
-    def _divert_ended(self, state: SenderState, key: Key | None, *, maybe_there: bool) -> None:
+    def _divert_ended(self, state: SenderState, key: KeyRoute | None, *, maybe_there: bool) -> None:
         if key is not None:
-            key.facts.divert_ended(self._clock.now(), maybe_there=maybe_there)
+            key.divert_ended(self._clock.now(), maybe_there=maybe_there)
         state.runner.divert_ended()
 
     @staticmethod
@@ -403,7 +329,8 @@ class SendProcedure:
         self._admission = Admission(options.max_pending_sends, limits)
         self._results = Results(clock, emit)
         sizes = MessageLimits(primary, secondary, clock, emit)
-        self._attempts = Attempts(backlog, options, clock, limits, self._results, sizes)
+        self._rules = SendRules(options, backlog.rotation, clock.chance)
+        self._attempts = Attempts(backlog, self._rules, clock, limits, self._results, sizes)
         self._orders = None if options.ordering == "none" else Orders(secondary, backlog, options, clock, limits)
         self._ends_at: float | None = None
         self._fault: BaseException | None = None
@@ -500,7 +427,7 @@ class SendProcedure:
             self._results.report(state, jobs, started)
         return [job.result for job in jobs if job.result is not None]
 
-    # The rounds: route, attempt, and again for what is left.
+    # Driving the machine of a send.
 
     async def _go_in_order(self, state: SenderState, places: Sequence[Place], started: float, deadline: float) -> None:
         """Those of one key one after another, different keys side by side."""
@@ -518,108 +445,65 @@ class SendProcedure:
 
     async def _go_along(self, state: SenderState, place: Place, started: float, deadline: float) -> None:
         if not await place.come(deadline):
+            send = self._machine(state, place.jobs, started, deadline, place.route)
             why = "earlier sends of its session or sender were under way until the deadline"
-            self._give_up(state, place.jobs, why, key=place.key)
+            self._give_up(state, send, send.give_up(why))
             return
         for job in place.jobs:
-            await self._go_round(state, [job], started, deadline, place)
+            await self._go_round(state, [job], started, deadline, place.route)
+
+    def _machine(
+        self, state: SenderState, jobs: list[Job], started: float, deadline: float, key: KeyRoute | None
+    ) -> SendMachine:
+        return self._up_to_date(SendMachine(self._rules, state.runner, jobs, started, deadline, key))
+
+    def _up_to_date(self, send: SendMachine) -> SendMachine:
+        """Let the machine of a send know whether the pair closes."""
+        if self._ends_at is not None:
+            send.close(self._ends_at, "the pair closed" if self._fault is None else f"the pair faulted: {self._fault}")
+        return send
 
     async def _go_round(
-        self, state: SenderState, pending: list[Job], started: float, deadline: float, place: Place | None = None
+        self, state: SenderState, jobs: list[Job], started: float, deadline: float, key: KeyRoute | None = None
     ) -> None:
-        runner = state.runner
-        key = None if place is None else place.key
-        retry = transient = 0
-        well = runner.seen in _UP  # then the primary itself says at once what it can't hold
-        waited, first = False, True
-        while pending:
-            if self._ends_at is not None:
-                deadline = min(deadline, self._ends_at)
-            now = self._clock.now()
-            enabled = well or self._primary_enabled(runner)
-            # Never early before the first attempt, and by half of its time at most: both brokers are to have one.
-            early = 0.0 if first else min(self._limits.lead, (deadline - started) / 2)
-            if now >= deadline - early:
-                why = f"{_NO_QUEUE} until the deadline" if waited and not enabled else "the deadline passed"
-                self._give_up(state, pending, why, key=key)
-                return
-            first = False
-            waits = not enabled and not self._backlog.usable(None if key is None else key.queue)
-            if not well:
-                pending = self._attempts.fitting(state, pending, waiting=waits and not waited)
-                if not pending:
-                    return
-            well, waited = False, waited or waits
-            if waits:
-                runner.want_ping()
-                if key is None and self._options.while_failing == "raise":
-                    self._backlog.try_soon()
-                    self._give_up(state, pending, _NO_QUEUE, BacklogUnavailable)
-                    return
-                await self._pause(runner, retry, deadline, self._backlog.waiting)
-                retry += 1
-                continue
-            if place is None or self._orders is None:
-                route: ToPrimary | ToBacklog = runner.route()
+        """Do what the machine of a send asks for, until it is done."""
+        send = self._machine(state, jobs, started, deadline, key)
+        now, limits, orders = self._clock.now, self._limits, self._orders
+        step = send.start(now())
+        while not isinstance(step, Done):
+            if isinstance(step, Attempt):
+                if step.route is Route.PRIMARY:
+                    await self._attempts.primary(state, send, step, started)
+                else:
+                    await self._attempts.backlog(state, send, step, started, key)
+                step = self._up_to_date(send).resume(now(), limits.lead)
+            elif isinstance(step, Wait):
+                if step.nowhere:
+                    state.runner.want_ping()
+                also = self._backlog.waiting if step.queue else None
+                await state.runner.wait_for_change(max(0.0, step.until - now()), also)
+                step = self._up_to_date(send).resume(now(), limits.lead)
+            elif isinstance(step, Check):
+                step = send.checked(self._attempts.refuse_unfit(state, step), now())
             else:
-                way = await self._orders.way(place, runner, deadline)
-                if way is None:
-                    continue
-                route, now = way, self._clock.now()
-            if type(route) is ToPrimary:
-                limit = self._limit(now, deadline, self._attempts.to_primary)
-                worst = await self._attempts.primary(state, route.epoch, pending, started, limit, transient)
-                diverting = False
-            else:
-                limit = self._limit(now, deadline, self._attempts.to_backlog)
-                worst = await self._attempts.backlog(state, pending, started, limit, transient, key)
-                diverting = True
-            pending = [job for job in pending if job.result is None]
-            if not pending:
-                return
-            passing = worst is FailureKind.TRANSIENT or (diverting and worst is FailureKind.BUSY)
-            transient = transient + 1 if passing else 0
-            if diverting and worst is FailureKind.UNAVAILABLE and key is None:
-                continue  # another queue takes it at once; a key has but one (SPEC 8.2)
-            if not diverting and not self._primary_enabled(runner):
-                continue  # the backlog takes it at once
-            if not diverting and worst is FailureKind.UNAVAILABLE and self._options.while_failing == "raise":
-                self._give_up(state, pending, "the primary failed and while_failing is 'raise'")
-                return
-            await self._pause(runner, retry, deadline, self._backlog.waiting if diverting else None)
-            retry += 1
+                look = None if orders is None else await orders.look(step)
+                step = self._up_to_date(send).looked(look, now(), limits.lead)
+        if step.nowhere:
+            state.runner.want_ping()
+            self._backlog.try_soon()
+        self._give_up(state, send, step)
 
-    async def _pause(
-        self, runner: EntityRunner, retry: int, deadline: float, besides: set[asyncio.Future[None]] | None
-    ) -> None:
-        """Wait before the next attempt: for a while that grows, or until something has changed."""
-        if self._ends_at is not None:
-            deadline = min(deadline, self._ends_at)  # the pair began to close during the attempt
-        wait = min(_BACKOFF.wait(retry, self._clock.chance()), deadline - self._clock.now())
-        await runner.wait_for_change(max(0.0, wait), besides)
-
-    def _give_up(
-        self,
-        state: SenderState,
-        jobs: list[Job],
-        why: str,
-        kind: type[SendRefused] | None = None,
-        key: Key | None = None,
-    ) -> None:
+    def _give_up(self, state: SenderState, send: SendMachine, done: Done) -> None:
         """End what is left, with every failure that led here."""
-        runner = state.runner
-        diverting = not self._primary_enabled(runner) or (key is not None and not key.facts.clean)
-        if self._ends_at is not None:
-            kind, why = SendRefused, "the pair closed" if self._fault is None else f"the pair faulted: {self._fault}"
-        elif kind is None:
-            kind = BacklogUnavailable if diverting else PrimaryUnavailable
-        for job in jobs:
-            known = besides(runner.last_failure, job.causes)
-            extra = besides(self._backlog.last_failure, job.causes) if diverting else None
+        if done.refusal is None:
+            return
+        for job in send.pending:
+            known = besides(state.runner.last_failure, job.causes)
+            extra = besides(self._backlog.last_failure, job.causes) if done.diverting else None
             job.causes = tuple(cause for cause in (known, *job.causes, extra, self._fault) if cause is not None)
             last = f": {job.causes[-1]}" if job.causes and self._fault is None else ""
             self._given_back += self._ends_at is not None and job.unknown
-            self._results.refuse(state, job, kind, f"{why}{last}")
+            self._results.refuse(state, job, done.refusal, f"{done.why}{last}")
 
     # Small questions.
 
@@ -631,13 +515,3 @@ class SendProcedure:
             raise PairFaulted(f"the pair has faulted: {self._fault}") from self._fault
         if self._ends_at is not None:
             raise PairClosed("the pair is closed: it takes no more sends")
-
-    def _limit(self, now: float, deadline: float, trip: RoundTrip) -> float:
-        """When the next attempt must end: half of the time left is for the other broker, if the rest is enough here."""
-        left = deadline - now
-        share = left if left < _LAST_STRETCH else max(left / 2, min(left, trip.needed))
-        return now + min(self._options.attempt_timeout, share)
-
-    @staticmethod
-    def _primary_enabled(runner: EntityRunner) -> bool:
-        return runner.state is not EntityState.FAILED_OVER

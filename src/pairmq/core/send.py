@@ -1,0 +1,537 @@
+"""One send as a machine: where it goes, for how long, what comes of it, and when it ends (SPEC 3, 5.4, 5.5, 8, 9.1).
+
+Theory. A send goes round until each of its messages has its result: it asks its entity's machine for a route, attempts
+one broker within a part of its time, and is told what came of it. Every message then is *accepted*, *refused*, or goes
+round again; what is left at the deadline is refused, or *unknown* if a broker may hold it.
+
+Rules.
+
+1. No attempt begins after the deadline, and none gets more than half of the time left: the other half is for the other
+   broker. Two exceptions: the last stretch, and a broker known to need longer to answer (`RoundTrip`).
+2. A failure of the primary is evidence about the entity, a failure of a backlog queue about that queue; a refusal is
+   about the message, if the reason says so. `PrimaryOutcome` and `BacklogOutcome` say which.
+3. A transient failure is retried `TRANSIENT_RETRIES` times in a row; after that it counts as unavailable.
+4. Where one broker is unavailable the other one is tried at once; what can only be tried again waits, longer each time.
+5. Routing is one step: the entity's machine registers the attempt in the call that returns it (SPEC 4.6).
+
+A machine does nothing by itself. Give it each fact with its instant, and do what the step says; instants are seconds of
+one monotonic clock::
+
+    step = send.start(now)
+    while True:
+        match step:
+            case Attempt():
+                ...  # one operation; then `primary_ended`, `backlog_ended` or `no_queue`, and `resume`
+            case Check():
+                ...  # whether both brokers can hold the messages; then `checked`
+            case LookAt():
+                ...  # a look at a backlog queue; then `looked`
+            case Wait():
+                ...  # until then, or until something has changed; then `resume`
+            case Done():
+                break
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, NamedTuple, Protocol, TypeAlias
+
+from pairmq.core._effects import ToBacklog, ToPrimary
+from pairmq.core.backoff import TRANSIENT_RETRIES, Backoff
+from pairmq.core.machine import ImpossibleInputError
+from pairmq.core.options import PairOptions
+from pairmq.core.order import KeyRoute, Look, LookAt, Way
+from pairmq.core.rotation import Rotation
+from pairmq.model import (
+    BacklogUnavailable,
+    EntityState,
+    FailureKind,
+    FailureReason,
+    Message,
+    PrimaryUnavailable,
+    Receipt,
+    Route,
+    SendError,
+    SendRefused,
+    SendUnknown,
+    TransportError,
+)
+
+FAIR_TRIAL: Final = 1.0
+"""Seconds that an operation at a broker must have had for its time-out to count against the broker."""
+
+_LAST_STRETCH: Final = 0.1  # s: with less than this left an attempt gets all of it instead of half
+_BACKOFF: Final = Backoff(first=0.05, factor=2.0, cap=2.0)
+_MOST_CAUSES: Final = 10
+"""Failures that a send keeps: one that is throttled for a day fails tens of thousands of times, with a trace each."""
+
+_UP = (EntityState.HEALTHY, EntityState.DRAINING)
+_NO_QUEUE: Final = "no backlog queue takes messages"
+
+_BROKERS_WORDS = frozenset(
+    (
+        FailureReason.NOT_FOUND,
+        FailureReason.UNAUTHORIZED,
+        FailureReason.DISABLED,
+        FailureReason.QUOTA,
+        FailureReason.ALREADY_EXISTS,
+    )
+)
+"""Refusals that only a broker can give; a message that is too large, say, a client may refuse alone."""
+
+_MESSAGES_FAULT = frozenset((FailureReason.TOO_LARGE, FailureReason.MALFORMED))
+"""Failures that say nothing about a backlog queue; any other one is a reason to leave it."""
+
+
+class RoundTrip:
+    """How long a broker takes to answer, by what it answered lately: mean and spread, weighted as by RFC 6298.
+
+    Of a send with little time left an attempt gets half, for the other half may be needed for the other broker. For a
+    broker far off that may be less than one round trip, and no attempt at it could ever succeed.
+    """
+
+    __slots__ = ("_mean", "_spread", "needed")
+
+    def __init__(self) -> None:
+        self._mean = self._spread = 0.0
+        self.needed = 0.0
+        """Seconds that an operation must have to be answered, as far as is known; `FAIR_TRIAL` at most."""
+
+    def answered(self, seconds: float) -> None:
+        """An operation with one message was confirmed."""
+        if not self._mean:
+            self._mean, self._spread = seconds, seconds / 2
+        else:
+            self._spread += (abs(seconds - self._mean) - self._spread) / 4
+            self._mean += (seconds - self._mean) / 8
+        self.needed = min(self._mean + max(4 * self._spread, self._mean / 2), FAIR_TRIAL)
+
+    def cut_off(self, seconds: float) -> None:
+        """It was not answered within so long: the next one gets more, or a first answer might never be seen."""
+        self.needed = max(self.needed, min(2 * seconds, FAIR_TRIAL))
+
+
+class Job:
+    """One message of one send, until it has its result.
+
+    ``number`` is the place in the order of a sender's calls; ``fits``, whether the primary was asked and can hold it;
+    ``unknown``, whether a broker may hold it after an attempt that failed.
+    """
+
+    __slots__ = ("attempts", "causes", "fits", "message", "number", "result", "unknown")
+
+    def __init__(self, message: Message, number: int = 0) -> None:
+        self.message = message
+        self.number = number
+        self.attempts = 0
+        self.fits = False
+        self.unknown = False
+        self.causes: tuple[BaseException, ...] = ()
+        self.result: Receipt | SendError | None = None
+
+    def failed(self, failure: TransportError) -> None:
+        """An attempt with it failed."""
+        if len(self.causes) >= _MOST_CAUSES:
+            # How it began, and what came last, are worth most.
+            self.causes = (self.causes[0], *self.causes[2:])
+        self.causes = (*self.causes, failure)
+        self.unknown = self.unknown or failure.maybe_applied
+
+    def ends_as(self, refusal: type[SendRefused]) -> type[SendError]:
+        """Nothing took it: it is refused, but if an earlier attempt may have been accepted, its outcome is unknown."""
+        return SendUnknown if self.unknown else refusal
+
+
+# What a send asks for.
+
+
+class Attempt(NamedTuple):
+    """Make one operation with these messages, until ``until`` at most; it is registered as in flight.
+
+    One at the primary that is cancelled is reported to the entity's machine as abandoned; one at the backlog has ended
+    there in any case.
+    """
+
+    route: Route
+    epoch: int
+    jobs: list[Job]
+    until: float
+
+
+class Check(NamedTuple):
+    """Find out which of these the primary can never hold; with ``waiting``, also which the backlog can't hold."""
+
+    jobs: list[Job]
+    waiting: bool
+
+
+class Wait(NamedTuple):
+    """Wait for a change of the entity, until ``until`` at most.
+
+    ``queue``: a backlog queue that comes back into use ends the wait as well; ``nowhere``: neither broker can be tried,
+    so that the primary's next ping should not wait either.
+    """
+
+    until: float
+    queue: bool = False
+    nowhere: bool = False
+
+
+class Done(NamedTuple):
+    """The send has ended. With a ``refusal`` what is left has been given up, for ``why``.
+
+    ``diverting``: the backlog's failure is a cause as well; ``nowhere``: neither broker could be tried, so that a ping
+    and a trial of a backlog queue should follow in the background.
+    """
+
+    refusal: type[SendRefused] | None = None
+    why: str = ""
+    diverting: bool = False
+    nowhere: bool = False
+
+
+Step: TypeAlias = Attempt | Check | LookAt | Wait | Done
+DONE: Final = Done()
+
+
+# What came of an attempt.
+
+
+class Fate(enum.Enum):
+    """What the result of an attempt means for one message."""
+
+    ACCEPTED = "confirmed"
+    REFUSED = "the message is at fault"
+    AGAIN = "it goes round again"
+    ELSEWHERE = "it goes round again, at another backlog queue; this one stays in use for others"
+    LEAVE = "it goes round again, and the backlog queue is taken out of use"
+
+
+class PrimaryOutcome(NamedTuple):
+    """What an attempt at the primary says: *accepted*; failed by ``evidence``; without either, nothing (abandoned)."""
+
+    accepted: bool
+    evidence: TransportError | None
+    fates: Sequence[Fate]
+
+
+class BacklogOutcome(NamedTuple):
+    """What an attempt at a backlog queue says: whether the queue works, and whether it may hold any of the messages."""
+
+    works: bool | None
+    maybe_there: bool
+    fates: Sequence[Fate]
+
+
+_TAKEN: Final = PrimaryOutcome(True, None, (Fate.ACCEPTED,))
+
+
+class Router(Protocol):
+    """An entity's machine, as a send sees it."""
+
+    @property
+    def seen(self) -> EntityState:
+        """Its state."""
+
+    def route(self) -> ToPrimary | ToBacklog:
+        """Route one attempt and register it as in flight."""
+
+    def divert(self) -> ToBacklog:
+        """Register one attempt at the backlog, whatever the state (SPEC 8.3)."""
+
+
+class SendRules:
+    """What all sends of a pair share.
+
+    Args:
+        options: the pair's.
+        rotation: the backlog queues in use.
+        chance: gives a random number in [0, 1).
+    """
+
+    __slots__ = ("attempt_timeout", "chance", "raises", "rotation", "to_backlog", "to_primary")
+
+    def __init__(self, options: PairOptions, rotation: Rotation, chance: Callable[[], float]) -> None:
+        self.attempt_timeout = options.attempt_timeout
+        self.raises = options.while_failing == "raise"
+        self.rotation = rotation
+        self.chance = chance
+        self.to_primary = RoundTrip()
+        self.to_backlog = RoundTrip()
+
+    def until(self, now: float, deadline: float, trip: RoundTrip) -> float:
+        """When an attempt must end: half of the time left is for the other broker, if the rest is enough here."""
+        left = deadline - now
+        share = left if left < _LAST_STRETCH else max(left / 2, min(left, trip.needed))
+        return now + min(self.attempt_timeout, share)
+
+    def usable(self, now: float, only: int | None) -> bool:
+        """Whether a send has a backlog queue to attempt now: one in use, or the trial of one that is out (SPEC 5.5)."""
+        if self.rotation.takes(only):
+            return True
+        trials = only is not None or not self.raises
+        return trials and self.rotation.trial(now, only) is not None
+
+
+class SendMachine:
+    """Decides for one send.
+
+    Args:
+        rules: the pair's.
+        entity: routes its attempts.
+        jobs: its messages without a result.
+        started: when it began.
+        deadline: when it ends at the latest.
+        key: where order is kept, the way of the messages' key; of such a send all messages have one key.
+    """
+
+    __slots__ = (
+        "_closed",
+        "_deadline",
+        "_entity",
+        "_fair",
+        "_key",
+        "_retry",
+        "_route",
+        "_rules",
+        "_started",
+        "_transient",
+        "_waited",
+        "_waits",
+        "_worst",
+        "pending",
+    )
+
+    def __init__(
+        self,
+        rules: SendRules,
+        entity: Router,
+        jobs: list[Job],
+        started: float,
+        deadline: float,
+        key: KeyRoute | None = None,
+    ) -> None:
+        self._rules = rules
+        self._entity = entity
+        self._started = started
+        self._deadline = deadline
+        self._key = key
+        self._closed: str | None = None
+        self._retry = self._transient = 0
+        self._waited = self._waits = self._fair = False
+        self._route = Route.PRIMARY
+        self._worst: FailureKind | None = None
+        self.pending = jobs
+        """Messages that have no result yet."""
+
+    # What the driver reports.
+
+    def start(self, now: float) -> Step:
+        """Begin."""
+        if not self.pending:
+            return DONE
+        if self._entity.seen in _UP:  # then the primary itself says at once what it can't hold
+            return self._go(now) if now < self._deadline else self.give_up("the deadline passed")
+        return self._round(now, 0.0)
+
+    def resume(self, now: float, lead: float = 0.0) -> Step:
+        """Go on after an attempt, of which the outcome was reported, or after a wait.
+
+        Args:
+            now: the present instant.
+            lead: seconds by which operations are cancelled early, as very many of them run.
+        """
+        if not self.pending:
+            return DONE
+        worst, self._worst = self._worst, None
+        if worst is None:
+            return self._round(now, lead)
+        diverting = self._route is Route.BACKLOG
+        passing = worst is FailureKind.TRANSIENT or (diverting and worst is FailureKind.BUSY)
+        self._transient = self._transient + 1 if passing else 0
+        if diverting:
+            if worst is FailureKind.UNAVAILABLE and self._key is None:
+                return self._round(now, lead)  # another queue takes it at once; a key has but one (SPEC 8.2)
+        elif not self._primary_enabled():
+            return self._round(now, lead)  # the backlog takes it at once
+        elif worst is FailureKind.UNAVAILABLE and self._rules.raises:
+            return self.give_up("the primary failed and while_failing is 'raise'")
+        return self._pause(now, queue=diverting)
+
+    def checked(self, unfit: Collection[Job], now: float) -> Step:
+        """Go on after a `Check`; those that are unfit have been refused."""
+        self.drop(unfit)
+        if not self.pending:
+            return DONE
+        if not self._waits:
+            return self._go(now)
+        self._waited = True
+        if self._key is None and self._rules.raises:
+            return self.give_up(_NO_QUEUE, BacklogUnavailable, nowhere=True)
+        return self._pause(now, queue=True, nowhere=True)
+
+    def looked(self, look: Look | None, now: float, lead: float = 0.0) -> Step:
+        """Go on after a `LookAt`; None when the queue could not be asked, or not in time."""
+        key = self._key
+        if key is None:
+            raise ImpossibleInputError("a look for a send without order")
+        way = key.looked(look, now)
+        if way is Way.DIVERT:
+            return self._divert(key, now)
+        return Wait(way) if isinstance(way, float) else self._round(now, lead)
+
+    def primary_ended(self, results: Sequence[TransportError | None]) -> PrimaryOutcome:
+        """Judge an attempt at the primary, by a result for each message.
+
+        The entity's machine is to have the verdict before `resume` is called.
+        """
+        if len(results) == 1 and results[0] is None:  # every healthy send: in few words
+            self.pending = []
+            return _TAKEN
+        worst = worst_kind(results)
+        evidence = None
+        # If it took one it does take messages: the others go round again, and a failure of all of them counts.
+        accepted = None in results
+        if not accepted:
+            if worst is None:  # all refused: by the broker, which then is reachable, or before it saw them
+                evidence = next((each for each in results if each and each.reason in _BROKERS_WORDS), None)
+            elif worst is not FailureKind.TRANSIENT:
+                evidence = next(each for each in results if each is not None and each.kind is worst)
+            elif self._transient >= TRANSIENT_RETRIES:  # it has outlived its retries (SPEC 3.6)
+                evidence = next(each for each in results if each is not None and each.kind is worst)
+                worst = FailureKind.UNAVAILABLE
+        fates = [self._fate_at_primary(each) for each in results]
+        self._go_on_with(results, fates, worst)
+        return PrimaryOutcome(accepted, evidence, fates)
+
+    @staticmethod
+    def _fate_at_primary(failure: TransportError | None) -> Fate:
+        if failure is None:
+            return Fate.ACCEPTED
+        return Fate.REFUSED if failure.kind is FailureKind.REFUSED else Fate.AGAIN
+
+    def backlog_ended(self, results: Sequence[TransportError | None]) -> BacklogOutcome:
+        """Judge an attempt at a backlog queue, by a result for each message that was not dropped."""
+        fates = [self._fate_at_queue(each) for each in results]
+        worst: FailureKind | None = None
+        for failure, fate in zip(results, fates, strict=True):
+            if fate is Fate.ELSEWHERE or fate is Fate.LEAVE:
+                worst = FailureKind.UNAVAILABLE
+            elif fate is Fate.AGAIN and failure is not None:
+                worst = worst or failure.kind
+        works: bool | None = None
+        if None in results:
+            works = True
+        elif any(failure is not None and failure.reason not in _MESSAGES_FAULT for failure in results):
+            works = False
+        maybe_there = any(failure is None or failure.maybe_applied for failure in results)
+        self._go_on_with(results, fates, worst)
+        return BacklogOutcome(works, maybe_there, fates)
+
+    def _fate_at_queue(self, failure: TransportError | None) -> Fate:
+        """Only a message that is itself at fault is refused; a queue that can't be written to is a queue to leave."""
+        if failure is None:
+            return Fate.ACCEPTED
+        if failure.reason in _MESSAGES_FAULT:
+            return Fate.REFUSED
+        busy = failure.kind is FailureKind.BUSY
+        if (busy or failure.kind is FailureKind.TRANSIENT) and self._transient < TRANSIENT_RETRIES:
+            return Fate.AGAIN
+        # A throttled queue is left for another one, but the last one is waited for.
+        if busy and (self._key is not None or len(self._rules.rotation.in_use) <= 1):
+            return Fate.AGAIN
+        # Cut short by this send's own deadline: that is no verdict on a queue that all senders share.
+        return Fate.ELSEWHERE if failure.reason is FailureReason.TIMEOUT and not self._fair else Fate.LEAVE
+
+    def no_queue(self) -> None:
+        """An attempt at the backlog could not begin: others are trying every queue."""
+        self._worst = FailureKind.UNAVAILABLE
+
+    def drop(self, unfit: Collection[Job]) -> None:
+        """These have been refused without an attempt (SPEC 3.8)."""
+        if unfit:
+            without = set(unfit)
+            self.pending = [job for job in self.pending if job not in without]
+
+    def close(self, instant: float, why: str) -> None:
+        """The pair closes: the send ends at ``instant`` at the latest, and by ``why`` if it is given up (SPEC 9.1)."""
+        self._deadline = min(self._deadline, instant)
+        self._closed = why
+
+    def give_up(self, why: str, refusal: type[SendRefused] | None = None, *, nowhere: bool = False) -> Done:
+        """End what is left."""
+        diverting = not self._primary_enabled() or (self._key is not None and not self._key.clean)
+        if self._closed is not None:
+            refusal, why = SendRefused, self._closed
+        elif refusal is None:
+            refusal = BacklogUnavailable if diverting else PrimaryUnavailable
+        return Done(refusal, why, diverting, nowhere)
+
+    # One round: the deadline, the sizes, the route.
+
+    def _round(self, now: float, lead: float) -> Step:
+        enabled = self._primary_enabled()
+        # Early by half of its time at most: both brokers are to have an attempt.
+        if now >= self._deadline - min(lead, (self._deadline - self._started) / 2):
+            no_queue = self._waited and not enabled
+            return self.give_up(f"{_NO_QUEUE} until the deadline" if no_queue else "the deadline passed")
+        only = None if self._key is None else self._key.queue
+        self._waits = not enabled and not self._rules.usable(now, only)
+        return Check(self.pending, self._waits and not self._waited)
+
+    def _go(self, now: float) -> Step:
+        if self._key is None:
+            return self._attempt(self._entity.route(), now)
+        way = self._key.way(now, self._deadline, enabled=self._primary_enabled())
+        if type(way) is LookAt:
+            return way
+        return self._divert(self._key, now) if way is Way.DIVERT else self._attempt(self._entity.route(), now)
+
+    def _divert(self, key: KeyRoute, now: float) -> Step:
+        if now >= self._deadline:  # the look came late
+            return self.give_up("the deadline passed")
+        key.diverting()
+        return self._attempt(self._entity.divert(), now)
+
+    def _attempt(self, route: ToPrimary | ToBacklog, now: float) -> Attempt:
+        rules = self._rules
+        if type(route) is ToPrimary:
+            self._route = Route.PRIMARY
+            until = rules.until(now, self._deadline, rules.to_primary)
+        else:
+            self._route = Route.BACKLOG
+            until = rules.until(now, self._deadline, rules.to_backlog)
+            self._fair = until - now > min(rules.attempt_timeout, FAIR_TRIAL) - 0.001
+        return Attempt(self._route, route.epoch, self.pending, until)
+
+    def _pause(self, now: float, *, queue: bool, nowhere: bool = False) -> Wait:
+        """Wait before the next attempt, longer each time."""
+        wait = _BACKOFF.wait(self._retry, self._rules.chance())
+        self._retry += 1
+        return Wait(min(now + wait, self._deadline), queue, nowhere)
+
+    def _go_on_with(
+        self, results: Sequence[TransportError | None], fates: Sequence[Fate], worst: FailureKind | None
+    ) -> None:
+        self._worst = worst
+        left = []
+        for job, failure, fate in zip(self.pending, results, fates, strict=True):
+            if failure is not None:
+                job.failed(failure)
+            if fate is not Fate.ACCEPTED and fate is not Fate.REFUSED:
+                left.append(job)
+        self.pending = left
+
+    def _primary_enabled(self) -> bool:
+        return self._entity.seen is not EntityState.FAILED_OVER
+
+
+def worst_kind(failures: Sequence[TransportError | None]) -> FailureKind | None:
+    """The failure of a batch that decides what comes next; None when nothing is left to do for it."""
+    kinds = {failure.kind for failure in failures if failure is not None}
+    for kind in (FailureKind.UNAVAILABLE, FailureKind.TRANSIENT, FailureKind.BUSY):
+        if kind in kinds:
+            return kind
+    return None
