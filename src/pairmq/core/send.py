@@ -267,6 +267,20 @@ class SendRules:
         share = left if left < _LAST_STRETCH else max(left / 2, min(left, trip.needed))
         return now + min(self.attempt_timeout, share)
 
+    def at_once(
+        self, entity: Router, jobs: list[Job], now: float, deadline: float, key: KeyRoute | None = None
+    ) -> Attempt | None:
+        """The first attempt of a send to an entity that is up; None where it takes a machine to decide.
+
+        A send that is confirmed by it, as nearly all are, needs no machine; that of any other goes on from there.
+        """
+        # The primary itself says at once what it can't hold.
+        if entity.seen not in _UP or now >= deadline:
+            return None
+        if key is not None and key.way(now, deadline, enabled=True) is not Way.ROUTE:
+            return None
+        return Attempt(Route.PRIMARY, entity.route().epoch, jobs, self.until(now, deadline, self.to_primary))
+
     def usable(self, now: float, only: int | None) -> bool:
         """Whether a send has a backlog queue to attempt now: one in use, or the trial of one that is out (SPEC 5.5)."""
         if self.rotation.takes(only):
@@ -276,7 +290,7 @@ class SendRules:
 
 
 class SendMachine:
-    """Decides for one send.
+    """Decides for one send, from its beginning or from the attempt on that `SendRules.at_once` began.
 
     Args:
         rules: the pair's.
@@ -329,12 +343,11 @@ class SendMachine:
     # What the driver reports.
 
     def start(self, now: float) -> Step:
-        """Begin."""
+        """Begin; never early."""
         if not self.pending:
             return DONE
-        if self._entity.seen in _UP:  # then the primary itself says at once what it can't hold
-            return self._go(now) if now < self._deadline else self.give_up("the deadline passed")
-        return self._round(now, 0.0)
+        attempt = self._rules.at_once(self._entity, self.pending, now, self._deadline, self._key)
+        return self._round(now, 0.0) if attempt is None else attempt
 
     def resume(self, now: float, lead: float = 0.0) -> Step:
         """Go on after an attempt, of which the outcome was reported, or after a wait.

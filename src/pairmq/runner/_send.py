@@ -17,7 +17,19 @@ from typing import Any, Final
 
 from pairmq.core import Diversion, PairOptions, divert
 from pairmq.core.order import KeyRoute
-from pairmq.core.send import Attempt, BacklogOutcome, Check, Done, Fate, Job, RoundTrip, SendMachine, SendRules, Wait
+from pairmq.core.send import (
+    Attempt,
+    BacklogOutcome,
+    Check,
+    Done,
+    Fate,
+    Job,
+    RoundTrip,
+    SendMachine,
+    SendRules,
+    Step,
+    Wait,
+)
 from pairmq.model import (
     FailureKind,
     FailureReason,
@@ -38,7 +50,7 @@ from pairmq.runner._limits import Limit, TimeLimits, besides
 from pairmq.runner._ordered import Orders, Place
 from pairmq.transport import Sender, Transport, start_task
 
-_TAKEN: Final[Sequence[TransportError | None]] = (None,)
+TAKEN: Final[Sequence[TransportError | None]] = (None,)
 """What came of an attempt with one message that was confirmed."""
 
 
@@ -154,9 +166,9 @@ class Attempts:
         job.fits = problem is None
         return problem
 
-    async def primary(self, state: SenderState, send: SendMachine, attempt: Attempt, started: float) -> None:
-        """One attempt at the primary; messages that were accepted or refused get their result."""
-        runner, jobs = state.runner, attempt.jobs
+    async def primary(self, state: SenderState, attempt: Attempt) -> Sequence[TransportError | None]:
+        """One attempt at the primary: what came of each message; `TAKEN` of one that was confirmed."""
+        jobs = attempt.jobs
         results: Sequence[TransportError | None] | None = None
         try:
             if len(jobs) == 1:  # as in `_attempt`, but without a coroutine of its own: every healthy send pays for it
@@ -164,14 +176,31 @@ class Attempts:
                 with Limit(self._limits, attempt.until) as limited:
                     await state.primary.send(jobs[0].message)
                     self._to_primary.answered(self._clock.now() - limited.began_at)
-                failed = limited.failure is not None
-                results = (self._failed(self._to_primary, limited),) if failed else _TAKEN
+                results = TAKEN if limited.failure is None else (self._failed(self._to_primary, limited),)
             else:
                 messages = [job.message for job in jobs]
                 results = await self._attempt(self._to_primary, state.primary, jobs, messages, attempt.until)
+            return results
         finally:
             if results is None:  # cancelled
-                runner.abandoned(attempt.epoch)
+                state.runner.abandoned(attempt.epoch)
+
+    def taken(self, state: SenderState, attempt: Attempt, started: float) -> None:
+        """As `judge`, of one message that was confirmed: every healthy send in few words."""
+        state.runner.accepted(attempt.epoch)
+        self._results.accept(state, attempt.jobs[0], started, None)
+        self._sizes.look(state.runner.entity, attempt.jobs[0].message)
+
+    def judge(
+        self,
+        state: SenderState,
+        send: SendMachine,
+        attempt: Attempt,
+        results: Sequence[TransportError | None],
+        started: float,
+    ) -> None:
+        """Carry out what the results of an attempt at the primary mean."""
+        runner = state.runner
         outcome, late = send.primary_ended(results), False
         if outcome.accepted:
             runner.accepted(attempt.epoch)
@@ -179,7 +208,7 @@ class Attempts:
             runner.abandoned(attempt.epoch)
         else:
             late = runner.failed(attempt.epoch, outcome.evidence)
-        for job, failure, fate in zip(jobs, results, outcome.fates, strict=True):
+        for job, failure, fate in zip(attempt.jobs, results, outcome.fates, strict=True):
             if failure is None:
                 self._results.accept(state, job, started, None)
                 self._sizes.look(runner.entity, job.message)
@@ -289,7 +318,7 @@ class Attempts:
             if len(messages) == 1:
                 await sender.send(messages[0])
                 trip.answered(self._clock.now() - limited.began_at)
-                return _TAKEN
+                return TAKEN
             return await sender.send_batch(messages)
         return [self._failed(trip, limited)] * len(messages)
 
@@ -466,32 +495,52 @@ class SendProcedure:
     async def _go_round(
         self, state: SenderState, jobs: list[Job], started: float, deadline: float, key: KeyRoute | None = None
     ) -> None:
+        """Send messages that share their attempts: the first one at once, if it may, and the rest by a machine."""
+        first = None
+        if self._ends_at is None:
+            first = self._rules.at_once(state.runner, jobs, self._clock.now(), deadline, key)
+        if first is None:
+            send = self._machine(state, jobs, started, deadline, key)
+            await self._drive(state, send, send.start(self._clock.now()), started, key)
+            return
+        results = await self._attempts.primary(state, first)
+        if results is TAKEN:
+            self._attempts.taken(state, first, started)
+        else:
+            send = self._machine(state, jobs, started, deadline, key)
+            self._attempts.judge(state, send, first, results, started)
+            await self._drive(state, send, self._resumed(send), started, key)
+
+    async def _drive(
+        self, state: SenderState, send: SendMachine, step: Step, started: float, key: KeyRoute | None
+    ) -> None:
         """Do what the machine of a send asks for, until it is done."""
-        send = self._machine(state, jobs, started, deadline, key)
-        now, limits, orders = self._clock.now, self._limits, self._orders
-        step = send.start(now())
+        attempts, now = self._attempts, self._clock.now
         while not isinstance(step, Done):
             if isinstance(step, Attempt):
-                if step.route is Route.PRIMARY:
-                    await self._attempts.primary(state, send, step, started)
+                if step.route is Route.BACKLOG:
+                    await attempts.backlog(state, send, step, started, key)
                 else:
-                    await self._attempts.backlog(state, send, step, started, key)
-                step = self._up_to_date(send).resume(now(), limits.lead)
+                    attempts.judge(state, send, step, await attempts.primary(state, step), started)
+                step = self._resumed(send)
             elif isinstance(step, Wait):
                 if step.nowhere:
                     state.runner.want_ping()
                 also = self._backlog.waiting if step.queue else None
                 await state.runner.wait_for_change(max(0.0, step.until - now()), also)
-                step = self._up_to_date(send).resume(now(), limits.lead)
+                step = self._resumed(send)
             elif isinstance(step, Check):
-                step = send.checked(self._attempts.refuse_unfit(state, step), now())
+                step = send.checked(attempts.refuse_unfit(state, step), now())
             else:
-                look = None if orders is None else await orders.look(step)
-                step = self._up_to_date(send).looked(look, now(), limits.lead)
+                look = None if self._orders is None else await self._orders.look(step)
+                step = self._up_to_date(send).looked(look, now(), self._limits.lead)
         if step.nowhere:
             state.runner.want_ping()
             self._backlog.try_soon()
         self._give_up(state, send, step)
+
+    def _resumed(self, send: SendMachine) -> Step:
+        return self._up_to_date(send).resume(self._clock.now(), self._limits.lead)
 
     def _give_up(self, state: SenderState, send: SendMachine, done: Done) -> None:
         """End what is left, with every failure that led here."""
