@@ -7,16 +7,16 @@ from planted.mutant import Mutant
 ORDER = (
     Mutant(
         "a session returns to the primary over its backlog",
-        "src/pairmq/runner/_ordered.py",
-        "        if facts.clean:\n            place.wait = None",
-        "        if True:\n            place.wait = None",
+        "src/pairmq/core/order.py",
+        "        if self._key.facts.clean:\n            self._wait = None",
+        "        if True:\n            self._wait = None",
         ordering="session",
     ),
     Mutant(
         "a diverted send leaves its session clean",
-        "src/pairmq/runner/_send.py",
-        "key.facts.divert_ended(self._clock.now(), maybe_there=maybe_there)",
-        "key.facts.divert_ended(self._clock.now(), maybe_there=False)",
+        "src/pairmq/core/order.py",
+        "        self._key.facts.divert_ended(now, maybe_there=maybe_there)",
+        "        self._key.facts.divert_ended(now, maybe_there=False)",
         ordering="session",
     ),
     Mutant(
@@ -28,17 +28,16 @@ ORDER = (
     ),
     Mutant(
         "a backlog queue that can't be asked counts as drained for a session",
-        "src/pairmq/runner/_ordered.py",
-        "        if look is None:  # who can't be asked may hold messages\n"
-        "            return self._divert(place, runner)\n",
-        "        if look is None:\n            return runner.route()\n",
+        "src/pairmq/core/order.py",
+        "        if look is None or wait is None:  # what can't be asked may hold messages\n            return Way.DIVERT\n",
+        "        if look is None or wait is None:\n            self._key.facts.seen(Look(now, None, 0))\n            return Way.AGAIN\n",
         ordering="session",
     ),
     Mutant(
         "a restarted process takes every session for clean",
         "src/pairmq/runner/_ordered.py",
-        "Key(KeyOrder(now), self._queue(state, session))",
-        "Key(KeyOrder(now, fresh=True), self._queue(state, session))",
+        "Line(KeyOrder(now), self._queue(state, session), now)",
+        "Line(KeyOrder(now, fresh=True), self._queue(state, session), now)",
         ordering="session",
     ),
     Mutant(

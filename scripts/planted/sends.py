@@ -100,15 +100,15 @@ SENDS = (
     ),
     Mutant(
         "a retry after a lost confirmation is not marked",
-        "src/pairmq/runner/_job.py",
-        "        job.unknown = job.unknown or failure.maybe_applied",
-        "        job.unknown = False",
+        "src/pairmq/core/send.py",
+        "        self.unknown = self.unknown or failure.maybe_applied",
+        "        self.unknown = False",
     ),
     Mutant(
         "a refused message is tried again",
-        "src/pairmq/runner/_send.py",
-        "                refused = failure.kind is FailureKind.REFUSED\n",
-        "                refused = failure.reason is FailureReason.TOO_LARGE\n",
+        "src/pairmq/core/send.py",
+        "        return Fate.REFUSED if failure.kind is FailureKind.REFUSED else Fate.AGAIN",
+        "        return Fate.REFUSED if failure.reason is FailureReason.TOO_LARGE else Fate.AGAIN",
     ),
     Mutant(
         "a cancelled send is reported as refused",
@@ -118,9 +118,9 @@ SENDS = (
     ),
     Mutant(
         "an unknown outcome is called refused",
-        "src/pairmq/runner/_job.py",
-        "        if job.unknown:\n            chosen",
-        "        if False:\n            chosen",
+        "src/pairmq/core/send.py",
+        "        return SendUnknown if self.unknown else refusal",
+        "        return refusal",
     ),
     Mutant(
         "the results of a batch are shifted by one",
@@ -137,19 +137,19 @@ SENDS = (
     Mutant(
         "a backlog queue that failed stays in use",
         "src/pairmq/runner/_send.py",
-        "                worst = FailureKind.UNAVAILABLE\n                backlog.take_out(index, failure)",
-        "                worst = FailureKind.UNAVAILABLE",
+        "            elif fate is Fate.LEAVE:\n                backlog.take_out(index, failure)\n",
+        "",
     ),
     Mutant(
         "a send is refused at once for lack of a backlog queue",
-        "src/pairmq/runner/_send.py",
-        'if key is None and self._options.while_failing == "raise":',
-        "if key is None:",
+        "src/pairmq/core/send.py",
+        "        if self._key is None and self._rules.raises:",
+        "        if self._key is None:",
     ),
     Mutant(
         "a send without a backlog queue waits for the background to bring one back",
-        "src/pairmq/runner/_backlog.py",
-        "        return trials and self.rotation.trial(self._clock.now(), only) is not None",
+        "src/pairmq/core/send.py",
+        "        return trials and self.rotation.trial(now, only) is not None",
         "        return False",
         tests=("tests/runner/test_backlog.py",),
     ),
@@ -171,13 +171,13 @@ SENDS = (
         "a trial is cancelled, and its backlog queue is never tried again",
         "src/pairmq/runner/_send.py",
         "            if trial:\n",
-        "            if trial and works is not None:\n",
+        "            if trial and outcome is not None:\n",
         tests=("tests/runner/test_backlog.py",),
     ),
     Mutant(
         "a send that waits for both brokers learns of the primary by the next planned ping only",
         "src/pairmq/runner/_send.py",
-        "                runner.want_ping()\n",
+        "                if step.nowhere:\n                    state.runner.want_ping()\n",
         "",
         tests=("tests/runner/test_backlog.py",),
     ),
@@ -191,8 +191,8 @@ SENDS = (
     Mutant(
         "a missing backlog queue is not created again inside the send",
         "src/pairmq/runner/_send.py",
-        "            if missing and await",
-        "            if False and await",
+        "        if missing and await",
+        "        if False and await",
         tests=("tests/runner/test_backlog.py",),
     ),
     Mutant(
@@ -240,9 +240,9 @@ SENDS = (
     ),
     Mutant(
         "a send may last longer than its deadline",
-        "src/pairmq/runner/_send.py",
-        "        return now + min(self._options.attempt_timeout, share)",
-        "        return now + self._options.attempt_timeout",
+        "src/pairmq/core/send.py",
+        "        return now + min(self.attempt_timeout, share)",
+        "        return now + self.attempt_timeout",
     ),
     Mutant(
         "a close waits for the sends, however long",
@@ -277,8 +277,7 @@ SENDS = (
     Mutant(
         "a failure in the middle of a batch is taken for success",
         "src/pairmq/runner/_send.py",
-        "            if failure is None:\n                self._results.accept(state, job, started, queue)",
-        "            if failure is None or None in failures:\n"
-        "                self._results.accept(state, job, started, queue)",
+        "            failures = [found.get(at, failure) for at, failure in enumerate(failures)]\n        return failures",
+        "            failures = [found.get(at, failure) for at, failure in enumerate(failures)]\n        return [None] * len(failures) if None in failures else failures",
     ),
 )

@@ -117,22 +117,22 @@ TESTED = (
     Mutant(
         "a send is given up without an attempt while thousands of others end",
         "src/pairmq/runner/_send.py",
-        "            early = 0.0 if first else min(self._limits.lead, (deadline - started) / 2)",
-        "            early = self._limits.lead",
+        "        first = None\n        if self._ends_at is None:\n",
+        "        if self._clock.now() >= deadline - self._limits.lead:\n            deadline = self._clock.now()\n        first = None\n        if self._ends_at is None:\n",
         tests=_LIMITS_TESTS,
     ),
     Mutant(
         "a send tries no backlog queue while thousands of others end",
-        "src/pairmq/runner/_send.py",
-        "            early = 0.0 if first else min(self._limits.lead, (deadline - started) / 2)",
-        "            early = 0.0 if first else self._limits.lead",
+        "src/pairmq/core/send.py",
+        "min(lead, (self._deadline - self._started) / 2)",
+        "lead",
         tests=_LIMITS_TESTS,
     ),
     Mutant(
         "a closing send waits for one more attempt",
-        "src/pairmq/runner/_send.py",
-        "            deadline = min(deadline, self._ends_at)  # the pair began",
-        "            pass  # the pair began",
+        "src/pairmq/core/send.py",
+        "        return Wait(min(now + wait, self._deadline), queue, nowhere)",
+        "        return Wait(now + wait, queue, nowhere)",
         tests=("tests/runner/test_close.py",),
     ),
     # The syphon.
@@ -216,10 +216,10 @@ TESTED = (
     ),
     # Order.
     Mutant(
-        "a send is routed a moment after its session was seen to be clean",
-        "src/pairmq/runner/_ordered.py",
-        "            place.wait = None\n            return runner.route()",
-        "            place.wait = None\n            await asyncio.sleep(0)\n            return runner.route()",
+        "a clean session whose entity fails over is diverted and stays clean",
+        "src/pairmq/core/order.py",
+        "        if not enabled:\n            return Way.DIVERT\n",
+        "",
         tests=("tests/runner/test_order.py",),
     ),
     Mutant(
