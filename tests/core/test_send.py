@@ -1,0 +1,700 @@
+"""A send as a pure machine (SPEC 3, 5.4, 5.5, 8, 9.1): where it goes, for how long, and what its results mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from pairmq.core import (
+    TRANSIENT_RETRIES,
+    DrainView,
+    ImpossibleInputError,
+    KeyOrder,
+    Look,
+    PairOptions,
+    Rotation,
+    ToBacklog,
+    ToPrimary,
+)
+from pairmq.core.order import Key, KeyRoute, LookAt
+from pairmq.core.send import (
+    FAIR_TRIAL,
+    Attempt,
+    Check,
+    Done,
+    Fate,
+    Job,
+    RoundTrip,
+    SendMachine,
+    SendRules,
+    Step,
+    Wait,
+    worst_kind,
+)
+from pairmq.model import (
+    BacklogUnavailable,
+    EntityState,
+    FailureKind,
+    FailureReason,
+    Message,
+    PrimaryUnavailable,
+    Route,
+    SendRefused,
+    SendUnknown,
+    TransportError,
+)
+
+HEALTHY, FAILING, FAILED_OVER = EntityState.HEALTHY, EntityState.FAILING, EntityState.FAILED_OVER
+
+
+def failure(
+    kind: FailureKind, reason: FailureReason = FailureReason.OTHER, *, maybe_applied: bool = False
+) -> TransportError:
+    return TransportError(f"{kind.value}: {reason.value}", kind, reason, maybe_applied=maybe_applied)
+
+
+TRANSIENT = failure(FailureKind.TRANSIENT)
+BUSY = failure(FailureKind.BUSY)
+DOWN = failure(FailureKind.UNAVAILABLE, FailureReason.CONNECTION)
+LATE = failure(FailureKind.UNAVAILABLE, FailureReason.TIMEOUT, maybe_applied=True)
+MISSING = failure(FailureKind.REFUSED, FailureReason.NOT_FOUND)
+TOO_LARGE = failure(FailureKind.REFUSED, FailureReason.TOO_LARGE)
+
+
+class Entity:
+    """Routes as the machine of an entity does in a state that a test sets."""
+
+    def __init__(self, seen: EntityState = HEALTHY) -> None:
+        self.seen = seen
+
+    def route(self) -> ToPrimary | ToBacklog:
+        return ToBacklog(1) if self.seen is FAILED_OVER else ToPrimary(1)
+
+    def divert(self) -> ToBacklog:
+        return ToBacklog(1)
+
+
+class Sending:
+    """One send, driven by hand: it began at 100 s."""
+
+    def __init__(
+        self,
+        seen: EntityState = HEALTHY,
+        *,
+        messages: int = 1,
+        timeout: float = 60.0,
+        queues: int = 2,
+        clean: bool | None = None,
+        chance: float = 0.0,
+        **options: Any,
+    ) -> None:
+        self.entity = Entity(seen)
+        self.rotation = Rotation(queues, 30.0)
+        self.rules = SendRules(PairOptions(**options), self.rotation, lambda: chance)
+        self.jobs = [Job(Message(b"x", message_id=str(number)), number) for number in range(messages)]
+        key = Key(KeyOrder(0.0, fresh=bool(clean)), queue=0, now=0.0)
+        key.lined_up = 1
+        self.key = None if clean is None else KeyRoute(key, DrainView())
+        self.now, self.deadline = 100.0, 100.0 + timeout
+        self.machine = SendMachine(self.rules, self.entity, self.jobs, self.now, self.deadline, self.key)
+
+    def start(self) -> Step:
+        return self.past_checks(self.machine.start(self.now))
+
+    def past_checks(self, step: Step) -> Step:
+        """All messages fit both brokers."""
+        return self.machine.checked((), self.now) if isinstance(step, Check) else step
+
+    def resume(self, seconds: float = 0.0, lead: float = 0.0) -> Step:
+        self.now += seconds
+        return self.past_checks(self.machine.resume(self.now, lead))
+
+    def primary(self, *results: TransportError | None, seen: EntityState | None = None) -> Step:
+        """The attempt at the primary has these results, and the entity's machine moved."""
+        self.machine.primary_ended(results)
+        self.entity.seen = seen or self.entity.seen
+        return self.resume()
+
+    def backlog(self, *results: TransportError | None) -> Step:
+        self.machine.backlog_ended(results)
+        return self.resume()
+
+
+def route_of(step: Step) -> Route:
+    assert isinstance(step, Attempt), step
+    return step.route
+
+
+# Where it goes.
+
+
+@pytest.mark.parametrize("seen", [HEALTHY, EntityState.DRAINING, FAILING])
+def test_a_send_goes_to_the_primary_when_its_entity_is_not_failed_over(seen):
+    assert route_of(Sending(seen).start()) is Route.PRIMARY
+
+
+def test_a_send_goes_to_the_backlog_when_its_entity_is_failed_over():
+    assert route_of(Sending(FAILED_OVER).start()) is Route.BACKLOG
+
+
+def test_an_attempt_carries_the_epoch_of_its_route():
+    step = Sending().start()
+    assert isinstance(step, Attempt)
+    assert step.epoch == 1
+
+
+def test_sizes_are_checked_before_an_attempt_when_the_primary_is_not_up():
+    sending = Sending(FAILING)
+    assert sending.machine.start(100.0) == Check(sending.jobs, False)
+
+
+def test_a_message_that_does_not_fit_is_not_attempted():
+    sending = Sending(FAILING, messages=2)
+    sending.machine.start(100.0)
+    step = sending.machine.checked(sending.jobs[:1], 100.0)
+    assert isinstance(step, Attempt)
+    assert step.jobs == sending.jobs[1:]
+
+
+def test_a_send_is_done_when_none_of_its_messages_fits():
+    sending = Sending(FAILING)
+    sending.machine.start(100.0)
+    assert sending.machine.checked(sending.jobs, 100.0) == Done()
+
+
+def test_a_send_without_messages_is_done_at_once():
+    assert Sending(messages=0).start() == Done()
+
+
+def test_a_send_to_a_healthy_entity_needs_no_machine_for_its_first_attempt():
+    sending = Sending()
+    first = sending.rules.at_once(sending.entity, sending.jobs, 100.0, 160.0)
+    assert first == sending.start()
+
+
+def test_nothing_is_sent_at_once_when_the_deadline_has_passed():
+    sending = Sending()
+    assert sending.rules.at_once(sending.entity, sending.jobs, 160.0, 160.0) is None
+
+
+# For how long.
+
+
+def test_an_attempt_gets_half_of_the_time_left():
+    step = Sending(timeout=4.0, attempt_timeout=10.0).start()
+    assert isinstance(step, Attempt)
+    assert step.until == 102.0
+
+
+def test_an_attempt_gets_the_attempt_timeout_at_most():
+    step = Sending(timeout=60.0, attempt_timeout=10.0).start()
+    assert isinstance(step, Attempt)
+    assert step.until == 110.0
+
+
+def test_an_attempt_gets_all_of_the_last_stretch():
+    step = Sending(timeout=0.09).start()
+    assert isinstance(step, Attempt)
+    assert step.until == pytest.approx(100.09)
+
+
+def test_an_attempt_gets_more_than_half_when_the_broker_is_known_to_need_it():
+    sending = Sending(timeout=1.0)
+    sending.rules.to_primary.cut_off(0.4)
+    step = sending.start()
+    assert isinstance(step, Attempt)
+    assert step.until == pytest.approx(100.8)
+
+
+def test_no_attempt_begins_at_the_deadline():
+    sending = Sending(timeout=1.0)
+    sending.start()
+    sending.primary(DOWN)
+    assert sending.resume(1.0) == Done(PrimaryUnavailable, "the deadline passed")
+
+
+def test_a_send_gives_up_early_when_very_many_limits_are_reached_together():
+    sending = Sending(timeout=4.0)
+    sending.start()
+    sending.primary(DOWN)
+    assert isinstance(sending.resume(3.5, lead=0.6), Done)
+
+
+def test_a_send_gives_up_early_by_half_of_its_time_at_most():
+    sending = Sending(timeout=4.0)
+    sending.start()
+    sending.primary(DOWN)
+    assert route_of(sending.resume(1.9, lead=100.0)) is Route.PRIMARY
+
+
+def test_a_round_trip_is_needed_once_it_was_measured():
+    trip = RoundTrip()
+    trip.answered(0.2)
+    assert trip.needed == pytest.approx(0.6)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0, 1e6)), max_size=30))
+def test_no_broker_is_known_to_need_more_than_a_fair_trial(seen):
+    trip = RoundTrip()
+    for answered, seconds in seen:
+        (trip.answered if answered else trip.cut_off)(seconds)
+    assert 0.0 <= trip.needed <= FAIR_TRIAL
+
+
+# What the results of an attempt at the primary mean.
+
+
+def judged(results: Sequence[TransportError | None], after: int = 0) -> Any:
+    """What an attempt means, after others that failed in passing."""
+    sending = Sending(messages=len(results))
+    sending.start()
+    for _ in range(after):
+        sending.primary(*[TRANSIENT] * len(results))
+    return sending.machine.primary_ended(results)
+
+
+def test_a_confirmed_message_is_accepted():
+    assert judged([None]) == (True, None, (Fate.ACCEPTED,))
+
+
+def test_one_accepted_message_of_a_batch_shows_that_the_primary_accepts_messages():
+    outcome = judged([DOWN, None, TOO_LARGE])
+    assert (outcome.accepted, outcome.evidence) == (True, None)
+    assert outcome.fates == [Fate.AGAIN, Fate.ACCEPTED, Fate.REFUSED]
+
+
+def test_a_failure_is_evidence_about_the_entity():
+    assert judged([DOWN]) == (False, DOWN, [Fate.AGAIN])
+
+
+def test_the_worst_failure_of_a_batch_is_the_evidence():
+    assert judged([BUSY, TRANSIENT, DOWN]).evidence is DOWN
+
+
+def test_a_refusal_by_the_broker_is_evidence_that_it_responds():
+    assert judged([TOO_LARGE, MISSING]).evidence is MISSING
+
+
+def test_a_refusal_that_a_client_may_give_alone_is_no_evidence():
+    assert judged([TOO_LARGE]) == (False, None, [Fate.REFUSED])
+
+
+def test_a_transient_failure_is_no_evidence_until_it_outlives_its_retries():
+    found = [judged([TRANSIENT], count).evidence for count in range(TRANSIENT_RETRIES + 1)]
+    assert found == [None] * TRANSIENT_RETRIES + [TRANSIENT]
+
+
+def test_transient_failures_in_a_row_count_as_unavailable_after_their_retries():
+    sending = Sending(while_failing="raise")
+    sending.start()
+    for _ in range(TRANSIENT_RETRIES):
+        assert isinstance(sending.primary(TRANSIENT), Wait)
+        sending.resume(2.0)
+    assert isinstance(sending.primary(TRANSIENT), Done)
+
+
+def test_another_result_between_transient_failures_begins_their_count_anew():
+    sending = Sending(while_failing="raise")
+    sending.start()
+    for result in [*[TRANSIENT] * TRANSIENT_RETRIES, BUSY, TRANSIENT]:
+        assert isinstance(sending.primary(result), Wait)
+        sending.resume(2.0)
+
+
+@pytest.mark.parametrize(
+    ("results", "worst"),
+    [
+        ([None], None),
+        ([MISSING], None),
+        ([BUSY, MISSING], FailureKind.BUSY),
+        ([BUSY, TRANSIENT], FailureKind.TRANSIENT),
+        ([BUSY, TRANSIENT, DOWN], FailureKind.UNAVAILABLE),
+    ],
+)
+def test_the_worst_kind_of_a_batch_decides(results, worst):
+    assert worst_kind(results) is worst
+
+
+# What comes next.
+
+
+def test_a_send_that_failed_waits_and_tries_again():
+    sending = Sending()
+    sending.start()
+    assert sending.primary(DOWN, seen=FAILING) == Wait(100.05)
+    assert route_of(sending.resume(0.05)) is Route.PRIMARY
+
+
+def test_waits_grow_up_to_two_seconds():
+    sending = Sending()
+    sending.start()
+    waits = []
+    for _ in range(8):
+        step = sending.primary(BUSY)
+        assert isinstance(step, Wait)
+        waits.append(step.until - sending.now)
+        sending.resume(waits[-1])
+    assert waits == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0])
+
+
+def test_a_wait_ends_at_the_deadline():
+    sending = Sending(timeout=0.03)
+    sending.start()
+    assert sending.primary(BUSY) == Wait(100.03)
+
+
+def test_the_backlog_is_tried_at_once_when_the_entity_has_failed_over():
+    sending = Sending()
+    sending.start()
+    assert route_of(sending.primary(DOWN, seen=FAILED_OVER)) is Route.BACKLOG
+
+
+def test_a_send_is_refused_at_the_first_failure_when_while_failing_is_raise():
+    sending = Sending(while_failing="raise")
+    sending.start()
+    done = sending.primary(DOWN, seen=FAILING)
+    assert done == Done(PrimaryUnavailable, "the primary failed and while_failing is 'raise'")
+
+
+def test_those_that_were_not_accepted_go_round_again():
+    sending = Sending(messages=3)
+    sending.start()
+    sending.primary(None, DOWN, TOO_LARGE)
+    step = sending.resume(0.1)
+    assert isinstance(step, Attempt)
+    assert step.jobs == [sending.jobs[1]]
+
+
+def test_a_send_is_done_when_each_message_has_its_result():
+    sending = Sending(messages=2)
+    sending.start()
+    assert sending.primary(None, TOO_LARGE) == Done()
+
+
+def test_what_an_earlier_attempt_may_have_left_ends_as_unknown():
+    sending = Sending()
+    sending.start()
+    sending.primary(LATE)
+    sending.primary(DOWN)
+    assert sending.jobs[0].ends_as(PrimaryUnavailable) is SendUnknown
+
+
+def test_what_was_never_in_doubt_ends_as_refused():
+    sending = Sending()
+    sending.start()
+    sending.primary(DOWN)
+    assert sending.jobs[0].ends_as(PrimaryUnavailable) is PrimaryUnavailable
+
+
+def test_a_send_keeps_its_first_failure_and_the_last_nine():
+    job = Job(Message(b"x"))
+    failures = [failure(FailureKind.BUSY) for _ in range(20)]
+    for each in failures:
+        job.failed(each)
+    assert job.causes == (failures[0], *failures[-9:])
+
+
+# What the results of an attempt at a backlog queue mean.
+
+
+def diverted(*results: TransportError | None, **options: Any) -> tuple[Sending, Any]:
+    sending = Sending(FAILED_OVER, messages=len(results), **options)
+    assert route_of(sending.start()) is Route.BACKLOG
+    return sending, sending.machine.backlog_ended(results)
+
+
+def test_a_queue_that_confirms_one_message_works():
+    _, outcome = diverted(TOO_LARGE, None)
+    assert outcome == (True, True, [Fate.REFUSED, Fate.ACCEPTED])
+
+
+def test_a_message_at_fault_says_nothing_about_the_queue():
+    _, outcome = diverted(TOO_LARGE)
+    assert outcome == (None, False, [Fate.REFUSED])
+
+
+def test_a_queue_that_failed_is_left_and_another_one_is_tried_at_once():
+    sending, outcome = diverted(DOWN)
+    assert outcome == (False, False, [Fate.LEAVE])
+    assert route_of(sending.resume()) is Route.BACKLOG
+
+
+def test_a_queue_that_refuses_this_user_is_left():
+    _, outcome = diverted(failure(FailureKind.REFUSED, FailureReason.UNAUTHORIZED))
+    assert outcome.fates == [Fate.LEAVE]
+
+
+def test_a_queue_may_hold_what_timed_out():
+    _, outcome = diverted(LATE)
+    assert outcome.maybe_there
+
+
+def test_a_time_out_after_a_fair_trial_takes_the_queue_out_of_use():
+    _, outcome = diverted(LATE, attempt_timeout=1.0)
+    assert outcome.fates == [Fate.LEAVE]
+
+
+def test_a_time_out_by_the_sends_own_deadline_leaves_the_queue_in_use_for_others():
+    _, outcome = diverted(LATE, timeout=1.5)
+    assert outcome.fates == [Fate.ELSEWHERE]
+
+
+def test_a_short_attempt_timeout_is_a_fair_trial():
+    _, outcome = diverted(LATE, timeout=1.5, attempt_timeout=0.5)
+    assert outcome.fates == [Fate.LEAVE]
+
+
+def test_a_throttled_queue_is_left_for_another_one_after_its_retries():
+    sending = Sending(FAILED_OVER)
+    sending.start()
+    for _ in range(TRANSIENT_RETRIES):
+        step = sending.backlog(BUSY)
+        assert isinstance(step, Wait)
+        assert step.queue
+        sending.resume(2.0)
+    assert sending.machine.backlog_ended([BUSY]).fates == [Fate.LEAVE]
+
+
+def test_the_last_queue_is_waited_for_when_it_is_throttled():
+    sending = Sending(FAILED_OVER, queues=1)
+    sending.start()
+    for _ in range(TRANSIENT_RETRIES + 5):
+        assert isinstance(sending.backlog(BUSY), Wait)
+        sending.resume(2.0)
+
+
+def test_a_send_waits_when_others_try_every_queue():
+    sending = Sending(FAILED_OVER, clean=True)
+    sending.start()
+    sending.machine.no_queue()
+    assert isinstance(sending.resume(), Wait)
+
+
+# Without a queue in use.
+
+
+def without_queues(**options: Any) -> Sending:
+    sending = Sending(FAILED_OVER, queues=1, **options)
+    sending.rotation.take_out(0, 100.0, chance=0.0)
+    return sending
+
+
+def test_a_send_waits_for_both_brokers_when_no_queue_is_due():
+    assert without_queues().start() == Wait(100.05, queue=True, nowhere=True)
+
+
+def test_a_send_that_waits_for_a_queue_checks_first_whether_the_queue_could_hold_it():
+    sending = without_queues()
+    assert sending.machine.start(100.0) == Check(sending.jobs, True)
+
+
+def test_a_send_tries_a_queue_itself_when_one_is_due():
+    sending = without_queues()
+    sending.start()
+    assert route_of(sending.resume(0.05)) is Route.BACKLOG
+
+
+def test_a_send_is_refused_at_once_without_a_queue_when_while_failing_is_raise():
+    done = without_queues(while_failing="raise").start()
+    assert done == Done(BacklogUnavailable, "no backlog queue takes messages", diverting=True, nowhere=True)
+
+
+def test_a_send_that_waited_in_vain_says_what_it_waited_for():
+    sending = without_queues()
+    sending.start()
+    done = sending.resume(60.0)
+    assert done == Done(BacklogUnavailable, "no backlog queue takes messages until the deadline", diverting=True)
+
+
+# Order.
+
+
+def test_a_clean_key_goes_to_the_primary():
+    assert route_of(Sending(clean=True).start()) is Route.PRIMARY
+
+
+def test_a_dirty_key_looks_at_its_queue_first():
+    assert Sending(clean=False).start() == LookAt(0, 102.0)
+
+
+def test_a_dirty_key_is_diverted_when_its_queue_does_not_answer():
+    sending = Sending(clean=False)
+    sending.start()
+    assert route_of(sending.machine.looked(None, 102.0)) is Route.BACKLOG
+
+
+def test_a_key_goes_to_the_primary_when_its_queue_is_seen_empty():
+    sending = Sending(clean=False)
+    sending.start()
+    step = sending.past_checks(sending.machine.looked(Look(100.0, None, 0), 100.1))
+    assert route_of(step) is Route.PRIMARY
+
+
+def test_a_key_waits_while_its_queue_drains():
+    sending = Sending(clean=False)
+    sending.start()
+    assert sending.machine.looked(Look(100.0, 5, 9), 100.1) == Wait(pytest.approx(100.11))
+
+
+def test_a_key_is_diverted_when_its_wait_is_over():
+    sending = Sending(clean=False)
+    sending.start()
+    sending.machine.looked(Look(100.0, 5, 9), 100.1)
+    assert route_of(sending.resume(2.0)) is Route.BACKLOG
+
+
+def test_a_diverted_key_is_dirty_from_before_its_send_leaves():
+    sending = Sending(FAILED_OVER, clean=True)
+    sending.start()
+    assert sending.key is not None
+    assert not sending.key.clean
+
+
+def test_a_key_is_not_diverted_after_the_deadline_when_its_look_came_late():
+    sending = Sending(clean=False, timeout=1.0)
+    sending.start()
+    assert sending.machine.looked(None, 101.0) == Done(BacklogUnavailable, "the deadline passed", diverting=True)
+
+
+def test_a_key_waits_for_its_only_queue_when_that_failed():
+    sending = Sending(FAILED_OVER, clean=True)
+    sending.start()
+    assert isinstance(sending.backlog(DOWN), Wait)
+
+
+def test_a_send_without_order_looks_at_nothing():
+    sending = Sending()
+    with pytest.raises(ImpossibleInputError):
+        sending.machine.looked(None, 100.0)
+
+
+# Close.
+
+
+def test_a_closing_pair_moves_the_deadline_forward():
+    sending = Sending()
+    sending.machine.close(101.0, "the pair closed")
+    step = sending.start()
+    assert isinstance(step, Attempt)
+    assert step.until == 100.5
+
+
+def test_a_closing_pair_never_moves_the_deadline_back():
+    sending = Sending(timeout=1.0)
+    sending.machine.close(200.0, "the pair closed")
+    assert isinstance(sending.start(), Attempt)
+    sending.primary(BUSY)
+    assert sending.resume(1.0) == Done(SendRefused, "the pair closed")
+
+
+def test_a_wait_ends_when_the_pair_is_closed():
+    sending = Sending()
+    sending.start()
+    sending.machine.close(100.02, "the pair closed")
+    assert sending.primary(DOWN) == Wait(100.02)
+
+
+def test_what_a_closing_pair_gives_up_says_so():
+    sending = Sending(while_failing="raise")
+    sending.start()
+    sending.machine.close(105.0, "the pair faulted: x")
+    assert sending.primary(DOWN) == Done(SendRefused, "the pair faulted: x")
+
+
+# Whatever happens.
+
+FAILURES = st.sampled_from([None, TRANSIENT, BUSY, DOWN, LATE, MISSING, TOO_LARGE])
+STATES = st.sampled_from(list(EntityState))
+
+
+class Driven(Sending):
+    """Brokers and an entity that do anything, in a time that goes on."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        self.data = data
+        super().__init__(
+            data.draw(STATES),
+            messages=data.draw(st.integers(1, 3)),
+            timeout=data.draw(st.floats(0.01, 3.0)),
+            clean=data.draw(st.sampled_from([None, False, True])),
+            chance=data.draw(st.sampled_from([0.0, 0.5])),
+            while_failing=data.draw(st.sampled_from(["wait", "raise"])),
+            attempt_timeout=data.draw(st.sampled_from([0.5, 10.0])),
+        )
+        self.results: dict[Job, int] = dict.fromkeys(self.jobs, 0)
+
+    def drive(self) -> None:
+        step = self.machine.start(self.now)
+        for _ in range(1000):
+            if isinstance(step, Done):
+                self.ended(step)
+                return
+            step = self.carried_out(step)
+        raise AssertionError("it goes on forever")
+
+    def carried_out(self, step: Step) -> Step:
+        if isinstance(step, Check):
+            unfit = [job for job in step.jobs if self.data.draw(st.integers(0, 9)) == 0]
+            for job in unfit:
+                self.results[job] += 1
+            return self.machine.checked(unfit, self.now)
+        if isinstance(step, LookAt):
+            began = self.now
+            self.pass_until(step.until)
+            look = self.data.draw(st.sampled_from([None, Look(began, None, 0), Look(began, 1, 2)]))
+            return self.machine.looked(look, self.now)
+        if isinstance(step, Wait):
+            assert step.until <= self.deadline
+            self.pass_until(step.until)
+        elif isinstance(step, Attempt):
+            self.attempted(step)
+        self.entity.seen = self.data.draw(STATES)
+        if self.data.draw(st.integers(0, 9)) == 0:
+            instant = self.now + self.data.draw(st.floats(0.0, 1.0))
+            self.machine.close(instant, "the pair closed")
+            self.deadline = min(self.deadline, instant)
+        return self.machine.resume(self.now)
+
+    def pass_until(self, until: float) -> None:
+        self.now += max(0.001, (until - self.now) * self.data.draw(st.sampled_from([0.1, 0.5, 1.0])))
+
+    def attempted(self, attempt: Attempt) -> None:
+        assert self.now < self.deadline
+        assert attempt.until <= self.deadline + 1e-9
+        left, share = self.deadline - self.now, attempt.until - self.now
+        assert left < 0.1 or share <= left / 2 + 1e-9
+        assert attempt.jobs
+        assert not any(self.results[job] for job in attempt.jobs)
+        results = [self.data.draw(FAILURES) for _ in attempt.jobs]
+        self.pass_until(attempt.until)
+        outcome: Any
+        if attempt.route is Route.PRIMARY:
+            outcome = self.machine.primary_ended(results)
+        else:
+            outcome = self.machine.backlog_ended(results)
+            if self.key is not None:
+                self.key.divert_ended(self.now, maybe_there=outcome.maybe_there)
+        for job, result, fate in zip(attempt.jobs, results, outcome.fates, strict=True):
+            assert (fate is Fate.ACCEPTED) is (result is None)
+            if fate in (Fate.ACCEPTED, Fate.REFUSED):
+                self.results[job] += 1
+            elif fate is Fate.LEAVE and self.rotation.in_use:
+                self.rotation.take_out(self.rotation.in_use[0], self.now)
+
+    def ended(self, done: Done) -> None:
+        for job in self.machine.pending:
+            assert done.refusal is not None
+            assert (job.ends_as(done.refusal) is SendUnknown) is job.unknown
+            self.results[job] += 1
+        assert set(self.results.values()) == {1}
+        assert self.now <= self.deadline + 0.001
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_every_message_gets_one_result_by_the_deadline_whatever_happens(data):
+    Driven(data).drive()
