@@ -643,6 +643,7 @@ class Driven(Sending):
                 self.results[job] += 1
             return self.machine.checked(unfit, self.now)
         if isinstance(step, LookAt):
+            assert step.until <= self.deadline
             began = self.now
             self.pass_until(step.until)
             look = self.data.draw(st.sampled_from([None, Look(began, None, 0), Look(began, 1, 2)]))
@@ -660,7 +661,8 @@ class Driven(Sending):
         return self.machine.resume(self.now)
 
     def pass_until(self, until: float) -> None:
-        self.now += max(0.001, (until - self.now) * self.data.draw(st.sampled_from([0.1, 0.5, 1.0])))
+        left = max(0.0, until - self.now)
+        self.now += max(min(left, 0.001), left * self.data.draw(st.sampled_from([0.1, 0.5, 1.0])))
 
     def attempted(self, attempt: Attempt) -> None:
         assert self.now < self.deadline
@@ -691,7 +693,7 @@ class Driven(Sending):
             assert (job.ends_as(done.refusal) is SendUnknown) is job.unknown
             self.results[job] += 1
         assert set(self.results.values()) == {1}
-        assert self.now <= self.deadline + 0.001
+        assert self.now <= self.deadline + 1e-9
 
 
 @settings(deadline=None)

@@ -253,7 +253,7 @@ class KeyRoute:
             wait = self._wait = DrainWait(now, deadline - now, self._key.lined_up)
         if now >= wait.ends_at and wait.looked:
             return Way.DIVERT
-        return LookAt(self._key.queue, wait.asks_until)
+        return LookAt(self._key.queue, min(wait.asks_until, deadline))
 
     def looked(self, look: Look | None, now: float) -> Way | float:
         """Go on after a look, None without an answer; returns when to ask again where the send waits."""

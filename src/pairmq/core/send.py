@@ -393,7 +393,7 @@ class SendMachine:
         way = key.looked(look, now)
         if way is Way.DIVERT:
             return self._divert(key, now)
-        return Wait(way) if isinstance(way, float) else self._round(now, lead)
+        return Wait(min(way, self._deadline)) if isinstance(way, float) else self._round(now, lead)
 
     def primary_ended(self, results: Sequence[TransportError | None]) -> PrimaryOutcome:
         """Judge an attempt at the primary, by a result for each message.
