@@ -29,8 +29,10 @@ ORDER = (
     Mutant(
         "a backlog queue that can't be asked counts as drained for a session",
         "src/pairmq/core/order.py",
-        "        if look is None or wait is None:  # what can't be asked may hold messages\n            return Way.DIVERT\n",
-        "        if look is None or wait is None:\n            self._key.facts.seen(Look(now, None, 0))\n            return Way.AGAIN\n",
+        "        if look is None or wait is None:  # what can't be asked may hold messages\n"
+        "            return Way.DIVERT\n",
+        "        if look is None or wait is None:\n"
+        "            self._key.facts.seen(Look(now, None, 0))\n            return Way.AGAIN\n",
         ordering="session",
     ),
     Mutant(

@@ -58,9 +58,9 @@ SENDS = (
     ),
     Mutant(
         "a backlog queue never comes back into use",
-        "src/pairmq/runner/_backlog.py",
-        "        if self.rotation.put_back(index):",
-        "        if False and self.rotation.put_back(index):",
+        "src/pairmq/core/rotation.py",
+        "        if self._out.pop(index, None) is None:",
+        "        if True:",
     ),
     Mutant(
         "a diverted message forgets its path",
@@ -155,9 +155,9 @@ SENDS = (
     ),
     Mutant(
         "a backlog queue whose trial succeeds stays out of use",
-        "src/pairmq/runner/_backlog.py",
-        "        if works:\n            self._put_back(index)\n",
-        "        if works:\n",
+        "src/pairmq/core/rotation.py",
+        "            return self.put_back(index)\n",
+        "            return False\n",
         tests=("tests/runner/test_backlog.py",),
     ),
     Mutant(
@@ -277,7 +277,7 @@ SENDS = (
     Mutant(
         "a failure in the middle of a batch is taken for success",
         "src/pairmq/runner/_send.py",
-        "            failures = [found.get(at, failure) for at, failure in enumerate(failures)]\n        return failures",
-        "            failures = [found.get(at, failure) for at, failure in enumerate(failures)]\n        return [None] * len(failures) if None in failures else failures",
+        "        return failures\n",
+        "        return [None] * len(failures) if None in failures else failures\n",
     ),
 )

@@ -128,7 +128,7 @@ def test_trials_wait_longer_each_time_and_at_most_two_seconds(rotation: Rotation
     for _ in range(8):
         assert rotation.trial(now, 1) == 1
         rotation.begin_trial(1)
-        rotation.end_trial(1, now, 0.0, failed=True)
+        rotation.end_trial(1, now, 0.0, works=False)
         wait = next(step for step in range(1, 1000) if rotation.trial(now + step / 100, 1) is not None) / 100
         waits.append(wait)
         now += wait
@@ -138,7 +138,7 @@ def test_trials_wait_longer_each_time_and_at_most_two_seconds(rotation: Rotation
 def test_a_trial_without_an_answer_leaves_the_queue_to_the_next_send(rotation: Rotation):
     all_out(rotation)
     rotation.begin_trial(1)
-    rotation.end_trial(1, 0.05, 0.0, failed=False)
+    rotation.end_trial(1, 0.05, 0.0, works=None)
     assert rotation.trial(0.05, 1) == 1
 
 
@@ -146,8 +146,55 @@ def test_a_trial_of_a_queue_that_came_back_meanwhile_changes_nothing(rotation: R
     all_out(rotation)
     rotation.begin_trial(1)
     rotation.put_back(1)
-    rotation.end_trial(1, 1, 0.0, failed=True)
+    rotation.end_trial(1, 1, 0.0, works=False)
     assert (rotation.in_use, rotation.out) == ((1,), (0, 2))
+
+
+def test_a_trial_that_succeeds_brings_its_queue_back_and_hastens_the_others(rotation: Rotation):
+    all_out(rotation)
+    assert rotation.attempt(1, 0.0, only=1) == (1, True)
+    assert rotation.end_trial(1, 1, 0.0, works=True)
+    assert (rotation.in_use, rotation.due(1)) == ((1,), (0, 2))
+
+
+def test_an_attempt_takes_a_queue_in_use_before_it_tries_another_one(rotation: Rotation):
+    rotation.take_out(1, now=0)
+    assert rotation.attempt(9, 0.0, kept=1) == (0, False)
+
+
+def test_an_attempt_waits_when_others_try_every_queue(rotation: Rotation):
+    all_out(rotation)
+    assert [rotation.attempt(1, 0.0)[0] for _ in range(4)] == [0, 1, 2, None]
+
+
+def test_a_refused_send_makes_a_retry_due_as_often_as_a_send_would_try(rotation: Rotation):
+    all_out(rotation)
+    assert [rotation.try_soon(1, 0.0) for _ in range(4)] == [True, True, True, False]
+    assert rotation.due(1) == (0, 1, 2)
+
+
+# Missing queues (SPEC 5.5).
+
+
+def test_a_missing_queue_is_created_at_once(rotation: Rotation):
+    assert rotation.missing(1, now=5)
+
+
+def test_a_queue_that_vanishes_again_is_not_created_at_once(rotation: Rotation):
+    rotation.missing(1, now=5)
+    rotation.created(1, now=5)
+    assert [rotation.missing(1, now=34), rotation.missing(1, now=35)] == [False, True]
+
+
+def test_a_queue_that_was_never_missing_was_not_created(rotation: Rotation):
+    rotation.created(1, now=5)
+    assert not rotation.created_since(1, 0)
+
+
+def test_a_queue_that_was_missing_was_created_since_then(rotation: Rotation):
+    rotation.missing(1, now=5)
+    rotation.created(1, now=6)
+    assert [rotation.created_since(1, 6), rotation.created_since(1, 7)] == [True, False]
 
 
 def test_a_queue_in_use_needs_no_trial(rotation: Rotation):

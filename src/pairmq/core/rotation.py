@@ -27,7 +27,7 @@ class Rotation:
         retry_interval: seconds after which a queue that is out is to be tried again.
     """
 
-    __slots__ = ("_in_use", "_out", "_retry_interval")
+    __slots__ = ("_created_at", "_in_use", "_missing", "_out", "_retry_interval")
 
     def __init__(self, count: int, retry_interval: float) -> None:
         if count < 1:
@@ -35,6 +35,8 @@ class Rotation:
         self._retry_interval = retry_interval
         self._in_use = list(range(count))
         self._out: dict[int, _Out] = {}
+        self._missing: set[int] = set()
+        self._created_at: dict[int, float] = {}
 
     @property
     def in_use(self) -> tuple[int, ...]:
@@ -112,26 +114,86 @@ class Rotation:
         ]
         return min(due)[1] if due else None
 
+    def attempt(
+        self, now: float, chance: float, kept: int | None = None, only: int | None = None
+    ) -> tuple[int | None, bool]:
+        """Choose the queue of one attempt, and register the trial of one that is out of use.
+
+        Args:
+            now: the present instant.
+            chance: a random number in [0, 1).
+            kept: the sender's queue so far.
+            only: the only queue that the send may use, None for any.
+
+        Returns:
+            A queue, None when the send has to wait; and whether it is a trial, to be ended by `end_trial`.
+        """
+        if self.takes(only):
+            return (self.choose(kept, chance) if only is None else only), False
+        index = self.trial(now, only)
+        if index is not None:
+            self.begin_trial(index)
+        return index, index is not None
+
     def begin_trial(self, index: int) -> None:
         """A send tries a queue that is out: no other one does meanwhile."""
         self._out[index].in_trial = True
 
-    def end_trial(self, index: int, now: float, chance: float, *, failed: bool) -> None:
-        """The probing send has ended, and the queue is still out.
+    def end_trial(self, index: int, now: float, chance: float, *, works: bool | None) -> bool:
+        """The probing send has ended.
 
         Args:
             index: which queue; one that was brought back meanwhile is left as it is.
             now: when.
             chance: a random number in [0, 1).
-            failed: whether the queue failed; one that ended without a result leaves it to the next send.
+            works: whether the queue does; one that ended without a result leaves it to the next send.
+
+        Returns:
+            Whether the queue is back in use by it. The others are then due for a retry: what failed together most
+            likely comes back together.
         """
+        if works:
+            self.hasten(now)
+            return self.put_back(index)
         out = self._out.get(index)
-        if out is None:
-            return
-        out.in_trial = False
-        if failed:
-            out.failed_trials += 1
-            out.trial_at = now + TRIALS.wait(out.failed_trials, chance)
+        if out is not None:
+            out.in_trial = False
+            if works is False:
+                out.failed_trials += 1
+                out.trial_at = now + TRIALS.wait(out.failed_trials, chance)
+        return False
+
+    def try_soon(self, now: float, chance: float) -> bool:
+        """A send was refused for lack of a queue: let the retry of one be due now, at most as often as sends would try.
+
+        Returns:
+            Whether one is due.
+        """
+        index = self.trial(now)
+        if index is None:
+            return False
+        self.end_trial(index, now, chance, works=False)
+        self.hasten(now, index)
+        return True
+
+    # Queues that do not exist any more (SPEC 5.5).
+
+    def missing(self, index: int, now: float) -> bool:
+        """Record that a queue does not exist; return whether to create it at once: not one that vanishes again."""
+        self._missing.add(index)
+        created_at = self._created_at.get(index)
+        return created_at is None or now - created_at >= self._retry_interval
+
+    def created(self, index: int, now: float) -> None:
+        """A queue exists; of one that was missing, this is the instant from which it does."""
+        if index in self._missing:
+            self._missing.discard(index)
+            self._created_at[index] = now
+
+    def created_since(self, index: int, instant: float) -> bool:
+        """Return whether a queue that was missing was created at or after an instant."""
+        created_at = self._created_at.get(index)
+        return created_at is not None and created_at >= instant
 
     # Retries, in the background.
 

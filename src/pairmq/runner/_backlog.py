@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from collections.abc import Awaitable, Collection
 from dataclasses import replace
 from functools import partial
@@ -80,8 +79,6 @@ class BacklogQueues:
         self._senders: dict[int, Sender] = {}
         self._checked: set[int] = set()
         self._existed: set[int] = set()
-        self._missing: set[int] = set()
-        self._made_again_at: dict[int, float] = {}
         self._looks: dict[int, asyncio.Task[None]] = {}
         self._retries: asyncio.Task[None] | None = None
         self._readying: asyncio.Task[None] | None = None
@@ -191,9 +188,7 @@ class BacklogQueues:
     def _is_missing(self, index: int) -> bool:
         """Note that a queue does not exist; return whether that is new: one that vanishes again is not made at once."""
         self._checked.discard(index)  # it may be made again as another kind of queue
-        self._missing.add(index)
-        made_at = self._made_again_at.get(index, -math.inf)
-        return self._clock.now() - made_at >= self._options.backlog_retry_interval
+        return self.rotation.missing(index, self._clock.now())
 
     async def make_again(self, index: int, began_at: float) -> None:
         """Make a queue that a send found missing (SPEC 5.5); any number of sends share one attempt.
@@ -205,7 +200,7 @@ class BacklogQueues:
         Raises:
             TransportError: it was not made, or vanished a moment after it had been made.
         """
-        if self._made_again_at.get(index, -math.inf) >= began_at:
+        if self.rotation.created_since(index, began_at):
             return
         if not self._is_missing(index):
             text = f"backlog queue {self.entities[index].path} is missing again"
@@ -224,31 +219,18 @@ class BacklogQueues:
         Returns:
             A queue, None when the send has to wait; and whether it is a trial, to be ended by `end_trial`.
         """
-        rotation = self.rotation
-        if rotation.takes(only):
-            return (rotation.choose(kept, self._clock.chance()) if only is None else only), False
-        index = rotation.trial(self._clock.now(), only)
-        if index is not None:
-            rotation.begin_trial(index)
-        return index, index is not None
+        return self.rotation.attempt(self._clock.now(), self._clock.chance(), kept, only)
 
     def end_trial(self, index: int, works: bool | None) -> None:
         """A send has tried a queue that is out; None when it ended without an answer of the queue."""
-        now = self._clock.now()
+        if self.rotation.end_trial(index, self._clock.now(), self._clock.chance(), works=works):
+            self._is_back(index)
         if works:
-            self._put_back(index)
-            self.rotation.hasten(now)  # what failed together most likely comes back together
             self._planned.set()
-        else:
-            self.rotation.end_trial(index, now, self._clock.chance(), failed=works is False)
 
     def try_soon(self) -> None:
         """A send was refused for lack of a queue: try one in the background, at most as often as sends would."""
-        now = self._clock.now()
-        index = self.rotation.trial(now)
-        if index is not None:
-            self.rotation.end_trial(index, now, self._clock.chance(), failed=True)
-            self.rotation.hasten(now, index)
+        if self.rotation.try_soon(self._clock.now(), self._clock.chance()):
             self._planned.set()
 
     async def probe(self) -> None:
@@ -316,9 +298,7 @@ class BacklogQueues:
         if created and index in self._existed:
             text = f"backlog queue {queue.path} was missing and was created again: what it held is lost"
             self._emit(Warned, subject=queue.path, text=text)
-        if index in self._missing:
-            self._missing.discard(index)
-            self._made_again_at[index] = self._clock.now()
+        self.rotation.created(index, self._clock.now())
         self._existed.add(index)
         self._emit(BacklogQueueChecked, queue=queue.path, created=created, differences=differences)
         if differences:
@@ -346,15 +326,16 @@ class BacklogQueues:
                 if not self.rotation.takes(index):  # else a send has found out meanwhile that it works
                     self.last_failure = remembered(error)
                 return
-        self._put_back(index)
-
-    def _put_back(self, index: int) -> None:
         if self.rotation.put_back(index):
-            if not self.rotation.out:
-                self.last_failure = None
-            left = len(self.rotation.in_use)
-            self._emit(RotationChanged, queue=self.entities[index].path, in_use=True, left=left)
-            wake(self.waiting)
+            self._is_back(index)
+
+    def _is_back(self, index: int) -> None:
+        """Report a queue that is in use again, and let the sends go on that wait for one."""
+        if not self.rotation.out:
+            self.last_failure = None
+        left = len(self.rotation.in_use)
+        self._emit(RotationChanged, queue=self.entities[index].path, in_use=True, left=left)
+        wake(self.waiting)
 
     async def _limited(self, operation: Awaitable[T]) -> T:
         return await self._limits.run(operation, self._clock.now() + self._options.attempt_timeout)
