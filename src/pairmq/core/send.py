@@ -226,6 +226,7 @@ class BacklogOutcome(NamedTuple):
 
 
 _TAKEN: Final = PrimaryOutcome(True, None, (Fate.ACCEPTED,))
+_STORED: Final = BacklogOutcome(True, True, (Fate.ACCEPTED,))
 
 
 class Router(Protocol):
@@ -400,7 +401,7 @@ class SendMachine:
 
         The entity's machine is to have the verdict before `resume` is called.
         """
-        if len(results) == 1 and results[0] is None:  # every healthy send: in few words
+        if len(results) == 1 and results[0] is None:
             self.pending = []
             return _TAKEN
         worst = worst_kind(results)
@@ -427,6 +428,9 @@ class SendMachine:
 
     def backlog_ended(self, results: Sequence[TransportError | None]) -> BacklogOutcome:
         """Judge an attempt at a backlog queue, by a result for each message that was not dropped."""
+        if len(results) == 1 and results[0] is None:  # nearly all
+            self.pending = []
+            return _STORED
         fates = [self._fate_at_queue(each) for each in results]
         worst: FailureKind | None = None
         for failure, fate in zip(results, fates, strict=True):
