@@ -176,6 +176,11 @@ def test_a_send_to_a_healthy_entity_needs_no_machine_for_its_first_attempt():
     assert first == sending.start()
 
 
+def test_nothing_is_sent_at_once_when_there_is_no_message():
+    sending = Sending(messages=0)
+    assert sending.rules.at_once(sending.entity, sending.jobs, 100.0, 160.0) is None
+
+
 def test_nothing_is_sent_at_once_when_the_deadline_has_passed():
     sending = Sending()
     assert sending.rules.at_once(sending.entity, sending.jobs, 160.0, 160.0) is None

@@ -11,6 +11,7 @@ import pytest
 
 from pairmq import (
     BacklogUnavailable,
+    Entity,
     EntityNotFound,
     Message,
     MessageTooLarge,
@@ -284,11 +285,25 @@ async def test_a_cancelled_diverted_send_is_no_longer_in_flight(world):
 
 
 @in_virtual_time
+async def test_a_batch_with_too_few_results_leaves_no_attempt_in_flight(world, monkeypatch):
+    async def forgetful(self, messages):
+        return [None]
+
+    async with world() as w:
+        sender = w.pair.sender("orders")
+        monkeypatch.setattr(simulated.SimulatedSender, "send_batch", forgetful)
+        with pytest.raises(ValueError, match="1 results for 2 messages"):
+            await sender.send_batch([Message(b"1"), Message(b"2")])
+        assert w.pair._engine.runner(Entity("orders")).machine.sending == 0
+
+
+@in_virtual_time
 async def test_an_alias_as_own_property_is_refused_also_while_healthy(world):
     async with world() as w:
         with pytest.raises(ReservedPropertyError, match="x-ms-path"):
             await w.pair.sender("orders").send(Message(b"1", application_properties={"x-ms-path": "elsewhere"}))
         assert w.home() == []
+        assert w.east.operations == {}
 
 
 @in_virtual_time

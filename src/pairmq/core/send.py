@@ -276,7 +276,7 @@ class SendRules:
         A send that is confirmed by it, as nearly all are, needs no machine; that of any other goes on from there.
         """
         # The primary itself says at once what it can't hold.
-        if entity.seen not in _UP or now >= deadline:
+        if entity.seen not in _UP or now >= deadline or not jobs:
             return None
         if key is not None and key.way(now, deadline, enabled=True) is not Way.ROUTE:
             return None
@@ -345,10 +345,10 @@ class SendMachine:
 
     def start(self, now: float) -> Step:
         """Begin; never early."""
-        if not self.pending:
-            return DONE
         attempt = self._rules.at_once(self._entity, self.pending, now, self._deadline, self._key)
-        return self._round(now, 0.0) if attempt is None else attempt
+        if attempt is None:
+            return self._round(now, 0.0) if self.pending else DONE
+        return attempt
 
     def resume(self, now: float, lead: float = 0.0) -> Step:
         """Go on after an attempt, of which the outcome was reported, or after a wait.

@@ -179,10 +179,13 @@ class Attempts:
                 results = TAKEN if limited.failure is None else (self._failed(self._to_primary, limited),)
             else:
                 messages = [job.message for job in jobs]
-                results = await self._attempt(self._to_primary, state.primary, jobs, messages, attempt.until)
+                found = await self._attempt(self._to_primary, state.primary, jobs, messages, attempt.until)
+                if len(found) != len(jobs):
+                    raise ValueError(f"the primary gave {len(found)} results for {len(jobs)} messages")
+                results = found
             return results
         finally:
-            if results is None:  # cancelled
+            if results is None:  # cancelled, or without a meaning
                 state.runner.abandoned(attempt.epoch)
 
     def taken(self, state: SenderState, attempt: Attempt, started: float) -> None:
