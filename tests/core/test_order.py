@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pairmq.core import DrainView, KeyOrder, Look, backlog_queue_of
+from pairmq.core.order import DrainWait, Key, KeyRoute, LookAt, Way
 from pairmq.model import Entity, EntityKind
 
 ORDERS = Entity("orders")
@@ -159,3 +161,64 @@ def test_short_waits_add_up_where_nothing_moves():
 def test_an_empty_queue_is_never_stalled():
     view = DrainView()
     assert all(view.worth_waiting(look(at, None)) for at in (0.0, 10.0, 20.0))
+
+
+# Where the sends of a key go.
+
+
+@pytest.mark.parametrize(
+    ("left", "lined_up", "waits"), [(60, 1, 2.0), (2, 1, 1.0), (60, 10, 0.2), (60, 1000, 0.02), (60, 10_000, 0.003)]
+)
+def test_those_in_line_share_the_wait_and_half_of_their_time(left, lined_up, waits):
+    assert DrainWait(0.0, left, lined_up).ends_at == pytest.approx(waits)
+
+
+def a_key(*, clean: bool) -> Key:
+    key = Key(KeyOrder(0.0, fresh=clean), queue=3, now=0.0)
+    key.lined_up = 1
+    return key
+
+
+def test_a_key_that_rested_is_in_doubt():
+    key = a_key(clean=True)
+    key.lined_up = 0
+    key.used(30.0)
+    assert key.facts.clean
+    key.used(60.1)
+    assert not key.facts.clean
+
+
+def test_a_key_with_a_send_in_line_does_not_rest():
+    key = a_key(clean=True)
+    key.used(60.0)
+    assert key.facts.clean
+
+
+def test_a_key_is_diverted_when_the_primary_takes_no_sends():
+    assert KeyRoute(a_key(clean=True), DrainView()).way(0.0, 60.0, enabled=False) is Way.DIVERT
+
+
+def test_a_look_is_waited_for_until_the_deadline_at_most():
+    route = KeyRoute(a_key(clean=False), DrainView())
+    assert route.way(0.0, 60.0, enabled=True) == LookAt(3, 2.0)
+    assert route.way(0.5, 1.0, enabled=True) == LookAt(3, 1.0)
+
+
+def test_a_queue_that_does_not_drain_is_not_waited_for():
+    route = KeyRoute(a_key(clean=False), DrainView())
+    route.way(0.0, 60.0, enabled=True)
+    assert isinstance(route.looked(Look(0.0, 5, 9), 0.1), float)
+    assert route.looked(Look(2.0, 5, 9), 2.1) is Way.DIVERT
+
+
+def test_pauses_between_looks_grow_up_to_the_end_of_the_wait():
+    route, now, pauses = KeyRoute(a_key(clean=False), DrainView()), 0.0, []
+    route.way(now, 60.0, enabled=True)
+    for oldest in range(20):
+        until = route.looked(Look(now, oldest, 99), now)
+        assert isinstance(until, float)
+        pauses.append(until - now)
+        now = until
+    assert pauses[:3] == pytest.approx([0.01, 0.015, 0.0225])
+    assert max(pauses) == pytest.approx(0.25)
+    assert now == 2.0

@@ -11,7 +11,6 @@ import pytest
 
 from pairmq import BacklogUnavailable, ConfigurationError, Entity, Message, Pair, PairOptions, Receipt, Route
 from pairmq.core import backlog_queue_of
-from pairmq.core.order import DrainWait
 from pairmq.model import EntityState, SendError, SendUnknown, TransportError
 from pairmq.model.events import BacklogQueueChecked, Cause, MessageMoved, StateChanged, SyphonFailed
 from pairmq.runner import Clock, _ordered
@@ -243,13 +242,6 @@ async def test_a_long_batch_of_a_new_session_waits_for_the_answer_of_its_queue_a
         w.west.fail(Fault.SLOW, Operation.ADMIN, delay=0.1)
         receipts = await w.pair.sender("orders").send_batch([of("s", "x") for _ in range(200)])
         assert {receipt.route for receipt in receipts} == {PRIMARY}
-
-
-@pytest.mark.parametrize(
-    ("left", "lined_up", "waits"), [(60, 1, 2.0), (2, 1, 1.0), (60, 10, 0.2), (60, 1000, 0.02), (60, 10_000, 0.003)]
-)
-def test_those_in_line_share_the_wait_and_half_of_their_time(left, lined_up, waits):
-    assert DrainWait(0.0, left, lined_up).ends_at == pytest.approx(waits)
 
 
 @in_virtual_time
