@@ -74,9 +74,9 @@ SYPHON = (
     ),
     Mutant(
         "the syphon waits until its own process has seen the entity recover",
-        "src/pairmq/runner/_gates.py",
+        "src/pairmq/core/gates.py",
         "gate = self._gates[entity] = Gate(entity)\n",
-        "gate = self._gates[entity] = Gate(entity)\n            gate.opened.clear()\n",
+        "gate = self._gates[entity] = Gate(entity)\n            gate.is_open = False\n",
     ),
     Mutant(
         "the syphon uses the backlog when the primary fails",
@@ -96,8 +96,8 @@ SYPHON = (
     Mutant(
         "a gate never opens again",
         "src/pairmq/runner/_gates.py",
-        "            if await self._answers(gate.entity):\n                self._open(gate)\n                return\n",
-        "            if await self._answers(gate.entity):\n                return\n",
+        "                return\n        if self.gates.open(gate):\n            self._opened(gate)\n",
+        "                return\n",
     ),
     Mutant(
         "a close does not release its locked messages",

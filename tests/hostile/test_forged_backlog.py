@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from pairmq import Entity, EntityKind, Message, Pair, PairOptions
 from pairmq.core import ALIASES, Diversion, divert
+from pairmq.core import gates as gates_module
 from pairmq.model.events import MessageDeadLettered
 from pairmq.runner import Clock
-from pairmq.runner import _gates as gates_module
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, run_virtual, virtual_wall
 
 AT = datetime(2023, 11, 14, tzinfo=UTC)
@@ -288,7 +288,7 @@ async def test_forged_paths_that_wait_cost_a_bounded_memory(monkeypatch: pytest.
         assert syphon is not None
         held = syphon.locked
         assert held <= 2 * 10
-        assert len(syphon.gates._gates) <= 20 + held
+        assert len(syphon.gates.gates) <= 20 + held
         assert len(syphon._senders) <= 20 + held
         probes = [task for task in asyncio.all_tasks() if task.get_name().startswith("syphon probe")]
         assert len(probes) <= 20 + held

@@ -372,7 +372,7 @@ async def test_forged_destinations_leave_nothing_behind(world):
         leave(w, *(envelope(b"%d" % n, f"nowhere-{n}") for n in range(300)))
         await drained(w)
         syphon = w.pair._engine.syphon
-        assert len(syphon.gates._gates) == 0
+        assert len(syphon.gates.gates) == 0
         assert len(syphon._senders) == 0
 
 

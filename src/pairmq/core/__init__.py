@@ -37,6 +37,7 @@ from pairmq.core.envelope import (
     reserved_properties,
     restore,
 )
+from pairmq.core.gates import Gate, Gates
 from pairmq.core.machine import EntityMachine, ImpossibleInputError
 from pairmq.core.options import OPTION_NAMES, OPTION_RANGES, RECORD_QUEUE, PairOptions, backlog_queue_name
 from pairmq.core.order import DrainView, KeyOrder, Look, backlog_queue_of
@@ -70,6 +71,8 @@ __all__ = [
     "EmptyWatch",
     "EntityMachine",
     "ForceFailover",
+    "Gate",
+    "Gates",
     "Health",
     "Hold",
     "ImpossibleInputError",

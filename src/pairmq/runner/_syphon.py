@@ -12,7 +12,7 @@ from pairmq.model import Entity
 from pairmq.runner._backlog import BacklogQueues
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
-from pairmq.runner._gates import Gates, RateLimit
+from pairmq.runner._gates import GateKeeper, RateLimit
 from pairmq.runner._limits import TimeLimits
 from pairmq.runner.pump import Pump, PumpContext
 from pairmq.transport import Sender, Transport, start_task
@@ -50,7 +50,7 @@ class Syphon:
         self._secondary = secondary
         self._started = False
         self._moved = self._dead_lettered = 0  # by pumps that have ended
-        self.gates = gates = Gates(self._probe, options.ping_primary_interval, clock, emit, self._close_sender)
+        self.gates = gates = GateKeeper(self._probe, options.ping_primary_interval, clock, emit, self._close_sender)
         rate = RateLimit(options.syphon_max_rate)
         self._context = context = PumpContext(
             primary, secondary, self._sender, self._forget, gates, rate, options, clock, emit
@@ -126,7 +126,7 @@ class Syphon:
 
     def _forget(self, entity: Entity) -> None:
         self._close_sender(entity)
-        self.gates.forget(entity)
+        self.gates.gates.forget(entity)
 
     def _close_sender(self, entity: Entity) -> None:
         sender = self._senders.pop(entity, None)

@@ -10,9 +10,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from pairmq.core import Backoff
+from pairmq.core import Backoff, Gate
 from pairmq.model import Entity
-from pairmq.runner._gates import Gate
 from pairmq.runner._limits import first, pause
 from pairmq.runner.pump._reader import Item, LockedMessages, PumpContext
 from pairmq.runner.pump._transfer import Transfer, Window
@@ -86,12 +85,16 @@ class Lines:
         """Put items at the end of their destination's line."""
         line = self._lines.get(entity)
         if line is None:
-            gate = self._gates.of(entity)
+            gate = self._gates.gates.of(entity)
             line = self._lines[entity] = Line(gate)
             line.task = start_task(self._deliver(line), name=f"deliver {entity}")
             gate.users += 1  # while it has users, it is not dropped to make room for others
-            line.task.add_done_callback(gate.left)
+            line.task.add_done_callback(lambda _: self._left(gate))
+            self._gates.drop_idle()
         line.items.extend(items)
+
+    def _left(self, gate: Gate) -> None:
+        gate.users -= 1
 
     def put_back(self, line: Line, items: Sequence[Item]) -> None:
         """Put items that were taken out of a line back to its head."""
@@ -128,7 +131,7 @@ class Lines:
         retry = 0
         while line.items and self._is_current(line):
             if not gate.is_open:
-                await first((gate.opened.wait(), self._stopping.wait()))
+                await first((self._gates.wait_open(gate), self._stopping.wait()))
                 if self._stopping.is_set():
                     break
             most = min(len(line.items), self._window.line_batch)

@@ -298,7 +298,7 @@ class Pump:
 
     def _move(self, deliveries: Sequence[Delivery]) -> None:
         """Put deliveries in the lines of their destinations, or settle them."""
-        self._window.received(deliveries, flows=self._transfer.flows and self._gates.all_deliver)
+        self._window.received(deliveries, flows=self._transfer.flows and self._gates.gates.all_deliver)
         now = self._clock.now()
         locked, ledger = self._reader.locked, self._ledger
         groups: dict[Entity, list[Item]] = {}

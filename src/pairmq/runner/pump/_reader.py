@@ -18,7 +18,7 @@ from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, 
 from pairmq.model.events import SyphonFailed
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
-from pairmq.runner._gates import Gates, RateLimit
+from pairmq.runner._gates import GateKeeper, RateLimit
 from pairmq.runner._limits import TimeLimits, settled_within
 from pairmq.transport import Receiver, Sender, Transport, start_task
 
@@ -58,7 +58,7 @@ class PumpContext:
     secondary: Transport
     sender: Callable[[Entity], Sender]
     forget: Callable[[Entity], None]
-    gates: Gates
+    gates: GateKeeper
     rate: RateLimit
     options: PairOptions
     clock: Clock

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from pairmq.core import Backoff, Diversion, PairOptions, elapsed_time_to_live
+from pairmq.core import Backoff, Diversion, Gate, PairOptions, elapsed_time_to_live
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, TransportError
 from pairmq.model.events import MessageDeadLettered, MessageMoved
 from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
-from pairmq.runner._gates import Gate, RateLimit
+from pairmq.runner._gates import RateLimit
 from pairmq.runner._limits import pause
 from pairmq.runner.pump._reader import BacklogReader, Item, PumpContext, Settlement, adapted
 from pairmq.transport import Transport
@@ -298,7 +298,7 @@ class Transfer:
         failures = [result for result in results if result is not None and not _is_poison(result)]
         self.flows = not failures
         if None in results:
-            self._gates.delivered(gate)
+            self._gates.gates.delivered(gate)
         if failures:
             if any(result is not None and result.maybe_applied for result in results):
                 # A primary that takes messages and does not confirm it gets one copy a trial, not a whole batch.

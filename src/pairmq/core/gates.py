@@ -1,0 +1,155 @@
+"""Which destinations the syphon delivers to: one gate each, shut while the destination is unavailable (SPEC 7.3, 7.5).
+
+The gates know nothing of the entity machines: another process may have diverted the messages, and this one may never
+have sent to the entity (SPEC 7.5). A machine that recovers in this process only opens its entity's gate sooner. Where
+an operator holds an entity's gate shut as well, only the operator opens it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+
+from pairmq.core.backoff import Backoff
+from pairmq.model import Entity
+
+_MOST = 1000
+"""Gates that are kept without users. Paths in a backlog queue are untrusted input, and each costs memory."""
+
+
+class Gate:
+    """One destination's gate; `Gates` alone opens and shuts it."""
+
+    __slots__ = ("entity", "failures", "held", "is_open", "most", "try_after", "users")
+
+    def __init__(self, entity: Entity) -> None:
+        self.entity = entity
+        self.failures = 0
+        self.held = False  # by an operator: no probe opens it
+        self.is_open = True
+        self.try_after = 0.0
+        self.most = 1_000_000  # messages in one operation; grows and shrinks with what the destination can take
+        self.users = 0  # lines of pumps; while it has some, it is not dropped to make room for others
+
+
+class Gates:
+    """The gates of all destinations that a syphon has seen; shared by its pumps.
+
+    A method that returns whether it has changed anything wants the caller to act on it: to report it, to wake who waits
+    at the gate, or to begin or end its probes.
+
+    Args:
+        longest_wait: seconds between probes at most.
+    """
+
+    def __init__(self, longest_wait: float) -> None:
+        self._backoff = Backoff(first=min(0.5, longest_wait), factor=2.0, cap=longest_wait, jitter=0.2)
+        self._gates: OrderedDict[Entity, Gate] = OrderedDict()  # the one asked for last is last
+        self._troubled: set[Gate] = set()  # failed, and have not taken a message since
+        self._held: set[Gate] = set()
+
+    def __len__(self) -> int:
+        return len(self._gates)
+
+    @property
+    def all_deliver(self) -> bool:
+        """Whether every destination that failed or is held, and that messages wait for, has taken one since."""
+        if self._troubled:
+            self._troubled = {gate for gate in self._troubled if gate.users or not gate.is_open}
+        return not self._troubled and not any(gate.users for gate in self._held)
+
+    @property
+    def held(self) -> frozenset[Entity]:
+        """The destinations that an operator holds."""
+        return frozenset(gate.entity for gate in self._held)
+
+    def get(self, entity: Entity) -> Gate | None:
+        """The gate of a destination that has one."""
+        return self._gates.get(entity)
+
+    def of(self, entity: Entity) -> Gate:
+        """The gate of a destination, open until it fails."""
+        gate = self._gates.get(entity)
+        if gate is None:
+            gate = self._gates[entity] = Gate(entity)
+        self._gates.move_to_end(entity)
+        return gate
+
+    def drop_idle(self) -> list[Gate]:
+        """Drop the gates without users that were not asked for the longest, while there are too many.
+
+        What is lost with a shut one is that it is shut: the next message to it finds that out again.
+        """
+        excess = len(self._gates) - _MOST
+        if excess <= 0:
+            return []
+        newest = next(reversed(self._gates.values()))
+        idle = (gate for gate in self._gates.values() if not gate.users and not gate.held and gate is not newest)
+        dropped = list(itertools.islice(idle, excess))
+        for gate in dropped:
+            del self._gates[gate.entity]
+        return dropped
+
+    def forget(self, entity: Entity) -> None:
+        """Drop an open gate: its destination does not exist, and forged ones must not fill the memory."""
+        gate = self._gates.get(entity)
+        if gate is not None and gate.is_open:
+            del self._gates[entity]
+
+    def shut(self, gate: Gate) -> bool:
+        """Deliver nothing more to a destination that failed, until a probe reports that it is back."""
+        if not gate.is_open:
+            return False
+        self._gates.setdefault(gate.entity, gate)  # it may have been forgotten while a message was on its way
+        gate.is_open = False
+        self._troubled.add(gate)
+        return True
+
+    def hold(self, gate: Gate) -> bool:
+        """Deliver nothing more to a destination until `release`, whatever probes report (SPEC 4.7)."""
+        if gate.held:
+            return False
+        gate.held = True
+        gate.is_open = False
+        self._held.add(gate)
+        return True
+
+    def release(self, gate: Gate) -> bool:
+        """End a `hold`: what waits is sent at once, and finds out whether the destination takes it."""
+        if not gate.held:
+            return False
+        gate.held = False
+        self._held.discard(gate)
+        gate.failures = 0
+        return self.open(gate)
+
+    def open(self, gate: Gate) -> bool:
+        """Let messages through: the destination was found working."""
+        if gate.is_open or gate.held:
+            return False
+        gate.is_open = True
+        return True
+
+    def delivered(self, gate: Gate) -> None:
+        """A delivery was confirmed: the next failure starts from short waits again."""
+        gate.failures = 0
+        self._troubled.discard(gate)
+
+    def wait(self, gate: Gate, chance: float) -> float:
+        """Seconds until the next probe of a shut gate's destination."""
+        return self._backoff.wait(gate.failures, chance)
+
+    def probing(self, gate: Gate, try_after: float) -> None:
+        """A probe begins; before ``try_after`` `may_try` asks for no other."""
+        gate.failures += 1
+        gate.try_after = try_after
+
+    def may_try(self, gate: Gate, now: float) -> bool:
+        """Whether a shut destination may be asked now instead of at its next turn.
+
+        Not more often than its growing waits allow: probes may go on being good while messages are not taken.
+        """
+        if gate.is_open or gate.held or now < gate.try_after:
+            return False
+        self.probing(gate, now + self.wait(gate, 0.0))
+        return True
