@@ -7,10 +7,10 @@ from planted.mutant import Mutant
 SYPHON = (
     Mutant(
         "the syphon completes before it sends",
-        "src/pairmq/runner/pump/_transfer.py",
-        "        results = await self._receiver.each(self._send(",
-        "        await self._settler.settle([self._ledger.redelivered(item) for item in items])\n"
-        "        results = await self._receiver.each(self._send(",
+        "src/pairmq/runner/pump/_pump.py",
+        "        results = await receiver.each(self._send_to_primary(",
+        "        await receiver.complete([item.delivery for item in items])\n"
+        "        results = await receiver.each(self._send_to_primary(",
     ),
     Mutant(
         "a backlog queue that can't be reached counts as empty",
@@ -80,16 +80,15 @@ SYPHON = (
     ),
     Mutant(
         "the syphon uses the backlog when the primary fails",
-        "src/pairmq/runner/pump/_transfer.py",
-        "        gate.most = adapted(",
+        "src/pairmq/runner/pump/_pump.py",
+        "        sent = machine.sent(",
         "        if results[0] is not None:\n"
-        "            tail = self._receiver._secondary.sender(self._receiver.queue)\n"
-        "            results = await tail.send_batch([item.delivery.message for item in items])\n"
-        "        gate.most = adapted(",
+        "            results = await self._tail.send_batch([item.delivery.message for item in items])\n"
+        "        sent = machine.sent(",
     ),
     Mutant(
         "a message is settled before the primary has confirmed it",
-        "src/pairmq/runner/pump/_transfer.py",
+        "src/pairmq/core/pump.py",
         "            if result is None:\n                delivered.append(",
         "            if result is None or result.maybe_applied:\n                delivered.append(",
     ),
@@ -108,8 +107,8 @@ SYPHON = (
     Mutant(
         "locks are not renewed",
         "src/pairmq/runner/pump/_reader.py",
-        "                await self._renew_some(due[: self._at_once(len(due))])\n",
-        "                await asyncio.sleep(self._third)\n",
+        "                await self._renew(due)\n",
+        "                await asyncio.sleep(20)\n",
     ),
     Mutant(
         "a message is sent under a lock that has run out",
@@ -119,39 +118,41 @@ SYPHON = (
     ),
     Mutant(
         "an outage spends delivery counts",
-        "src/pairmq/runner/pump/_transfer.py",
-        "                item.unknown = item.unknown or result.maybe_applied\n",
-        "                item.unknown = item.unknown or result.maybe_applied\n"
-        "                await self._receiver._receiver.abandon(item.delivery)\n",
+        "src/pairmq/runner/pump/_pump.py",
+        "        if sent.failure is not None:\n",
+        "        for item, result in zip(items, results, strict=True):\n"
+        "            if result is not None and item.poison is None:\n"
+        "                await receiver._receiver.abandon(item.delivery)\n"
+        "        if sent.failure is not None:\n",
     ),
     Mutant(
         "poison stays in its queue",
-        "src/pairmq/runner/pump/_transfer.py",
+        "src/pairmq/core/pump.py",
         "    return error.kind is FailureKind.REFUSED and error.reason not in _NOT_POISON",
         "    return False",
     ),
     Mutant(
         "what an operator can mend is poison",
-        "src/pairmq/runner/pump/_transfer.py",
+        "src/pairmq/core/pump.py",
         "    return error.kind is FailureKind.REFUSED and error.reason not in _NOT_POISON",
         "    return error.kind is FailureKind.REFUSED",
     ),
     Mutant(
         "a forged destination is delivered to",
-        "src/pairmq/runner/pump/_transfer.py",
+        "src/pairmq/core/pump.py",
         "        return not forbidden and self._options.allows(entity.path)",
         "        return True",
     ),
     Mutant(
         "a completion that fails is forgotten",
-        "src/pairmq/runner/pump/_reader.py",
-        '            self._failed(f"settle: {error}")\n            self._unsettled[id(settlement)] = settlement\n',
-        '            self._failed(f"settle: {error}")\n',
+        "src/pairmq/core/pump.py",
+        "                item.step(Symbol.NOT_SETTLED)\n                failures.append(error)\n",
+        "                failures.append(error)\n",
     ),
     Mutant(
         "what came home is not remembered",
-        "src/pairmq/runner/pump/_transfer.py",
-        "        self._delivered[item.identity] = None\n",
+        "src/pairmq/core/pump.py",
+        "                self._delivered[item.identity] = None\n",
         "",
     ),
     Mutant(
@@ -168,26 +169,26 @@ SYPHON = (
     ),
     Mutant(
         "held messages overtake each other",
-        "src/pairmq/runner/pump/_lines.py",
+        "src/pairmq/core/pump.py",
         "        line.items.extend(items)\n",
         "        line.items.extendleft(reversed(items))\n",
     ),
     Mutant(
         "a batch comes home backwards",
-        "src/pairmq/runner/pump/_transfer.py",
-        "        items = self._undelivered(due)\n",
-        "        items = self._undelivered(due)[::-1]\n",
+        "src/pairmq/runner/pump/_pump.py",
+        "        messages = machine.outgoing(",
+        "        items = items[::-1]\n        messages = machine.outgoing(",
     ),
     Mutant(
         "a postponed message is forgotten",
         "src/pairmq/runner/pump/_pump.py",
-        "        results = await self._receiver.each(self._tail.send_batch(copies), len(copies))",
+        "        results = await reader.receiver.each(self._tail.send_batch(copies), len(copies)) if copies else ()",
         "        results = [None] * len(copies)",
     ),
     Mutant(
         "what is in hand is taken for another message when it comes again",
-        "src/pairmq/runner/pump/_reader.py",
-        "        item.renew_at = self._renew_at(now)\n        return True",
+        "src/pairmq/core/pump.py",
+        "        self._renewed_from(item, now)\n        return True",
         "        return False",
     ),
 )

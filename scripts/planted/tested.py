@@ -7,7 +7,7 @@ from planted.mutant import Mutant
 _LIMITS = "src/pairmq/runner/_limits.py"
 _LIMITS_TESTS = ("tests/runner/test_limits.py",)
 _READER = "src/pairmq/runner/pump/_reader.py"
-_PUMP = "src/pairmq/runner/pump/_pump.py"
+_CORE = "src/pairmq/core/pump.py"
 _IN_DOUBT_TESTS = ("tests/runner/test_syphon_in_doubt.py",)
 _PUMP_TESTS = ("tests/runner/test_pump.py",)
 _KNOWN = "src/pairmq/runner/_known.py"
@@ -146,15 +146,18 @@ TESTED = (
     ),
     Mutant(
         "a move is told twice when the pump begins anew",
-        _READER,
-        "        if self._unreported.pop(id(settlement), None) is not None:",
-        "        if self._unreported.get(id(settlement)) is not None:",
+        _CORE,
+        "        del self._settling[item]\n",
+        "        item.state = State.LAPSED\n",
         tests=_PUMP_TESTS,
     ),
     Mutant(
         "a move whose completion hangs is never told",
-        _READER,
-        "        for settlement in tuple(self._unreported.values()):\n            self._report(settlement, error)\n",
+        _CORE,
+        "        for item in tuple(self._settling):\n"
+        "            self._lose(item)\n"
+        "            item.step(Symbol.NOT_SETTLED)\n"
+        "            self._report(item, reports, completed=False)\n",
         "",
         tests=_PUMP_TESTS,
     ),
@@ -167,44 +170,44 @@ TESTED = (
     ),
     Mutant(
         "a completion under a lock that was replaced is given up",
-        _READER,
-        "        elif error.reason is FailureReason.LOCK_LOST and item.delivery is not used and not item.lost:",
-        "        elif False:",
+        _CORE,
+        "            if lock_lost and item.delivery is not delivery and not item.lost:",
+        "            if False:",
         tests=_IN_DOUBT_TESTS,
     ),
     Mutant(
         "the first locks are not renewed in time",
-        "src/pairmq/runner/pump/_reader.py",
-        "        await self._receiver.asked.wait()\n",
+        _READER,
+        "        await self.receiver.asked.wait()\n",
         "",
         tests=_IN_DOUBT_TESTS,
     ),
     Mutant(
         "locks wait for the renewals of messages that came later",
-        "src/pairmq/runner/pump/_reader.py",
-        "                due.sort(key=lambda item: item.locked_until)\n",
-        "                due.sort(key=lambda item: -item.locked_until)\n",
+        _CORE,
+        "        due.sort(key=lambda item: item.locked_until)\n",
+        "        due.sort(key=lambda item: -item.locked_until)\n",
         tests=_IN_DOUBT_TESTS,
     ),
     Mutant(
         "as many locks are renewed side by side however far the broker is",
-        "src/pairmq/runner/pump/_reader.py",
-        "max(_AT_ONCE, math.ceil(count * self._took / self._third))",
-        "_AT_ONCE",
+        _CORE,
+        "max(_RENEWED_AT_ONCE, math.ceil(count * self._renewals_took / self._third))",
+        "_RENEWED_AT_ONCE",
         tests=_IN_DOUBT_TESTS,
     ),
     Mutant(
         "what could not be postponed is forgotten",
-        _PUMP,
-        "            self._lines.put_back(line, rest)\n",
-        "            pass\n",
+        _CORE,
+        "        line.items.extendleft(reversed(rest))\n",
+        "",
         tests=_IN_DOUBT_TESTS,
     ),
     Mutant(
         "what may not be postponed yet leaves its line",
-        _PUMP,
-        "        line.items.extend(staying)\n",
-        "",
+        _CORE,
+        "        line.items = deque(item for item in line.items if item.copy_after > now)\n",
+        "        line.items = deque()\n",
         tests=_IN_DOUBT_TESTS,
     ),
     # The simulation itself.

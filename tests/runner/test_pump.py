@@ -11,11 +11,11 @@ from unittest.mock import MagicMock
 import pytest
 
 from pairmq import Message
-from pairmq.core import Diversion, divert
-from pairmq.model import Entity, FailureKind, FailureReason, TransportError
+from pairmq.core import Diversion, Gates, Item, PairOptions, PumpMachine, divert
+from pairmq.model import Delivery, Entity, FailureKind, FailureReason, TransportError
 from pairmq.model.events import MessageMoved, SyphonFailed
 from pairmq.runner import Clock
-from pairmq.runner.pump._reader import Settlement, Settler
+from pairmq.runner.pump._reader import Settler
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
 from pairmq.testing import _simulated as simulated
 
@@ -170,7 +170,7 @@ async def test_a_message_that_is_refused_for_its_own_sake_cuts_off_no_other_pump
         assert sorted(w.home()) == sorted(bodies_of(50))
 
 
-class BusyReader:
+class BusyReceiver:
     """Completes nothing at first, and then all."""
 
     queue = QUEUE
@@ -189,15 +189,22 @@ class BusyReader:
 @in_virtual_time
 async def test_a_completion_is_tried_again_after_a_pump_began_anew_before_the_first_retry():
     """A task that is cancelled before its first step runs no `finally`: what it would have cleared stayed, for good."""
-    told: list[TransportError | None] = []
-    reader, clock = BusyReader(), Clock(virtual_wall)
-    settler = Settler(reader, MagicMock(), clock, lambda error: None, lambda: None)
-    item = MagicMock(lost=False)
-    await settler.settle([Settlement(item, lambda _, error: told.append(error))])
+    receiver, machine = BusyReceiver(), PumpMachine(PairOptions(), Gates(1.0), lambda entity: False)
+    settler = Settler(receiver, machine, MagicMock(clock=Clock(virtual_wall)), lambda: None)
+
+    def stored(number: int) -> list[Item]:
+        message = Message(b"1", message_id=str(number))
+        diversion = Diversion(Entity("orders"), datetime.fromtimestamp(virtual_wall(), UTC), "other-process", number)
+        _, [line] = machine.received([Delivery(divert(message, diversion), number)], 0.0, diversion.diverted_at)
+        sent = machine.sent(line.gate, machine.take(line), [None], 0.0)
+        machine.ended(line)
+        machine.next(line)
+        return sent.settle
+
+    await settler.settle(stored(1))
     await settler.stop_retries()  # in the same turn of the loop, as when a receive fails then
     await settler.give_up()
-    told.clear()
-    await settler.settle([Settlement(item, lambda _, error: told.append(error))])
-    reader.busy = False
+    await settler.settle(stored(2))
+    receiver.busy = False
     await asyncio.sleep(60)
-    assert told == [None]
+    assert (machine.moved, len(machine)) == (2, 0)

@@ -216,7 +216,7 @@ def test_a_field_that_is_lost_on_the_way_home_is_found(monkeypatch: pytest.Monke
         original, diversion = restore(message)
         return replace(original, application_properties={}), diversion
 
-    monkeypatch.setattr("pairmq.runner.pump._pump.restore", careless)
+    monkeypatch.setattr("pairmq.core.pump.restore", careless)
     assert "came to the primary altered" in broken_promise()
 
 

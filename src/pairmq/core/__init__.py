@@ -41,11 +41,22 @@ from pairmq.core.gates import Gate, Gates
 from pairmq.core.machine import EntityMachine, ImpossibleInputError
 from pairmq.core.options import OPTION_NAMES, OPTION_RANGES, RECORD_QUEUE, PairOptions, backlog_queue_name
 from pairmq.core.order import DrainView, KeyOrder, Look, backlog_queue_of
+from pairmq.core.pump import (
+    DEAD_LETTERS_AT_ONCE,
+    Item,
+    Line,
+    Next,
+    Poison,
+    PumpMachine,
+    Report,
+    Room,
+)
 from pairmq.core.record import MAX_ENTRIES, Configuration, Record, conflict_text
 from pairmq.core.rotation import Rotation
 
 __all__ = [
     "ALIASES",
+    "DEAD_LETTERS_AT_ONCE",
     "DIVERT_ENDED",
     "DIVERT_REQUESTED",
     "FORCE_FAILOVER",
@@ -77,19 +88,26 @@ __all__ = [
     "Hold",
     "ImpossibleInputError",
     "Input",
+    "Item",
     "KeyOrder",
     "LateResult",
+    "Line",
     "Look",
     "MarkHealthy",
+    "Next",
     "PairOptions",
     "PingFailed",
     "PingRefused",
     "PingSucceeded",
     "PingWanted",
+    "Poison",
     "PrimaryAbandoned",
     "PrimaryAccepted",
     "PrimaryFailed",
+    "PumpMachine",
     "Record",
+    "Report",
+    "Room",
     "Rotation",
     "RouteRequested",
     "SendPing",

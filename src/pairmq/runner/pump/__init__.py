@@ -1,8 +1,7 @@
 """The pump of one backlog queue: moves its messages back to the primary, or dead-letters them (SPEC 7).
 
-`_reader` is the secondary's side: what was received, the locks on it, and settling it. `_transfer` is the primary's:
-what may be delivered, and sending it. `_lines` lead from one to the other, one for each destination, and `_pump` runs
-all.
+`pairmq.core.pump` decides; here are the tasks and the operations. `_reader` is the secondary's side: receiving, the
+locks on what was received, and settling it. `_pump` sends, and runs all.
 """
 
 from pairmq.runner.pump._pump import Pump

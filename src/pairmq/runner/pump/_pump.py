@@ -1,174 +1,26 @@
 """One pump of the syphon: moves the messages of one backlog queue back to the primary (SPEC 7).
 
-The order is always send, confirm, complete: a crash anywhere can bring a second copy and can lose nothing. The three go
-on side by side for different messages: each destination has a line, which sends what is in it, in order, one operation
-after the other, while more is received and what was delivered is completed.
-
-A destination that is unavailable does not stop the others: its messages are held under renewed locks until it is back.
-There is room for one batch of held messages; when that is full and the primary as such answers, they go to the tail of
-the same queue to make room for those behind them, again by send, confirm, complete, so that no delivery count is spent
-on an outage (ADR 5).
-
-Of a queue with one consumer at a time order is kept (SPEC 8): of one key one message an operation is sent, so that none
-is stored while an earlier one is in doubt; nothing goes to the tail, but several batches are held; and when a lock is
-lost all that is held is released.
+`pairmq.core.pump` decides. Its lines have a task each while anything is in them, which sends what is in the line, in
+order, one operation after the other, while more is received and what was delivered is completed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from datetime import timedelta
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
-from pairmq.core import MAYBE_DUPLICATE, Backoff, restore
-from pairmq.model import Delivery, Entity, EnvelopeError, FailureReason, Message, TransportError
+from pairmq.core import Backoff, Gate, Item, Line, Next, PumpMachine, Room
+from pairmq.model import Delivery, Entity, FailureReason, Message, TransportError
 from pairmq.model.events import SyphonFailed
 from pairmq.runner._limits import end, first, pause
-from pairmq.runner.pump._lines import Line, Lines
-from pairmq.runner.pump._reader import BacklogReader, Item, PumpContext, QueueReceiver, Settlement
-from pairmq.runner.pump._transfer import DeliveryPolicy, Ledger, Poison, Transfer, Window
-from pairmq.transport import Sender, Transport, start_task
-
-_BATCHES_HELD: Final = 10
-_MOST_HELD: Final = 1000
-"""Messages under locks of a minute, and fewer in proportion under shorter ones: each lock costs a renewal in time."""
-_BYTES_HELD: Final = 16 << 20
-"""Of bodies, as each of many backlog queues may hold as much."""
+from pairmq.runner.pump._reader import BacklogReader, PumpContext
+from pairmq.transport import Sender, start_task
 
 _BACKOFF = Backoff(first=0.25, factor=2.0, cap=10.0)  # as long as a drain may pause after the secondary is back
 _ROOM_BACKOFF = Backoff(first=0.1, factor=2.0, cap=2.0)
-
-
-class HoldLimit:
-    """Says whether a pump may hold still more where order forbids to postpone (SPEC 7.3, 8).
-
-    What is held keeps its order in its line, and is redelivered in its order when it is released; so nothing but memory
-    and the renewing of the locks bounds it.
-    """
-
-    def __init__(self, reader: BacklogReader, lines: Lines, context: PumpContext) -> None:
-        self._receiver = reader.receiver
-        self._settler = reader.settler
-        self._lines = lines
-        self._primary = context.primary
-        self._batch = context.options.syphon_batch
-
-    async def has_room(self) -> bool:
-        """Whether one more batch may be received, although one is held."""
-        if not self._receiver.ordered or self._settler.unsettled >= self._batch:
-            return False
-        held = [item for line in self._lines.shut for item in line.items]
-        if len(held) >= self._most or sum(len(item.message.body) for item in held) >= _BYTES_HELD:
-            return False
-        return await _answers(self._primary, self._receiver)
-
-    @property
-    def _most(self) -> int:
-        lock = self._receiver.lock_duration
-        renewable = _MOST_HELD if lock is None else min(_MOST_HELD, int(_MOST_HELD * lock / 60))
-        return min(_BATCHES_HELD * self._batch, renewable)
-
-
-async def _answers(primary: Transport, receiver: QueueReceiver) -> bool:
-    """Whether the primary as such does: if not, no other destination could be served either."""
-    try:
-        await receiver.limited(primary.admin.check())
-    except TransportError:
-        return False
-    return True
-
-
-class Requeue:
-    """Puts held messages at the tail of their queue, so that those behind them come into sight.
-
-    Again by send, confirm, complete, and not again at once where a confirmation was lost (ADR 12).
-    """
-
-    def __init__(
-        self, reader: BacklogReader, lines: Lines, tail: Sender, context: PumpContext, stopping: asyncio.Event
-    ) -> None:
-        self._receiver = reader.receiver
-        self._locked = reader.locked
-        self._settler = reader.settler
-        self._lines = lines
-        self._primary = context.primary
-        self._tail = tail
-        self._gates = context.gates
-        self._clock = context.clock
-        self._stopping = stopping
-        self._wait = min(60.0, max(1.0, context.options.ping_primary_interval))
-        # Scheduled messages that can't be counted would let the backlog look empty (SPEC 4.5).
-        capabilities = context.secondary.capabilities
-        self._schedules = capabilities.scheduling and capabilities.counts_scheduled
-        self._primary_was_unavailable = False
-
-    async def make_room(self) -> bool:
-        """Postpone what waits in the fullest line that can't go on; returns whether anything was."""
-        now = self._clock.now()
-        shut = [(sum(item.copy_after <= now for item in line.items), line) for line in self._lines.shut if line.items]
-        if not shut:
-            return False
-        if not await _answers(self._primary, self._receiver):
-            self._primary_was_unavailable = True
-            return False
-        _, line = max(shut, key=lambda each: each[0])
-        gate = line.gate
-        if self._primary_was_unavailable:
-            self._primary_was_unavailable = False
-            gate.try_after = 0.0
-        if await self._gates.try_now(gate):
-            return False  # its line moves on by itself
-        # What was copied before has to be gone from its place first, or the next round would copy it again.
-        return not self._settler.unsettled and bool(line.items) and await self._postpone(line)
-
-    async def _postpone(self, line: Line) -> bool:
-        """Put what waits in a line at the tail of the queue, to be seen again later; returns whether any was."""
-        # Taken out before anything is awaited: should the gate open meanwhile, no one else may send them.
-        now = self._clock.now()
-        items = [item for item in line.items if item.copy_after <= now]
-        if not items:
-            return False
-        staying = [item for item in line.items if item.copy_after > now]
-        line.items.clear()
-        line.items.extend(staying)
-        items = await self._locked.fresh(items)
-        copies = [self._copy(item) for item in items]
-        results = await self._receiver.each(self._tail.send_batch(copies), len(copies))
-        sent: list[Settlement] = []
-        rest: list[Item] = []
-        for item, result in zip(items, results, strict=True):
-            if result is None:
-                sent.append(Settlement(item, _nothing))
-            else:
-                if result.maybe_applied:
-                    # Each trial may have left a copy, and each copy would be copied in its turn.
-                    item.unknown = True
-                    item.copy_after = self._clock.now() + self._wait * 2 ** min(item.copies, 10)
-                    item.copies += 1
-                rest.append(item)
-        await self._settler.settle(sent)
-        if rest:
-            self._lines.put_back(line, rest)
-        else:
-            self._lines.end_if_empty(line)
-        if sent and not self._schedules:
-            await pause(min(self._wait, 1.0), self._stopping)  # they are visible again at once: don't spin
-        return bool(sent)
-
-    def _copy(self, item: Item) -> Message:
-        copy = item.delivery.message
-        if item.unknown or item.delivery.delivery_count > 1:
-            # The copy starts with a delivery count of its own: what this one showed must not be forgotten.
-            copy = replace(copy, application_properties={**copy.application_properties, MAYBE_DUPLICATE: "true"})
-        if self._schedules:
-            copy = replace(copy, scheduled_enqueue_at=self._clock.instant() + timedelta(seconds=self._wait))
-        return copy
-
-
-def _nothing(_: Item, __: TransportError | None) -> None:
-    """A settlement whose outcome needs no report."""
+_LINE_BACKOFF = Backoff(first=0.25, factor=2.0, cap=30.0)
+_LOOK_BACKOFF = Backoff(first=0.1, factor=2.0, cap=2.0)
 
 
 class Pump:
@@ -185,39 +37,31 @@ class Pump:
         self, queue: Entity, tail: Sender, missing: Callable[[TransportError], None], context: PumpContext
     ) -> None:
         self.queue = queue
-        options, clock, emit = context.options, context.clock, context.emit
+        self._tail = tail
         self._missing = missing
-        self._gates = context.gates
-        self._batch = options.syphon_batch
-        self._attempt_timeout = options.attempt_timeout
-        self._clock = clock
-        self._emit = emit
-        self._stopping = stopping = asyncio.Event()
-        self._moved_on = moved_on = asyncio.Event()
-        self._reader = reader = BacklogReader(queue, context, moved_on.set)
-        self._policy = policy = DeliveryPolicy(context.primary, options, clock)
-        self._ledger = ledger = Ledger(queue, clock, emit)
-        self._window = window = Window(context.rate, options.syphon_batch)
-        self._transfer = Transfer(reader, policy, ledger, context, stopping)
-        self._lines = lines = Lines(self._transfer, reader.locked, window, context, stopping, moved_on, self._failed)
-        self._hold_limit = HoldLimit(reader, lines, context)
-        self._requeue = Requeue(reader, lines, tail, context, stopping)
+        self._context = context
+        self._clock = context.clock
+        self._machine = PumpMachine(context.options, context.gates.gates, context.primary.admin.is_system_entity)
+        self._reader = BacklogReader(queue, context, self._machine, self._changed)
+        self._stopping = asyncio.Event()
+        self._moved_on = asyncio.Event()
+        self._lines: dict[Line, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
 
     @property
     def moved(self) -> int:
         """Messages moved back to the primary so far."""
-        return self._ledger.moved
+        return self._machine.moved
 
     @property
     def dead_lettered(self) -> int:
         """Messages dead-lettered so far."""
-        return self._ledger.dead_lettered
+        return self._machine.dead_lettered
 
     @property
     def locked(self) -> int:
         """Messages received and not yet settled."""
-        return len(self._reader.locked)
+        return len(self._machine)
 
     def start(self) -> None:
         """Begin to pump."""
@@ -231,15 +75,20 @@ class Pump:
         self._reader.receiver.end_by(ends_at)
         if self._task is not None:
             await end([self._task], grace)
-        await end(self._lines.tasks, max(0.0, ends_at - self._clock.now()))
+        await end(tuple(self._lines.values()), max(0.0, ends_at - self._clock.now()))
         await self._reader.close(max(0.0, ends_at - self._clock.now()))
+
+    def _changed(self) -> None:
+        if self._machine.broken:
+            self._reader.receiver.cut_poll()
+        self._moved_on.set()
 
     async def _run(self) -> None:
         retry = 0
         while not self._stopping.is_set():
             try:
                 await self._make_room()
-                self._move(await self._reader.receive(self._window.batch, self._window.ahead))
+                self._move(await self._reader.receive())
                 retry = 0
             except Exception as error:
                 # A pump never ends by an error: the backlog would be stranded.
@@ -255,81 +104,159 @@ class Pump:
 
     async def _begin_anew(self) -> None:
         """Let go of everything that is locked: after an error of the queue nothing of it can be settled."""
-        sending = self._lines.drop_all()
+        self._machine.drop_lines()
+        sending = [task for line, task in self._lines.items() if line.taken]
+        for line, task in self._lines.items():
+            if not line.taken:
+                task.cancel()
+        self._lines.clear()
         await self._reader.reset()
         # Nothing more is sent of it, and what is under way may end: cut off, it would be sent once more when it is
         # redelivered, and nothing would show that it was delivered.
-        await end(sending, self._attempt_timeout)
+        await end(sending, self._context.options.attempt_timeout)
 
     def _failed(self, error: BaseException, retry_after: float) -> None:
         text = str(error) or type(error).__name__
-        self._emit(SyphonFailed, queue=self.queue.path, error=text, retry_after=retry_after)
+        self._context.emit(SyphonFailed, queue=self.queue.path, error=text, retry_after=retry_after)
 
-    # Receiving: there has to be room for more.
+    def _move(self, deliveries: Sequence[Delivery]) -> None:
+        """Put deliveries in the lines of their destinations, or settle them."""
+        settle, begun = self._machine.received(deliveries, self._clock.now(), self._clock.instant())
+        self._reader.settler.settle_soon(settle)
+        self._start(begun)
 
-    @property
-    def _held(self) -> int:
-        """Messages that can't go on now."""
-        return sum(len(line.items) for line in self._lines.shut) + self._reader.settler.unsettled
+    def _start(self, lines: Iterable[Line]) -> None:
+        for line in lines:
+            task = self._lines[line] = start_task(self._deliver(line), name=f"deliver {line.gate.entity}")
+            task.add_done_callback(partial(self._left, line))
+            self._context.gates.drop_idle()
+
+    def _left(self, line: Line, _: object) -> None:
+        self._lines.pop(line, None)
+        self._machine.left(line)
+
+    # Room: there has to be some for more to be received.
 
     async def _make_room(self) -> None:
         """Wait, or postpone, while too much is held or unsettled, or enough is on its way."""
         retry = 0
-        receiver, locked = self._reader.receiver, self._reader.locked
-        while not self._stopping.is_set() and not locked.broken:
-            held = self._held
-            if held >= self._batch and not await self._hold_limit.has_room():
-                self._window.narrow()
-                receiver.read_ahead(0)
-                self._gates.any_opened.clear()
-                if receiver.ordered or not await self._requeue.make_room():
-                    # The whole primary is unavailable, or the secondary, and no other destination could be served
-                    # either; or order forbids to make room.
-                    wait = _ROOM_BACKOFF.wait(retry, self._clock.chance())
-                    await pause(wait, self._stopping, self._gates.any_opened)
-                    retry += 1
-            elif len(locked) - (held if receiver.ordered else 0) >= self._window.most:  # it holds beside what moves
+        machine, gates = self._machine, self._context.gates
+        while not self._stopping.is_set() and not machine.broken:
+            room = machine.room()
+            if room is Room.ASK:
+                room = machine.room(primary_answers=await self._primary_answers())
+            if room is Room.ENOUGH:
+                return
+            if room is Room.SOON:
                 self._moved_on.clear()
                 await first((self._stopping.wait(), self._moved_on.wait()))
-            else:
-                return
+                continue
+            self._reader.receiver.read_ahead(0)
+            gates.any_opened.clear()
+            if machine.ordered or not await self._postpone():
+                # The whole primary is unavailable, or the secondary, and no other destination could be served either;
+                # or order forbids to make room.
+                wait = _ROOM_BACKOFF.wait(retry, self._clock.chance())
+                await pause(wait, self._stopping, gates.any_opened)
+                retry += 1
 
-    # Moving: what was received gets into line, or is settled at once.
+    async def _primary_answers(self) -> bool:
+        try:
+            await self._reader.receiver.limited(self._context.primary.admin.check())
+        except TransportError:
+            return False
+        return True
 
-    def _move(self, deliveries: Sequence[Delivery]) -> None:
-        """Put deliveries in the lines of their destinations, or settle them."""
-        self._window.received(deliveries, flows=self._transfer.flows and self._gates.gates.all_deliver)
-        now = self._clock.now()
-        locked, ledger = self._reader.locked, self._ledger
-        groups: dict[Entity, list[Item]] = {}
-        settlements: list[Settlement] = []
-        for delivery in deliveries:
+    async def _postpone(self) -> bool:
+        """Put what waits in the fullest line that can't go on at the tail of the queue; returns whether any was."""
+        machine, reader = self._machine, self._reader
+        line = machine.fullest(self._clock.now())
+        if line is None or not machine.primary_seen(line, answers=await self._primary_answers()):
+            return False
+        if await self._context.gates.try_now(line.gate):
+            return False  # it moves on by itself
+        items = await reader.fresh(machine.postpone(line, self._clock.now()))
+        # Scheduled messages that can't be counted would let the backlog look empty (SPEC 4.5).
+        capabilities = self._context.secondary.capabilities
+        schedules = capabilities.scheduling and capabilities.counts_scheduled
+        copies = machine.copies(items, self._clock.instant() if schedules else None)
+        results = await reader.receiver.each(self._tail.send_batch(copies), len(copies)) if copies else ()
+        settle, begun = machine.copied(line, items, results, self._clock.now())
+        await reader.settler.settle(settle)
+        if begun is not None:
+            self._start([begun])
+        elif not machine.is_current(line) and line in self._lines:
+            self._lines[line].cancel()
+        if settle and not schedules:
+            await pause(min(machine.requeue_wait, 1.0), self._stopping)  # they are visible again at once: don't spin
+        return bool(settle)
+
+    # Sending: send, have it confirmed, complete.
+
+    async def _deliver(self, line: Line) -> None:
+        """Send what is in a line, in order, whenever its gate is open."""
+        machine = self._machine
+        retry = 0
+        while not self._stopping.is_set() and (step := machine.next(line)) is not Next.END:
+            if step is Next.WAIT:
+                await first((self._context.gates.wait_open(line.gate), self._stopping.wait()))
+                continue
+            wait = 0.0
             try:
-                message, diversion = restore(delivery.message)
-            except EnvelopeError as error:
-                item = locked.take(delivery, delivery.message, None, now)
-                settlements.append(ledger.poison(item, None, Poison("malformed-envelope", str(error))))
-                continue
-            if locked.takes_over(delivery, message, diversion):
-                continue
-            item = locked.take(delivery, message, diversion, now)
-            poison = self._poison(item, diversion.entity)
-            if poison is not None:
-                settlements.append(ledger.poison(item, diversion.entity.path, poison))
-            elif ledger.was_delivered(item):
-                settlements.append(ledger.redelivered(item))
-            else:
-                groups.setdefault(diversion.entity, []).append(item)
-        self._reader.settler.settle_soon(settlements)
-        for entity, items in groups.items():
-            self._lines.line_up(entity, items)
+                await self._send(line.gate, machine.take(line))
+                retry = 0
+            except Exception as error:
+                wait = _LINE_BACKOFF.wait(retry, self._clock.chance())
+                retry += 1
+                self._failed(error, wait)
+            finally:
+                machine.ended(line)
+                self._moved_on.set()
+            if wait:
+                await pause(wait, self._stopping)
 
-    def _poison(self, item: Item, entity: Entity) -> Poison | None:
-        """Why an item must not be delivered, whatever the destination accepts."""
-        if entity not in self._lines and not self._policy.admits(entity):  # what has a line was looked at
-            return Poison("destination-not-allowed", f"{entity} is not among the pair's allowed_entities")
-        if self._reader.receiver.ordered:
-            # That its time has run out is for its turn to find out: should it be redelivered, to a process whose wall
-            # clock is behind, those behind it must still be there.
-            return None
-        return self._policy.overdue(item.message, item.diversion)
+    async def _send(self, gate: Gate, items: Sequence[Item]) -> None:
+        """Send items in one operation, and settle what was stored, or is not to be sent."""
+        context, machine, receiver = self._context, self._machine, self._reader.receiver
+        if not await context.rate.take(len(items), self._stopping) or gate.held:
+            return
+        settle = items
+        while settle:
+            # Where order is kept a dead-letter has taken a while, and with it the others' time.
+            items, settle = machine.screened(await self._reader.fresh(items), self._clock.instant())
+            if not await self._settle(settle):
+                return
+        if not items:
+            return
+        began_at = self._clock.now()
+        messages = machine.outgoing(items, self._clock.instant())
+        results = await receiver.each(self._send_to_primary(gate.entity, messages), len(items))
+        sent = machine.sent(gate, items, results, receiver.share(began_at))
+        if sent.failure is not None:
+            context.gates.shut(gate, sent.failure)
+        if sent.unknown_entity:
+            context.forget(gate.entity)
+        await self._settle(sent.settle)
+
+    async def _send_to_primary(self, entity: Entity, messages: Sequence[Message]) -> Sequence[TransportError | None]:
+        """One operation at the primary; one entry each, None for confirmed."""
+        sender = self._context.sender(entity)
+        if len(messages) > 1:
+            return await sender.send_batch(messages)
+        await sender.send(messages[0])
+        return (None,)
+
+    async def _settle(self, items: Sequence[Item]) -> bool:
+        """Settle items, and wait where what is behind them may not go on before; returns whether it may."""
+        machine = self._machine
+        if not machine.waits_for(items):
+            self._reader.settler.settle_soon(items)
+            return True
+        await self._reader.settler.settle(items)
+        retry = 0
+        while machine.waits_for(items):
+            if self._stopping.is_set():
+                return False
+            await pause(_LOOK_BACKOFF.wait(retry, self._clock.chance()), self._stopping)
+            retry += 1
+        return not machine.broken

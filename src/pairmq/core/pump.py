@@ -1,0 +1,877 @@
+"""The machine of one backlog queue's pump: what becomes of each message on its way back to the primary (SPEC 7, 8).
+
+Theory. The order is always send, confirm, complete: a crash anywhere can bring a second copy and can lose nothing. A
+message that was received is an `Item`, which has one state, and `ITEM` is the table of all that can happen to it. What
+else is kept is an index over items: the lines of those that wait, one for each destination, and those that are locked,
+or whose settlement was not reported yet.
+
+Rules.
+
+1. A destination that is unavailable does not stop the others: its messages wait in its line, under renewed locks, until
+   its gate opens. There is room for one batch of them; when that is full and the primary as such answers, they go to
+   the tail of the same queue, again by send, confirm, complete, so that no delivery count is spent on an outage
+   (ADR 5), and not again at once where a confirmation was lost (ADR 12).
+2. What is refused for its own sake is dead-lettered at once. What an operator or time can fix is not (SPEC 7.4).
+3. A message is sent only under a lock that outlasts the send, and what was delivered is remembered until its completion
+   is confirmed: should it be redelivered, it is completed and not sent again (SPEC 7.6, ADR 7).
+4. Of a queue with one consumer at a time order is kept (SPEC 8): of one key one message an operation is sent, so that
+   none is stored while an earlier one is in doubt; what is dead-lettered is gone before the next one goes; nothing goes
+   to the tail, but several batches are held; and when a lock is lost all that is held is released.
+5. An operation that hits its time limit reports the outcome of none of its messages: the next one carries fewer.
+6. A settlement that failed in passing is tried again, and each is reported once, however it ends.
+
+Instants are seconds of one monotonic clock, but for those of the wall clock, which are datetimes.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+
+from pairmq.core.envelope import MAYBE_DUPLICATE, Diversion, elapsed_time_to_live, restore
+from pairmq.core.gates import Gate, Gates
+from pairmq.core.machine import ImpossibleInputError
+from pairmq.core.options import PairOptions
+from pairmq.model import Delivery, Entity, EnvelopeError, FailureKind, FailureReason, Message, TransportError
+
+_REMEMBERED: Final = 10_000  # messages that were delivered and may be redelivered, because their completion was lost
+
+_AHEAD: Final = 5  # batches locked at most while messages are small, so that neither broker waits for the other
+_SMALL: Final = 1 << 13  # bytes of a body, on a batch's average
+_BATCHES_AN_OPERATION: Final = 2  # at most: when it is cut off, the outcome of all of them is unknown
+_OPERATION_BYTES: Final = 1 << 20  # of bodies, from which on an operation takes no further message; as a send's
+_DOUBLES, _GROWS = 0.25, 0.5
+"""Shares of the time limit below which the next operation may carry twice as many messages, or one more."""
+
+_BATCHES_HELD: Final = 10
+_MOST_HELD: Final = 1000
+"""Messages under locks of a minute, and fewer in proportion under shorter ones: each lock costs a renewal in time."""
+_BYTES_HELD: Final = 16 << 20
+"""Of bodies, as each of many backlog queues may hold as much."""
+
+_FIRST_COMPLETED: Final = 100  # deliveries completed in one operation, until that has shown to fit
+_MOST_COMPLETED: Final = 1000
+
+_UNKNOWN_LOCK: Final = 15.0  # s: how long a lock is taken to last until the queue was asked
+_SOON: Final = 0.001  # s
+_RENEWED_AT_ONCE: Final = 25  # at least, side by side: each under a time limit of its own
+DEAD_LETTERS_AT_ONCE: Final = 25
+"""Dead-letters side by side: each under a time limit of its own."""
+
+# Refusals that are not the message's fault: they pass when an operator has fixed them, so the message waits. Any other
+# refusal would recur forever.
+_NOT_POISON = frozenset((FailureReason.UNAUTHORIZED, FailureReason.QUOTA, FailureReason.DISABLED, FailureReason.CLOSED))
+
+
+class State(enum.IntEnum):
+    """Where a message is on its way."""
+
+    WAITING = 0  # locked, in its destination's line
+    SENDING = 1  # taken out of its line, for an operation at the primary
+    COPYING = 2  # taken out of its line, for a copy at the tail of its queue
+    SETTLING = 3  # stored elsewhere, or not to be: it is being completed, or dead-lettered
+    UNSETTLED = 4  # that has failed in passing, and is tried again
+    LOST = 5  # its lock is lost, and it is redelivered: nothing is begun with it any more
+    LAPSED = 6  # its lock is lost, and its settlement is tried once all the same
+    GONE = 7  # settled, or given up
+
+
+class Symbol(enum.IntEnum):
+    """What can happen to a message."""
+
+    TAKEN = 0  # for an operation at the primary
+    POSTPONED = 1  # to be copied
+    CONFIRMED = 2  # it is stored: in the primary, or at the tail
+    POISON = 3  # it must not be delivered
+    KNOWN = 4  # it was delivered before, and its completion was lost
+    NOT_TAKEN = 5  # the broker did not store it, or not surely
+    SETTLED = 6  # the settlement is confirmed
+    NOT_SETTLED = 7  # it failed
+    LOCK_LOST = 8
+
+
+_S = Symbol
+
+ITEM: dict[State, dict[Symbol, State]] = {
+    State.WAITING: {
+        _S.TAKEN: State.SENDING,
+        _S.POSTPONED: State.COPYING,
+        _S.POISON: State.SETTLING,
+        _S.KNOWN: State.SETTLING,
+        _S.LOCK_LOST: State.LOST,
+    },
+    State.SENDING: {
+        _S.CONFIRMED: State.SETTLING,
+        _S.POISON: State.SETTLING,
+        _S.KNOWN: State.SETTLING,
+        _S.NOT_TAKEN: State.WAITING,
+        _S.LOCK_LOST: State.LOST,
+    },
+    State.COPYING: {
+        _S.CONFIRMED: State.SETTLING,
+        _S.NOT_TAKEN: State.WAITING,
+        _S.LOCK_LOST: State.LOST,
+    },
+    # From here on it is never sent again: each way leads to GONE.
+    State.SETTLING: {
+        _S.SETTLED: State.GONE,
+        _S.NOT_SETTLED: State.UNSETTLED,
+        _S.LOCK_LOST: State.LAPSED,
+    },
+    State.UNSETTLED: {
+        _S.SETTLED: State.GONE,
+        _S.NOT_SETTLED: State.UNSETTLED,
+        _S.LOCK_LOST: State.LAPSED,
+    },
+    # Its operation may still be under way, and end well.
+    State.LOST: {
+        _S.CONFIRMED: State.LAPSED,
+        _S.POISON: State.LAPSED,
+        _S.NOT_TAKEN: State.LOST,
+        _S.LOCK_LOST: State.LOST,
+    },
+    State.LAPSED: {
+        _S.SETTLED: State.GONE,
+        _S.NOT_SETTLED: State.GONE,
+        _S.LOCK_LOST: State.LAPSED,
+    },
+    State.GONE: {},
+}
+"""What becomes of a message; a pair without an entry is impossible."""
+
+
+class Ending(enum.Enum):
+    """Why a message is completed."""
+
+    MOVED = "the primary has confirmed it"
+    REDELIVERED = "it was moved before, and its completion was lost"
+    COPIED = "a copy of it is at the tail of its queue"
+
+
+class Poison(NamedTuple):
+    """Why a message is dead-lettered."""
+
+    reason: str
+    description: str
+
+
+class Item:
+    """One message of a backlog queue, which this pump has received.
+
+    ``diversion`` is None for poison that has none; ``locked_until`` is an instant, and so are ``renew_at``, when its
+    lock is to be renewed, and ``copy_after``, before which no other copy of it is put at its queue's tail: there may be
+    one, in doubt. Its ``identity`` names a diverted message wherever copies of it lie: its id, and its sender's number
+    of it. ``unknown``: the primary may hold a copy.
+    """
+
+    __slots__ = (
+        "copies",
+        "copy_after",
+        "delivery",
+        "diversion",
+        "ending",
+        "identity",
+        "locked_until",
+        "message",
+        "poison",
+        "renew_at",
+        "state",
+        "unknown",
+    )
+
+    def __init__(self, delivery: Delivery, message: Message, diversion: Diversion | None) -> None:
+        self.state = State.WAITING
+        self.delivery = delivery
+        self.message = message
+        self.diversion = diversion
+        self.locked_until = self.renew_at = math.inf
+        self.copies = 0
+        self.copy_after = 0.0
+        self.ending = Ending.MOVED  # unless it is poison
+        self.poison: Poison | None = None
+        self.unknown = False
+        self.identity = ("", "", 0)
+        if diversion is not None:
+            self.unknown = diversion.maybe_duplicate
+            self.identity = (message.message_id or "", diversion.sender_id, diversion.sequence)
+
+    @property
+    def key(self) -> tuple[bool, str]:
+        """Where order is kept, messages of one destination and key are sent one after another."""
+        session = self.message.session_id
+        return (False, self.identity[1]) if session is None else (True, session)
+
+    @property
+    def lost(self) -> bool:
+        """Its lock is lost: the broker redelivers it, unless it was settled at the last moment."""
+        return self.state is State.LOST or self.state is State.LAPSED
+
+    def step(self, symbol: Symbol) -> None:
+        """Take what has happened to it.
+
+        Raises:
+            ImpossibleInputError: that can't happen in its state, which stays as it was.
+        """
+        state = ITEM[self.state].get(symbol)
+        if state is None:
+            raise ImpossibleInputError(f"{symbol.name} in {self.state.name}")
+        self.state = state
+
+
+class Line:
+    """Messages on their way to one destination, in order; ``taken`` are those in the operation under way.
+
+    It keeps the gate that it began with: `Gates` forgets one whose destination does not exist, and would make another.
+    """
+
+    __slots__ = ("gate", "items", "taken")
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+        self.items: deque[Item] = deque()
+        self.taken: list[Item] = []
+
+
+class Room(enum.Enum):
+    """Whether a pump may receive more."""
+
+    ENOUGH = "receive"
+    SOON = "wait until a message has moved on"
+    ASK = "ask whether the primary as such answers: if it does, more may be held"
+    NONE = "wait for a gate, or make room"
+
+
+class Next(enum.Enum):
+    """What a line does next."""
+
+    SEND = "take what goes in one operation"
+    WAIT = "wait until its gate is open"
+    END = "nothing is in it, and it is dropped"
+
+
+class Sent(NamedTuple):
+    """What follows from an operation at the primary.
+
+    Args:
+        settle: those to be completed or dead-lettered.
+        failure: for which the destination's gate is to be shut.
+        unknown_entity: the destination does not exist: nothing needs to be kept for it.
+    """
+
+    settle: list[Item]
+    failure: TransportError | None
+    unknown_entity: bool
+
+
+class Report(NamedTuple):
+    """How the settlement of a message has ended, for those who follow it; ``completed``: the broker confirmed it."""
+
+    item: Item
+    completed: bool
+
+
+def is_poison(error: TransportError) -> bool:
+    """Return whether a refusal is the message's own fault."""
+    return error.kind is FailureKind.REFUSED and error.reason not in _NOT_POISON
+
+
+def adapted(most: int, tried: int, errors: Sequence[TransportError | None], took: float, ceiling: int) -> int:
+    """Return how many messages the next operation should carry (rule 5).
+
+    If the same number were tried again, a slow broker would never get anywhere. So fewer, until it fits; and more only
+    while that will fit too, or the limit would be hit again and again, each time with second copies of what was done
+    before it.
+
+    Args:
+        most: messages that this one might carry.
+        tried: messages that it did carry.
+        errors: one entry each, None for done.
+        took: share of its time limit that it took.
+        ceiling: of the result.
+    """
+    if any(error is not None and error.reason is FailureReason.TIMEOUT for error in errors):
+        return max(1, tried // 2)
+    if tried < most or took >= _GROWS or None not in errors:  # it does not show that more would fit
+        return most
+    return min(ceiling, most * 2 if took < _DOUBLES else most + 1)
+
+
+class PumpMachine:
+    """Decides for one backlog queue what is received, sent, put back, settled and given up.
+
+    Args:
+        options: the pair's.
+        gates: the destinations' gates, shared by all pumps of a syphon.
+        is_system: whether an entity is internal to the primary.
+    """
+
+    def __init__(self, options: PairOptions, gates: Gates, is_system: Callable[[Entity], bool]) -> None:
+        self.moved = 0
+        self.dead_lettered = 0
+        self.lock_duration: float | None = None
+        """Seconds; None while the queue was not asked, and where locks last as long as the connection."""
+        self.ordered = False
+        """The queue has one consumer at a time: what is read of it is sent in order (SPEC 8)."""
+        self.broken = False
+        """A lock was lost that order rests on: nothing of what was locked goes on, and all begins anew."""
+        self.requeue_wait = min(60.0, max(1.0, options.ping_primary_interval))
+        """Seconds after which a message that went to the tail is to be seen again."""
+        rate = options.syphon_max_rate
+        self.batch = options.syphon_batch if rate is None else max(1, min(options.syphon_batch, int(rate)))
+        """Messages of one receive at most: a low rate is not spent in bursts of many seconds."""
+        self.complete_at_once = _FIRST_COMPLETED
+        """Deliveries to complete in one operation."""
+        self._options = options
+        self._gates = gates
+        self._is_system = is_system
+        self._counts_time = options.ttl_policy != "restore"
+        self._limited = rate is not None
+        self._ceiling = options.syphon_batch * _BATCHES_AN_OPERATION
+        self._most_sent = self.batch if self._limited else self._ceiling
+        self._reads_ahead = False
+        self._flows = False  # the last send was confirmed
+        self._primary_was_unavailable = False
+        self._renewals_took = 0.0  # s for the last renewals that were begun side by side
+        self._lines: dict[Entity, Line] = {}
+        self._locked: dict[Item, None] = {}
+        self._places: dict[str, Item] = {}  # the same by their position in the queue, where the broker gives it
+        self._settling: dict[Item, None] = {}  # each is reported once
+        self._delivered: OrderedDict[tuple[str, str, int], None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._locked)
+
+    def opened(self, lock_duration: float | None, *, ordered: bool) -> None:
+        """The queue was asked for its properties."""
+        self.lock_duration = lock_duration
+        self.ordered = ordered
+
+    @property
+    def time_limit(self) -> float:
+        """Seconds that an operation at either broker may take: less than half of a lock (SPEC 7.6)."""
+        limit = self._options.attempt_timeout
+        return limit if self.lock_duration is None else min(limit, 0.45 * self.lock_duration)
+
+    def is_held(self, item: Item) -> bool:
+        """Whether an item is locked here."""
+        return item in self._locked
+
+    # The window: how many may be locked.
+
+    @property
+    def ahead(self) -> int:
+        """Messages that the broker may lock here before they are asked for."""
+        return self.batch * _AHEAD if self._reads_ahead else 0
+
+    @property
+    def unsettled(self) -> list[Item]:
+        """Those whose settlement failed, and is to be tried again."""
+        return [item for item in self._settling if item.state is State.UNSETTLED]
+
+    def room(self, *, primary_answers: bool | None = None) -> Room:
+        """Return whether more may be received.
+
+        Without order, a batch may be held; with it, what is held keeps its order in its line, and is redelivered in its
+        order when it is released: nothing but memory and the renewing of the locks bounds it.
+
+        Args:
+            primary_answers: what came of `Room.ASK`: if it does not, no other destination could be served either.
+        """
+        held = sum(len(line.items) for line in self._shut) + len(self.unsettled)
+        if held >= self._options.syphon_batch and not (primary_answers and self._holds_more()):
+            if primary_answers is None and self._holds_more():
+                return Room.ASK
+            self._reads_ahead = False
+            return Room.NONE
+        moving = len(self._locked) - (held if self.ordered else 0)  # it holds beside what moves
+        return Room.SOON if moving >= max(self.batch, self.ahead) else Room.ENOUGH
+
+    @property
+    def _shut(self) -> list[Line]:
+        return [line for line in self._lines.values() if not line.gate.is_open]
+
+    def _holds_more(self) -> bool:
+        batch, lock = self._options.syphon_batch, self.lock_duration
+        if not self.ordered or len(self.unsettled) >= batch:
+            return False
+        renewable = _MOST_HELD if lock is None else min(_MOST_HELD, int(_MOST_HELD * lock / 60))
+        held = [item for line in self._shut for item in line.items]
+        size = sum(len(item.message.body) for item in held)
+        return len(held) < min(_BATCHES_HELD * batch, renewable) and size < _BYTES_HELD
+
+    # Receiving.
+
+    def received(self, deliveries: Sequence[Delivery], now: float, instant: datetime) -> tuple[list[Item], list[Line]]:
+        """Put deliveries in the lines of their destinations.
+
+        Args:
+            deliveries: of one receive.
+            now: when they came.
+            instant: the same by the wall clock.
+
+        Returns:
+            What is to be settled at once, and the lines that have begun.
+        """
+        self._read_ahead(deliveries)
+        settle: list[Item] = []
+        groups: dict[Entity, list[Item]] = {}
+        for delivery in deliveries:
+            try:
+                message, diversion = restore(delivery.message)
+            except EnvelopeError as error:
+                item = self._lock(Item(delivery, delivery.message, None), now)
+                settle.append(self._dead(item, Poison("malformed-envelope", str(error))))
+                continue
+            if self._takes_over(delivery, message, diversion, now):
+                continue
+            item = self._lock(Item(delivery, message, diversion), now)
+            entity = diversion.entity
+            if entity not in self._lines and not self._admits(entity):  # what has a line was looked at
+                text = f"{entity} is not among the pair's allowed_entities"
+                settle.append(self._dead(item, Poison("destination-not-allowed", text)))
+            # Where order is kept, it is for its turn to find out that its time has run out: should it be redelivered,
+            # to a process whose wall clock is behind, those behind it must still be there.
+            elif not self.ordered and (poison := self._overdue(item, instant)) is not None:
+                settle.append(self._dead(item, poison))
+            elif item.identity in self._delivered:
+                settle.append(self._settle(item, Symbol.KNOWN, Ending.REDELIVERED))
+            else:
+                groups.setdefault(entity, []).append(item)
+        return settle, [line for entity, items in groups.items() if (line := self._line_up(entity, items)) is not None]
+
+    def _read_ahead(self, deliveries: Sequence[Delivery]) -> None:
+        """Let several batches be locked while more than one is there, is small, and flows.
+
+        What is read ahead and can't go on is released, and redelivered: that must not happen again and again because
+        one destination is unavailable while others flow (SPEC 7.3).
+        """
+        goes_on = len(deliveries) == self.batch or (self._reads_ahead and bool(deliveries))
+        size = sum(len(delivery.message.body) for delivery in deliveries)
+        flows = self._flows and self._gates.all_deliver
+        self._reads_ahead = goes_on and flows and not self._limited and size <= _SMALL * len(deliveries)
+
+    def _lock(self, item: Item, now: float) -> Item:
+        self._renewed_from(item, now)
+        self._locked[item] = None
+        if item.delivery.sequence_number:
+            self._places[item.delivery.sequence_number] = item
+        return item
+
+    def _takes_over(self, delivery: Delivery, message: Message, diversion: Diversion, now: float) -> bool:
+        """Whether a delivery is of an item that is here already, which then goes on under the new lock.
+
+        The broker redelivers a message when its lock was lost, which this pump may not have noticed yet. To treat it as
+        another one would make a second copy.
+        """
+        item = self._places.get(delivery.sequence_number)
+        # The position alone is not enough: a queue that was made anew counts from the start.
+        if item is None or (item.message, item.diversion) != (message, diversion):
+            return False
+        item.delivery = delivery
+        self._renewed_from(item, now)
+        return True
+
+    def _admits(self, entity: Entity) -> bool:
+        """Whether the syphon may deliver there at all (SPEC 5.8)."""
+        forbidden = self._is_system(entity) or self._options.is_backlog_queue(entity.path)
+        return not forbidden and self._options.allows(entity.path)
+
+    def _overdue(self, item: Item, instant: datetime) -> Poison | None:
+        """Why a message has expired in the backlog, where time counts there; None when it has not."""
+        left = self._time_left(item, instant)
+        if left is None or left > 0:
+            return None
+        text = f"its time-to-live of {item.message.time_to_live} s ran out in the backlog (ttl_policy is 'elapse')"
+        return Poison("TTLExpiredException", text)
+
+    def _time_left(self, item: Item, instant: datetime) -> float | None:
+        if not self._counts_time or item.diversion is None:
+            return None
+        return elapsed_time_to_live(item.message, item.diversion, instant)
+
+    # Lines.
+
+    def _line_up(self, entity: Entity, items: Iterable[Item]) -> Line | None:
+        """Put items at the end of their destination's line; gives the line if it has begun."""
+        line, begun = self._lines.get(entity), None
+        if line is None:
+            line = begun = self._lines[entity] = Line(self._gates.of(entity))
+            line.gate.users += 1
+        line.items.extend(items)
+        return begun
+
+    def next(self, line: Line) -> Next:
+        """Return what a line does next; one that ends is dropped, and its user has `left`."""
+        while line.items and line.items[0].lost:
+            line.items.popleft()
+        if not line.items or self._lines.get(line.gate.entity) is not line:
+            self._drop_if_empty(line)
+            return Next.END
+        return Next.SEND if line.gate.is_open else Next.WAIT
+
+    def left(self, line: Line) -> None:
+        """Nothing is done for a line any more."""
+        line.gate.users -= 1
+
+    def is_current(self, line: Line) -> bool:
+        """Whether a line was not dropped."""
+        return self._lines.get(line.gate.entity) is line
+
+    def drop_lines(self) -> None:
+        """Begin nothing new in the lines that there are."""
+        self._lines = {}
+
+    def _drop_if_empty(self, line: Line) -> None:
+        """Keep no empty line at its gate: of every path ever seen, that would be a leak."""
+        if self.is_current(line) and not line.items and not line.taken:
+            del self._lines[line.gate.entity]
+
+    # Sending.
+
+    def take(self, line: Line) -> list[Item]:
+        """Take what goes in one operation, in order: where order is kept, one message a key."""
+        most = min(line.gate.most, self._most_sent)
+        keys: set[tuple[bool, str]] = set()
+        size = 0
+        while line.items and len(line.taken) < most and size < _OPERATION_BYTES:
+            item = line.items[0]
+            if not item.lost:
+                if self.ordered:
+                    if item.key in keys:
+                        break
+                    keys.add(item.key)
+                item.step(Symbol.TAKEN)
+                line.taken.append(item)
+                size += len(item.message.body)
+            line.items.popleft()
+        return line.taken
+
+    def ended(self, line: Line) -> None:
+        """The operation has ended: what was not stored goes back to the line's head."""
+        line.items.extendleft(reversed(self._not_taken(line.taken)))
+        line.taken = []
+
+    @staticmethod
+    def _not_taken(items: Iterable[Item]) -> list[Item]:
+        left = [item for item in items if item.state is State.SENDING or item.state is State.COPYING]
+        for item in left:
+            item.step(Symbol.NOT_TAKEN)
+        return left
+
+    def screened(self, items: Iterable[Item], instant: datetime) -> tuple[list[Item], list[Item]]:
+        """Part the items of an operation into those that are sent, and those that are settled instead.
+
+        They have run out of their time, or were delivered while they were held: their lock was lost unnoticed, and they
+        were redelivered here.
+        """
+        send: list[Item] = []
+        settle: list[Item] = []
+        for item in items:
+            if self._counts_time and (poison := self._overdue(item, instant)) is not None:
+                settle.append(self._dead(item, poison))
+            elif item.identity in self._delivered:
+                settle.append(self._settle(item, Symbol.KNOWN, Ending.REDELIVERED))
+            else:
+                send.append(item)
+        return send, settle
+
+    def waits_for(self, items: Iterable[Item]) -> bool:
+        """Whether nothing may go on before one of these is gone: where order is kept, dead-letters."""
+        return self.ordered and any(item.poison is not None and item in self._locked for item in items)
+
+    def outgoing(self, items: Sequence[Item], instant: datetime) -> list[Message]:
+        """Return the messages as they are sent to the primary, with the time that they have left."""
+        if not self._counts_time:
+            return [item.message for item in items]
+        return [
+            item.message
+            if (left := self._time_left(item, instant)) is None
+            else replace(item.message, time_to_live=max(left, 1e-6))
+            for item in items
+        ]
+
+    def sent(self, gate: Gate, items: Sequence[Item], results: Sequence[TransportError | None], took: float) -> Sent:
+        """Take what the primary answered.
+
+        Args:
+            gate: of the destination.
+            items: that were sent.
+            results: one entry each, None for confirmed.
+            took: share of its time limit that the operation took.
+        """
+        gate.most = adapted(gate.most, len(items), results, took, self._ceiling)
+        delivered: list[Item] = []
+        poison: list[Item] = []
+        failure: TransportError | None = None
+        unknown_entity = in_doubt = False
+        for item, result in zip(items, results, strict=True):
+            if result is None:
+                delivered.append(self._settle(item, Symbol.CONFIRMED, Ending.MOVED))
+                self._delivered[item.identity] = None
+            elif is_poison(result):
+                poison.append(self._dead(item, Poison(result.reason.value, str(result))))
+                unknown_entity = unknown_entity or result.reason is FailureReason.NOT_FOUND
+            else:
+                failure = result
+                item.unknown = item.unknown or result.maybe_applied
+            in_doubt = in_doubt or (result is not None and result.maybe_applied)
+        while len(self._delivered) > _REMEMBERED:
+            self._delivered.popitem(last=False)
+        self._flows = failure is None
+        if delivered:
+            self._gates.delivered(gate)
+        if failure is not None and in_doubt:
+            # A primary that takes messages and does not confirm it gets one copy a trial, not a whole batch.
+            gate.most = 1
+        # Where others are delivered the destination exists, and the sender that they use works.
+        return Sent(delivered + poison, failure, unknown_entity and not delivered)
+
+    # Postponing: to the tail of the queue, so that those behind come into sight.
+
+    def fullest(self, now: float) -> Line | None:
+        """Return the line with the most messages that can't go on and may be postponed."""
+        shut = [line for line in self._shut if line.items]
+        return max(shut, key=lambda line: sum(item.copy_after <= now for item in line.items), default=None)
+
+    def primary_seen(self, line: Line, *, answers: bool) -> bool:
+        """Take whether the primary as such answers; return whether its destination may be asked, and room be made."""
+        if answers and self._primary_was_unavailable:
+            line.gate.try_after = 0.0
+        self._primary_was_unavailable = not answers
+        return answers
+
+    def postpone(self, line: Line, now: float) -> list[Item]:
+        """Take out of a line what is to be copied: should the gate open meanwhile, nothing else may send it."""
+        # What was copied before has to be gone from its place first, or the next round would copy it again.
+        if self.unsettled:
+            return []
+        items = [item for item in line.items if item.copy_after <= now and not item.lost]
+        line.items = deque(item for item in line.items if item.copy_after > now)
+        for item in items:
+            item.step(Symbol.POSTPONED)
+        return items
+
+    def copies(self, items: Sequence[Item], instant: datetime | None) -> list[Message]:
+        """Return the copies, to be seen again after `requeue_wait`, or at once without an ``instant``."""
+        return [self._copy(item, instant) for item in items]
+
+    def _copy(self, item: Item, instant: datetime | None) -> Message:
+        copy = item.delivery.message
+        if item.unknown or item.delivery.delivery_count > 1:
+            # The copy starts with a delivery count of its own: what this one showed must not be forgotten.
+            copy = replace(copy, application_properties={**copy.application_properties, MAYBE_DUPLICATE: "true"})
+        if instant is not None:
+            copy = replace(copy, scheduled_enqueue_at=instant + timedelta(seconds=self.requeue_wait))
+        return copy
+
+    def copied(
+        self, line: Line, items: Sequence[Item], results: Sequence[TransportError | None], now: float
+    ) -> tuple[list[Item], Line | None]:
+        """Take what came of the copies: one entry each, None for confirmed.
+
+        Returns:
+            What is to be completed, and the line that has begun, if what is left needs one.
+        """
+        settle: list[Item] = []
+        rest: list[Item] = []
+        for item, result in zip(items, results, strict=True):
+            if result is None:
+                settle.append(self._settle(item, Symbol.CONFIRMED, Ending.COPIED))
+                continue
+            if result.maybe_applied:
+                # Each trial may have left a copy, and each copy would be copied in its turn.
+                item.unknown = True
+                item.copy_after = now + self.requeue_wait * 2 ** min(item.copies, 10)
+                item.copies += 1
+            rest.append(item)
+        rest = self._not_taken(rest)
+        if not rest:
+            self._drop_if_empty(line)
+        elif not self.is_current(line):
+            return settle, self._line_up(line.gate.entity, rest)
+        line.items.extendleft(reversed(rest))
+        return settle, None
+
+    # Locks.
+
+    @property
+    def _third(self) -> float:
+        """Seconds of a third of a lock, after which it is renewed, and within which all of them have to be."""
+        return (self.lock_duration or _UNKNOWN_LOCK) / 3
+
+    def _renewed_from(self, item: Item, begun_at: float) -> None:
+        lock = self.lock_duration
+        item.locked_until = math.inf if lock is None else begun_at + lock
+        item.renew_at = math.inf if lock is None else begun_at + lock / 3
+
+    def to_renew(self, now: float) -> list[Item]:
+        """Return those whose locks are to be renewed now, side by side: those that end soonest."""
+        due = [item for item in self._locked if item.renew_at < now + _SOON]
+        due.sort(key=lambda item: item.locked_until)
+        return due[: self.renewals_at_once(len(due))]
+
+    def renewal_due_in(self, now: float) -> float:
+        """Seconds until `to_renew` is to be asked again."""
+        return min([self._third, *(item.renew_at - now for item in self._locked)])
+
+    def renewals_at_once(self, count: int) -> int:
+        """How many renewals to begin side by side: more than a few where a broker is so far that it would take long."""
+        return max(_RENEWED_AT_ONCE, math.ceil(count * self._renewals_took / self._third))
+
+    def renewals_took(self, seconds: float) -> None:
+        """Those that were begun side by side have ended."""
+        self._renewals_took = seconds
+
+    def renewing(self, item: Item, now: float) -> None:
+        """A renewal begins."""
+        item.renew_at = math.inf if self.lock_duration is None else now + self._third
+
+    def renewed(self, item: Item, used: Delivery, outcome: Delivery | TransportError, began_at: float) -> bool:
+        """Take what came of a renewal of a delivery; return whether the item has a good lock."""
+        if isinstance(outcome, TransportError):
+            if item.delivery is not used:
+                return item in self._locked  # it was redelivered meanwhile, and has another lock
+            if outcome.reason is FailureReason.LOCK_LOST:
+                self.miss(item)
+            return False
+        if item.delivery is used:
+            item.delivery = outcome
+            item.locked_until = math.inf if self.lock_duration is None else began_at + self.lock_duration
+        return True
+
+    def stale(self, items: Iterable[Item], now: float) -> list[Item]:
+        """Return those whose locks may not outlast one more operation: renewed first, or missed (SPEC 7.6)."""
+        margin = 0.5 * (self.lock_duration or 0.0)
+        return [item for item in items if not item.lost and item.locked_until - now < margin]
+
+    def miss(self, item: Item) -> None:
+        """Lose an item that is not stored in the primary either: where order is kept, nothing behind it goes on.
+
+        Whatever is locked is released, and redelivered in its order, to another process maybe.
+        """
+        if item not in self._locked:
+            return  # this was done when it was lost; what is locked by now came later
+        self._lose(item)
+        if self.ordered:
+            self.broken = True
+            for other in tuple(self._locked):
+                self._lose(other)
+
+    def _lose(self, item: Item) -> None:
+        """It will be redelivered; sending it from here as well would make a second copy."""
+        if item in self._locked:
+            item.step(Symbol.LOCK_LOST)
+            self._let_go(item)
+
+    def _let_go(self, item: Item) -> None:
+        self._locked.pop(item, None)
+        place = item.delivery.sequence_number
+        if self._places.get(place) is item:
+            del self._places[place]
+
+    def _doubt(self) -> None:
+        """Where order is kept, let nothing go on before its lock was renewed: one that was sent had lost its own.
+
+        Another process may hold the whole queue by now. What this pump went on to send would still be in order, each
+        being sent after the one before it was confirmed; but all of it would be sent twice, and what the other one
+        dead-letters would appear out of its place.
+        """
+        if self.ordered and self.lock_duration is not None:
+            for item in self._locked:
+                item.locked_until = -math.inf
+
+    def release(self) -> None:
+        """Begin anew: what is locked is lost to this pump, and redelivered."""
+        for item in tuple(self._locked):
+            self._lose(item)
+        self.broken = False
+
+    # Settling.
+
+    def _settle(self, item: Item, symbol: Symbol, ending: Ending) -> Item:
+        item.step(symbol)
+        item.ending = ending
+        self._settling[item] = None
+        return item
+
+    def _dead(self, item: Item, poison: Poison) -> Item:
+        item.step(Symbol.POISON)
+        item.poison = poison
+        self._settling[item] = None
+        return item
+
+    def completed(
+        self, items: Sequence[Item], used: Sequence[Delivery], errors: Sequence[TransportError | None], took: float
+    ) -> tuple[list[Report], list[TransportError]]:
+        """Take what came of one operation that completes; see `settled`.
+
+        Args:
+            items: that it was for.
+            used: their deliveries when it began.
+            errors: one entry each, None for done.
+            took: share of its time limit that it took.
+        """
+        self.complete_at_once = adapted(self.complete_at_once, len(items), errors, took, _MOST_COMPLETED)
+        return self.settled(items, used, errors)
+
+    def settled(
+        self, items: Sequence[Item], used: Sequence[Delivery], errors: Sequence[TransportError | None]
+    ) -> tuple[list[Report], list[TransportError]]:
+        """Take what came of settlements.
+
+        Returns:
+            The reports of those that have ended, and the errors of those that are tried again.
+        """
+        reports: list[Report] = []
+        failures: list[TransportError] = []
+        for item, delivery, error in zip(items, used, errors, strict=True):
+            if item not in self._settling:
+                continue  # it was given up meanwhile
+            if error is None:
+                item.step(Symbol.SETTLED)
+                self._let_go(item)
+                self._report(item, reports, completed=True)
+                continue
+            lock_lost = error.reason is FailureReason.LOCK_LOST
+            if lock_lost and item.delivery is not delivery and not item.lost:
+                item.step(Symbol.NOT_SETTLED)  # it was redelivered meanwhile, and has another lock
+            elif item.lost or lock_lost or error.reason in (FailureReason.NOT_FOUND, FailureReason.CLOSED):
+                if item.poison is not None:
+                    self.miss(item)
+                else:  # it is stored already
+                    self._lose(item)
+                    if lock_lost:
+                        self._doubt()
+                item.step(Symbol.NOT_SETTLED)
+                self._report(item, reports, completed=False)
+            else:
+                item.step(Symbol.NOT_SETTLED)
+                failures.append(error)
+        return reports, failures
+
+    def give_up(self) -> list[Report]:
+        """Settle nothing any more of what there is; returns the reports of all that were not made."""
+        reports: list[Report] = []
+        for item in tuple(self._settling):
+            self._lose(item)
+            item.step(Symbol.NOT_SETTLED)
+            self._report(item, reports, completed=False)
+        return reports
+
+    def _report(self, item: Item, reports: list[Report], *, completed: bool) -> None:
+        del self._settling[item]
+        if item.poison is not None:
+            if completed:  # else it is redelivered, and dead-lettered then
+                self.dead_lettered += 1
+                reports.append(Report(item, completed))
+            return
+        if completed and item.ending is not Ending.COPIED:
+            self._delivered.pop(item.identity, None)
+        if item.ending is Ending.MOVED:
+            self.moved += 1
+            reports.append(Report(item, completed))
