@@ -79,9 +79,9 @@ ORDER = (
     ),
     Mutant(
         "an ordered message is put at its queue's tail to make room",
-        "src/pairmq/runner/pump/_pump.py",
-        "if machine.ordered or not await self._postpone():",
-        "if not await self._postpone():",
+        "src/pairmq/core/pump.py",
+        "            return Room.NONE if self.ordered else Room.POSTPONE\n",
+        "            return Room.POSTPONE\n",
         ordering="session",
     ),
 )

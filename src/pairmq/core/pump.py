@@ -243,7 +243,8 @@ class Room(enum.Enum):
     ENOUGH = "receive"
     SOON = "wait until a message has moved on"
     ASK = "ask whether the primary as such answers: if it does, more may be held"
-    NONE = "wait for a gate, or make room"
+    POSTPONE = "put what waits in the fullest line at the tail of the queue"
+    NONE = "wait for a gate: order forbids to make room"
 
 
 class Next(enum.Enum):
@@ -387,7 +388,7 @@ class PumpMachine:
             if primary_answers is None and self._holds_more():
                 return Room.ASK
             self._reads_ahead = False
-            return Room.NONE
+            return Room.NONE if self.ordered else Room.POSTPONE
         moving = len(self._locked) - (held if self.ordered else 0)  # it holds beside what moves
         return Room.SOON if moving >= max(self.batch, self.ahead) else Room.ENOUGH
 

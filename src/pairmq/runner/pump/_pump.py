@@ -153,9 +153,8 @@ class Pump:
                 continue
             self._reader.receiver.read_ahead(0)
             gates.any_opened.clear()
-            if machine.ordered or not await self._postpone():
-                # The whole primary is unavailable, or the secondary, and no other destination could be served either;
-                # or order forbids to make room.
+            if room is Room.NONE or not await self._postpone():
+                # Else the whole primary is unavailable, or the secondary, and no other destination could be served.
                 wait = _ROOM_BACKOFF.wait(retry, self._clock.chance())
                 await pause(wait, self._stopping, gates.any_opened)
                 retry += 1

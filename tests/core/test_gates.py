@@ -1,0 +1,86 @@
+"""Which destinations are open: SPEC 7.3 and 7.5, without probes and time."""
+
+from __future__ import annotations
+
+import pytest
+
+from pairmq.core import Gates, gates
+from pairmq.model import Entity
+
+ORDERS, PRICES = Entity("orders"), Entity("prices")
+
+
+def test_a_destination_is_open_until_it_fails():
+    them = Gates(60.0)
+    gate = them.of(ORDERS)
+    assert (gate.is_open, them.shut(gate), gate.is_open, them.shut(gate)) == (True, True, False, False)
+    assert (them.open(gate), gate.is_open, them.open(gate)) == (True, True, False)
+
+
+def test_only_an_operator_opens_what_an_operator_holds():
+    them = Gates(60.0)
+    gate = them.of(ORDERS)
+    them.hold(gate)
+    assert (them.held, them.open(gate), gate.is_open) == ({ORDERS}, False, False)
+    assert (them.release(gate), gate.is_open, them.held) == (True, True, frozenset())
+
+
+def test_probes_of_a_destination_that_stays_unavailable_become_rarer():
+    them = Gates(4.0)
+    gate = them.of(ORDERS)
+    waits = []
+    for _ in range(5):
+        waits.append(them.wait(gate, 0.0))
+        them.probing(gate, 0.0)
+    assert waits == [0.5, 1.0, 2.0, 4.0, 4.0]
+    them.delivered(gate)
+    assert them.wait(gate, 0.0) == 0.5
+
+
+def test_a_destination_is_not_asked_out_of_turn_more_often_than_its_waits_allow():
+    them = Gates(60.0)
+    gate = them.of(ORDERS)
+    assert not them.may_try(gate, 0.0)  # it is open
+    them.shut(gate)
+    assert [them.may_try(gate, now) for now in (0.0, 0.4, 0.5, 1.0, 1.5)] == [True, False, True, False, True]
+
+
+def test_all_deliver_again_once_each_that_failed_has_taken_a_message():
+    them = Gates(60.0)
+    gate = them.of(ORDERS)
+    gate.users += 1
+    them.shut(gate)
+    them.open(gate)
+    assert not them.all_deliver
+    them.delivered(gate)
+    assert them.all_deliver
+
+
+@pytest.mark.parametrize("users", [0, 1])
+def test_a_destination_without_messages_that_wait_holds_up_no_other(users):
+    them = Gates(60.0)
+    gate = them.of(ORDERS)
+    gate.users = users
+    them.shut(gate)
+    them.open(gate)
+    assert them.all_deliver is not bool(users)
+
+
+def test_the_gates_that_were_not_asked_for_the_longest_are_dropped(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gates, "_MOST", 2)
+    them = Gates(60.0)
+    used, idle, held, newest = (them.of(Entity(name)) for name in ("used", "idle", "held", "newest"))
+    used.users = 1
+    them.hold(held)
+    assert them.drop_idle() == [idle]
+    assert len(them) == 3
+    assert them.of(newest.entity) is newest
+
+
+def test_an_open_gate_of_a_destination_that_does_not_exist_is_forgotten():
+    them = Gates(60.0)
+    them.of(ORDERS)
+    them.shut(them.of(PRICES))
+    them.forget(ORDERS)
+    them.forget(PRICES)
+    assert (them.get(ORDERS), len(them)) == (None, 1)

@@ -1,0 +1,687 @@
+"""The machine of a pump: SPEC 7 and 8, without brokers, tasks and time."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pairmq.core import MAYBE_DUPLICATE, Diversion, Gates, ImpossibleInputError, PairOptions, PumpMachine, divert
+from pairmq.core.pump import ITEM, Item, Line, Next, Room, State, Symbol, adapted, is_poison
+from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, TransportError
+
+AT = datetime(2026, 11, 1, tzinfo=UTC)
+ORDERS, PRICES = Entity("orders"), Entity("prices")
+
+AWAY = TransportError("connection refused", FailureKind.UNAVAILABLE, FailureReason.OTHER)
+IN_DOUBT = TransportError("connection lost", FailureKind.UNAVAILABLE, FailureReason.OTHER, maybe_applied=True)
+CUT_OFF = TransportError("no answer", FailureKind.UNAVAILABLE, FailureReason.TIMEOUT, maybe_applied=True)
+BUSY = TransportError("try again", FailureKind.BUSY, FailureReason.OTHER)
+TOO_LARGE = TransportError("too large", FailureKind.REFUSED, FailureReason.TOO_LARGE)
+NOT_FOUND = TransportError("no such queue", FailureKind.REFUSED, FailureReason.NOT_FOUND)
+UNAUTHORIZED = TransportError("no right", FailureKind.REFUSED, FailureReason.UNAUTHORIZED)
+LOCK_LOST = TransportError("lock lost", FailureKind.REFUSED, FailureReason.LOCK_LOST)
+CLOSED = TransportError("closed", FailureKind.UNAVAILABLE, FailureReason.CLOSED)
+
+
+def envelope(
+    number: int, entity: Entity = ORDERS, body: bytes = b"x", session: str | None = None, **fields: Any
+) -> Message:
+    message = Message(body, message_id=f"m{number}", session_id=session, **fields)
+    return divert(message, Diversion(entity, AT, "sender", number))
+
+
+class Pump:
+    """A machine, and what it was given."""
+
+    def __init__(self, *, ordered: bool = False, lock: float | None = 60.0, **options: Any) -> None:
+        self.gates = Gates(60.0)
+        self.machine = PumpMachine(PairOptions(**options), self.gates, lambda entity: entity.path == "system")
+        self.machine.opened(lock, ordered=ordered)
+        self.lines: dict[Entity, Line] = {}
+
+    def receive(self, *messages: Message, now: float = 0.0, first: int = 1, count: int = 1) -> list[Item]:
+        """Give it messages at positions from the first on; returns what it settles at once."""
+        deliveries = [
+            Delivery(message, object(), delivery_count=count, sequence_number=str(first + index))
+            for index, message in enumerate(messages)
+        ]
+        settle, begun = self.machine.received(deliveries, now, AT)
+        self.lines.update({line.gate.entity: line for line in begun})
+        return settle
+
+    def send(self, *results: TransportError | None, entity: Entity = ORDERS, took: float = 0.0) -> Any:
+        """One operation of a line from its beginning to its end."""
+        line = self.lines[entity]
+        items, settle = self.machine.screened(self.machine.take(line), AT)
+        sent = self.machine.sent(line.gate, items, results, took)
+        if sent.failure is not None:
+            self.gates.shut(line.gate)
+        self.machine.ended(line)
+        return sent._replace(settle=settle + sent.settle)
+
+    def settle(self, items: Sequence[Item], *errors: TransportError | None) -> Any:
+        return self.machine.settled(items, [item.delivery for item in items], errors or [None] * len(items))
+
+    def waiting(self, entity: Entity = ORDERS) -> list[str]:
+        return [item.message.message_id or "" for item in self.lines[entity].items]
+
+
+# The table.
+
+
+def test_a_message_that_is_to_be_settled_is_never_sent_again():
+    reached, last = {State.SETTLING}, set[State]()
+    while reached != last:
+        last, reached = reached, reached | {after for state in reached for after in ITEM[state].values()}
+    assert reached == {State.SETTLING, State.UNSETTLED, State.LAPSED, State.GONE}
+
+
+def test_a_message_is_completed_only_after_it_was_confirmed_or_known_or_is_poison():
+    into = {symbol for rows in ITEM.values() for symbol, after in rows.items() if after is State.SETTLING}
+    assert into == {Symbol.CONFIRMED, Symbol.POISON, Symbol.KNOWN}
+
+
+def test_every_locked_state_can_lose_its_lock():
+    lost = {state: ITEM[state].get(Symbol.LOCK_LOST) for state in State if state < State.LOST}
+    assert set(lost.values()) == {State.LOST, State.LAPSED}
+
+
+@pytest.mark.parametrize("symbol", Symbol)
+def test_nothing_happens_to_a_message_that_is_gone(symbol):
+    pump = Pump()
+    pump.receive(envelope(1))
+    [item] = pump.send(None).settle
+    pump.settle([item])
+    with pytest.raises(ImpossibleInputError):
+        item.step(symbol)
+    assert item.state is State.GONE
+
+
+# What a send's results mean.
+
+
+def test_a_confirmed_message_is_completed_and_reported():
+    pump = Pump()
+    pump.receive(envelope(1))
+    sent = pump.send(None)
+    assert [item.state for item in sent.settle] == [State.SETTLING]
+    reports, _ = pump.settle(sent.settle)
+    assert ([report.completed for report in reports], pump.machine.moved, len(pump.machine)) == ([True], 1, 0)
+
+
+def test_a_message_that_was_not_taken_goes_back_to_the_head_of_its_line():
+    pump = Pump()
+    pump.receive(*map(envelope, range(3)))
+    sent = pump.send(None, AWAY, AWAY)
+    assert (len(sent.settle), sent.failure, pump.waiting()) == (1, AWAY, ["m1", "m2"])
+    assert pump.machine.next(pump.lines[ORDERS]) is Next.WAIT
+
+
+@pytest.mark.parametrize("error", [TOO_LARGE, NOT_FOUND])
+def test_a_refused_message_is_dead_lettered_and_shuts_no_gate(error):
+    pump = Pump()
+    pump.receive(envelope(1))
+    sent = pump.send(error)
+    assert (sent.failure, sent.settle[0].poison.reason) == (None, error.reason.value)
+    pump.settle(sent.settle)
+    assert (pump.machine.dead_lettered, pump.machine.moved) == (1, 0)
+
+
+@pytest.mark.parametrize("error", [UNAUTHORIZED, BUSY, AWAY, CLOSED])
+def test_what_an_operator_or_time_can_fix_is_no_poison(error):
+    assert not is_poison(error)
+
+
+@pytest.mark.parametrize(("results", "unknown"), [((NOT_FOUND, NOT_FOUND), True), ((NOT_FOUND, None), False)])
+def test_a_destination_is_unknown_only_when_it_took_nothing(results, unknown):
+    pump = Pump()
+    pump.receive(envelope(1), envelope(2))
+    assert pump.send(*results).unknown_entity is unknown
+
+
+def test_a_message_in_doubt_is_marked_and_sent_alone_next():
+    pump = Pump()
+    pump.receive(*map(envelope, range(3)))
+    pump.send(IN_DOUBT, AWAY, AWAY)
+    line = pump.lines[ORDERS]
+    assert ([item.unknown for item in line.items], line.gate.most) == ([True, False, False], 1)
+
+
+def test_an_operation_that_is_cut_off_is_halved_and_grows_while_there_is_time():
+    assert adapted(100, 60, [CUT_OFF] * 60, 1.0, 200) == 30
+    assert [adapted(100, 100, [None], took, 150) for took in (0.1, 0.3, 0.6)] == [150, 101, 100]
+    assert adapted(100, 60, [None], 0.1, 150) == 100  # it does not show that more would fit
+
+
+# What is received.
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (Message(b"forged"), "malformed-envelope"),
+        (envelope(1, Entity("system")), "destination-not-allowed"),
+        (envelope(1, Entity("secret")), "destination-not-allowed"),
+    ],
+)
+def test_what_may_not_be_delivered_is_dead_lettered_at_once(message, reason):
+    pump = Pump(allowed_entities=("o*", "system"))
+    assert [item.poison.reason for item in pump.receive(message)] == [reason]
+    assert pump.lines == {}
+
+
+@pytest.mark.parametrize(("policy", "reasons"), [("elapse", ["TTLExpiredException"]), ("restore", [])])
+def test_time_in_the_backlog_counts_where_it_should(policy, reasons):
+    pump = Pump(ttl_policy=policy)
+    late = divert(Message(b"", time_to_live=60.0), Diversion(ORDERS, AT - timedelta(seconds=61), "sender", 1))
+    assert [item.poison.reason for item in pump.receive(late)] == reasons
+
+
+def test_a_message_is_sent_with_the_time_that_it_has_left():
+    pump = Pump(ttl_policy="elapse")
+    pump.receive(divert(Message(b"", time_to_live=60.0), Diversion(ORDERS, AT - timedelta(seconds=20), "sender", 1)))
+    items = pump.machine.take(pump.lines[ORDERS])
+    assert [message.time_to_live for message in pump.machine.outgoing(items, AT)] == [40.0]
+
+
+def test_what_was_delivered_is_not_sent_again_when_it_is_redelivered():
+    pump = Pump()
+    pump.receive(envelope(1))
+    pump.settle(pump.send(None).settle, LOCK_LOST)
+    [item] = pump.receive(envelope(1), count=2)
+    pump.settle([item])
+    assert (pump.machine.moved, len(pump.machine)) == (1, 0)
+    assert pump.receive(envelope(1)) == []  # a later message of that name is another one
+
+
+def test_what_is_here_already_goes_on_under_its_new_lock():
+    pump = Pump()
+    pump.receive(envelope(1))
+    pump.receive(envelope(1), now=30.0, count=2)
+    [item] = pump.lines[ORDERS].items
+    assert (item.delivery.delivery_count, item.locked_until, len(pump.machine)) == (2, 90.0, 1)
+
+
+def test_the_same_position_of_a_queue_that_was_made_anew_is_another_message():
+    pump = Pump()
+    pump.receive(envelope(1))
+    pump.receive(envelope(2))
+    assert pump.waiting() == ["m1", "m2"]
+
+
+# The window.
+
+
+def test_more_is_read_ahead_while_small_messages_flow():
+    pump = Pump(syphon_batch=2)
+    pump.receive(envelope(1), envelope(2))
+    pump.send(None, None)
+    pump.receive(envelope(3), envelope(4), first=3)
+    assert pump.machine.ahead == 10
+    pump.send(AWAY, AWAY)
+    pump.receive(envelope(5), envelope(6), first=5)
+    assert pump.machine.ahead == 0
+
+
+def test_no_more_is_received_than_fits_in_the_window():
+    pump = Pump(syphon_batch=2)
+    assert pump.machine.room() is Room.ENOUGH
+    pump.receive(envelope(1), envelope(2))
+    assert pump.machine.room() is Room.SOON
+
+
+def test_a_full_batch_that_waits_is_postponed():
+    pump = Pump(syphon_batch=2)
+    pump.receive(envelope(1), envelope(2))
+    pump.send(AWAY, AWAY)
+    assert pump.machine.room() is Room.POSTPONE
+
+
+def test_where_order_is_kept_several_batches_are_held_while_the_primary_answers():
+    pump = Pump(syphon_batch=2, ordered=True)
+    for n in range(10):
+        pump.receive(envelope(2 * n, session="s"), envelope(2 * n + 1, session="s"), first=2 * n + 1)
+        pump.gates.shut(pump.lines[ORDERS].gate)
+        held = pump.machine.room()
+        assert (n, held) == (n, Room.ASK if n < 9 else Room.NONE)
+    assert pump.machine.room(primary_answers=True) is Room.NONE
+
+
+def test_where_order_is_kept_no_more_is_held_while_the_primary_does_not_answer():
+    pump = Pump(syphon_batch=1, ordered=True)
+    pump.receive(envelope(1))
+    pump.send(AWAY)
+    answers = [pump.machine.room(primary_answers=answer) for answer in (False, True)]
+    assert answers == [Room.NONE, Room.ENOUGH]
+
+
+@pytest.mark.parametrize(("rate", "batch"), [(None, 100), (20, 20), (0.5, 1)])
+def test_a_low_rate_makes_small_batches(rate, batch):
+    assert Pump(syphon_max_rate=rate).machine.batch == batch
+
+
+# Order by key.
+
+
+def test_where_order_is_kept_one_message_a_key_is_sent_at_once():
+    pump = Pump(ordered=True)
+    pump.receive(*(envelope(n, session=session) for n, session in enumerate("aba")))
+    taken = pump.machine.take(pump.lines[ORDERS])
+    assert ([item.message.message_id for item in taken], pump.waiting()) == (["m0", "m1"], ["m2"])
+
+
+def test_without_order_all_go_at_once():
+    pump = Pump()
+    pump.receive(*(envelope(n, session=session) for n, session in enumerate("aba")))
+    assert len(pump.machine.take(pump.lines[ORDERS])) == 3
+
+
+def test_where_order_is_kept_a_dead_letter_is_waited_for():
+    for ordered in (False, True):
+        pump = Pump(ordered=ordered)
+        pump.receive(envelope(1))
+        settle = pump.send(TOO_LARGE).settle
+        assert pump.machine.waits_for(settle) is ordered
+        pump.settle(settle)
+        assert not pump.machine.waits_for(settle)
+
+
+def test_where_order_is_kept_a_lost_lock_releases_all_that_is_held():
+    for ordered in (False, True):
+        pump = Pump(ordered=ordered)
+        pump.receive(*map(envelope, range(3)))
+        pump.machine.miss(pump.lines[ORDERS].items[1])
+        assert (pump.machine.broken, len(pump.machine)) == (ordered, 0 if ordered else 2)
+
+
+def test_where_order_is_kept_a_completion_that_lost_its_lock_makes_all_locks_doubtful():
+    for ordered in (False, True):
+        pump = Pump(ordered=ordered)
+        pump.receive(envelope(1, session="a"), envelope(2, session="a"))
+        pump.lines[ORDERS].gate.most = 1
+        pump.settle(pump.send(None).settle, LOCK_LOST)
+        assert bool(pump.machine.stale(pump.lines[ORDERS].items, 0.0)) is ordered
+
+
+# Postponing.
+
+
+def test_the_fullest_line_that_can_not_go_on_is_postponed():
+    pump = Pump(syphon_batch=2)
+    pump.receive(envelope(1), envelope(2, PRICES), envelope(3, PRICES))
+    pump.send(AWAY)
+    pump.send(AWAY, AWAY, entity=PRICES)
+    line = pump.machine.fullest(0.0)
+    assert line is pump.lines[PRICES]
+    items = pump.machine.postpone(line, 0.0)
+    settle, begun = pump.machine.copied(line, items, [None, None], 0.0)
+    assert ([item.state for item in settle], begun) == ([State.SETTLING] * 2, None)
+    assert not pump.machine.is_current(line)
+
+
+def test_a_copy_in_doubt_is_not_made_again_at_once():
+    pump = Pump(ping_primary_interval=5.0)
+    pump.receive(envelope(1))
+    pump.send(AWAY)
+    line = pump.lines[ORDERS]
+    for now, wait in ((0.0, 5.0), (5.0, 10.0), (15.0, 20.0)):
+        pump.machine.copied(line, pump.machine.postpone(line, now), [IN_DOUBT], now)
+        assert pump.machine.postpone(line, now + wait - 0.1) == []
+
+
+def test_a_copy_of_a_message_that_may_have_one_says_so():
+    pump = Pump()
+    pump.receive(envelope(1), envelope(2))
+    pump.send(IN_DOUBT, AWAY)
+    items = pump.machine.postpone(pump.lines[ORDERS], 0.0)
+    copies = pump.machine.copies(items, None)
+    assert [MAYBE_DUPLICATE in copy.application_properties for copy in copies] == [True, False]
+
+
+def test_nothing_is_postponed_while_a_settlement_is_tried_again():
+    pump = Pump()
+    pump.receive(envelope(1), envelope(2))
+    pump.settle(pump.send(None, AWAY).settle, BUSY)
+    assert pump.machine.postpone(pump.lines[ORDERS], 0.0) == []
+
+
+def test_what_is_left_of_a_line_that_was_dropped_begins_another():
+    pump = Pump()
+    pump.receive(envelope(1))
+    pump.send(AWAY)
+    line = pump.lines[ORDERS]
+    items = pump.machine.postpone(line, 0.0)
+    assert pump.machine.next(line) is Next.END
+    _, begun = pump.machine.copied(line, items, [AWAY], 0.0)
+    assert begun is not None
+    assert list(begun.items) == items
+
+
+# Locks and settlements.
+
+
+def test_a_lock_is_renewed_after_a_third_of_it():
+    pump = Pump(lock=30.0)
+    pump.receive(envelope(1), now=100.0)
+    assert (pump.machine.to_renew(109.0), pump.machine.renewal_due_in(109.0)) == ([], 1.0)
+    [item] = pump.machine.to_renew(110.0)
+    pump.machine.renewing(item, 110.0)
+    assert pump.machine.renewed(item, item.delivery, item.delivery, 110.0)
+    assert (item.locked_until, pump.machine.to_renew(119.0)) == (140.0, [])
+
+
+def test_a_lock_that_lasts_as_long_as_the_connection_is_not_renewed():
+    pump = Pump(lock=None)
+    pump.receive(envelope(1))
+    assert (pump.machine.to_renew(1e9), pump.machine.stale(pump.lines[ORDERS].items, 1e9)) == ([], [])
+
+
+def test_a_lock_with_less_than_half_of_its_time_is_stale():
+    pump = Pump(lock=60.0)
+    pump.receive(envelope(1))
+    items = pump.lines[ORDERS].items
+    assert (pump.machine.stale(items, 29.0), pump.machine.stale(items, 31.0)) == ([], list(items))
+
+
+def test_an_operation_ends_before_half_of_a_lock():
+    assert [Pump(lock=lock, attempt_timeout=20.0).machine.time_limit for lock in (None, 60.0, 10.0)] == [20, 20, 4.5]
+
+
+def test_a_completion_that_fails_in_passing_is_tried_again():
+    pump = Pump()
+    pump.receive(envelope(1))
+    items = pump.send(None).settle
+    reports, failures = pump.settle(items, BUSY)
+    assert (reports, failures, pump.machine.unsettled) == ([], [BUSY], items)
+    reports, _ = pump.settle(items)
+    assert ([report.completed for report in reports], pump.machine.unsettled) == ([True], [])
+
+
+def test_a_completion_under_a_lock_that_was_replaced_is_tried_again():
+    pump = Pump()
+    pump.receive(envelope(1))
+    [item] = pump.send(None).settle
+    used = item.delivery
+    pump.receive(envelope(1), count=2)
+    assert pump.machine.settled([item], [used], [LOCK_LOST]) == ([], [])
+    assert pump.machine.unsettled == [item]
+
+
+def test_what_is_given_up_is_reported_once():
+    pump = Pump()
+    pump.receive(envelope(1))
+    items = pump.send(None).settle
+    pump.machine.release()
+    assert [report.completed for report in pump.machine.give_up()] == [False]
+    assert pump.settle(items) == ([], [])
+    assert pump.machine.moved == 1
+
+
+# Invariants, whatever happens.
+
+ANSWERS = [None, None, None, None, None, AWAY, IN_DOUBT, CUT_OFF, TOO_LARGE, NOT_FOUND, BUSY]
+
+
+class Operation:
+    """What a line is doing: it waits for dead-letters, or for an answer."""
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self.sent: list[Item] = []
+        self.waits_for: list[Item] = []
+
+
+class AnyPump:
+    """A pump between a primary and a secondary that do as they like, and keep account.
+
+    A message is named by its number. Nothing may be lost, nothing may be settled that is not stored elsewhere, and each
+    settlement is reported once. Where order is kept, a message is sent only when none before it is in doubt.
+    """
+
+    def __init__(self, seed: int, *, ordered: bool) -> None:
+        self.random = random.Random(seed)
+        self.pump = Pump(ordered=ordered, syphon_batch=self.random.randint(1, 5), allowed_entities=("orders", "prices"))
+        self.machine, self.ordered = self.pump.machine, ordered
+        self.numbers = self.positions = 0
+        self.queue: dict[int, Message] = {}  # by position
+        self.tokens: dict[int, object] = {}  # of those that are locked
+        self.counts: Counter[int] = Counter()
+        self.stored: set[str] = set()  # in the primary
+        self.confirmed: set[str] = set()  # as the pump was told
+        self.copied: set[str] = set()
+        self.dead: set[str] = set()
+        self.keys: dict[str, str | None] = {}
+        self.operations: dict[Line, Operation | None] = {}
+        self.settlements: list[tuple[list[Item], list[Delivery]]] = []
+        self.items: dict[Item, None] = {}
+        self.reports: Counter[Item] = Counter()
+        self.now = 0.0
+
+    def settle(self, items: list[Item]) -> None:
+        if items:
+            self.settlements.append((items, [item.delivery for item in items]))
+
+    @staticmethod
+    def name(message: Message) -> str:
+        return message.message_id or ""
+
+    def divert(self) -> None:
+        entity = self.random.choice([ORDERS, PRICES])
+        self.numbers += 1
+        self.add(envelope(self.numbers, entity, session=f"{entity}-{self.random.choice('ab')}"))
+
+    def add(self, message: Message) -> None:
+        self.positions += 1
+        self.queue[self.positions] = message
+        self.keys[self.name(message)] = message.application_properties["x-ms-sessionid"]
+
+    def receive(self) -> None:
+        room = self.machine.room()
+        if room is Room.ASK:
+            room = self.machine.room(primary_answers=True)
+        if room is not Room.ENOUGH or self.machine.broken:
+            return
+        free = [position for position in self.queue if position not in self.tokens][: self.machine.batch]
+        deliveries = []
+        for position in free:
+            self.tokens[position] = object()
+            self.counts[position] += 1
+            delivery = Delivery(self.queue[position], self.tokens[position], self.counts[position], str(position))
+            deliveries.append(delivery)
+        settle, begun = self.machine.received(deliveries, self.now, AT)
+        for line in begun:
+            self.operations[line] = None
+        self.items.update(dict.fromkeys([*settle, *(item for line in self.operations for item in line.items)]))
+        self.settle(settle)
+
+    def lines(self, *, busy: bool) -> list[Line]:
+        return [line for line, operation in self.operations.items() if (operation is not None) is busy]
+
+    def begin_operation(self) -> None:
+        line = self.random.choice(self.lines(busy=False))
+        step = self.machine.next(line)
+        if step is Next.END:
+            del self.operations[line]
+            self.machine.left(line)
+        if step is Next.SEND:
+            self.machine.take(line)
+            self.operations[line] = operation = Operation(line)
+            self.screen(operation)
+
+    def screen(self, operation: Operation) -> None:
+        taken = operation.line.taken
+        for item in self.machine.stale(taken, self.now):
+            if not self.renew(item):
+                self.machine.miss(item)
+        fresh = [item for item in taken if item.state is State.SENDING]
+        operation.sent, settle = self.machine.screened(fresh, AT)
+        self.settle(settle)
+        assert not self.machine.waits_for(settle)
+        for item in operation.sent:
+            assert item.message.message_id not in self.confirmed - self.copied
+            self.check_order(item)
+        if not operation.sent:
+            self.end(operation)
+
+    def renew(self, item: Item) -> bool:
+        began_at, used = self.now, item.delivery
+        self.machine.renewing(item, began_at)
+        outcome: Delivery | TransportError = BUSY
+        if self.tokens.get(int(used.sequence_number)) is not used.lock_token:
+            outcome = LOCK_LOST
+        elif self.random.random() < 0.5:
+            outcome = replace(used)
+        return self.machine.renewed(item, used, outcome, began_at)
+
+    def check_order(self, item: Item) -> None:
+        if self.ordered:
+            place, key = int(item.delivery.sequence_number), item.message.session_id
+            earlier = [self.name(self.queue[each]) for each in sorted(self.queue) if each < place]
+            assert {name for name in earlier if self.keys[name] == key} <= self.confirmed
+
+    def answer(self) -> None:
+        operation = self.operations[self.random.choice(self.lines(busy=True))]
+        assert operation is not None
+        if operation.waits_for:
+            if not self.machine.waits_for(operation.waits_for):
+                self.end(operation)
+            return
+        line, sent = operation.line, operation.sent
+        results = [self.random.choice(ANSWERS) for _ in sent]
+        for item, result in zip(sent, results, strict=True):
+            if result is None or (result.maybe_applied and self.random.random() < 0.5):
+                self.stored.add(self.name(item.message))
+            if result is None:
+                self.confirmed.add(self.name(item.message))
+        outcome = self.machine.sent(line.gate, sent, results, self.random.random())
+        if outcome.failure is not None:
+            self.pump.gates.shut(line.gate)
+        self.settle(outcome.settle)
+        operation.waits_for = outcome.settle
+        if not self.machine.waits_for(outcome.settle):
+            self.end(operation)
+
+    def end(self, operation: Operation) -> None:
+        self.machine.ended(operation.line)
+        self.operations[operation.line] = None
+
+    def open_gate(self) -> None:
+        self.pump.gates.open(self.pump.gates.of(self.random.choice([ORDERS, PRICES])))
+
+    def end_settlement(self) -> None:
+        items, used = self.settlements.pop(self.random.randrange(len(self.settlements)))
+        errors: list[TransportError | None] = []
+        for item, delivery in zip(items, used, strict=True):
+            position = int(delivery.sequence_number)
+            if self.tokens.get(position) is not delivery.lock_token:
+                errors.append(LOCK_LOST)
+            elif self.random.random() < 0.2:
+                errors.append(BUSY)
+            else:
+                errors.append(None)
+                del self.tokens[position]
+                message = self.queue.pop(position)
+                if item.poison is not None:
+                    self.dead.add(self.name(message))
+        self.report(self.machine.settled(items, used, errors)[0])
+
+    def report(self, reports: Sequence[Any]) -> None:
+        for item, _ in reports:
+            self.reports[item] += 1
+
+    def try_settlements_again(self) -> None:
+        under_way = {item for items, _ in self.settlements for item in items}
+        self.settle([item for item in self.machine.unsettled if item not in under_way])
+
+    def lose_a_lock(self) -> None:
+        if self.ordered:
+            self.tokens.clear()  # another process has the queue now
+        else:
+            del self.tokens[self.random.choice(sorted(self.tokens))]
+
+    def let_time_pass(self) -> None:
+        self.now += self.random.choice([1.0, 25.0, 100.0])
+        for item in self.machine.to_renew(self.now):
+            if self.machine.is_held(item):
+                self.renew(item)
+
+    def postpone(self) -> None:
+        if self.machine.room() is not Room.POSTPONE:
+            return
+        line = self.machine.fullest(self.now)
+        if line is None or not self.machine.primary_seen(line, answers=self.random.random() < 0.5):
+            return
+        items = self.machine.postpone(line, self.now)
+        results = [self.random.choice([None, None, AWAY, IN_DOUBT]) for _ in items]
+        for copy, result in zip(self.machine.copies(items, None), results, strict=True):
+            if result is None or (result.maybe_applied and self.random.random() < 0.5):
+                self.add(copy)
+                self.copied.add(self.name(copy))
+        settle, begun = self.machine.copied(line, items, results, self.now)
+        self.settle(settle)
+        if begun is not None:
+            self.operations[begun] = None
+        if not self.machine.is_current(line) and line in self.operations:
+            del self.operations[line]
+            self.machine.left(line)
+
+    def begin_anew(self) -> None:
+        self.machine.drop_lines()
+        self.machine.release()
+        self.report(self.machine.give_up())
+        self.settlements.clear()
+        self.tokens.clear()
+
+    def steps(self) -> list[Callable[[], None]]:
+        """What can happen now; what is there twice happens more often."""
+        if self.machine.broken:
+            return [self.begin_anew]
+        steps = [self.divert, self.divert, self.receive, self.receive, self.open_gate, self.postpone]
+        steps += [self.begin_operation] * 3 * bool(self.lines(busy=False)) + [self.answer] * 3 * bool(
+            self.lines(busy=True)
+        )
+        steps += [self.end_settlement] * 3 * bool(self.settlements) + [self.try_settlements_again]
+        rare = [self.let_time_pass, self.begin_anew] + [self.lose_a_lock] * bool(self.tokens)
+        return rare if self.random.random() < 0.05 else steps
+
+    def check(self) -> None:
+        """What holds at any time."""
+        stored_or_queued = {self.name(message) for message in self.queue.values()} | self.stored | self.dead
+        assert {f"m{number}" for number in range(1, self.numbers + 1)} <= stored_or_queued
+        assert set(self.reports.values()) <= {1}
+        assert self.machine.moved + self.machine.dead_lettered == len(self.reports)
+        assert all(self.machine.is_held(item) is (item.state < State.LOST) for item in self.items)
+        somewhere = {item for line in self.operations for item in [*line.items, *line.taken]}
+        somewhere.update(item for items, _ in self.settlements for item in items)
+        assert {item for item in self.items if self.machine.is_held(item)} <= somewhere | set(self.machine.unsettled)
+        assert len(self.machine) <= (17 if self.ordered else 6) * self.machine.batch
+
+    def end_all(self) -> None:
+        self.begin_anew()
+        for line in self.lines(busy=True):
+            operation = self.operations[line]
+            assert operation is not None
+            if not operation.waits_for:
+                self.machine.sent(line.gate, operation.sent, [AWAY] * len(operation.sent), 0.0)
+            self.end(operation)
+        assert (len(self.machine), self.machine.unsettled) == (0, [])
+        assert {item.state for item in self.items} <= {State.LOST, State.LAPSED, State.GONE}
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_whatever_happens_nothing_is_lost_or_settled_twice_or_out_of_order(ordered, seed):
+    world = AnyPump(seed, ordered=ordered)
+    for _ in range(300):
+        world.random.choice(world.steps())()
+        world.check()
+    world.end_all()
