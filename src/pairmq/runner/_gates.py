@@ -149,11 +149,6 @@ class RateLimit:
         self._per_second = per_second
         self._free_at = 0.0
 
-    @property
-    def limits(self) -> bool:
-        """Whether there is a limit at all."""
-        return self._per_second is not None
-
     async def take(self, messages: int, stopping: asyncio.Event) -> bool:
         """Wait until that many more messages may go; False when ``stopping`` came first."""
         if self._per_second is None:
@@ -167,7 +162,3 @@ class RateLimit:
         except TimeoutError:
             return True
         return False
-
-    def most_at_once(self, wanted: int) -> int:
-        """How many messages one operation should carry, so that a low rate is not spent in bursts of many seconds."""
-        return wanted if self._per_second is None else max(1, min(wanted, int(self._per_second)))
