@@ -181,11 +181,11 @@ class Pump:
         copies = machine.copies(items, self._clock.instant() if schedules else None)
         results = await reader.receiver.each(self._tail.send_batch(copies), len(copies)) if copies else ()
         settle, begun = machine.copied(line, items, results, self._clock.now())
-        await reader.settler.settle(settle)
         if begun is not None:
             self._start([begun])
         elif not machine.is_current(line) and line in self._lines:
             self._lines[line].cancel()
+        await reader.settler.settle(settle)
         if settle and not schedules:
             await pause(min(machine.requeue_wait, 1.0), self._stopping)  # they are visible again at once: don't spin
         return bool(settle)
