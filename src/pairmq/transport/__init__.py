@@ -8,6 +8,7 @@ from pairmq.transport._naming import (
     endpoint_with_default_name,
     is_local_address,
 )
+from pairmq.transport._scope import Endable, Scope
 from pairmq.transport._tasks import start_task
 from pairmq.transport._transport import (
     Admin,
@@ -28,11 +29,13 @@ __all__ = [
     "Claim",
     "ClaimStore",
     "ConfirmRisk",
+    "Endable",
     "Endpoint",
     "QueueCounts",
     "QueuePositions",
     "QueueProperties",
     "Receiver",
+    "Scope",
     "Sender",
     "SessionReceiver",
     "Transport",

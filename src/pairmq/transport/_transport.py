@@ -1,5 +1,10 @@
 """The interfaces that every transport implements: Transport, Sender, Receiver, Admin.
 
+What must be written is abstract: `Sender.send`, `Receiver.receive` and `Receiver.complete`, `Admin.probe`, and of
+`Transport` its ``capabilities``, ``admin``, ``sender`` and ``_close``. Everything else has a default: one that is built
+on these, or one that raises *not-supported*. A transport that only sends needs no receiver, and can be a primary. A
+secondary needs `Transport.receiver`, `Receiver.renew_lock`, `Admin.create`, `Admin.properties` and `Admin.counts`, too.
+
 Rules for all of them, which the conformance suite checks:
 
 - **Asyncio, one loop.** Objects belong to the loop that first awaited them. Every method may be called concurrently
@@ -26,7 +31,11 @@ from types import TracebackType
 from typing import Self
 
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, Source, TransportError
+from pairmq.transport._scope import Scope
 from pairmq.transport._values import Capabilities, ConfirmRisk, Endpoint, QueueCounts, QueuePositions, QueueProperties
+
+_NO_ENTITY = Entity("pairmq-check")
+"""A queue that `Admin.check` asks for: that it does not exist is an answer, too."""
 
 _NOTHING_SENT = "pairmq_nothing_sent"
 
@@ -55,8 +64,18 @@ def is_nothing_sent(timeout: BaseException) -> bool:
     return getattr(cancellation, _NOTHING_SENT, False) or getattr(timeout, _NOTHING_SENT, False)
 
 
+def _not_supported(text: str) -> TransportError:
+    return TransportError(f"{text}: not supported by this transport", FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
+
+
 class Sender(ABC):
-    """Sends to one entity. Keep it open: brokers charge for opening."""
+    """Sends to one entity. Keep it open: brokers charge for opening.
+
+    Attributes:
+        scope: what ends the calls in flight when this closes; None for a transport that overrides `close`.
+    """
+
+    scope: Scope | None = None
 
     @abstractmethod
     async def send(self, message: Message) -> None:
@@ -72,9 +91,8 @@ class Sender(ABC):
         A cancelled call may or may not have stored the message.
         """
 
-    @abstractmethod
     async def send_batch(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
-        """Send several messages, in order, as cheaply as the broker allows.
+        """Send several messages, in order, as cheaply as the broker allows. The default sends one after the other.
 
         Args:
             messages: any number; the transport cuts them to the broker's limits.
@@ -85,6 +103,19 @@ class Sender(ABC):
 
         A cancelled call may have stored any part of them. Nothing but cancellation is raised.
         """
+        outcomes: list[TransportError | None] = []
+        for message in messages:
+            try:
+                await self.send(message)
+            except TransportError as error:
+                outcomes.append(error)
+            except asyncio.CancelledError as cancellation:
+                if outcomes:  # that nothing was sent may be true of this message; of the batch it is not
+                    raise asyncio.CancelledError(*cancellation.args) from None
+                raise
+            else:
+                outcomes.append(None)
+        return outcomes
 
     async def make_ready(self) -> None:  # noqa: B027  # optional
         """Hint that a send may follow that should not have to connect first, such as the first diverted one.
@@ -97,19 +128,25 @@ class Sender(ABC):
         A cancelled call leaves the sender as it was.
         """
 
-    @abstractmethod
     async def close(self) -> None:
         """Close the link; idempotent, never raises, returns within 2 s even if the broker is unresponsive.
 
-        Calls in flight end with `TransportError` of reason *closed*.
+        Calls in flight end with `TransportError` of reason *closed*, as do later ones. The default closes ``scope``.
         """
+        if self.scope is not None:
+            self.scope.close()
 
 
 class Receiver(ABC):
     """Reads one source under peek-lock: a delivery stays in the broker until it is completed.
 
     A delivery is settled through the receiver that returned it; any other one raises *lock-lost*, and leaves it.
+
+    Attributes:
+        scope: as `Sender.scope`.
     """
+
+    scope: Scope | None = None
 
     @abstractmethod
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
@@ -150,20 +187,29 @@ class Receiver(ABC):
                 unavailable (it may be redelivered).
         """
 
-    @abstractmethod
     async def complete_batch(self, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
-        """Complete several as cheaply as the broker allows; one entry each, None on success. Raises only
-        cancellation."""
+        """Complete several as cheaply as the broker allows; one entry each, None on success. Raises only cancellation.
 
-    @abstractmethod
+        The default completes one after the other.
+        """
+        outcomes: list[TransportError | None] = []
+        for delivery in deliveries:
+            try:
+                await self.complete(delivery)
+            except TransportError as error:
+                outcomes.append(error)
+            else:
+                outcomes.append(None)
+        return outcomes
+
     async def abandon(self, delivery: Delivery) -> None:
         """Release a message for immediate redelivery, with its delivery count incremented.
 
         Raises:
-            TransportError: as `complete`.
+            TransportError: as `complete`; reason *not-supported* by default.
         """
+        raise _not_supported("release a message for immediate redelivery")
 
-    @abstractmethod
     async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
         """Move a delivery to the source's dead-letter queue, atomically, or so that a crash can only leave two copies.
 
@@ -175,8 +221,8 @@ class Receiver(ABC):
         Raises:
             TransportError: as `complete`; reason *not-supported* without the capability.
         """
+        raise _not_supported("move a message to the dead-letter queue")
 
-    @abstractmethod
     async def renew_lock(self, delivery: Delivery) -> Delivery:
         """Extend the lock to its full duration from now.
 
@@ -186,10 +232,16 @@ class Receiver(ABC):
         Raises:
             TransportError: as `complete`; reason *not-supported* without the capability.
         """
+        raise _not_supported("renew a lock")
 
-    @abstractmethod
     async def close(self) -> None:
-        """Release unsettled messages for redelivery; idempotent, never raises, returns within 2 s."""
+        """Release unsettled messages for redelivery; idempotent, never raises, returns within 2 s.
+
+        Calls in flight end with `TransportError` of reason *closed*, as do later ones. The default closes ``scope``
+        and leaves the locks to end by themselves.
+        """
+        if self.scope is not None:
+            self.scope.close()
 
 
 class SessionReceiver(Receiver):
@@ -239,23 +291,30 @@ class SessionReceiver(Receiver):
 class Admin(ABC):
     """Manages a broker's entities, and probes them."""
 
-    @abstractmethod
     async def check(self) -> None:
         """Make one round trip to the broker, to check that it is reachable and accepts these credentials.
+
+        The default asks for the `properties` of a queue that need not exist.
 
         Raises:
             TransportError: it is unavailable, or refuses them.
         """
+        await self.exists(_NO_ENTITY)
 
-    @abstractmethod
     async def exists(self, entity: Entity) -> bool:
-        """Return whether the entity exists.
+        """Return whether the entity exists. The default asks for its `properties`.
 
         Raises:
             TransportError: the broker could not be queried.
         """
+        try:
+            await self.properties(entity)
+        except TransportError as error:
+            if error.reason is FailureReason.NOT_FOUND:
+                return False
+            raise
+        return True
 
-    @abstractmethod
     async def create(self, entity: Entity, properties: QueueProperties | None = None) -> bool:
         """Create a durable queue or topic; an existing one is left unchanged.
 
@@ -271,24 +330,24 @@ class Admin(ABC):
             TransportError: it failed; reason *not-supported* for ``requires_session`` without the sessions capability,
                 and for ``single_consumer`` without ordered_consumer.
         """
+        raise _not_supported(f"create {entity}")
 
-    @abstractmethod
     async def create_subscription(self, topic: Entity, name: str) -> bool:
         """Create a subscription of a topic that gets every message from now on; as `create`.
 
         Raises:
             TransportError: reason *not-supported* without the topics capability, *not-found* without the topic.
         """
+        raise _not_supported(f"create the subscription {name} of {topic}")
 
-    @abstractmethod
     async def properties(self, entity: Entity) -> QueueProperties:
         """Read a queue's settings.
 
         Raises:
             TransportError: reason *not-found* when it does not exist.
         """
+        raise _not_supported(f"read the settings of {entity}")
 
-    @abstractmethod
     async def counts(self, source: Source) -> QueueCounts:
         """Count the messages of a queue or subscription, now and exactly, including those locked by any consumer.
 
@@ -298,6 +357,7 @@ class Admin(ABC):
         Raises:
             TransportError: reason *not-found* when it does not exist.
         """
+        raise _not_supported(f"count {source}")
 
     async def positions(self, entity: Entity) -> QueuePositions:
         """Return how far a queue has been settled, by any consumer (SPEC 8.3).
@@ -309,29 +369,24 @@ class Admin(ABC):
             TransportError: reason *not-supported* without the ordered_consumer capability; *not-found* when the queue
                 does not exist; or the broker could not be queried.
         """
-        raise TransportError(
-            f"{entity}: this transport can't report how far a queue has been settled",
-            FailureKind.REFUSED,
-            FailureReason.NOT_SUPPORTED,
-        )
+        raise _not_supported(f"find how far {entity} has been settled")
 
-    @abstractmethod
     async def delete(self, entity: Entity) -> bool:
         """Delete an entity and its messages; False if it did not exist.
 
         Raises:
             TransportError: it failed.
         """
+        raise _not_supported(f"delete {entity}")
 
-    @abstractmethod
     async def list_entities(self, prefix: str = "") -> list[Entity]:
         """List the entities whose path starts with ``prefix``, by path, without dead-letter queues and system entities.
 
         Raises:
             TransportError: the broker could not be queried; reason *not-supported* if it can't list entities.
         """
+        raise _not_supported("list the entities")
 
-    @abstractmethod
     async def peek(self, source: Source, max_messages: int) -> list[Delivery]:
         """Return the oldest messages without locking or changing them; they can't be settled.
 
@@ -341,8 +396,8 @@ class Admin(ABC):
         Raises:
             TransportError: reason *not-supported* without the capability.
         """
+        raise _not_supported(f"peek into {source}")
 
-    @abstractmethod
     async def purge(self, source: Source) -> int:
         """Delete the messages of a queue or dead-letter queue, including locked ones if the broker can.
 
@@ -352,6 +407,7 @@ class Admin(ABC):
         Raises:
             TransportError: it failed.
         """
+        raise _not_supported(f"purge {source}")
 
     @abstractmethod
     async def probe(self, entity: Entity) -> None:
@@ -379,19 +435,23 @@ class Admin(ABC):
         """
         return ()
 
-    @abstractmethod
     def is_system_entity(self, entity: Entity) -> bool:
         """Return, without IO, whether the entity is internal to the broker or the transport (SPEC 5.8)."""
+        return False
 
 
 class Transport(ABC):
     """One connection (in the product's sense) to one broker.
 
     It ends in one of two ways: `close`, or `fault`, after which every call raises `TransportError` of reason *closed*.
+
+    Attributes:
+        scope: closed when the transport ends; that of a sender or receiver made with it as its parent closes with it.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
+        self.scope = Scope()
         self._fault: BaseException | None = None
         self._ended = False
         self._listeners: list[Callable[[Transport], None]] = []
@@ -430,9 +490,9 @@ class Transport(ABC):
                 reason *malformed* when the path breaks a rule of this broker.
         """
 
-    @abstractmethod
     def receiver(self, source: Source) -> Receiver:
-        """Make a receiver; no IO. Raises as `sender`."""
+        """Make a receiver; no IO. Raises as `sender`; reason *not-supported* in a transport that only sends."""
+        raise _not_supported(f"receive from {source}")
 
     async def accept_session(
         self, source: Source, session_id: str | None = None, *, wait: float
@@ -453,15 +513,14 @@ class Transport(ABC):
 
         A cancelled call may have locked a session, until that lock ends at the latest.
         """
-        raise TransportError(
-            f"{self._endpoint.identity[0]} has no sessions: {source} can't be read one session at a time",
-            FailureKind.REFUSED,
-            FailureReason.NOT_SUPPORTED,
-        )
+        raise _not_supported(f"read {source} one session at a time")
 
-    @abstractmethod
     def measure(self, message: Message) -> int:
-        """Return, without IO, a message's size in bytes as ``Capabilities.max_message_bytes`` counts it."""
+        """Return, without IO, a message's size in bytes as ``Capabilities.max_message_bytes`` counts it.
+
+        The default counts the body alone; a transport whose broker counts headers, too, overrides it.
+        """
+        return len(message.body)
 
     def check_message(self, entity: Entity, message: Message) -> None:
         """Reject, without IO, a message that the broker can never accept (SPEC 3.8).
@@ -536,6 +595,7 @@ class Transport(ABC):
 
     def _end(self) -> None:
         self._ended = True
+        self.scope.close()
         listeners, self._listeners = self._listeners, []
         for listener in listeners:
             listener(self)
