@@ -36,7 +36,7 @@ NICENESS = {"spark": 5, "eager": 5, "uvloop": 5, "simulated": 19}
 _REAL_LOOPS = (
     "tests/pair",
     "tests/sync",
-    "plugins/_template/tests/test_conformance.py",
+    "plugins/pairmq-sqlite/tests/test_conformance.py",
     "plugins/pairmq-redis/tests/test_conformance_memory.py",
 )
 LOOPS = {  # their tests

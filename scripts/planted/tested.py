@@ -17,7 +17,7 @@ _DEDUPLICATOR_TESTS = ("tests/pair/test_deduplicator_iterating.py",)
 _REDIS_LINK = "plugins/pairmq-redis/src/pairmq_redis/_link.py"
 _REDIS_LINK_TESTS = ("plugins/pairmq-redis/tests/test_redis_link.py",)
 _REDIS_MEMORY_TESTS = ("plugins/pairmq-redis/tests/test_redis_memory.py",)
-_SQLITE_MESSAGES_TESTS = ("plugins/_template/tests/test_sqlite_messages.py",)
+_SQLITE_MESSAGES_TESTS = ("plugins/pairmq-sqlite/tests/test_sqlite_messages.py",)
 _RABBIT_POSITIONS = "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_contents.py"
 _RABBIT_RECEIVING = "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_receiving/"
 _RABBIT_RECEIVING_A = "plugins/pairmq-rabbitmq/tests/test_rabbitmq_receiving.py::test_a_"
@@ -323,14 +323,14 @@ TESTED = (
     # SQLite.
     Mutant(
         "what a receiver held that closed in an outage waits for the ends of its locks in SQLite",
-        "plugins/_template/src/pairmq_sqlite/_context.py",
+        "plugins/pairmq-sqlite/src/pairmq_sqlite/_context.py",
         "        if locks:\n",
         "        if False:\n",
         tests=_SQLITE_MESSAGES_TESTS,
     ),
     Mutant(
         "what a receive has locked whose outcome is not known waits for the ends of its locks",
-        "plugins/_template/src/pairmq_sqlite/_receiver.py",
+        "plugins/pairmq-sqlite/src/pairmq_sqlite/_receiver.py",
         "                store.take_back(place, each)\n",
         "                pass\n",
         tests=_SQLITE_MESSAGES_TESTS,

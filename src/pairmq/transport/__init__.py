@@ -1,6 +1,7 @@
 """The abstract interfaces to a broker, and the values that transports report."""
 
 from pairmq.transport._claims import Claim, ClaimStore
+from pairmq.transport._header import MalformedHeader, decode_header, encode_header
 from pairmq.transport._naming import (
     ENDPOINT_OPTIONS,
     checked_name,
@@ -21,6 +22,7 @@ from pairmq.transport._transport import (
     nothing_sent,
 )
 from pairmq.transport._values import Capabilities, ConfirmRisk, Endpoint, QueueCounts, QueuePositions, QueueProperties
+from pairmq.transport._worker import Job, Worker
 
 __all__ = [
     "ENDPOINT_OPTIONS",
@@ -31,6 +33,8 @@ __all__ = [
     "ConfirmRisk",
     "Endable",
     "Endpoint",
+    "Job",
+    "MalformedHeader",
     "QueueCounts",
     "QueuePositions",
     "QueueProperties",
@@ -39,9 +43,12 @@ __all__ = [
     "Sender",
     "SessionReceiver",
     "Transport",
+    "Worker",
     "checked_name",
     "chosen_endpoint",
     "counts_of",
+    "decode_header",
+    "encode_header",
     "endpoint_with_default_name",
     "is_local_address",
     "is_nothing_sent",

@@ -1,12 +1,12 @@
-"""A message as a row, and back, exactly: the body as it is, all else as one JSON object, the header.
+"""All of a message but its body as one JSON object, and back, exactly: for brokers without properties of their own.
 
 JSON has fewer types than a message's properties, so that each value is written with the name of its type before it:
 ``["int", 7]``, ``["bytes", "aGk="]``, ``["list", [["none"], ["str", "x"]]]``. A field that is not set is not written,
 which keeps *unset* and *empty* apart. Fields that this version does not know are ignored, so that a later one may add
 some.
 
-Whoever can write to the file can put anything into a row: decoding raises `MalformedRow` and nothing else, and
-evaluates nothing. What Python makes of the JSON goes through `Message`, which checks every field once more.
+What is stored is untrusted input: decoding raises `MalformedHeader` and nothing else, and evaluates nothing. What
+Python makes of the JSON goes through `Message`, which checks every field once more.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _SCHEDULED, _PROPERTIES = "scheduled_enqueue_at", "application_properties"
 _MOST_SHOWN = 200
 
 
-class MalformedRow(Exception):
-    """A row that is no message of ours; the text says why in a sentence."""
+class MalformedHeader(Exception):
+    """It is no message of PairMQ; the text says why in a sentence."""
 
 
-def encode(message: Message) -> str:
-    """Write all of a message but its body."""
+def encode_header(message: Message) -> str:
+    """Write all of a message but its body, as ASCII: what its length is in characters, it is in bytes."""
     header: dict[str, object] = {}
     for name in _PLAIN_FIELDS:
         value = getattr(message, name)
@@ -57,18 +57,18 @@ def encode(message: Message) -> str:
     return json.dumps(header, separators=(",", ":"))  # non-ASCII letters are escaped: one letter is one byte
 
 
-def decode(header: object, body: object) -> Message:
+def decode_header(header: object, body: object) -> Message:
     """Read a message.
 
     Args:
-        header: what `encode` wrote; SQLite's columns may hold any type, so this may be any too.
-        body: the body.
+        header: what `encode_header` wrote, or anything else that was stored in its place.
+        body: the message's body, or anything else.
 
     Raises:
-        MalformedRow: it is no message of ours.
+        MalformedHeader: it is no message of PairMQ.
     """
     if not isinstance(header, str) or not isinstance(body, bytes):
-        raise MalformedRow("the row has no header and body: it was not written by PairMQ")
+        raise MalformedHeader("it has no header and body: it was not written by PairMQ")
     try:
         fields: Any = _typed(json.loads(header), dict)
         values: dict[str, Any] = {name: fields[name] for name in _PLAIN_FIELDS if name in fields}
@@ -79,28 +79,7 @@ def decode(header: object, body: object) -> Message:
         return Message(body, **values)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         # The text comes from outside: it is cut.
-        raise MalformedRow(f"{type(error).__name__}: {error}"[:_MOST_SHOWN]) from error
-
-
-def decode_leniently(header: object, body: object) -> Message:
-    """Show a row that may be malformed, so that a person can look at it: its header becomes a property.
-
-    Args:
-        header: as for `decode`.
-        body: as for `decode`.
-    """
-    try:
-        return decode(header, body)
-    except MalformedRow:
-        shown = header if isinstance(header, str) else repr(header)[:_MOST_SHOWN]
-        # A lone surrogate could not go into a message.
-        text = shown.encode(errors="replace").decode()
-        return Message(body if isinstance(body, bytes) else b"", application_properties={"raw:header": text})
-
-
-def size(message: Message) -> int:
-    """Bytes that a message takes, which is what the limit counts."""
-    return len(encode(message)) + len(message.body)
+        raise MalformedHeader(f"{type(error).__name__}: {error}"[:_MOST_SHOWN]) from error
 
 
 # One row a type, read in both directions: a type that is added to one can't be forgotten in the other. The types are

@@ -54,10 +54,6 @@ class NoSharedMemory(Exception):
     """The file system can't share memory between processes, which several processes at one file need."""
 
 
-class Closed(Exception):
-    """The sender, receiver or transport was closed."""
-
-
 class Failed(Exception):
     """How the worker hands a failure on.
 
@@ -84,7 +80,6 @@ _TABLE: tuple[_Row, ...] = (
     _Row(NoSuchEntity, _REFUSED, FailureReason.NOT_FOUND, "there is no such queue, topic or subscription"),
     _Row(OtherKind, _REFUSED, FailureReason.ALREADY_EXISTS, "there is an entity of another kind by this name"),
     _Row(LockEnded, _REFUSED, FailureReason.LOCK_LOST, "its lock has ended, and it will be delivered again"),
-    _Row(Closed, _UNAVAILABLE, FailureReason.CLOSED, "it was closed"),
     _Row(FileFull, _UNAVAILABLE, FailureReason.QUOTA, "the file has reached its max_megabytes"),
     _Row(FileGone, _UNAVAILABLE, FailureReason.CONNECTION, "the file was deleted, moved or replaced while in use"),
     _Row(NotOurs, _REFUSED, FailureReason.MALFORMED, "the file is not a broker of this transport: name another one"),

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 
 from pairmq.model import Entity, FailureKind, FailureReason, Message, TransportError
-from pairmq.transport import Sender
-from pairmq_sqlite import _codec
+from pairmq.transport import Sender, encode_header
 from pairmq_sqlite._context import Context
 from pairmq_sqlite._rows import NewRow, microseconds_of, since_1970
 
@@ -30,7 +29,8 @@ class SQLiteSender(Sender):
         self._context = context
         self._entity = entity
         self._doing = f"send to {entity}"
-        self._scope = context.scope()
+        self._calls = context.calls(self._doing)
+        self.scope = self._calls.scope
 
     async def send(self, message: Message) -> None:
         row = _row(message)
@@ -55,12 +55,8 @@ class SQLiteSender(Sender):
             outcomes += [failed if row.size <= MAX_MESSAGE_BYTES else self._too_large(row) for row in chunk]
         return outcomes
 
-    async def close(self) -> None:
-        self._scope.close()
-        self._context.scopes.discard(self._scope)
-
     async def _store(self, rows: Sequence[NewRow]) -> None:
-        await self._scope.run(lambda store: store.send(self._entity, rows), self._doing)
+        await self._calls.run(lambda store: store.send(self._entity, rows), self._doing)
         self._context.arrivals.tell(self._entity.path)
 
     def _too_large(self, row: NewRow) -> TransportError:
@@ -71,7 +67,7 @@ class SQLiteSender(Sender):
 def _row(message: Message) -> NewRow:
     due_at, lives = message.scheduled_enqueue_at, message.time_to_live
     return NewRow(
-        _codec.encode(message),
+        encode_header(message),
         message.body,
         due_at=None if due_at is None else since_1970(due_at),
         time_to_live=None if lives is None else microseconds_of(lives),

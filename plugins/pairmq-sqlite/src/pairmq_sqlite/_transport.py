@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from pairmq.model import Entity, Message, Source
-from pairmq.transport import Admin, Capabilities, Receiver, Sender, Transport, start_task
-from pairmq_sqlite import _codec
+from pairmq.transport import Admin, Capabilities, Receiver, Sender, Transport, encode_header, start_task
 from pairmq_sqlite._admin import SQLiteAdmin
 from pairmq_sqlite._context import Context
 from pairmq_sqlite._receiver import SQLiteReceiver
@@ -46,7 +45,7 @@ class SQLiteTransport(Transport):
     def __init__(self, url: str) -> None:
         parsed = parse_url(url)
         super().__init__(parsed.endpoint)
-        self._context = Context(parsed)
+        self._context = Context(parsed, self.scope)
         self._admin = SQLiteAdmin(self._context)
         self._closing: asyncio.Task[None] | None = None
 
@@ -65,18 +64,15 @@ class SQLiteTransport(Transport):
         return SQLiteReceiver(self._context, source)
 
     def measure(self, message: Message) -> int:
-        return _codec.size(message)
+        return len(encode_header(message)) + len(message.body)
 
     async def _close(self) -> None:
         # In a task of its own, which a caller that is cancelled does not take along.
         if self._closing is None:
-            self._context.closed = True
             self._closing = start_task(self._close_all())
         await asyncio.shield(self._closing)
 
     async def _close_all(self) -> None:
-        for scope in tuple(self._context.scopes):
-            scope.close()
         releases = [asyncio.ensure_future(receiver.close()) for receiver in tuple(self._context.receivers)]
         if releases:
             await asyncio.wait(releases, timeout=_RELEASE_WITHIN)

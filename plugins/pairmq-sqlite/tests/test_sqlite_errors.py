@@ -9,7 +9,6 @@ import pytest
 from pairmq.model import FailureKind, FailureReason
 from pairmq_sqlite import _errors
 from pairmq_sqlite._errors import (
-    Closed,
     Failed,
     FileFull,
     FileGone,
@@ -40,7 +39,6 @@ EXTENDED_IOERR_FSYNC = sqlite3.SQLITE_IOERR | 4 << 8
         (NotOurs(), FailureKind.REFUSED, FailureReason.MALFORMED),
         (LaterVersion(), FailureKind.REFUSED, FailureReason.NOT_SUPPORTED),
         (NoSharedMemory(), FailureKind.REFUSED, FailureReason.NOT_SUPPORTED),
-        (Closed(), FailureKind.UNAVAILABLE, FailureReason.CLOSED),
         (FileFull(), FailureKind.UNAVAILABLE, FailureReason.QUOTA),
         (FileGone(), FailureKind.UNAVAILABLE, FailureReason.CONNECTION),
         (PermissionError("x"), FailureKind.REFUSED, FailureReason.UNAUTHORIZED),

@@ -138,8 +138,8 @@ def test_a_copy_under_another_name_is_found_beside_the_template(environment, tmp
     """The commands are the how-to's own, run as they are printed there."""
     checkout = tmp_path / "pairmq"
     generated = shutil.ignore_patterns("__pycache__", ".*", "dist")
-    shutil.copytree(TEMPLATE, checkout / "plugins" / "_template", ignore=generated)
-    (script,) = re.findall(r"```sh\n(cp -r plugins/_template .*?)```", HOW_TO.read_text(), re.DOTALL)
+    shutil.copytree(TEMPLATE, checkout / "plugins" / "pairmq-sqlite", ignore=generated)
+    (script,) = re.findall(r"```sh\n(cp -r plugins/pairmq-sqlite .*?)```", HOW_TO.read_text(), re.DOTALL)
     run(["sh", "-e", "-c", script], cwd=checkout)
 
     copy = tmp_path / "pairmq-nats"

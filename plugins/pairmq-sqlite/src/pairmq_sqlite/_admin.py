@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.transport import Admin, QueueCounts, QueuePositions, QueueProperties
-from pairmq_sqlite import _codec
 from pairmq_sqlite._context import Context
 from pairmq_sqlite._receiver import delivery_of
-from pairmq_sqlite._rows import Settings, microseconds_of
+from pairmq_sqlite._rows import Settings, microseconds_of, shown
 from pairmq_sqlite._store import Store
 
 T = TypeVar("T")
@@ -33,8 +32,7 @@ class SQLiteAdmin(Admin):
     """
 
     def __init__(self, context: Context) -> None:
-        self._scope = context.scope()
-        self._arrivals = context.arrivals
+        self._calls = context.calls()
 
     async def check(self) -> None:
         """Open the file and get hold of its write lock, without writing."""
@@ -81,7 +79,7 @@ class SQLiteAdmin(Admin):
         """Show the oldest messages, locked ones too, then the scheduled ones; of a malformed one what can be read."""
         most = max(max_messages, 1)
         rows = await self._run(lambda store: store.peek(store.place(source), most), f"peek into {source}")
-        return [delivery_of(row, _codec.decode_leniently(row.header, row.body)) for row in rows]
+        return [delivery_of(row, shown(row.header, row.body)) for row in rows]
 
     async def purge(self, source: Source) -> int:
         return await self._run(lambda store: store.purge(store.place(source)), f"purge {source}")
@@ -103,7 +101,7 @@ class SQLiteAdmin(Admin):
         return False
 
     async def _run(self, work: Callable[[Store], T], doing: str) -> T:
-        return await self._scope.run(work, doing)
+        return await self._calls.run(work, doing)
 
 
 def _settings_of(asked: QueueProperties, doing: str) -> Settings:

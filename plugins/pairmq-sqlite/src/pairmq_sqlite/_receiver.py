@@ -21,11 +21,11 @@ from datetime import datetime
 from typing import NamedTuple, TypeVar
 
 from pairmq.model import Delivery, FailureKind, FailureReason, Message, Source, TransportError
-from pairmq.transport import Receiver, start_task
-from pairmq_sqlite import _codec, _errors
+from pairmq.transport import MalformedHeader, Receiver, decode_header, start_task
+from pairmq_sqlite import _errors
 from pairmq_sqlite._context import Context
 from pairmq_sqlite._errors import Failed, LockEnded
-from pairmq_sqlite._rows import Place, Row, instant
+from pairmq_sqlite._rows import Place, Row, instant, shown
 from pairmq_sqlite._store import Store, now_us
 
 T = TypeVar("T")
@@ -69,7 +69,8 @@ class SQLiteReceiver(Receiver):
         self._receives = 0
         self._doubtful: list[str] = []
         """Locks of receives that may have been done, and gave nothing to anybody."""
-        self._scope = context.scope()
+        self._calls = context.calls(self._receiving)
+        self.scope = self._calls.scope
         self._closing: asyncio.Task[None] | None = None
         context.receivers.add(self)
 
@@ -125,7 +126,7 @@ class SQLiteReceiver(Receiver):
 
     async def close(self) -> None:
         if self._closing is None:
-            self._scope.close()
+            self._calls.scope.close()
             self._context.arrivals.tell(self._path)  # a receive that waits finds out
             self._closing = start_task(self._release())
         await asyncio.shield(self._closing)
@@ -145,7 +146,7 @@ class SQLiteReceiver(Receiver):
             return _take(store, place, lock, most)
 
         try:
-            return await self._scope.run(take, self._receiving)
+            return await self._calls.run(take, self._receiving)
         except TransportError as error:
             self._doubtful += [*doubtful, lock] if error.maybe_applied else doubtful
             self._context.leave_locks(self._source, left)
@@ -154,13 +155,12 @@ class SQLiteReceiver(Receiver):
             self._doubtful += [*doubtful, lock]
             self._context.leave_locks(self._source, left)
             # It may have been done. Jobs are done in turn, so that this one comes after it and undoes it.
-            with contextlib.suppress(Failed):
+            with contextlib.suppress(TransportError):
                 self._context.worker.submit(lambda store: store.take_back(store.place(self._source), lock))
             raise
 
     async def _release(self) -> None:
         """Give back what is not settled; if that can't be done now, the next receiver does, or the locks end."""
-        self._context.scopes.discard(self._scope)
         self._context.receivers.discard(self)
         if not self._receives:
             return
@@ -168,13 +168,13 @@ class SQLiteReceiver(Receiver):
         try:
             job = self._context.worker.submit(lambda store: store.release(store.place(self._source), locks))
             async with asyncio.timeout(_RELEASE_WITHIN):
-                await self._context.worker.outcome(job)
-        except (Failed, TimeoutError):
+                await job.outcome()
+        except (Failed, TransportError, TimeoutError):
             self._context.leave_locks(self._source, [locks])
         self._context.arrivals.tell(self._path)
 
     async def _settle(self, work: Callable[[Store], T]) -> T:
-        return await self._scope.run(work, self._settling)
+        return await self._calls.run(work, self._settling)
 
     def _token(self, delivery: Delivery) -> _Token:
         token = self._own_token(delivery)
@@ -219,14 +219,14 @@ def _take(store: Store, place: Place, lock: str, most: int) -> _Taken:
     no further place to put it: it is handed out as far as it can be read.
     """
     until = instant(now_us() + place.settings.lock_duration)
-    decode = _codec.decode_leniently if place.reads_dead else _codec.decode
+    decode = shown if place.reads_dead else decode_header
     deliveries: list[Delivery] = []
     while not deliveries:
         rows = store.take(place, lock, most, _MOST_BYTES)
         for row in rows:
             try:
                 message = decode(row.header, row.body)
-            except _codec.MalformedRow as problem:
+            except MalformedHeader as problem:
                 store.dead_letter(place, row.number, lock, "malformed", str(problem))
             else:
                 token = _Token(row.number, lock)

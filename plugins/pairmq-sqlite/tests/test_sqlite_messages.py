@@ -293,7 +293,7 @@ async def release(receiver, delivery):
 
 async def take_back(receiver, delivery):
     token = delivery.lock_token
-    await receiver._scope.run(lambda store: store.take_back(store.place(receiver._source), token.lock), "take back")
+    await receiver._calls.run(lambda store: store.take_back(store.place(receiver._source), token.lock), "take back")
 
 
 @pytest.mark.parametrize("give_back", [None, abandon, release, take_back])

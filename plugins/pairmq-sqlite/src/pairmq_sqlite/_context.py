@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from pairmq.model import Source
+from pairmq.transport import Scope
 from pairmq_sqlite import _errors
-from pairmq_sqlite._errors import Closed, Failed
+from pairmq_sqlite._errors import Failed
 from pairmq_sqlite._store import Store
 from pairmq_sqlite._url import SQLiteUrl
-from pairmq_sqlite._worker import Job, Worker
+from pairmq_sqlite._worker import SQLiteWorker
 
 T = TypeVar("T")
 
@@ -19,17 +20,17 @@ _MOST_LEFT = 1000
 """Names of left locks of a source: who opens and closes receivers all through an outage must not fill the memory."""
 
 
-class Scope:
-    """The calls that one object has under way, which end when it closes.
+class Calls:
+    """The calls of one object, which end when it closes.
 
     Args:
         worker: does them.
+        scope: ends them.
     """
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: SQLiteWorker, scope: Scope) -> None:
         self._worker = worker
-        self._jobs: set[Job[Any]] = set()
-        self.closed = False
+        self.scope = scope
 
     async def run(self, work: Callable[[Store], T], doing: str) -> T:
         """Do a job with the store.
@@ -40,27 +41,12 @@ class Scope:
 
         Raises:
             TransportError: it was not done, or that is in doubt.
-
-        A cancelled call says `nothing_sent` unless the job had begun.
         """
         try:
-            if self.closed:
-                raise Failed(Closed())
-            job = self._worker.submit(work)
-            self._jobs.add(job)
-            try:
-                return await self._worker.outcome(job)
-            finally:
-                self._jobs.discard(job)
+            return await self._worker.run(work, self.scope)
         except Failed as failed:
             error = _errors.failure(failed, doing)
         raise error from error.__cause__
-
-    def close(self) -> None:
-        """End every call under way, with the truth about whether its job may still be done."""
-        self.closed = True
-        for job in self._jobs:
-            job.end(Failed(Closed(), maybe_applied=not self._worker.withdraw(job)))
 
 
 class Arrivals:
@@ -92,17 +78,17 @@ class Context:
 
     Args:
         url: the settings.
+        scope: the transport's.
     """
 
-    def __init__(self, url: SQLiteUrl) -> None:
+    def __init__(self, url: SQLiteUrl, scope: Scope) -> None:
         self.url = url
-        self.worker = Worker(url)
+        self.worker = SQLiteWorker(url)
         self.arrivals = Arrivals()
-        self.scopes: set[Scope] = set()
+        self._scope = scope
         self.receivers: set[_Closing] = set()
         self.left_locks: dict[Source, list[str]] = {}
         """Of closed receivers that could not give back what they hold, for their source's next receiver to do so."""
-        self.closed = False
 
     def leave_locks(self, source: Source, locks: list[str]) -> None:
         """Keep the names of locks for the next receiver of a source, which gives them back; patterns for GLOB."""
@@ -110,9 +96,6 @@ class Context:
             kept = [*self.left_locks.get(source, ()), *locks]
             self.left_locks[source] = kept[-_MOST_LEFT:]
 
-    def scope(self) -> Scope:
-        """Make a scope that ends with the transport, if not before."""
-        scope = Scope(self.worker)
-        scope.closed = self.closed
-        self.scopes.add(scope)
-        return scope
+    def calls(self, doing: str = "") -> Calls:
+        """Make the calls of an object, which end with the transport, if not before."""
+        return Calls(self.worker, Scope(self._scope, doing))

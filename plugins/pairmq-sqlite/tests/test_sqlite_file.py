@@ -17,8 +17,10 @@ from pathlib import Path
 import pytest
 
 from pairmq.model import Entity, FailureKind, FailureReason, Message, Source, TransportError
-from pairmq_sqlite import _codec, _database
+from pairmq.transport import encode_header
+from pairmq_sqlite import _database
 from pairmq_sqlite._database import STEPS, VERSION, Database
+from pairmq_sqlite._rows import shown
 
 PROGRAM = Path(__file__).with_name("sqlite_program.py")
 SECONDS = 60
@@ -88,7 +90,7 @@ async def test_every_commit_is_synced(transport, queue):
         return store._database.connection.execute("PRAGMA synchronous").fetchone()[0]
 
     full = 2
-    assert await transport._context.scope().run(setting, "look") == full
+    assert await transport._context.calls().run(setting, "look") == full
 
 
 @pytest.mark.parametrize("content", [b"this is a text of some length, and no database\n" * 30, b"x"])
@@ -130,7 +132,7 @@ async def test_an_earlier_versions_file_is_brought_up_and_keeps_what_it_holds(pa
         earlier.executemany("INSERT INTO shelf VALUES (?, 1, '', ?)", [(1, 0), (2, 1)])
         earlier.execute(
             "INSERT INTO message (shelf, enqueued_at, free_at, header, body) VALUES (1, 1, 1, ?, ?)",
-            (_codec.encode(Message(b"", message_id="m")), b"kept"),
+            (encode_header(Message(b"", message_id="m")), b"kept"),
         )
     earlier.close()
     (delivery,) = await transport.receiver(Source(QUEUE)).receive(1, 5.0)
@@ -297,3 +299,10 @@ async def test_a_disk_that_takes_no_more_is_unavailable_and_nothing_accepted_is_
     found = await bodies(transport, queue)
     assert [body for body in found if len(body) < 100] == [b"accepted", b"after"]
     assert len(found) == 2, "a write that failed in the middle is a message"
+
+
+@pytest.mark.parametrize(("header", "body"), [("{", b"x"), (None, b"x"), (b"\xff", None), ("\ud800", b"")])
+def test_a_person_can_look_at_what_is_malformed(header, body):
+    found = shown(header, body)
+    assert set(found.application_properties) == {"raw:header"}
+    assert found.body == (body or b"")

@@ -8,8 +8,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
+from pairmq.model import Message
+from pairmq.transport import MalformedHeader, decode_header
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_MOST_SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,3 +129,14 @@ def instant(microseconds: int) -> datetime:
 def microseconds_of(seconds: float) -> int:
     """A duration in microseconds, at least one."""
     return max(round(seconds * 1_000_000), 1)
+
+
+def shown(header: object, body: object) -> Message:
+    """Decode a row that may be malformed, so that a person can look at it: its header becomes a property."""
+    try:
+        return decode_header(header, body)
+    except MalformedHeader:
+        text = header if isinstance(header, str) else repr(header)[:_MOST_SHOWN]
+        # A lone surrogate could not go into a message.
+        raw = text.encode(errors="replace").decode()
+        return Message(body if isinstance(body, bytes) else b"", application_properties={"raw:header": raw})

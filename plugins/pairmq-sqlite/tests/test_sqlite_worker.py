@@ -123,7 +123,7 @@ async def test_a_message_that_the_disk_has_no_room_for_takes_no_other_with_it(tr
         pages = store._execute("PRAGMA page_count").fetchone()[0]
         store._execute(f"PRAGMA max_page_count = {pages + 20}")
 
-    await transport._context.scope().run(fill, "limit the file")
+    await transport._context.calls().run(fill, "limit the file")
     sender, lock = transport.sender(queue), locked()
     bodies = (b"small", bytes(1_000_000), b"small too")
     ends = asyncio.gather(*(sender.send(message(body)) for body in bodies), return_exceptions=True)
@@ -183,7 +183,7 @@ async def test_a_job_that_nobody_waits_for_any_more_is_not_done(connect, queue, 
 
 
 async def test_a_defect_in_a_job_fails_it_and_nothing_else(transport, queue, message):
-    error = await failure(transport._context.scope().run(lambda store: 1 // 0, "divide"))
+    error = await failure(transport._context.calls().run(lambda store: 1 // 0, "divide"))
     assert isinstance(error.__cause__, ZeroDivisionError)
     await transport.sender(queue).send(message())
 
