@@ -14,6 +14,7 @@ PACKAGES = (
     "pairmq_redis",
     "pairmq_servicebus",
     "pairmq_sqlite",
+    "pairmq_template",
     "pairmq_web",
 )
 

