@@ -19,9 +19,8 @@ from pairmq.core import Diversion, divert
 from pairmq.model import Source
 from pairmq.model.events import MessageDeadLettered
 from pairmq.plugins import registry
-from pairmq.transport import Transport
+from pairmq.transport import Scope, Transport
 from pairmq_redis._keys import EntityKeys
-from pairmq_redis._link import Scope
 from pairmq_redis.testing import RedisServer
 from pairmq_servicebus.testing import ServiceBusServer
 

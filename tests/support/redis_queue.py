@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from pairmq.model import Delivery, Entity, Source
-from pairmq.transport import Receiver, Transport
+from pairmq.transport import Receiver, Scope, Transport
 from pairmq_redis._keys import QUEUE_GROUP, EntityKeys
-from pairmq_redis._link import Scope
 
 HELD = 300.0
 """Seconds a lock lasts: longer than any test, also on a machine that stands still for a while."""

@@ -165,4 +165,4 @@ def test_a_copy_under_another_name_is_found_beside_the_template(environment, tmp
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index", "--no-deps"]
     run([*pip, "--target", str(site), str(built)])
     suite = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_conformance.py", "-k", "TestSend"]
-    assert " passed" in run([sys.executable, *suite], cwd=copy, PYTHONPATH=str(site))
+    assert " passed" in run([sys.executable, *suite], cwd=copy, PYTHONPATH=f"{site}{os.pathsep}{ROOT / 'src'}")

@@ -10,13 +10,13 @@ from typing import Any, cast
 import pytest
 
 from pairmq.model import TransportError
+from pairmq.transport import Scope
 from pairmq_rabbitmq import _publisher
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._lane import Lane
 from pairmq_rabbitmq._link import Link, Session
 from pairmq_rabbitmq._publish import Parcel
 from pairmq_rabbitmq._publisher import Publisher
-from pairmq_rabbitmq._scope import Scope
 
 PARCEL = Parcel(b"", "m", b"", b"")
 

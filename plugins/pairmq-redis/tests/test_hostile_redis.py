@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from pairmq.model import ConfigurationError, Delivery, Entity, Message, Source, TransportError
 from pairmq.plugins import registry
-from pairmq.transport import Transport
+from pairmq.transport import Scope, Transport
 from pairmq_redis import _codec
 from pairmq_redis._keys import EntityKeys
-from pairmq_redis._link import Scope
 from pairmq_redis._url import parse_memory_url, parse_redis_url
 
 Fields = tuple[bytes, ...]

@@ -11,9 +11,8 @@ import pytest
 
 from pairmq.model import Entity, EntityKind, FailureReason, Message, Source, TransportError
 from pairmq.plugins import registry
-from pairmq.transport import QueueCounts, QueueProperties, Transport
+from pairmq.transport import QueueCounts, QueueProperties, Scope, Transport
 from pairmq_redis._keys import EntityKeys
-from pairmq_redis._link import Scope
 from pairmq_redis.testing import RedisServer
 from redis_queue import WAIT, end_locks, hasten
 

@@ -11,10 +11,11 @@ from redis.exceptions import NoPermissionError, ReadOnlyError
 
 from pairmq.model import TransportError
 from pairmq.testing import in_virtual_time
+from pairmq.transport import Scope
 from pairmq_redis import _errors
 from pairmq_redis._context import Context
 from pairmq_redis._errors import NotSent, Unanswered
-from pairmq_redis._link import Link, Scope
+from pairmq_redis._link import Link
 from pairmq_redis._url import parse_redis_url
 from pairmq_redis._wire import Command, Reply
 
@@ -152,7 +153,7 @@ async def test_a_closed_owner_writes_nothing_more() -> None:
     wire, scope = FakeWire(), Scope()
     link = link_of(wire)
     await link.call(PING, Scope())
-    scope.close(lambda: _errors.closed("send", maybe_applied=True))
+    scope.close(lambda begun: _errors.closed("send", maybe_applied=begun))
     with pytest.raises(TransportError) as caught:
         await link.call([(b"XADD",)], scope)
     assert not caught.value.maybe_applied
@@ -165,7 +166,7 @@ async def test_an_owner_that_closes_during_the_connect_is_certain_that_nothing_w
     link = link_of(FakeWire(opens=False))
     call = asyncio.create_task(link.call(PING, scope))
     await asyncio.sleep(0.01)
-    scope.close(lambda: _errors.closed("send", maybe_applied=True))
+    scope.close(lambda begun: _errors.closed("send", maybe_applied=begun))
     with pytest.raises(TransportError) as caught:
         await call
     assert not caught.value.maybe_applied

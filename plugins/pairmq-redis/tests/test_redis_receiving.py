@@ -11,10 +11,9 @@ import pytest
 
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.plugins import registry
-from pairmq.transport import QueueProperties, Receiver, Transport
+from pairmq.transport import QueueProperties, Receiver, Scope, Transport
 from pairmq_redis import _scripts
 from pairmq_redis._keys import EntityKeys
-from pairmq_redis._link import Scope
 from redis_queue import HELD, WAIT, dead_letters, end_locks, take
 
 Make = Callable[..., Message]

@@ -8,9 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from pairmq.model import Entity, EntityKind, FailureReason, Message, Source, TransportError
-from pairmq.transport import QueueProperties, Transport
+from pairmq.transport import QueueProperties, Scope, Transport
 from pairmq_redis._keys import EntityKeys
-from pairmq_redis._link import Scope
 from redis_queue import HELD, WAIT
 
 Make = Callable[..., Message]

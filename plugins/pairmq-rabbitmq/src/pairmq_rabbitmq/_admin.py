@@ -10,7 +10,7 @@ from aiormq.channel import Channel
 from aiormq.exceptions import ConnectionInternalError
 
 from pairmq.model import Delivery, Entity, EntityKind, FailureReason, Source, TransportError
-from pairmq.transport import Admin, ConfirmRisk, QueueCounts, QueuePositions, QueueProperties
+from pairmq.transport import Admin, ConfirmRisk, QueueCounts, QueuePositions, QueueProperties, Scope
 from pairmq_rabbitmq import _errors, _names
 from pairmq_rabbitmq._contents import Positions, peek, peek_in_turn
 from pairmq_rabbitmq._context import Context
@@ -26,7 +26,6 @@ from pairmq_rabbitmq._properties import (
     queue_type_for,
 )
 from pairmq_rabbitmq._receiving import held_by_this_process, is_for_one_consumer
-from pairmq_rabbitmq._scope import Scope
 from pairmq_rabbitmq._url import QueueType
 
 # What the backlog queues of a pair are (SPEC 5.2), which are asked about most.

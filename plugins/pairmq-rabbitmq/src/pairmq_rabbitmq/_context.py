@@ -22,12 +22,12 @@ from aiormq.channel import Channel
 from aiormq.exceptions import ConnectionInternalError
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, TransportError
+from pairmq.transport import Scope
 from pairmq_rabbitmq import _errors
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._link import Link, Session
 from pairmq_rabbitmq._markers import MarkerLine
 from pairmq_rabbitmq._publisher import Publisher
-from pairmq_rabbitmq._scope import Scope
 from pairmq_rabbitmq._url import RabbitUrl
 
 T = TypeVar("T")

@@ -10,12 +10,12 @@ from typing import Any, Final
 from pamqp.commands import Basic
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, TransportError
+from pairmq.transport import Scope
 from pairmq_rabbitmq import _errors, _names
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._inspection import fetch_one
 from pairmq_rabbitmq._publish import Answer, Lost, Nacked, Parcel, Returned, publish_method
 from pairmq_rabbitmq._publisher import Publisher
-from pairmq_rabbitmq._scope import Scope
 
 PING_QUEUE: Final = _names.OWN_PREFIX + "ping"
 """Where pings go; no consumer reads it, and it holds the last one."""

@@ -18,12 +18,11 @@ from functools import partial
 from typing import Any
 
 from pairmq.model import FailureKind, FailureReason, TransportError
-from pairmq.transport import nothing_sent, start_task
+from pairmq.transport import Scope, nothing_sent, start_task
 from pairmq_rabbitmq import _errors
 from pairmq_rabbitmq._errors import Unsent
 from pairmq_rabbitmq._link import Link, Session
 from pairmq_rabbitmq._publish import ALONE, Answer, Batch, Lost, Parcel, PublishChannel
-from pairmq_rabbitmq._scope import Scope
 
 CHUNK_MESSAGES = 250
 CHUNK_BYTES = 1 << 20

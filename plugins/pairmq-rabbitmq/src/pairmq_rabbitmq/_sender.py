@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from aiormq.exceptions import AMQPChannelError
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, TransportError
-from pairmq.transport import Sender, nothing_sent
+from pairmq.transport import Scope, Sender, nothing_sent
 from pairmq_rabbitmq import _codec, _errors, _names, _plain
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._errors import Unsent
@@ -22,7 +22,6 @@ from pairmq_rabbitmq._header import is_costly
 from pairmq_rabbitmq._inspection import why_nacked
 from pairmq_rabbitmq._publish import Answer, Lost, Nacked, Parcel, Returned, publish_method
 from pairmq_rabbitmq._schedule import Schedule, check_delay
-from pairmq_rabbitmq._scope import Scope
 
 MAX_MESSAGE_BYTES = 128 * 1024 * 1024
 """RabbitMQ's ``max_message_size`` from 3.8 on; 4.0 made it 16 MiB, and any server may set another."""

@@ -10,11 +10,10 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Source, TransportError
-from pairmq.transport import Admin, ConfirmRisk, QueueCounts, QueuePositions, QueueProperties
+from pairmq.transport import Admin, ConfirmRisk, QueueCounts, QueuePositions, QueueProperties, Scope
 from pairmq_redis import _codec, _errors, _scripts
 from pairmq_redis._context import Context
 from pairmq_redis._keys import META_PATTERN, QUEUE_GROUP, EntityKeys, SourceKeys, path_of
-from pairmq_redis._link import Scope
 from pairmq_redis._receiver import delivery_of
 from pairmq_redis._scripts import Script
 from pairmq_redis._wire import Command, Reply

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pairmq.model import ConfigurationError
-from pairmq.transport import Claim, ClaimStore
+from pairmq.transport import Claim, ClaimStore, Scope
 from pairmq_redis import _errors
-from pairmq_redis._link import Scope
 from pairmq_redis._memory import MemoryTransport
 from pairmq_redis._scripts import Script
 from pairmq_redis._transport import RedisTransport, StreamsTransport
@@ -92,7 +91,7 @@ class RedisClaims(ClaimStore):
 
     async def close(self) -> None:
         """See `ClaimStore`."""
-        self._scope.close(lambda: _errors.closed("the call was under way", maybe_applied=True))
+        self._scope.close(lambda begun: _errors.closed("the call was under way", maybe_applied=begun))
         await self._transport.close()
 
     def __repr__(self) -> str:

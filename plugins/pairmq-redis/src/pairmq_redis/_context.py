@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pairmq.model import FailureKind, FailureReason, TransportError
-from pairmq.transport import Receiver
+from pairmq.transport import Receiver, Scope
 from pairmq_redis import _errors
 from pairmq_redis._errors import NotSent
 from pairmq_redis._keys import SourceKeys
-from pairmq_redis._link import Link, Scope
+from pairmq_redis._link import Link
 from pairmq_redis._scripts import Script
 from pairmq_redis._url import RedisUrl
 from pairmq_redis._wire import Command, Reply, Wire

@@ -22,52 +22,26 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from pairmq.model import TransportError
-from pairmq.transport import nothing_sent, start_task
+from pairmq.transport import Scope, nothing_sent, start_task
 from pairmq_redis._errors import NotSent, Unanswered, leads_elsewhere
 from pairmq_redis._wire import Command, Reply, Wire
 
 _MOMENT = 0.5  # s for which a connection counts as just made
 
 
-class Scope:
-    """The calls that end when their owner (a sender, a receiver) closes."""
+class _Waiter:
+    """A caller that waits for a connection."""
 
-    __slots__ = ("_error", "_futures")
+    __slots__ = ("future",)
 
     def __init__(self) -> None:
-        self._futures: set[asyncio.Future[object]] = set()
-        self._error: Callable[[], TransportError] | None = None
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    @property
-    def closed(self) -> bool:
-        """Whether it has ended."""
-        return self._error is not None
-
-    def close(self, error: Callable[[], TransportError]) -> None:
-        """End every call in flight with an error of its own."""
-        self._error = error
-        for future in self._futures:
-            if not future.done():
-                future.set_exception(error())
-
-    def check(self) -> None:
-        """Refuse to write for an owner that has closed.
-
-        Raises:
-            TransportError: it has; certainly nothing was written.
-        """
-        if self._error is not None:
-            error = self._error()
-            error.maybe_applied = False
-            raise error
-
-    def add(self, future: asyncio.Future[object]) -> None:
-        """Let a call's future end with this scope."""
-        self._futures.add(future)
-
-    def discard(self, future: asyncio.Future[object]) -> None:
-        """Forget a future whose call has ended."""
-        self._futures.discard(future)
+    def end(self, error: TransportError) -> None:
+        """Give up waiting: nothing was written."""
+        error.maybe_applied = False
+        if not self.future.done():
+            self.future.set_exception(error)
 
 
 class _Call:
@@ -79,6 +53,11 @@ class _Call:
         self.expected = expected
         self.replies: list[Reply] | None = None  # until the first one comes: thousands may be in flight
         self.future = future
+
+    def end(self, error: TransportError) -> None:
+        """Give up waiting for the replies."""
+        if not self.future.done():
+            self.future.set_exception(error)
 
     def take(self, reply: Reply) -> bool:
         """Add a reply; tell whether it was the last one."""
@@ -174,7 +153,7 @@ class Link:
         self._elsewhere = elsewhere or self.look_up_again
         self._session: _Session | None = None
         self._attempt: asyncio.Task[None] | None = None
-        self._waiters: dict[asyncio.Future[object], None] = {}  # of this attempt, in the order of their calls
+        self._waiters: dict[_Waiter, None] = {}  # of this attempt, in the order of their calls
         self._sessions: set[_Session] = set()  # retired ones too, until their readers have ended
         self._queued = 0  # calls that wait for a connection, or were woken and have not written yet
         self._closed = False
@@ -203,14 +182,14 @@ class Link:
             session = await self._connected(scope)
             call = session.begin(commands)
         del commands  # of thousands of calls in flight the garbage collector would go through them each time
-        scope.add(call.future)
+        scope.add(call)
         try:
             await call.future
         except asyncio.CancelledError:
             session.retire()
             raise
         finally:
-            scope.discard(call.future)
+            scope.discard(call)
             session.finish()
         return call.replies or []
 
@@ -263,18 +242,14 @@ class Link:
         """Wait for one connection attempt, which all waiting calls share; the last to leave takes it with them."""
         if self._closed:
             raise NotSent(ConnectionAbortedError("the connection was closed"))
-        loop = asyncio.get_running_loop()
         if self._attempt is None:
             self._attempt = start_task(self._open())
         attempt = self._attempt
-        waiter: asyncio.Future[object] = loop.create_future()
+        waiter = _Waiter()
         self._waiters[waiter] = None
         scope.add(waiter)
         try:
-            await waiter
-        except TransportError:
-            scope.check()  # it has closed, and nothing was written
-            raise
+            await waiter.future
         finally:
             scope.discard(waiter)
             self._waiters.pop(waiter, None)
@@ -310,9 +285,9 @@ class Link:
     def _wake(self, error: NotSent | None) -> None:
         waiters, self._waiters = self._waiters, {}
         for waiter in waiters:
-            if waiter.done():
+            if waiter.future.done():
                 continue
             if error is None:
-                waiter.set_result(None)
+                waiter.future.set_result(None)
             else:
-                waiter.set_exception(NotSent(error.cause))
+                waiter.future.set_exception(NotSent(error.cause))

@@ -33,12 +33,12 @@ from typing import Any
 
 from pairmq.model import Delivery, FailureKind, FailureReason, Source, TransportError
 from pairmq.model.drafts import draft_of
-from pairmq.transport import Receiver, start_task
+from pairmq.transport import Receiver, Scope, start_task
 from pairmq_redis import _codec, _errors, _scripts
 from pairmq_redis._context import Context
 from pairmq_redis._errors import NotSent
 from pairmq_redis._keys import SourceKeys
-from pairmq_redis._link import Link, Scope
+from pairmq_redis._link import Link
 from pairmq_redis._scripts import Script
 from pairmq_redis._wire import Reply
 
@@ -329,7 +329,7 @@ class RedisReceiver(Receiver):
 
     async def close(self) -> None:
         if self._closing is None:
-            self._scope.close(lambda: _errors.closed(self._doing, maybe_applied=True))
+            self._scope.close(lambda begun: _errors.closed(self._doing, maybe_applied=begun))
             self._closing = start_task(self._close())
         # A caller that is cancelled leaves the rest to the task, which ends by itself.
         await asyncio.shield(self._closing)

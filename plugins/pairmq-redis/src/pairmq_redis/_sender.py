@@ -12,12 +12,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, TransportError
-from pairmq.transport import Sender, is_nothing_sent, start_task
+from pairmq.transport import Scope, Sender, is_nothing_sent, start_task
 from pairmq_redis import _codec, _errors, _scripts
 from pairmq_redis._context import Context
 from pairmq_redis._errors import NotSent
 from pairmq_redis._keys import EntityKeys
-from pairmq_redis._link import Scope
 from pairmq_redis._wire import Command, Reply
 
 CHUNK_MESSAGES = 250
@@ -94,7 +93,7 @@ class RedisSender(Sender):
         await self._context.run(self._context.sending, self._scope, [(b"PING",)], self._doing)
 
     async def close(self) -> None:
-        self._scope.close(lambda: _errors.closed(self._doing, maybe_applied=True))
+        self._scope.close(lambda begun: _errors.closed(self._doing, maybe_applied=begun))
         self._context.scopes.discard(self._scope)
 
     def _check_open(self) -> None:

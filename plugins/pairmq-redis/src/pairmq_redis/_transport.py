@@ -75,7 +75,7 @@ class StreamsTransport(Transport):
 
     async def _close_all(self) -> None:
         for scope in list(self._context.scopes):
-            scope.close(lambda: _errors.closed("the call was under way", maybe_applied=True))
+            scope.close(lambda begun: _errors.closed("the call was under way", maybe_applied=begun))
         closing = [asyncio.ensure_future(receiver.close()) for receiver in list(self._context.receivers)]
         if closing:
             await asyncio.wait(closing, timeout=_CLOSE_TIMEOUT)

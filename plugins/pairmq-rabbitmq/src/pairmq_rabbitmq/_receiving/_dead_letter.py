@@ -10,6 +10,7 @@ from uuid import uuid4
 from pamqp.commands import Basic
 
 from pairmq.model import FailureKind, FailureReason, TransportError
+from pairmq.transport import Scope
 from pairmq_rabbitmq import _codec, _errors, _names
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._header import is_costly
@@ -18,7 +19,7 @@ from pairmq_rabbitmq._publish import Answer, Lost, Nacked, Parcel, Returned, pub
 from pairmq_rabbitmq._publisher import Publisher
 from pairmq_rabbitmq._receiving._delivery_channel import DeliveryChannel
 from pairmq_rabbitmq._receiving._settling import Locked, State
-from pairmq_rabbitmq._scope import Scope, Waits
+from pairmq_rabbitmq._waits import Waits
 
 _MOMENT = 1.0  # s that a call waits for it
 _FIRST_RETRY, _LAST_RETRY = 0.5, 10.0

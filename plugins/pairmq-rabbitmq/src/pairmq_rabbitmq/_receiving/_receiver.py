@@ -20,7 +20,7 @@ from itertools import islice
 
 from pairmq.model import Delivery, FailureReason, Source, TransportError
 from pairmq.model.drafts import draft_of
-from pairmq.transport import Receiver, start_task
+from pairmq.transport import Receiver, Scope, start_task
 from pairmq_rabbitmq import _codec, _errors, _header, _names, _plain
 from pairmq_rabbitmq._context import Context
 from pairmq_rabbitmq._errors import Unsent
@@ -28,7 +28,7 @@ from pairmq_rabbitmq._receiving._dead_letter import DeadLetters
 from pairmq_rabbitmq._receiving._delivery_channel import Cancelled, DeliveryChannel, Opening
 from pairmq_rabbitmq._receiving._ordered_channel import GivenBack, is_for_one_consumer, ordered_channel
 from pairmq_rabbitmq._receiving._settling import Job, Locked, Share, State
-from pairmq_rabbitmq._scope import Scope, Waits
+from pairmq_rabbitmq._waits import Waits
 
 _CLOSE = 1.0  # s
 
