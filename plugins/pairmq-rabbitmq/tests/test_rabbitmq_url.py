@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pairmq.model import ConfigurationError
-from pairmq_rabbitmq._url import ManagementUrl, RabbitUrl, TlsOptions, parse_rabbitmq_url, tls_context
+from pairmq.transport import TlsOptions
+from pairmq_rabbitmq._url import ManagementUrl, RabbitUrl, parse_rabbitmq_url
 
 
 def test_a_full_url_is_read() -> None:
@@ -142,12 +143,12 @@ def test_the_management_login_is_the_brokers_unless_it_has_its_own() -> None:
 def test_certificate_and_host_name_are_checked_unless_switched_off() -> None:
     tls = parse_rabbitmq_url("amqps://example").tls
     assert tls == TlsOptions()
-    context = tls_context(tls, for_url="amqps://example")
+    context = tls.context(for_url="amqps://example")
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.check_hostname
     off = parse_rabbitmq_url("amqps://example?ssl_cert_reqs=none").tls
     assert off is not None
-    context = tls_context(off, for_url="amqps://example")
+    context = off.context(for_url="amqps://example")
     assert context.verify_mode is ssl.CERT_NONE
     assert not context.check_hostname
 
@@ -160,7 +161,7 @@ def test_the_files_of_tls_are_taken() -> None:
 @pytest.mark.parametrize("options", [TlsOptions("missing.pem"), TlsOptions(certfile="missing"), TlsOptions("a\0b")])
 def test_a_file_that_cannot_be_used_is_told(options: TlsOptions) -> None:
     with pytest.raises(ConfigurationError, match="amqps://h: a TLS file"):
-        tls_context(options, for_url="amqps://h")
+        options.context(for_url="amqps://h")
 
 
 def test_an_encrypted_key_is_told_and_not_asked_for(tmp_path: Path) -> None:
@@ -169,14 +170,14 @@ def test_an_encrypted_key_is_told_and_not_asked_for(tmp_path: Path) -> None:
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     with pytest.raises(ConfigurationError, match="encrypted"):
-        tls_context(TlsOptions(certfile=str(cert), keyfile=str(key)), for_url="amqps://h")
+        TlsOptions(certfile=str(cert), keyfile=str(key)).context(for_url="amqps://h")
 
 
 @pytest.mark.parametrize(
     ("url", "word"),
     [
-        ("redis://h", "none of RabbitMQ"),
-        ("h", "none of RabbitMQ"),
+        ("redis://h", "no amqp://, amqps:// URL"),
+        ("h", "no amqp://, amqps:// URL"),
         ("amqp://", "host"),
         ("amqp:///v", "host"),
         ("amqp://:5672", "host"),

@@ -21,12 +21,16 @@ from pairmq.transport._transport import (
     is_nothing_sent,
     nothing_sent,
 )
+from pairmq.transport._url import LOOPBACK, TLS_OPTIONS, BrokerUrl, TlsOptions, UrlOptions, bracketed
 from pairmq.transport._values import Capabilities, ConfirmRisk, Endpoint, QueueCounts, QueuePositions, QueueProperties
 from pairmq.transport._worker import Job, Worker
 
 __all__ = [
     "ENDPOINT_OPTIONS",
+    "LOOPBACK",
+    "TLS_OPTIONS",
     "Admin",
+    "BrokerUrl",
     "Capabilities",
     "Claim",
     "ClaimStore",
@@ -42,8 +46,11 @@ __all__ = [
     "Scope",
     "Sender",
     "SessionReceiver",
+    "TlsOptions",
     "Transport",
+    "UrlOptions",
     "Worker",
+    "bracketed",
     "checked_name",
     "chosen_endpoint",
     "counts_of",

@@ -17,7 +17,6 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import unquote, urlsplit
 
 from pairmq.model import (
     ConfigurationError,
@@ -32,7 +31,9 @@ from pairmq.model import (
 )
 from pairmq.plugins import TransportRecord, hookimpl
 from pairmq.transport import (
+    ENDPOINT_OPTIONS,
     Admin,
+    BrokerUrl,
     Capabilities,
     Endpoint,
     Job,
@@ -44,6 +45,7 @@ from pairmq.transport import (
     Sender,
     Transport,
     Worker,
+    chosen_endpoint,
     decode_header,
     encode_header,
     endpoint_with_default_name,
@@ -74,18 +76,20 @@ _BURY = "UPDATE message SET dead = 1, lock = NULL, free_at = 0, reason = ?, desc
 
 
 def read_url(url: str) -> tuple[Endpoint, Path]:
-    """Read ``template:///absolute/path``.
+    """Read ``template:///absolute/path``, with the options that every broker's URL has.
 
     Raises:
         ConfigurationError: it is not that; the text never repeats a part that may hold a password.
     """
-    parts = urlsplit(url)
-    path = Path(unquote(parts.path))
-    if parts.netloc or parts.query or not path.name:
-        raise ConfigurationError("the template:// URL is invalid: write it as template:///absolute/path/to/file.db")
+    read = BrokerUrl(url, "template:///absolute/path/to/file.db", "template")
+    options = read.options(*ENDPOINT_OPTIONS)
+    path = Path(read.decoded(read.parts.path, "path"))
+    if read.parts.netloc or not path.name:
+        raise ConfigurationError(f"{read.where} names no file: write it as {read.form}")
     # Two URLs of one broker must have one identity: a broker can't be paired with itself.
     identity = ("template", str(path.resolve()))
-    return endpoint_with_default_name(identity, f"template://{path}", path.stem, local=True), path
+    default = endpoint_with_default_name(identity, f"template://{path}", path.stem, local=True)
+    return chosen_endpoint(default, options, read.where), path
 
 
 # ---- Errors

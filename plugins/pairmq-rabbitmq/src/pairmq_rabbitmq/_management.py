@@ -18,9 +18,10 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from pairmq.model import FailureKind, FailureReason, TransportError
+from pairmq.transport import TlsOptions
 from pairmq_rabbitmq import _errors
 from pairmq_rabbitmq._properties import EXPIRES, NUMBERS, OVERFLOW, QUEUE_TYPE
-from pairmq_rabbitmq._url import ManagementUrl, RabbitUrl, TlsOptions, tls_context
+from pairmq_rabbitmq._url import ManagementUrl, RabbitUrl
 
 _MOST_BYTES = 32 * 1024 * 1024  # of one answer
 _PAGE = 500  # the most that RabbitMQ gives at once
@@ -120,7 +121,7 @@ class Management:
         deadline = time.monotonic() + _TIMEOUT
         try:
             if parts.scheme == "https":
-                self._tls = self._tls or tls_context(self._tls_options, for_url=self._where.url)
+                self._tls = self._tls or self._tls_options.context(for_url=self._where.url)
                 connection = http.client.HTTPSConnection(
                     parts.hostname or "", parts.port, timeout=self._connect_timeout, context=self._tls
                 )

@@ -13,7 +13,7 @@ from pairmq_rabbitmq._names import MAX_PATH_LENGTH
 from pairmq_rabbitmq._receiving import RabbitReceiver
 from pairmq_rabbitmq._schedule import Schedule
 from pairmq_rabbitmq._sender import MAX_MESSAGE_BYTES, RabbitSender, check_message
-from pairmq_rabbitmq._url import parse_rabbitmq_url, tls_context
+from pairmq_rabbitmq._url import parse_rabbitmq_url
 
 CAPABILITIES = Capabilities(
     max_message_bytes=MAX_MESSAGE_BYTES,
@@ -47,7 +47,7 @@ class RabbitTransport(Transport):
     def __init__(self, url: str) -> None:
         parsed = parse_rabbitmq_url(url)
         super().__init__(parsed.endpoint)
-        tls = None if parsed.tls is None else tls_context(parsed.tls, for_url=parsed.endpoint.url)
+        tls = None if parsed.tls is None else parsed.tls.context(for_url=parsed.endpoint.url)
         self._context = Context(parsed, tls)
         self._schedule = Schedule(self._context)
         self._admin = RabbitAdmin(self._context)

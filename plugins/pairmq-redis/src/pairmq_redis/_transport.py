@@ -18,7 +18,7 @@ from pairmq_redis._admin import RedisAdmin
 from pairmq_redis._context import Context
 from pairmq_redis._receiver import RedisReceiver
 from pairmq_redis._sender import MAX_MESSAGE_BYTES, RedisSender
-from pairmq_redis._url import RedisUrl, parse_redis_url, tls_context
+from pairmq_redis._url import RedisUrl, parse_redis_url
 from pairmq_redis._wire import RedisWire, Wire
 
 CAPABILITIES = Capabilities(
@@ -130,5 +130,5 @@ def _connection_factory(url: RedisUrl) -> Callable[[], Connection]:
     }
     if url.tls is None:
         return lambda: Connection(**settings)
-    tls = tls_context(url.tls, for_url=url.endpoint.url)
+    tls = url.tls.context(for_url=url.endpoint.url)
     return lambda: _TlsConnection(tls, **settings)

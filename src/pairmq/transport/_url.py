@@ -1,0 +1,238 @@
+"""A broker's URL and the options of its query.
+
+No error repeats a value that may be secret: a bad URL is explained by the name of its part.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from dataclasses import dataclass
+from typing import Final, TypeVar
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from pairmq.model import ConfigurationError
+
+D = TypeVar("D", int, None)
+
+LOOPBACK: Final = frozenset(("localhost", "127.0.0.1", "::1"))
+"""Spellings of this machine's own address that mean the same broker."""
+
+TLS_OPTIONS: Final = ("ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_keyfile")
+"""The options that `UrlOptions.tls` reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsOptions:
+    """How the server's certificate is checked, and which one is shown to it; None takes the system's."""
+
+    ca_certs: str | None = None
+    certfile: str | None = None
+    keyfile: str | None = None
+    verify: bool = True
+
+    def context(self, *, for_url: str) -> ssl.SSLContext:
+        """Make what checks the server, once, so that a wrong file is reported when the transport is made.
+
+        A file of authorities takes the place of the system's: no other is trusted.
+
+        Args:
+            for_url: the broker's URL without its password, for the error's text.
+
+        Raises:
+            ConfigurationError: a file can't be read or holds no certificate or key.
+        """
+        try:
+            context = ssl.create_default_context(cafile=self.ca_certs)
+            if not self.verify:
+                context.check_hostname = False
+                context.verify_mode = ssl.CERT_NONE
+            if self.certfile:
+                context.load_cert_chain(self.certfile, self.keyfile, password=_no_passphrase)
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError; a file name may hold a null character
+            raise ConfigurationError(f"{for_url}: a TLS file can't be used: {error}") from error
+        return context
+
+
+class UrlOptions(dict[str, str]):
+    """The options of a URL's query, decoded.
+
+    Args:
+        where: what they are options of, for errors: ``the redis:// URL``.
+    """
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+
+    def number(self, key: str, default: float, least: float, most: float, *, whole: bool = False) -> float:
+        """Read a number.
+
+        Raises:
+            ConfigurationError: it is none within these limits.
+        """
+        if key not in self:
+            return default
+        try:
+            value: float = int(self[key]) if whole else float(self[key])
+        except ValueError:
+            value = float("nan")
+        if not least <= value <= most:  # not a number is in no range
+            kind = "whole number" if whole else "number"
+            raise ConfigurationError(f"{self.where}'s option {key} is no {kind} from {least} to {most}")
+        return value
+
+    def choice(self, key: str, first: str, second: str) -> str | None:
+        """Read one of two words; None when the option is not given.
+
+        Raises:
+            ConfigurationError: it is neither.
+        """
+        if self.get(key) not in (None, first, second):
+            raise ConfigurationError(f"{self.where}'s option {key} is neither {first!r} nor {second!r}")
+        return self.get(key)
+
+    def tls(self) -> TlsOptions:
+        """Read the `TLS_OPTIONS`.
+
+        Raises:
+            ConfigurationError: they contradict each other.
+        """
+        verify = self.choice("ssl_cert_reqs", "required", "none") != "none"
+        if self.get("ssl_keyfile") and not self.get("ssl_certfile"):
+            raise ConfigurationError(f"{self.where} has ssl_keyfile without ssl_certfile: give both")
+        ca_certs, certfile, keyfile = (self.get(key) or None for key in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"))
+        return TlsOptions(ca_certs, certfile, keyfile, verify)
+
+
+class BrokerUrl:
+    """A URL, split into parts that are read strictly.
+
+    Args:
+        url: the URL.
+        form: how to write one, with its schemes, for errors: ``redis://host:port/db or rediss://…``.
+        schemes: those of the transport.
+        what: what it is, for errors.
+
+    Attributes:
+        scheme: in lower case.
+        parts: as they are written.
+        where: what to call it in errors: ``the redis:// URL``.
+
+    Raises:
+        ConfigurationError: it can't be read, or has another scheme or a fragment.
+    """
+
+    def __init__(self, url: str, form: str, *schemes: str, what: str = "the broker URL") -> None:
+        # urlsplit drops tabs and line ends silently, so that they are looked for first.
+        if any(ord(letter) <= 0x20 or ord(letter) == 0x7F for letter in url):
+            raise ConfigurationError(f"{what} holds a space or control character: write it percent-encoded")
+        try:
+            url.encode()
+        except UnicodeEncodeError:
+            raise ConfigurationError(f"{what} holds a lone surrogate: remove it") from None
+        self.form = form
+        try:
+            self.parts: SplitResult = urlsplit(url)
+        except ValueError:
+            # None of the original text: it may quote the URL with its password.
+            raise ConfigurationError(f"{what} can't be read: is a bracket of an IPv6 address missing?") from None
+        self.scheme = self.parts.scheme.lower()
+        if self.scheme not in schemes:
+            raise ConfigurationError(f"{what} is no {'://, '.join(schemes)}:// URL: write it as {form}")
+        self.where = f"the {self.scheme}:// URL" if what == "the broker URL" else what
+        if self.parts.fragment or url.endswith("#"):
+            raise ConfigurationError(f"{self.where} holds '#': write it as %23")
+
+    def host(self) -> str:
+        """Read the host's name or address, without brackets.
+
+        Raises:
+            ConfigurationError: there is none, or it can't be one.
+        """
+        host = (self.parts.hostname or "").rstrip(".")
+        if not host:
+            raise ConfigurationError(f"{self.where} names no host: write it as {self.form}")
+        # A comma would be a list of hosts, which other clients know; "%" is an escaped name, or an IPv6 zone.
+        if not host.isprintable() or any(letter in "%,;*'\"<>\\^`{|}" for letter in host):
+            raise ConfigurationError(f"the host of {self.where} is no name or address: name one host")
+        return host
+
+    def port(self, default: D) -> int | D:
+        """Read the port; the default where none is given.
+
+        Raises:
+            ConfigurationError: it is no number from 1 to 65535.
+        """
+        try:
+            port = self.parts.port
+        except ValueError:
+            port = 0
+        if port is None:
+            return default
+        if not 1 <= port <= 65535:
+            raise ConfigurationError(f"the port of {self.where} is invalid: give a number from 1 to 65535")
+        return port
+
+    def decoded(self, text: str | None, what: str, *, most_bytes: int | None = None) -> str:
+        """Decode a part that is percent-encoded; empty when there is none.
+
+        Args:
+            what: the part, for errors.
+            most_bytes: of the decoded part.
+
+        Raises:
+            ConfigurationError: it is not UTF-8, holds a control character or is too long.
+        """
+        try:
+            decoded = unquote(text or "", errors="strict")
+        except UnicodeDecodeError:
+            raise ConfigurationError(f"the {what} of {self.where} is no percent-encoded UTF-8") from None
+        if any(ord(letter) < 0x20 for letter in decoded):
+            # A null character would end the field in SASL PLAIN, and give the password another beginning.
+            raise ConfigurationError(f"the {what} of {self.where} holds a control character")
+        if most_bytes is not None and len(decoded.encode()) > most_bytes:
+            raise ConfigurationError(f"the {what} of {self.where} has more than {most_bytes} bytes")
+        return decoded
+
+    def options(self, *known: str, dashes: bool = False, url_option: str | None = None) -> UrlOptions:
+        """Read the query's options.
+
+        Args:
+            known: names of the options.
+            dashes: an underscore in a name is read as a dash.
+            url_option: the one option that may hold ``@``; None where every option may.
+
+        Raises:
+            ConfigurationError: an option is unknown, given twice, or not decodable.
+        """
+        query = self.parts.query
+        if url_option and any("@" in each and not each.startswith(f"{url_option}=") for each in query.split("&")):
+            # A password with a question mark in it ends up here.
+            text = f"{self.where} holds '@' in an option: write '@' as %40, and '?' in a password or key as %3F"
+            raise ConfigurationError(text)
+        try:
+            pairs = parse_qsl(query, keep_blank_values=True, errors="strict")
+        except ValueError:
+            raise ConfigurationError(f"the options of {self.where} are no percent-encoded UTF-8") from None
+        found = UrlOptions(self.where)
+        for written, value in pairs:
+            key = written.replace("_", "-") if dashes else written
+            if key not in known:
+                shown = f" {written!r}" if re.fullmatch(r"[a-z_-]{1,40}", written) and "@" not in query else ""
+                listed = ", ".join(sorted(known))
+                raise ConfigurationError(f"{self.where} has an unknown option{shown}: known are {listed}")
+            if key in found:
+                raise ConfigurationError(f"{self.where} has the option {key!r} twice")
+            found[key] = value
+        return found
+
+
+def bracketed(host: str) -> str:
+    """Write a host as it stands in a URL: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+def _no_passphrase() -> str:
+    # Without this, OpenSSL would ask the terminal, and a service would hang in its start.
+    raise ValueError("the key is encrypted, and there is no option for its passphrase: give a plain one")

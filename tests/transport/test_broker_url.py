@@ -1,0 +1,82 @@
+"""The parts and options of a broker's URL, read strictly; no error repeats a secret."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pairmq.model import ConfigurationError
+from pairmq.transport import TLS_OPTIONS, BrokerUrl, TlsOptions, UrlOptions, bracketed
+
+
+def read(rest: str, *, scheme: str = "nats") -> BrokerUrl:
+    return BrokerUrl(f"{scheme}://{rest}", "nats://host:port", "nats", "natss")
+
+
+def options(query: str, *known: str) -> UrlOptions:
+    return read(f"h?{query}").options(*known)
+
+
+def test_a_url_is_split_into_its_parts() -> None:
+    url = read("user:p%40ss@[2001:DB8::1]:4222/a?limit=2.5&retries=3", scheme="NATSS")
+    assert (url.scheme, url.where) == ("natss", "the natss:// URL")
+    assert (url.host(), url.port(1)) == ("2001:db8::1", 4222)
+    assert url.decoded(url.parts.password, "password") == "p@ss"
+    found = url.options("limit", "retries", "pace")
+    assert (found.number("limit", 1, 0, 9), found.number("retries", 1, 0, 9, whole=True)) == (2.5, 3)
+    assert found.number("pace", 7, 0, 9) == 7
+
+
+def test_a_part_that_is_not_given_has_its_default() -> None:
+    url = read("h.example.")
+    assert (url.host(), url.port(4222), url.port(None)) == ("h.example", 4222, None)
+    assert url.decoded(url.parts.username, "user name") == ""
+    assert read("h").options() == {}
+
+
+def test_an_address_is_written_as_it_stands_in_a_url() -> None:
+    assert (bracketed("::1"), bracketed("h")) == ("[::1]", "h")
+
+
+def test_dashes_may_be_written_as_underscores() -> None:
+    assert read("h?a_b=1").options("a-b", dashes=True) == {"a-b": "1"}
+
+
+def test_tls_options_are_read() -> None:
+    assert options("ssl_ca_certs=a&ssl_cert_reqs=none", *TLS_OPTIONS).tls() == TlsOptions("a", verify=False)
+    assert options("", *TLS_OPTIONS).tls() == TlsOptions()
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: read("SECRET h"), "the broker URL holds a space"),
+        (lambda: read("SECRET\ud800"), "lone surrogate"),
+        (lambda: read("SECRET@[::1"), "bracket"),
+        (lambda: read("SECRET@h", scheme="http"), "no nats://, natss:// URL: write it as nats://host:port"),
+        (lambda: read("SECRET@h#"), "'#'"),
+        (lambda: read("SECRET@").host(), "the nats:// URL names no host: write it as nats://host:port"),
+        (lambda: read("SECRET@a,b").host(), "the host of the nats:// URL is no name or address"),
+        (lambda: read("SECRET@h:0").port(1), "the port of the nats:// URL is invalid"),
+        (lambda: read("SECRET@h:x").port(1), "the port of the nats:// URL is invalid"),
+        (lambda: read("h").decoded("SECRET%FF", "password"), "the password of the nats:// URL is no percent-encoded"),
+        (lambda: read("h").decoded("SECRET%00", "password"), "the password of the nats:// URL holds a control"),
+        (lambda: read("h").decoded("SECRET", "password", most_bytes=5), "has more than 5 bytes"),
+        (lambda: options("pace=1", "limit"), "an unknown option 'pace': known are limit"),
+        (lambda: options("SECRET=1", "limit"), "an unknown option: known are limit"),
+        (lambda: options("limit=1&limit=2", "limit"), "the option 'limit' twice"),
+        (lambda: options("limit=%FF", "limit"), "the options of the nats:// URL are no percent-encoded"),
+        (lambda: read("h?x=SECRET@h").options("x", url_option="admin"), "'@' in an option"),
+        (lambda: options("limit=SECRET", "limit").number("limit", 1, 0, 9), "option limit is no number from 0 to 9"),
+        (lambda: options("limit=nan", "limit").number("limit", 1, 0, 9), "option limit is no number from 0 to 9"),
+        (lambda: options("limit=1.5", "limit").number("limit", 1, 0, 9, whole=True), "no whole number from 0 to 9"),
+        (lambda: options("mode=SECRET", "mode").choice("mode", "a", "b"), "option mode is neither 'a' nor 'b'"),
+        (lambda: options("ssl_keyfile=k", *TLS_OPTIONS).tls(), "ssl_keyfile without ssl_certfile"),
+        (lambda: TlsOptions("missing.pem").context(for_url="nats://h"), "nats://h: a TLS file can't be used"),
+    ],
+)
+def test_what_is_wrong_is_named_without_a_secret(call: Callable[[], object], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        call()
+    assert "SECRET" not in str(caught.value)
