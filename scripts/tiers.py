@@ -37,7 +37,8 @@ _REAL_LOOPS = (
     "tests/pair",
     "tests/sync",
     "plugins/pairmq-sqlite/tests/test_conformance.py",
-    "plugins/pairmq-redis/tests/test_conformance_memory.py",
+    "tests/transport/test_conformance_memory.py",
+    "plugins/pairmq-redis/tests/test_conformance_fakeredis.py",
 )
 LOOPS = {  # their tests
     "eager": ("tests/runner", "--ignore=tests/runner/test_known_entities.py", *_REAL_LOOPS),  # it counts memory

@@ -458,7 +458,7 @@ def test_without_a_conflict_there_is_none_to_tell():
     [
         ("redis", "pairmq-redis"),
         ("rediss", "pairmq-redis"),
-        ("memory", "pairmq-redis[memory]"),
+        ("fakeredis", "pairmq-redis[fakeredis]"),
         ("amqp", "pairmq-rabbitmq"),
         ("amqps", "pairmq-rabbitmq"),
         ("sb", "pairmq-servicebus"),

@@ -11,7 +11,7 @@ import patient_examples  # noqa: F401  # by being imported
 from pairmq.model import Entity, Message
 from pairmq.plugins import registry
 from pairmq.transport import QueueProperties, Transport
-from pairmq_redis._memory import memory_control
+from pairmq_redis._fakeredis import fakeredis_control
 from pairmq_redis.testing import RedisServer
 from redis_queue import HELD
 
@@ -22,7 +22,7 @@ def redis_server() -> Iterator[RedisServer]:
         yield server
 
 
-@pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.real_server)])
+@pytest.fixture(params=["fakeredis", pytest.param("redis", marks=pytest.mark.real_server)])
 async def url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
     """A broker without data."""
     if request.param == "redis":
@@ -31,8 +31,8 @@ async def url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
         yield f"{server.url}?poll_interval=0.2&connect_timeout=30"
         return
     name = f"plugin-{uuid.uuid4().hex[:8]}"
-    yield f"memory://{name}?poll_interval=0.2"
-    await memory_control(f"memory://{name}").forget()
+    yield f"fakeredis://{name}?poll_interval=0.2"
+    await fakeredis_control(f"fakeredis://{name}").forget()
 
 
 @pytest.fixture

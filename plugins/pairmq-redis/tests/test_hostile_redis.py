@@ -16,7 +16,7 @@ from pairmq.plugins import registry
 from pairmq.transport import Scope, Transport
 from pairmq_redis import _codec
 from pairmq_redis._keys import EntityKeys
-from pairmq_redis._url import parse_memory_url, parse_redis_url
+from pairmq_redis._url import parse_fakeredis_url, parse_redis_url
 
 Fields = tuple[bytes, ...]
 
@@ -257,15 +257,15 @@ def test_arbitrary_entries_are_messages_or_malformed(pairs: list[tuple[bytes, by
 
 
 _PIECES = (
-    "redis://", "rediss://", "memory://", "[", "]", "::1", "@", ":", "/", "?", "#", "&", "=", "%", "%00", "%zz", "host",
+    "redis://", "rediss://", "fakeredis://", "[", "]", "::1", "@", ":", "/", "?", "#", "&", "=", "%", "%00", "%zz",
     "0", "99999", "-1", "a" * 300, "wait_replicas", "poll_interval", "nan", "inf", "1e9", "name", "..", "\u202e", "\n",
-    "é", "\x00", "ssl_cert_reqs", "none", "٣",
+    "host", "é", "\x00", "ssl_cert_reqs", "none", "٣",
 )  # fmt: skip
 
 
 @given(st.lists(st.sampled_from(_PIECES) | st.text(max_size=5), max_size=14).map("".join))
 def test_arbitrary_urls_are_read_or_refused(url: str) -> None:
-    for parse in (parse_redis_url, parse_memory_url):
+    for parse in (parse_redis_url, parse_fakeredis_url):
         with contextlib.suppress(ConfigurationError):
             parsed = parse(url)
             assert parsed.endpoint.url

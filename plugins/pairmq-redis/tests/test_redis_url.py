@@ -11,7 +11,7 @@ import pytest
 
 from pairmq.model import ConfigurationError
 from pairmq.plugins import registry
-from pairmq_redis._url import parse_memory_url, parse_redis_url
+from pairmq_redis._url import parse_fakeredis_url, parse_redis_url
 
 
 def test_a_full_url_is_read() -> None:
@@ -102,10 +102,10 @@ def test_the_connection_verifies_too() -> None:
         ("rediss://h?ssl_ca_certs=a%00b", "TLS file"),
         ("rediss://h?ssl_certfile=a%00b", "TLS file"),
         ("redis://u%0ax:y@h", "user name"),
-        ("memory://", "broker"),
-        ("memory://a/b", "broker"),
-        ("memory://a?wait_replicas=1", "wait_replicas"),
-        ("memory://a{", "name"),
+        ("fakeredis://", "broker"),
+        ("fakeredis://a/b", "broker"),
+        ("fakeredis://a?wait_replicas=1", "wait_replicas"),
+        ("fakeredis://a{", "name"),
     ],
 )
 def test_a_url_that_cannot_work_is_told(url: str, word: str) -> None:
@@ -144,25 +144,27 @@ def test_secrets_stand_nowhere() -> None:
     assert "alice" not in shown
 
 
-def test_a_memory_url_names_its_broker() -> None:
-    url = parse_memory_url("memory://Primary-1?poll_interval=0.1&name=contoso")
+def test_a_fakeredis_url_names_its_broker() -> None:
+    url = parse_fakeredis_url("fakeredis://Primary-1?poll_interval=0.1&name=contoso")
     assert (url.host, url.poll_interval) == ("Primary-1", 0.1)
     assert url.endpoint.name == "contoso"
-    assert url.endpoint.identity == ("memory", "Primary-1")
-    assert parse_memory_url("memory://a").endpoint.identity != parse_memory_url("memory://A").endpoint.identity
+    assert url.endpoint.identity == ("fakeredis", "Primary-1")
+    assert (
+        parse_fakeredis_url("fakeredis://a").endpoint.identity != parse_fakeredis_url("fakeredis://A").endpoint.identity
+    )
 
 
 def test_both_transports_are_registered() -> None:
     records = {record.name: record for record in registry.transports()}
     assert records["redis"].schemes == ("redis", "rediss")
     assert records["redis"].broker_control is None
-    assert records["memory"].schemes == ("memory",)
-    assert records["memory"].broker_control is not None
+    assert records["fakeredis"].schemes == ("fakeredis",)
+    assert records["fakeredis"].broker_control is not None
     assert records["redis"].capabilities.durable
-    assert not records["memory"].capabilities.durable
+    assert not records["fakeredis"].capabilities.durable
 
 
 def test_without_fakeredis_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "fakeredis", None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'pairmq-redis\[memory\]'"):
-        registry.transport("memory://without")
+    with pytest.raises(ConfigurationError, match=r"pip install 'pairmq-redis\[fakeredis\]'"):
+        registry.transport("fakeredis://without")

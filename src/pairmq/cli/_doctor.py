@@ -180,7 +180,7 @@ def _plugins() -> Iterator[Finding]:
     for conflict in registry.conflicts():
         yield Finding(Grade.FAIL, "plugins", conflict)
     if not registry.plugins:
-        yield Finding(Grade.FAIL, "plugins", "none installed", "pip install 'pairmq-redis[memory]', or another one")
+        yield Finding(Grade.FAIL, "plugins", "none installed", "pip install pairmq-redis, or another one")
 
 
 def _pipeline() -> Finding:

@@ -71,7 +71,7 @@ def _problem(extension: Extension) -> str | None:
 def _show(installed: Registry, commands: Sequence[tuple[Extension, str | None]]) -> None:
     console = stdout_console()
     if not installed.plugins and not commands:
-        console.print("no plugins installed: e.g. pip install 'pairmq-redis[memory]'")
+        console.print("no plugins installed: e.g. pip install pairmq-redis")
         return
     blocks: list[_Block] = []
     for plugin in installed.plugins:

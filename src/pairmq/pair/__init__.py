@@ -1,6 +1,6 @@
 """The front door: a pair of brokers, its senders and its receivers."""
 
-from pairmq.pair._claims import MemoryClaims
+from pairmq.memory import MemoryClaims
 from pairmq.pair._deduplicator import Deduplicator, FirstDelivery
 from pairmq.pair._pair import Pair
 from pairmq.pair._readiness import EntityReadiness, Readiness

@@ -18,9 +18,9 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from pairmq.core import Backoff
+from pairmq.memory import MemoryClaims
 from pairmq.model import FailureKind, LockLost, Message, TransportError
 from pairmq.model.events import Settlement
-from pairmq.pair._claims import MemoryClaims
 from pairmq.pair._receiver import PairDelivery
 from pairmq.runner import TimeLimits
 from pairmq.transport import Claim, ClaimStore, start_task

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import pluggy
 
+from pairmq._version import version
 from pairmq.model import ConfigurationError
 from pairmq.plugins import hookspecs
 from pairmq.plugins._records import ObserverRecord, TransportRecord
@@ -20,7 +21,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _KNOWN = {
     "amqp": "pairmq-rabbitmq",
     "amqps": "pairmq-rabbitmq",
-    "memory": "pairmq-redis[memory]",
+    "fakeredis": "pairmq-redis[fakeredis]",
     "redis": "pairmq-redis",
     "rediss": "pairmq-redis",
     "sb": "pairmq-servicebus",
@@ -169,6 +170,7 @@ class Registry:
 
 
 def _installed_entry_points() -> Iterable[tuple[EntryPoint, str | None]]:
+    yield EntryPoint("memory", "pairmq.plugins._builtin", hookspecs.PROJECT), f"pairmq {version()}"
     seen = set()
     for distribution in distributions():
         for entry_point in distribution.entry_points:

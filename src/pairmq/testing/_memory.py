@@ -18,23 +18,25 @@ class _Forgetful(Protocol):
 
 
 class MemoryBroker:
-    """One ``memory://`` broker and the faults that can be put on it; see `pairmq.plugins.BrokerControl`.
+    """One broker in this process and the faults that can be put on it; see `pairmq.plugins.BrokerControl`.
 
     As a context manager it begins empty and sound, and loses its data at the end.
 
     Args:
         name: the broker's name; two objects of one name in one process are the same broker.
+        scheme: ``memory``, or that of a plugin whose brokers are in this process, too, such as ``fakeredis``.
 
     Raises:
-        ConfigurationError: no plugin serves ``memory://``.
+        ConfigurationError: no plugin serves the scheme; the text says what to install.
+        TypeError: brokers of the scheme can't be controlled.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, scheme: str = "memory") -> None:
         self.name = name
-        self.url = f"memory://{name}"
+        self.url = f"{scheme}://{name}"
         make = registry.transport_record(self.url).broker_control
         if make is None:
-            raise TypeError("the plugin that serves memory:// brings no broker control")
+            raise TypeError(f"the plugin that serves {scheme}:// provides no broker control")
         self._control: BrokerControl = make(self.url)
 
     def transport(self) -> Transport:
@@ -82,16 +84,17 @@ class MemoryBroker:
         await self.forget()
 
     def __repr__(self) -> str:
-        return f"MemoryBroker({self.name!r})"
+        return f"MemoryBroker({self.url!r})"
 
 
-def memory_broker(name: str | None = None) -> MemoryBroker:
+def memory_broker(name: str | None = None, *, scheme: str = "memory") -> MemoryBroker:
     """Make a broker in this process.
 
     Args:
         name: its name; a new one when left out.
+        scheme: as for `MemoryBroker`.
 
     Raises:
-        ConfigurationError: no plugin serves ``memory://``; the text says what to install.
+        ConfigurationError: as `MemoryBroker`.
     """
-    return MemoryBroker(name or f"test-{next(_numbers)}")
+    return MemoryBroker(name or f"test-{next(_numbers)}", scheme=scheme)

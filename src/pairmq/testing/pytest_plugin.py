@@ -64,9 +64,6 @@ class MemoryBrokers:
 
         Args:
             name: letters, digits, ``-`` and ``_``; a new one when left out.
-
-        Raises:
-            ConfigurationError: no plugin serves ``memory://``; the text says what to install.
         """
         name = name or f"broker-{len(self._brokers) + 1}"
         if name not in self._brokers:

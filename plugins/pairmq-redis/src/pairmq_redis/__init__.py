@@ -1,4 +1,4 @@
-"""Redis (Streams) for PairMQ: ``redis://``, ``rediss://`` and ``memory://``."""
+"""Redis (Streams) for PairMQ: ``redis://``, ``rediss://`` and ``fakeredis://``."""
 
 from pairmq_redis._claims import RedisClaims
 

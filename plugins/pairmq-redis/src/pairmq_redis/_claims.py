@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pairmq.model import ConfigurationError
 from pairmq.transport import Claim, ClaimStore, Scope
 from pairmq_redis import _errors
-from pairmq_redis._memory import MemoryTransport
+from pairmq_redis._fakeredis import FakeRedisTransport
 from pairmq_redis._scripts import Script
 from pairmq_redis._transport import RedisTransport, StreamsTransport
 
@@ -50,7 +50,7 @@ class RedisClaims(ClaimStore):
     """A store for `pairmq.Deduplicator` that all consumers of a queue share.
 
     Args:
-        url: ``redis://``, ``rediss://`` or ``memory://``, as for the transport; its own connection. With
+        url: ``redis://``, ``rediss://`` or ``fakeredis://``, as for the transport; its own connection. With
             ``wait_replicas`` in it, what was handled is confirmed by so many replicas.
         prefix: what the keys begin with, to tell them from others; 1 to 100 characters of printable ASCII.
 
@@ -65,8 +65,8 @@ class RedisClaims(ClaimStore):
     def __init__(self, url: str, *, prefix: str = "pairmq:once:") -> None:
         if not (1 <= len(prefix) <= _LONGEST_PREFIX and prefix.isascii() and prefix.isprintable()):
             raise ConfigurationError(f"prefix must have 1 to {_LONGEST_PREFIX} characters of printable ASCII")
-        in_memory = url.lower().startswith("memory:")
-        self._transport: StreamsTransport = MemoryTransport(url) if in_memory else RedisTransport(url)
+        in_process = url.lower().startswith("fakeredis:")
+        self._transport: StreamsTransport = FakeRedisTransport(url) if in_process else RedisTransport(url)
         self._context = self._transport._context
         self._prefix = prefix
         self._scope = Scope()

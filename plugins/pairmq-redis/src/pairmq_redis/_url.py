@@ -26,7 +26,7 @@ from pairmq.transport import (
 
 DEFAULT_PORT = 6379
 _REDIS_OPTIONS = ("connect_timeout", "poll_interval", "wait_replicas", "wait_timeout", *ENDPOINT_OPTIONS)
-_MEMORY_OPTIONS = ("poll_interval", *ENDPOINT_OPTIONS)
+_FAKEREDIS_OPTIONS = ("poll_interval", *ENDPOINT_OPTIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class RedisUrl:
     """A broker URL, read and checked.
 
     Args:
-        host: name or address; of a memory broker its name.
+        host: name or address; of a broker on fakeredis its name.
         password: None to log in without one.
         wait_replicas: replicas that must have a write before it counts as confirmed.
         wait_timeout: seconds to wait for them.
@@ -82,19 +82,19 @@ def parse_redis_url(url: str) -> RedisUrl:
     )
 
 
-def parse_memory_url(url: str) -> RedisUrl:
-    """Read ``memory://name[?options]``.
+def parse_fakeredis_url(url: str) -> RedisUrl:
+    """Read ``fakeredis://name[?options]``.
 
     Raises:
         ConfigurationError: it can't work; the text says which part and why.
     """
-    read = BrokerUrl(url, "memory://name", "memory")
+    read = BrokerUrl(url, "fakeredis://name", "fakeredis")
     broker = unquote(read.parts.netloc)  # hostname would be in lower case
     if not broker or read.parts.path not in ("", "/"):
-        raise ConfigurationError("the memory:// URL does not name one broker: write it as memory://name")
-    options = read.options(*_MEMORY_OPTIONS)
-    name = checked_name(broker, "the name of the memory:// broker")
-    endpoint = Endpoint(name, ("memory", name), f"memory://{name}")
+        raise ConfigurationError("the fakeredis:// URL does not name one broker: write it as fakeredis://name")
+    options = read.options(*_FAKEREDIS_OPTIONS)
+    name = checked_name(broker, "the name of the fakeredis:// broker")
+    endpoint = Endpoint(name, ("fakeredis", name), f"fakeredis://{name}")
     return RedisUrl(
         endpoint=chosen_endpoint(endpoint, options, read.where),
         host=broker,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pairmq.plugins import LocalServer, TransportRecord, hookimpl
-from pairmq_redis._memory import MEMORY_CAPABILITIES, MemoryTransport, memory_control
+from pairmq_redis._fakeredis import FAKEREDIS_CAPABILITIES, FakeRedisTransport, fakeredis_control
 from pairmq_redis._transport import CAPABILITIES, RedisTransport
 
 
 @hookimpl
 def pairmq_transports() -> Iterable[TransportRecord]:
-    """Yield ``redis`` and ``memory``."""
+    """Yield ``redis`` and ``fakeredis``."""
     yield TransportRecord(
         name="redis",
         schemes=("redis", "rediss"),
@@ -21,12 +21,12 @@ def pairmq_transports() -> Iterable[TransportRecord]:
         local_server=_local_server,
     )
     yield TransportRecord(
-        name="memory",
-        schemes=("memory",),
-        factory=MemoryTransport,
-        capabilities=MEMORY_CAPABILITIES,
-        description="a broker in this process, for tests and trials: lost with the process",
-        broker_control=memory_control,
+        name="fakeredis",
+        schemes=("fakeredis",),
+        factory=FakeRedisTransport,
+        capabilities=FAKEREDIS_CAPABILITIES,
+        description="this transport on fakeredis, in this process: lost with the process",
+        broker_control=fakeredis_control,
     )
 
 

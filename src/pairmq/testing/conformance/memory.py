@@ -7,17 +7,22 @@ from pairmq.testing.conformance.harness import Harness, Interruption
 
 
 class MemoryHarness(Harness):
-    """A broker in this process: a new one for every test, so that none is ever emptied."""
+    """A broker in this process: a new one for every test, so that none is ever emptied.
 
-    def __init__(self) -> None:
+    Args:
+        scheme: as for `pairmq.testing.MemoryBroker`.
+    """
+
+    def __init__(self, scheme: str = "memory") -> None:
+        self._scheme = scheme
         self._broker: MemoryBroker | None = None
 
     async def make(self) -> str:
         """Make the next broker."""
         if self._broker is not None:
             await self._broker.forget()
-        self._broker = memory_broker()
-        return f"{self._broker.url}?poll_interval=0.2"
+        self._broker = memory_broker(scheme=self._scheme)
+        return self._broker.url
 
     async def interrupt(self, how: Interruption) -> None:
         """Drop its connections, or leave everything unanswered."""

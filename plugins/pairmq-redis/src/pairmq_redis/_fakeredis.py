@@ -1,4 +1,4 @@
-"""``memory://name``: a broker in this process, which is the same transport over fakeredis.
+"""``fakeredis://name``: the same transport over fakeredis, in this process.
 
 There is one broker per name and process; what it holds lives as long as the process, or until it is told to
 forget. Faults act below the transport, where a real server's would: on the connection and on single
@@ -29,10 +29,10 @@ from pairmq.model import ConfigurationError
 from pairmq_redis import _scripts
 from pairmq_redis._errors import is_answer
 from pairmq_redis._transport import CAPABILITIES, StreamsTransport
-from pairmq_redis._url import parse_memory_url
+from pairmq_redis._url import parse_fakeredis_url
 from pairmq_redis._wire import Command, Reply
 
-MEMORY_CAPABILITIES = replace(CAPABILITIES, durable=False)
+FAKEREDIS_CAPABILITIES = replace(CAPABILITIES, durable=False)
 """All that Redis does, but nothing outlives the process."""
 
 _OPEN_TIMEOUT = 5.0
@@ -68,18 +68,18 @@ class _Fault:
 
 
 _SOUND = _Fault()
-_brokers: dict[str, MemoryBroker] = {}
+_brokers: dict[str, FakeRedisBroker] = {}
 _brokers_lock = threading.Lock()
 
 
-class MemoryBroker:
+class FakeRedisBroker:
     """One broker in this process, and the control over it (`pairmq.plugins.BrokerControl`)."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.fault = _SOUND
         self._lock = threading.RLock()
-        self._wires: set[MemoryWire] = set()
+        self._wires: set[FakeRedisWire] = set()
         self._late: list[Command] = []
         self._connection: Any = None  # fakeredis, when first needed
 
@@ -157,12 +157,12 @@ class MemoryBroker:
                         wire.wake()
         return reply
 
-    def attach(self, wire: MemoryWire) -> None:
+    def attach(self, wire: FakeRedisWire) -> None:
         """Count a connection."""
         with self._lock:
             self._wires.add(wire)
 
-    def detach(self, wire: MemoryWire, undone: Sequence[Command]) -> None:
+    def detach(self, wire: FakeRedisWire, undone: Sequence[Command]) -> None:
         """Forget a connection whose client left, with the commands that it had sent and that were not done yet."""
         with self._lock:
             if wire not in self._wires:
@@ -176,10 +176,10 @@ class MemoryBroker:
                     self.execute(command)
 
 
-class MemoryWire:
+class FakeRedisWire:
     """A connection to a broker in this process."""
 
-    def __init__(self, broker: MemoryBroker) -> None:
+    def __init__(self, broker: FakeRedisBroker) -> None:
         self._broker = broker
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken = asyncio.Event()
@@ -301,40 +301,40 @@ class MemoryWire:
 
     def _check(self) -> None:
         if self._broker.fault.stopped:
-            raise driver.ConnectionError(f"Error 111 connecting to memory://{self._broker.name}. Connection refused.")
+            raise driver.ConnectionError(f"Error 111 connecting to fakeredis://{self._broker.name}.")
         if self._lost:
             raise driver.ConnectionError("Connection closed by server.")
 
 
-class MemoryTransport(StreamsTransport):
+class FakeRedisTransport(StreamsTransport):
     """A transport to a broker in this process.
 
     Args:
-        url: ``memory://name``.
+        url: ``fakeredis://name``.
 
     Raises:
         ConfigurationError: the URL can't work, or fakeredis is not installed.
     """
 
     def __init__(self, url: str) -> None:
-        parsed = parse_memory_url(url)
+        parsed = parse_fakeredis_url(url)
         _fakeredis()
-        super().__init__(parsed, lambda: MemoryWire(_broker(parsed.host)), MEMORY_CAPABILITIES)
+        super().__init__(parsed, lambda: FakeRedisWire(_broker(parsed.host)), FAKEREDIS_CAPABILITIES)
 
 
-def memory_control(url: str) -> MemoryBroker:
+def fakeredis_control(url: str) -> FakeRedisBroker:
     """Give the control of the broker that a URL names; it is made if there is none.
 
     Raises:
-        ConfigurationError: as `MemoryTransport`.
+        ConfigurationError: as `FakeRedisTransport`.
     """
-    return _broker(parse_memory_url(url).host)
+    return _broker(parse_fakeredis_url(url).host)
 
 
-def _broker(name: str) -> MemoryBroker:
+def _broker(name: str) -> FakeRedisBroker:
     with _brokers_lock:
         if name not in _brokers:
-            _brokers[name] = MemoryBroker(name)
+            _brokers[name] = FakeRedisBroker(name)
         return _brokers[name]
 
 
@@ -350,7 +350,7 @@ def _fakeredis() -> Any:
         import fakeredis
         import lupa  # noqa: F401  # its Lua; without it scripts are unknown commands
     except ImportError as error:
-        text = "memory:// needs fakeredis with Lua: pip install 'pairmq-redis[memory]'"
+        text = "fakeredis:// needs fakeredis with Lua: pip install 'pairmq-redis[fakeredis]'"
         raise ConfigurationError(text) from error
     return fakeredis
 

@@ -1,10 +1,11 @@
-"""The broker in this process, and each of its faults as the transport sees it."""
+"""The brokers in this process, and each of their faults as the transport sees it."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import threading
+import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
@@ -14,10 +15,8 @@ from cut_calls import turns_until_done
 from pairmq import Pair, PairOptions
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
 from pairmq.plugins import BrokerControl, registry
-from pairmq.testing import run_virtual
-from pairmq.testing._memory import MemoryBroker, memory_broker
+from pairmq.testing import MemoryBroker, memory_broker, run_virtual
 from pairmq.transport import QueueProperties, Transport
-from pairmq_redis._memory import memory_control
 from redis_queue import HELD, WAIT
 
 Make = Callable[..., Message]
@@ -26,10 +25,31 @@ LIMIT = 120
 """Seconds in which what must happen has happened, and in which no lock ends (`HELD`)."""
 
 
+@pytest.fixture(params=["memory", "fakeredis"])
+def scheme(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture
-async def broker() -> AsyncIterator[MemoryBroker]:
-    async with memory_broker() as broker:
+async def broker(scheme: str) -> AsyncIterator[MemoryBroker]:
+    async with memory_broker(scheme=scheme) as broker:
         yield broker
+
+
+@pytest.fixture
+def message() -> Make:
+    """Makes messages with an id."""
+
+    def make(body: bytes | str = b"", **fields: Any) -> Message:
+        return Message(body.encode() if isinstance(body, str) else body, message_id=uuid.uuid4().hex, **fields)
+
+    return make
+
+
+def control_of(url: str) -> Any:
+    make = registry.transport_record(url).broker_control
+    assert make is not None
+    return make(url)
 
 
 @pytest.fixture
@@ -51,8 +71,8 @@ async def bodies(transport: Transport) -> list[bytes]:
 
 
 async def test_the_control_is_a_broker_control(broker: MemoryBroker) -> None:
-    control: BrokerControl = memory_control(broker.url)
-    assert control is memory_control(broker.url)
+    control: BrokerControl = control_of(broker.url)
+    assert control is control_of(broker.url)
 
 
 async def test_a_stopped_broker_refuses_and_drops(broker: MemoryBroker, transport: Transport, message: Make) -> None:
@@ -203,49 +223,49 @@ async def test_faults_are_checked(broker: MemoryBroker) -> None:
         await broker.slow(-1)
 
 
-async def test_a_forgotten_broker_is_empty(message: Make) -> None:
-    async with memory_broker("forgetful") as broker, broker.transport() as transport:
+async def test_a_forgotten_broker_is_empty(message: Make, scheme: str) -> None:
+    async with memory_broker("forgetful", scheme=scheme) as broker, broker.transport() as transport:
         await transport.admin.create(QUEUE)
         await transport.sender(QUEUE).send(message())
         await broker.forget()
         assert not await transport.admin.exists(QUEUE)
-    async with memory_broker("forgetful").transport() as transport:
+    async with memory_broker("forgetful", scheme=scheme).transport() as transport:
         assert await transport.admin.list_entities() == []
 
 
-async def test_one_name_is_one_broker_and_two_names_are_two(message: Make) -> None:
+async def test_one_name_is_one_broker_and_two_names_are_two(message: Make, scheme: str) -> None:
     async with (
-        memory_broker("shared") as broker,
+        memory_broker("shared", scheme=scheme) as broker,
         broker.transport() as one,
-        registry.transport("memory://shared") as two,
+        registry.transport(f"{scheme}://shared") as two,
     ):
         await one.admin.create(QUEUE)
         assert await two.admin.exists(QUEUE)
-        async with memory_broker("Shared") as other, other.transport() as three:
+        async with memory_broker("Shared", scheme=scheme) as other, other.transport() as three:
             assert not await three.admin.exists(QUEUE)
 
 
-def test_loops_one_after_another_share_a_broker() -> None:
+def test_loops_one_after_another_share_a_broker(scheme: str) -> None:
     async def first() -> None:
-        async with registry.transport("memory://loops") as transport:
+        async with registry.transport(f"{scheme}://loops") as transport:
             await transport.admin.create(QUEUE, QueueProperties(lock_duration=0.1))
             waiting = asyncio.create_task(transport.receiver(Source(QUEUE)).receive(1, 30))
             await asyncio.sleep(0.02)
             waiting.cancel()
             await asyncio.wait([waiting])
             # A receiver still waits when the loop ends without a word.
-            task = asyncio.create_task(registry.transport("memory://loops").receiver(Source(QUEUE)).receive(1, 30))
+            task = asyncio.create_task(registry.transport(f"{scheme}://loops").receiver(Source(QUEUE)).receive(1, 30))
             await asyncio.sleep(0.02)
             task.cancel()
 
     async def second() -> list[bytes]:
-        async with registry.transport("memory://loops") as transport:
+        async with registry.transport(f"{scheme}://loops") as transport:
             await transport.sender(QUEUE).send(Message(b"seen", message_id="1"))
             return await bodies(transport)
 
     asyncio.run(first())
     assert asyncio.run(second()) == [b"seen"]
-    asyncio.run(memory_control("memory://loops").forget())
+    asyncio.run(control_of(f"{scheme}://loops").forget())
     gc.collect()
 
 
@@ -301,33 +321,10 @@ async def test_a_body_may_read_like_an_option(broker: MemoryBroker, transport: T
     assert b"BLOCK" in await bodies(transport)
 
 
-def test_waiting_costs_next_to_nothing(
-    broker: MemoryBroker, in_virtual_seconds, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    control = memory_control(broker.url)
-    execute, done = control.execute, 0
-
-    def counted(command: Any) -> Any:
-        nonlocal done
-        done += 1
-        return execute(command)
-
-    async def main(transport: Transport) -> None:
-        waiting = [asyncio.create_task(transport.receiver(Source(QUEUE)).receive(1, 61)) for _ in range(10)]
-        await asyncio.sleep(1)
-        monkeypatch.setattr(control, "execute", counted)
-        await asyncio.sleep(59.5)
-        # Each looks when its poll interval of a second is over: one script and one read, with the time.
-        assert 500 <= done <= 2500
-        await asyncio.gather(*waiting)
-
-    in_virtual_seconds(main)
-
-
-def test_waiting_works_in_virtual_time() -> None:
+def test_waiting_works_in_virtual_time(scheme: str) -> None:
     async def main() -> tuple[float, int]:
         loop = asyncio.get_running_loop()
-        async with registry.transport("memory://virtual") as transport:
+        async with registry.transport(f"{scheme}://virtual") as transport:
             await transport.admin.create(QUEUE)
             receiver = transport.receiver(Source(QUEUE))
             waiting = asyncio.create_task(receiver.receive(1, 900))
@@ -339,7 +336,7 @@ def test_waiting_works_in_virtual_time() -> None:
 
     ended_at, found = run_virtual(main())
     assert (round(ended_at), found) == (1200, 1)
-    asyncio.run(memory_control("memory://virtual").forget())
+    asyncio.run(control_of(f"{scheme}://virtual").forget())
 
 
 async def held_and_left(broker: MemoryBroker, transport: Transport, message: Make) -> None:
@@ -384,11 +381,11 @@ async def test_the_locks_of_open_receivers_outlast_an_outage(
             await receiver.complete(delivery)
 
 
-async def test_a_drain_goes_on_after_an_outage_of_the_secondary(broker: MemoryBroker, message: Make) -> None:
+async def test_a_drain_goes_on_after_an_outage_of_the_secondary(broker: MemoryBroker, scheme: str) -> None:
     """What the pump held it gets again, and does not wait for the ends of its own locks (SPEC 7.6)."""
     options = PairOptions(failover_interval=0, ping_primary_interval=0.1, enable_syphon=True, backlog_queue_count=1)
     async with (
-        memory_broker() as primary,
+        memory_broker(scheme=scheme) as primary,
         broker.transport() as admin,
         Pair.connect(primary.url, broker.url, options=options) as pair,
     ):

@@ -1,0 +1,53 @@
+"""The conformance suite against ``fakeredis://``, this transport in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from pairmq.testing.conformance import Harness, MemoryHarness, suites
+
+
+class FakeRedisHarness(MemoryHarness):
+    async def make(self) -> str:
+        return f"{await super().make()}?poll_interval=0.2"
+
+
+@pytest.fixture(scope="session")
+def harness() -> Iterator[Harness]:
+    with FakeRedisHarness("fakeredis") as harness:
+        yield harness
+
+
+class TestSend(suites.Send): ...
+
+
+class TestReceive(suites.Receive): ...
+
+
+class TestSettlement(suites.Settlement): ...
+
+
+class TestAdmin(suites.Admin): ...
+
+
+class TestTopics(suites.Topics): ...
+
+
+class TestSessions(suites.Sessions): ...
+
+
+class TestLifecycle(suites.Lifecycle): ...
+
+
+class TestCancellation(suites.Cancellation): ...
+
+
+class TestFaults(suites.Faults): ...
+
+
+class TestProbe(suites.Probe): ...
+
+
+class TestFailover(suites.Failover): ...

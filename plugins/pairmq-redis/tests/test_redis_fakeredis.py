@@ -1,0 +1,40 @@
+"""What waiting costs on fakeredis, where no server's thread waits in our place."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from pairmq.model import Entity, Source
+from pairmq.plugins import registry
+from pairmq.testing import run_virtual
+from pairmq_redis._fakeredis import fakeredis_control
+
+QUEUE = Entity("orders")
+URL = "fakeredis://waiting"
+
+
+def test_waiting_costs_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    control = fakeredis_control(URL)
+    execute, done = control.execute, 0
+
+    def counted(command: Any) -> Any:
+        nonlocal done
+        done += 1
+        return execute(command)
+
+    async def main() -> None:
+        async with registry.transport(URL) as transport:
+            await transport.admin.create(QUEUE)
+            waiting = [asyncio.create_task(transport.receiver(Source(QUEUE)).receive(1, 61)) for _ in range(10)]
+            await asyncio.sleep(1)
+            monkeypatch.setattr(control, "execute", counted)
+            await asyncio.sleep(59.5)
+            # Each looks when its poll interval of a second is over: one script and one read, with the time.
+            assert 500 <= done <= 2500
+            await asyncio.gather(*waiting)
+        await control.forget()
+
+    run_virtual(main())

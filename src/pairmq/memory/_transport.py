@@ -1,0 +1,497 @@
+"""``memory://name``: the transport to a broker in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
+from weakref import WeakSet
+
+from pairmq.memory._broker import Broker, Connection, Scope, broker_named
+from pairmq.memory._state import Queue, Session, Stored
+from pairmq.model import (
+    ConfigurationError,
+    Delivery,
+    Entity,
+    FailureKind,
+    FailureReason,
+    Message,
+    PropertyValue,
+    Source,
+    TransportError,
+)
+from pairmq.transport import (
+    ENDPOINT_OPTIONS,
+    Admin,
+    Capabilities,
+    Endpoint,
+    QueueCounts,
+    QueuePositions,
+    QueueProperties,
+    Receiver,
+    Sender,
+    SessionReceiver,
+    Transport,
+    checked_name,
+    chosen_endpoint,
+)
+
+T = TypeVar("T")
+
+CAPABILITIES = Capabilities(
+    topics=True,
+    sessions=True,
+    scheduling=True,
+    counts_scheduled=True,
+    time_to_live=True,
+    dead_letter=True,
+    lock_renewal=True,
+    probes=True,
+    peek=True,
+    quiet_peek=True,
+    ordered_consumer=True,
+)
+"""Everything that a transport can do, but nothing outlives the process."""
+
+LOCK_DURATION = 60.0
+"""Seconds, where a queue's settings give none: no lock here is bound to a connection."""
+
+_TEXTS = (
+    "message_id",
+    "session_id",
+    "content_type",
+    "content_encoding",
+    "correlation_id",
+    "subject",
+    "to",
+    "reply_to",
+    "reply_to_session_id",
+    "partition_key",
+)
+_SHORTEST_WAIT = 0.001  # s; timers and the wall clock may differ
+
+
+class MemoryTransport(Transport):
+    """A transport to a broker in this process.
+
+    Args:
+        url: ``memory://name``, with the options ``name`` and ``identity``.
+
+    Raises:
+        ConfigurationError: the URL is invalid.
+    """
+
+    def __init__(self, url: str) -> None:
+        name, endpoint = _parsed(url)
+        super().__init__(endpoint)
+        self.broker = broker_named(name)
+        self.connection = Connection(self.broker)
+        self._parts: WeakSet[Scope | MemoryReceiver] = WeakSet()
+        self._admin = MemoryAdmin(self)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return CAPABILITIES
+
+    @property
+    def admin(self) -> Admin:
+        return self._admin
+
+    def sender(self, entity: Entity) -> Sender:
+        return MemorySender(self, entity)
+
+    def receiver(self, source: Source) -> Receiver:
+        return MemoryReceiver(self, source)
+
+    async def accept_session(
+        self, source: Source, session_id: str | None = None, *, wait: float
+    ) -> SessionReceiver | None:
+        receiver = MemorySessionReceiver(self, source)
+        return receiver if await receiver.accept(session_id, wait) else None
+
+    def measure(self, message: Message) -> int:
+        return size_of(message)
+
+    def scope(self, part: MemoryReceiver | None = None) -> Scope:
+        """The scope of a new object, which ends with this transport."""
+        scope = Scope(self.broker)
+        self._parts.add(part or scope)
+        scope.closed = self.ended
+        return scope
+
+    async def _close(self) -> None:
+        for part in list(self._parts):
+            if isinstance(part, Scope):
+                part.close()
+            else:
+                await part.close()
+
+
+class MemorySender(Sender):
+    """Sends to one entity."""
+
+    def __init__(self, transport: MemoryTransport, entity: Entity) -> None:
+        self._broker = transport.broker
+        self._connection = transport.connection
+        self._scope = transport.scope()
+        self._entity = entity
+
+    async def send(self, message: Message) -> None:
+        await self._connection.call(self._scope, lambda now: self._store(message, now), stores=True)
+
+    async def send_batch(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
+        def act(now: float) -> list[TransportError | None]:
+            return [_failure_of(lambda: self._store(message, now)) for message in messages]  # noqa: B023
+
+        if not messages:
+            return []
+        try:
+            return await self._connection.call(self._scope, act, stores=True)
+        except TransportError as error:
+            return [error] * len(messages)
+
+    async def close(self) -> None:
+        self._scope.close()
+
+    def _store(self, message: Message, now: float) -> None:
+        broker = self._broker
+        broker.wake_for(broker.state.store(self._entity, detached(message), now))
+
+
+class MemoryReceiver(Receiver):
+    """Reads one source."""
+
+    def __init__(self, transport: MemoryTransport, source: Source) -> None:
+        self._broker = transport.broker
+        self._connection = Connection(self._broker)
+        self._source = source
+        self._scope = transport.scope(self)
+        self._locked = False
+
+    async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
+        def look(queue: Queue, now: float) -> list[Delivery]:
+            before = len(queue.dead.stored)
+            found = self._take(queue, max_messages, now)
+            if len(queue.dead.stored) != before:
+                self._broker.wake(queue.dead)
+            self._locked = self._locked or bool(found)
+            return [detached_delivery(self._broker.state.delivery(stored)) for stored in found]
+
+        return await self._until(look, wait) or []
+
+    def _take(self, queue: Queue, most: int, now: float) -> list[Stored]:
+        return queue.take(self, most, now)
+
+    async def _until(self, look: Callable[[Queue, float], T], wait: float) -> T | None:
+        """Repeat a look at the source until it returns something, at most so long."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait
+
+        def act(now: float) -> tuple[T | None, tuple[asyncio.Future[None], float, Queue] | None]:
+            queue = self._broker.state.source(self._source)
+            found = look(queue, now)
+            left = deadline - loop.time()
+            if found or left <= 0:
+                return found, None
+            # In the same step: what is stored from now on wakes it.
+            soon = max(queue.next_change() - now, _SHORTEST_WAIT)
+            return None, (self._scope.enter(queue), min(left, soon), queue)
+
+        while True:
+            found, waiting = await self._connection.call(self._scope, act, outlives=False)
+            if waiting is None:
+                return found
+            await self._scope.wait(*waiting)
+
+    async def complete(self, delivery: Delivery) -> None:
+        await self._settle(delivery, self._completed)
+
+    async def complete_batch(self, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
+        def act(now: float) -> list[TransportError | None]:
+            queue = self._broker.state.source(self._source)
+            return [
+                _failure_of(lambda: self._completed(queue, queue.held(delivery.lock_token, self, now), now))  # noqa: B023
+                for delivery in deliveries
+            ]
+
+        if not deliveries:
+            return []
+        try:
+            return await self._connection.call(self._scope, act)
+        except TransportError as error:
+            return [error] * len(deliveries)
+
+    async def abandon(self, delivery: Delivery) -> None:
+        def act(queue: Queue, stored: Stored, now: float) -> None:
+            queue.abandon(stored)
+            self._broker.wake(queue, queue.dead)
+
+        await self._settle(delivery, act)
+
+    async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
+        def act(queue: Queue, stored: Stored, now: float) -> None:
+            queue.bury(stored, reason, description)
+            self._broker.wake(queue, queue.dead)
+
+        await self._settle(delivery, act)
+
+    async def renew_lock(self, delivery: Delivery) -> Delivery:
+        until = await self._settle(delivery, lambda queue, stored, now: queue.renew(stored, now))
+        return replace(delivery, locked_until=self._broker.state.instant(until))
+
+    async def close(self) -> None:
+        self._scope.close()
+        broker = self._broker
+        with broker.lock:
+            if self._locked and _failure_of(lambda: broker.state.source(self._source)) is None:
+                queue = broker.state.source(self._source)
+                if queue.release_all(self):
+                    broker.wake(queue)
+            self._locked = False
+
+    def _completed(self, queue: Queue, stored: Stored, now: float) -> None:
+        queue.complete(stored)
+        if queue.properties.single_consumer:
+            self._broker.wake(queue)  # it may be another one's turn
+
+    async def _settle(self, delivery: Delivery, act: Callable[[Queue, Stored, float], T]) -> T:
+        def settle(now: float) -> T:
+            queue = self._broker.state.source(self._source)
+            return act(queue, queue.held(delivery.lock_token, self, now), now)
+
+        return await self._connection.call(self._scope, settle)
+
+
+class MemorySessionReceiver(MemoryReceiver, SessionReceiver):
+    """Reads one session of a source."""
+
+    _session: Session
+
+    @property
+    def session_id(self) -> str:
+        return self._session.name
+
+    @property
+    def locked_until(self) -> datetime:
+        return self._broker.state.instant(self._session.until) or datetime.max.replace(tzinfo=UTC)
+
+    async def accept(self, name: str | None, wait: float) -> bool:
+        """Lock a session; called once, before everything else."""
+        found = await self._until(lambda queue, now: queue.accept(self, name, now), wait)
+        if found is not None:
+            self._session, self._locked = found, True
+        return found is not None
+
+    async def renew_session_lock(self) -> datetime:
+        await self._with_session(lambda queue, session, now: queue.renew_session(session, now))
+        return self.locked_until
+
+    async def get_state(self) -> bytes | None:
+        return await self._with_session(lambda queue, session, now: session.state)
+
+    async def set_state(self, state: bytes | None) -> None:
+        kept = None if state is None else bytes(state)
+        await self._with_session(lambda queue, session, now: setattr(session, "state", kept))
+
+    def _take(self, queue: Queue, most: int, now: float) -> list[Stored]:
+        return queue.take(self, most, now, queue.held_session(self._session, self, now))
+
+    async def _with_session(self, act: Callable[[Queue, Session, float], T]) -> T:
+        def in_lock(now: float) -> T:
+            queue = self._broker.state.source(self._source)
+            return act(queue, queue.held_session(self._session, self, now), now)
+
+        return await self._connection.call(self._scope, in_lock)
+
+
+class MemoryAdmin(Admin):
+    """Manages queues and topics."""
+
+    def __init__(self, transport: MemoryTransport) -> None:
+        self._broker = transport.broker
+        self._connection = transport.connection
+        self._scope = transport.scope()
+
+    async def check(self) -> None:
+        await self._call(lambda: None)
+
+    async def exists(self, entity: Entity) -> bool:
+        return await self._call(lambda: entity in self._broker.state.queues)
+
+    async def create(self, entity: Entity, properties: QueueProperties | None = None) -> bool:
+        """Create a queue or topic.
+
+        ``max_size_megabytes``, ``auto_delete_after`` and ``batched_operations`` are reported by `properties`, and have
+        no effect. A lock duration of None becomes 60 s.
+        """
+        wanted = properties or QueueProperties()
+        _check(wanted, entity)
+        if wanted.lock_duration is None:
+            wanted = replace(wanted, lock_duration=LOCK_DURATION)
+        return await self._call(lambda: self._broker.state.create(entity, wanted), stores=True)
+
+    async def create_subscription(self, topic: Entity, name: str) -> bool:
+        """Create a subscription. A topic without any discards what it is sent."""
+        Source(topic, subscription=name)  # checks the name
+        return await self._call(lambda: self._broker.state.subscribe(topic, name), stores=True)
+
+    async def properties(self, entity: Entity) -> QueueProperties:
+        return await self._call(lambda: self._broker.state.find(entity).properties)
+
+    async def counts(self, source: Source) -> QueueCounts:
+        """Count exactly; an expired message is active until a receiver meets it."""
+        return await self._call(lambda: self._broker.state.source(source).counts(time.time()))
+
+    async def positions(self, entity: Entity) -> QueuePositions:
+        """Exact; what is scheduled has no position before its time."""
+        return await self._call(lambda: self._broker.state.find(entity).positions(time.time()))
+
+    async def delete(self, entity: Entity) -> bool:
+        def act() -> bool:
+            parts = self._broker.state.delete(entity)
+            self._broker.wake(*parts)
+            return bool(parts)
+
+        return await self._call(act)
+
+    async def list_entities(self, prefix: str = "") -> list[Entity]:
+        found = await self._call(lambda: list(self._broker.state.queues))
+        return sorted((each for each in found if each.path.startswith(prefix)), key=lambda each: each.path)
+
+    async def peek(self, source: Source, max_messages: int) -> list[Delivery]:
+        """Show the oldest messages, locked ones too, then the scheduled ones."""
+
+        def act() -> list[Delivery]:
+            shown = self._broker.state.source(source).oldest(max(max_messages, 1), time.time())
+            return [
+                replace(detached_delivery(self._broker.state.delivery(stored)), lock_token=None, locked_until=None)
+                for stored in shown
+            ]
+
+        return await self._call(act)
+
+    async def purge(self, source: Source) -> int:
+        return await self._call(lambda: self._broker.state.source(source).purge())
+
+    async def probe(self, entity: Entity) -> None:
+        """Prove that the broker is reachable, takes writes, and has the entity. Nothing is stored."""
+        await self._call(lambda: self._broker.state.find(entity), stores=True)
+
+    def is_system_entity(self, entity: Entity) -> bool:
+        """Nothing is reserved."""
+        return False
+
+    async def _call(self, act: Callable[[], T], *, stores: bool = False) -> T:
+        return await self._connection.call(self._scope, lambda now: act(), stores=stores)
+
+
+def control(url: str) -> Broker:
+    """The control of the broker that a URL names; made if there is none.
+
+    Raises:
+        ConfigurationError: the URL is invalid.
+    """
+    return broker_named(_parsed(url)[0])
+
+
+def detached(message: Message) -> Message:
+    """A message of which nothing changes when the caller goes on to change the properties of its own."""
+    properties = message.application_properties
+    if not properties:
+        return message
+    return message.with_properties({name: _copied(value) for name, value in properties.items()})
+
+
+def detached_delivery(delivery: Delivery) -> Delivery:
+    """The same for a consumer: what it changes is not redelivered."""
+    if not delivery.message.application_properties:
+        return delivery
+    return replace(delivery, message=detached(delivery.message))
+
+
+def _copied(value: PropertyValue) -> PropertyValue:
+    if isinstance(value, tuple):
+        return tuple(map(_copied, value))
+    if isinstance(value, Mapping):
+        return {name: _copied(each) for name, each in value.items()}
+    return value
+
+
+def size_of(message: Message) -> int:
+    """Bytes of a message's body, texts and application properties."""
+    texts = (getattr(message, name) for name in _TEXTS)
+    found = len(message.body) + sum(len(text.encode()) for text in texts if text is not None)
+    return found + _size(message.application_properties)
+
+
+def _size(value: object) -> int:
+    if isinstance(value, str):
+        return len(value.encode())
+    if isinstance(value, bytes):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(_size(name) + _size(each) for name, each in value.items())
+    if isinstance(value, tuple):
+        return sum(map(_size, value))
+    return 8
+
+
+def _failure_of(act: Callable[[], object]) -> TransportError | None:
+    try:
+        act()
+    except TransportError as error:
+        return error
+    return None
+
+
+def _check(properties: QueueProperties, entity: Entity) -> None:
+    """Reject settings that no queue can have.
+
+    Raises:
+        TransportError: reason *malformed*.
+    """
+    problem = ""
+    for name in ("lock_duration", "default_time_to_live"):
+        seconds = getattr(properties, name)
+        if seconds is not None and not seconds > 0:
+            problem = f"{name} is {seconds!r}: it must be above 0 s, or None"
+    count = properties.max_delivery_count
+    if count is not None and (count < 1 or count % 1):
+        problem = f"max_delivery_count is {count!r}: use a whole number from 1, or None"
+    if problem:
+        raise TransportError(f"create {entity}: {problem}", FailureKind.REFUSED, FailureReason.MALFORMED)
+
+
+def _parsed(url: str) -> tuple[str, Endpoint]:
+    """Read ``memory://name[?options]``: the broker's name, and the endpoint.
+
+    Raises:
+        ConfigurationError: the URL is invalid; the text says which part and why, without its value.
+    """
+    # urlsplit drops tabs and line ends silently.
+    if any(ord(letter) <= 0x20 or ord(letter) == 0x7F for letter in url):
+        raise ConfigurationError("the broker URL has a space or control character: write it percent-encoded")
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ConfigurationError("invalid memory:// URL: write it as memory://name") from None
+    broker = unquote(parts.netloc)  # hostname would be in lower case
+    if parts.scheme.lower() != "memory" or not broker or parts.path not in ("", "/") or parts.fragment:
+        raise ConfigurationError("the memory:// URL does not name one broker: write it as memory://name")
+    options: dict[str, str] = {}
+    for key, value in parse_qsl(parts.query, keep_blank_values=True):
+        if key not in ENDPOINT_OPTIONS:
+            shown = f" {key!r}" if re.fullmatch(r"[a-z_]{1,40}", key) and "@" not in parts.query else ""
+            known = ", ".join(ENDPOINT_OPTIONS)
+            raise ConfigurationError(f"the memory:// URL has an unknown option{shown}: use {known}")
+        if key in options:
+            raise ConfigurationError(f"the memory:// URL has the option {key!r} twice")
+        options[key] = value
+    name = checked_name(broker, "the name of the memory:// broker")
+    endpoint = Endpoint(name, ("memory", name), f"memory://{name}")
+    return broker, chosen_endpoint(endpoint, options, "the memory:// URL")
