@@ -603,10 +603,11 @@ async def test_cancelled_sends_and_batches_leave_nothing_in_line_and_the_others_
 
 def taken_by_another(w, queue: str) -> None:
     """Let somebody else hold all of a queue under locks, who stays silent: its former holder has not noticed yet."""
-    for stored in w.west.queues[Entity(queue)].stored.values():
-        stored.deliveries += 1
-        stored.holder = w
-        stored.locked_until = asyncio.get_running_loop().time() + 600
+    found, now = w.west.queues[Entity(queue)], asyncio.get_running_loop().time()
+    for stored in found.stored.values():
+        found.release(stored)
+    for stored in found.take(w, len(found.stored), now):
+        stored.lock.until = now + 600
 
 
 @in_virtual_time

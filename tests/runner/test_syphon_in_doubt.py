@@ -26,8 +26,9 @@ def leave(broker: SimulatedBroker, count: int, entity: str = "orders") -> None:
 
 def lose_locks(broker: SimulatedBroker) -> None:
     """Forget who holds what, as a broker does that fails over to a replica."""
-    for stored in broker.queues[QUEUE].stored.values():
-        stored.locked_until = None
+    queue = broker.queues[QUEUE]
+    for stored in queue.stored.values():
+        queue.release(stored)
     broker.notify()
 
 

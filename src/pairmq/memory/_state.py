@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from heapq import heappop, heappush, merge
 from operator import attrgetter
 
@@ -265,8 +265,9 @@ class Queue:
             self._free(stored)
 
     def release(self, stored: Stored) -> None:
-        """End a message's lock; it is the next one to be received."""
-        self._free(stored)
+        """End a message's lock, if it has one; it is the next one to be received."""
+        if stored.lock is not None:
+            self._free(stored)
 
     def bury(self, stored: Stored, reason: str, description: str) -> None:
         """Move a message to the dead-letter queue."""
@@ -476,15 +477,16 @@ class State:
             return [each.put(message, now, self.epoch) for each in queue.subscriptions.values()]
         return [queue.put(message, now, self.epoch)]
 
-    def delivery(self, stored: Stored) -> Delivery:
-        """What a receiver returns for a message that it has locked, or that is shown."""
+    def delivery(self, stored: Stored, *, is_peek: bool = False) -> Delivery:
+        """What a receiver returns for a message that it has locked, or what a peek shows of any."""
+        until = None if is_peek else stored.locked_until
         return Delivery(
             message=stored.message,
-            lock_token=stored.lock,
+            lock_token=None if is_peek else stored.lock,
             delivery_count=stored.deliveries or 1,
             sequence_number=str(stored.number),
             enqueued_at=self.instant(stored.enqueued_at),
-            locked_until=None if stored.lock is None else self.instant(stored.locked_until or 0.0),
+            locked_until=None if until is None else self.instant(until),
             dead_letter_reason=stored.reason,
             dead_letter_description=stored.description,
         )
@@ -492,10 +494,10 @@ class State:
     def instant(self, seconds: float) -> datetime | None:
         """An instant of its clock in UTC; None for infinity, and for what no calendar holds."""
         try:
-            return _EPOCH + timedelta(seconds=self.epoch + seconds)
-        except OverflowError:
+            return datetime.fromtimestamp(self.epoch + seconds, UTC)
+        except (OverflowError, ValueError, OSError):
             return None
 
 
 def _not_found(what: Entity | Source) -> TransportError:
-    return TransportError(f"the broker has no {what}", FailureKind.REFUSED, FailureReason.NOT_FOUND)
+    return TransportError(f"no such entity: {what}", FailureKind.REFUSED, FailureReason.NOT_FOUND)

@@ -368,10 +368,7 @@ class MemoryAdmin(Admin):
 
         def act() -> list[Delivery]:
             shown = self._broker.state.source(source).oldest(max(max_messages, 1), time.time())
-            return [
-                replace(detached_delivery(self._broker.state.delivery(stored)), lock_token=None, locked_until=None)
-                for stored in shown
-            ]
+            return [detached_delivery(self._broker.state.delivery(stored, is_peek=True)) for stored in shown]
 
         return await self._call(act)
 

@@ -1,4 +1,4 @@
-"""A broker in a few hundred lines, for tests in virtual time: exact, deterministic, and able to fail in every way.
+"""The broker in memory for tests in virtual time: exact, deterministic, and able to fail in every way.
 
 It keeps the transports' contract and nothing more. It stands beside the tests on real servers, not in their place.
 """

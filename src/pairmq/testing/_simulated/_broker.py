@@ -1,16 +1,16 @@
-"""A simulated broker as its connections see it: what it keeps, and the faults that it is struck by."""
+"""A simulated broker as its connections see it: the state of the broker in memory, and the faults of operations."""
 
 from __future__ import annotations
 
 import asyncio
 import enum
-import itertools
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
+from pairmq.memory import Queue, State
+from pairmq.model import Entity, FailureKind, FailureReason, Message, TransportError
 from pairmq.testing._loop import WALL_EPOCH
-from pairmq.transport import Capabilities, QueueProperties
+from pairmq.transport import Capabilities
 
 
 class Fault(enum.Enum):
@@ -73,32 +73,6 @@ def lost_connection() -> TransportError:
     return TransportError(text, FailureKind.UNAVAILABLE, FailureReason.CONNECTION, maybe_applied=True)
 
 
-@dataclass(slots=True)
-class Stored:
-    """A message that a queue holds."""
-
-    number: int
-    message: Message
-    enqueued_at: float
-    visible_at: float
-    expires_at: float | None
-    deliveries: int = 0
-    locked_until: float | None = None
-    reason: str | None = None
-    description: str | None = None
-    holder: object = None
-
-
-@dataclass(slots=True)
-class Queue:
-    """A queue or subscription; of a topic, its settings and its subscriptions."""
-
-    properties: QueueProperties
-    stored: dict[int, Stored] = field(default_factory=dict)
-    dead: dict[int, Stored] = field(default_factory=dict)
-    subscriptions: dict[str, Queue] = field(default_factory=dict)
-
-
 class Broker:
     """One broker process.
 
@@ -126,8 +100,7 @@ class Broker:
             durable=True,
         )
         self.operations: Counter[str] = Counter()
-        self.queues: dict[Entity, Queue] = {}
-        self._numbers = itertools.count(1)
+        self.state = State(epoch=WALL_EPOCH)
         self._strikes: list[Strike] = []
         self._changed = asyncio.Event()
 
@@ -165,34 +138,15 @@ class Broker:
                 raise RuntimeError("a driver's own exception")
         return strike.fault is Fault.CONFIRM_LOST
 
-    def find(self, entity: Entity) -> Queue:
-        """The entity's data, or the refusal that it has none."""
-        queue = self.queues.get(entity)
-        if queue is None:
-            raise TransportError(f"no such entity: {entity}", FailureKind.REFUSED, FailureReason.NOT_FOUND)
-        return queue
+    @property
+    def queues(self) -> dict[Entity, Queue]:
+        """What it has, by entity."""
+        return self.state.queues
 
     def store(self, entity: Entity, message: Message) -> None:
         """Append a message to a queue, or to each subscription of a topic."""
-        queue = self.find(entity)
-        for target in queue.subscriptions.values() if entity.kind is EntityKind.TOPIC else (queue,):
-            now = asyncio.get_running_loop().time()
-            at = message.scheduled_enqueue_at
-            visible_at = now if at is None else max(now, at.timestamp() - WALL_EPOCH)
-            lives = message.time_to_live or target.properties.default_time_to_live
-            number = self.next_number()
-            expires_at = None if lives is None else visible_at + lives
-            target.stored[number] = Stored(number, message, now, visible_at, expires_at)
+        self.state.store(entity, message, self.now())
         self.notify()
-
-    def source(self, source: Source) -> tuple[Queue, dict[int, Stored]]:
-        """What a source reads."""
-        queue = self.find(source.entity)
-        if source.subscription is not None:
-            if source.subscription not in queue.subscriptions:
-                raise TransportError(f"no such source: {source}", FailureKind.REFUSED, FailureReason.NOT_FOUND)
-            queue = queue.subscriptions[source.subscription]
-        return queue, queue.dead if source.dead_letter else queue.stored
 
     async def changed(self, until: float) -> None:
         """Wait until something is stored or released, or an instant of the loop's clock."""
@@ -203,10 +157,11 @@ class Broker:
         except TimeoutError:
             pass
 
-    def next_number(self) -> int:
-        """The next place in the order of all that is stored: more than any message has."""
-        return next(self._numbers)
-
     def notify(self) -> None:
         """Wake up those who wait for `changed`."""
         self._changed.set()
+
+    @staticmethod
+    def now() -> float:
+        """The clock of its state, which is the loop's."""
+        return asyncio.get_running_loop().time()

@@ -6,15 +6,13 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
-from typing import Protocol, cast
+from typing import Protocol
 
+from pairmq.memory import Queue, Stored
 from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
-from pairmq.testing._loop import WALL_EPOCH
-from pairmq.testing._simulated._broker import Broker, Fault, Operation, Queue, Stored, Strike, lost_connection
+from pairmq.testing._simulated._broker import Broker, Fault, Operation, Strike, lost_connection
 from pairmq.transport import (
     Admin,
     Capabilities,
@@ -131,26 +129,25 @@ class SimulatedReceiver(Receiver):
     def __init__(self, connection: Connection, source: Source) -> None:
         self._connection = connection
         self._source = source
-        self._holding: set[int] = set()
 
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
-        loop = asyncio.get_running_loop()
+        loop, broker = asyncio.get_running_loop(), self._connection.broker
         ends_at = loop.time() + wait
         await self._connection.act(Operation.RECEIVE, self._source.entity)
         while True:
-            found = self._take(max_messages)
+            queue = self._queue()
+            found = queue.take(self, max_messages, broker.now())
             if found or loop.time() >= ends_at:
-                return found
-            await self._connection.broker.changed(min(ends_at, self._next_instant()))
+                return [broker.state.delivery(stored) for stored in found]
+            await broker.changed(min(ends_at, queue.next_change()))
             # The faults that came meanwhile strike a poll under way too; it is still one receive.
             await self._connection.act(Operation.RECEIVE, self._source.entity, count=False)
 
     async def complete(self, delivery: Delivery) -> None:
         lost = await self._connection.act(Operation.SETTLE, self._source.entity)
-        stored, messages = self._locked(delivery)
-        del messages[stored.number]
-        self._holding.discard(stored.number)
-        self._settled()
+        queue = self._queue()
+        queue.complete(self._held(queue, delivery))
+        self._settled(queue)
         if lost:
             raise lost_connection()
 
@@ -166,103 +163,39 @@ class SimulatedReceiver(Receiver):
 
     async def abandon(self, delivery: Delivery) -> None:
         await self._connection.act(Operation.SETTLE, self._source.entity)
-        stored, _ = self._locked(delivery)
-        self._release(stored)
+        queue = self._queue()
+        queue.abandon(self._held(queue, delivery))
+        self._connection.broker.notify()
 
     async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
         await self._connection.act(Operation.SETTLE, self._source.entity)
-        stored, messages = self._locked(delivery)
-        queue, _ = self._connection.broker.source(self._source)
-        del messages[stored.number]
-        self._holding.discard(stored.number)
-        queue.dead[stored.number] = replace(stored, locked_until=None, reason=reason, description=description)
-        self._settled()
+        queue = self._queue()
+        queue.bury(self._held(queue, delivery), reason, description)
+        self._settled(queue)
 
     async def renew_lock(self, delivery: Delivery) -> Delivery:
         await self._connection.act(Operation.SETTLE, self._source.entity)
-        stored, _ = self._locked(delivery)
-        stored.locked_until = self._lock_ends_at()
-        return replace(delivery, locked_until=_instant(stored.locked_until))
+        queue, broker = self._queue(), self._connection.broker
+        until = queue.renew(self._held(queue, delivery), broker.now())
+        return replace(delivery, locked_until=broker.state.instant(until))
 
     async def close(self) -> None:
         try:
-            _, messages = self._connection.broker.source(self._source)
+            queue = self._queue()
         except TransportError:
             return
-        for number in tuple(self._holding):
-            if number in messages and messages[number].holder is self:  # or its lock ended, and another one has it
-                self._release(messages[number])
-        self._holding.clear()
+        if queue.release_all(self):
+            self._connection.broker.notify()
 
-    def _take(self, most: int) -> list[Delivery]:
-        now = asyncio.get_running_loop().time()
-        queue, messages = self._connection.broker.source(self._source)
-        found = []
-        if queue.properties.single_consumer and any(
-            (stored.locked_until or 0.0) > now and stored.holder is not self for stored in messages.values()
-        ):
-            return []
-        for stored in list(messages.values()):
-            if stored.visible_at > now or (stored.locked_until is not None and stored.locked_until > now):
-                continue
-            if not self._source.dead_letter and stored.expires_at is not None and stored.expires_at <= now:
-                del messages[stored.number]
-                if queue.properties.dead_letter_on_expiration:
-                    queue.dead[stored.number] = replace(stored, reason="TTLExpiredException")
-                continue
-            stored.deliveries += 1
-            stored.locked_until = self._lock_ends_at()
-            stored.holder = self
-            self._holding.add(stored.number)
-            found.append(
-                Delivery(
-                    message=stored.message,
-                    lock_token=(stored.number, stored.deliveries),
-                    delivery_count=stored.deliveries,
-                    sequence_number=str(stored.number),
-                    enqueued_at=_instant(stored.enqueued_at),
-                    locked_until=_instant(stored.locked_until),
-                    dead_letter_reason=stored.reason,
-                    dead_letter_description=stored.description,
-                )
-            )
-            if len(found) == most:
-                break
-        return found
+    def _queue(self) -> Queue:
+        return self._connection.broker.state.source(self._source)
 
-    def _next_instant(self) -> float:
-        _, messages = self._connection.broker.source(self._source)
-        now = asyncio.get_running_loop().time()
-        instants = (max(s.visible_at, s.locked_until or 0.0) for s in messages.values())
-        return min((at for at in instants if at > now), default=float("inf"))
+    def _held(self, queue: Queue, delivery: Delivery) -> Stored:
+        return queue.held(delivery.lock_token, self, self._connection.broker.now())
 
-    def _locked(self, delivery: Delivery) -> tuple[Stored, dict[int, Stored]]:
-        _, messages = self._connection.broker.source(self._source)
-        number, count = cast("tuple[int, int]", delivery.lock_token)  # made by _take
-        stored = messages.get(number)
-        now = asyncio.get_running_loop().time()
-        held = stored is not None and stored.deliveries == count and (stored.locked_until or 0.0) > now
-        if stored is None or not held:
-            raise TransportError("the lock is lost", FailureKind.REFUSED, FailureReason.LOCK_LOST)
-        return stored, messages
-
-    def _release(self, stored: Stored) -> None:
-        stored.locked_until = None
-        self._holding.discard(stored.number)
-        self._connection.broker.notify()
-
-    def _settled(self) -> None:
-        queue, _ = self._connection.broker.source(self._source)
+    def _settled(self, queue: Queue) -> None:
         if queue.properties.single_consumer:
             self._connection.broker.notify()  # it may be another one's turn
-
-    def _lock_ends_at(self) -> float:
-        queue, _ = self._connection.broker.source(self._source)
-        return asyncio.get_running_loop().time() + (queue.properties.lock_duration or float(2**31))
-
-
-def _instant(seconds: float) -> datetime:
-    return datetime.fromtimestamp(WALL_EPOCH + seconds, UTC)
 
 
 class SimulatedAdmin(Admin):
@@ -287,41 +220,28 @@ class SimulatedAdmin(Admin):
         if properties is not None and properties.single_consumer and not self._broker.capabilities.ordered_consumer:
             text = f"create {entity}: single_consumer: this broker has none"
             raise TransportError(text, FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
-        if entity in self._broker.queues:
-            return False
-        self._broker.queues[entity] = Queue(properties or QueueProperties())
-        return True
+        return self._broker.state.create(entity, properties or QueueProperties())
 
     async def create_subscription(self, topic: Entity, name: str) -> bool:
         await self._connection.act(Operation.ADMIN, topic)
-        queue = self._broker.find(topic)
-        if name in queue.subscriptions:
-            return False
-        queue.subscriptions[name] = Queue(queue.properties)
-        return True
+        return self._broker.state.subscribe(topic, name)
 
     async def properties(self, entity: Entity) -> QueueProperties:
         await self._connection.act(Operation.ADMIN, entity)
-        return self._broker.find(entity).properties
+        return self._broker.state.find(entity).properties
 
     async def counts(self, source: Source) -> QueueCounts:
         await self._connection.act(Operation.ADMIN, source.entity)
-        queue, messages = self._broker.source(source)
-        now = asyncio.get_running_loop().time()
-        locked = sum(1 for s in messages.values() if s.locked_until is not None and s.locked_until > now)
-        scheduled = sum(1 for s in messages.values() if s.visible_at > now)
-        told = scheduled if self._broker.capabilities.counts_scheduled else 0
-        return QueueCounts(len(messages) - locked - scheduled, locked, told, len(queue.dead))
+        counts = self._broker.state.source(source).counts(self._broker.now())
+        return counts if self._broker.capabilities.counts_scheduled else replace(counts, scheduled=0)
 
     async def positions(self, entity: Entity) -> QueuePositions:
         await self._connection.act(Operation.ADMIN, entity)
-        messages = self._broker.find(entity).stored
-        newest = self._broker.next_number()
-        return QueuePositions(min(messages, default=None), newest)
+        return self._broker.state.find(entity).positions(self._broker.now())
 
     async def delete(self, entity: Entity) -> bool:
         await self._connection.act(Operation.ADMIN, entity)
-        return self._broker.queues.pop(entity, None) is not None
+        return bool(self._broker.state.delete(entity))
 
     async def list_entities(self, prefix: str = "") -> list[Entity]:
         await self._connection.act(Operation.ADMIN)
@@ -329,20 +249,17 @@ class SimulatedAdmin(Admin):
 
     async def peek(self, source: Source, max_messages: int) -> list[Delivery]:
         await self._connection.act(Operation.ADMIN, source.entity)
-        _, messages = self._broker.source(source)
-        first = itertools.islice(messages.values(), max_messages)
-        return [Delivery(s.message, None, max(1, s.deliveries), str(s.number)) for s in first]
+        state = self._broker.state
+        shown = state.source(source).oldest(max_messages, self._broker.now())
+        return [state.delivery(stored, is_peek=True) for stored in shown]
 
     async def purge(self, source: Source) -> int:
         await self._connection.act(Operation.ADMIN, source.entity)
-        _, messages = self._broker.source(source)
-        count = len(messages)
-        messages.clear()
-        return count
+        return self._broker.state.source(source).purge()
 
     async def probe(self, entity: Entity) -> None:
         await self._connection.act(Operation.PROBE, entity)
-        self._broker.find(entity)
+        self._broker.state.find(entity)
 
     def is_system_entity(self, entity: Entity) -> bool:
         return entity.path.startswith("system/")
@@ -391,8 +308,8 @@ class SimulatedBroker(Broker):
 
     def messages(self, path: str, kind: str = "queue") -> list[Message]:
         """What a queue holds, oldest first, locked or not."""
-        return [stored.message for stored in self.queues[Entity(path, EntityKind(kind))].stored.values()]
+        return self.queues[Entity(path, EntityKind(kind))].messages()
 
     def dead_letters(self, path: str) -> list[tuple[Message, str | None]]:
         """What a queue's dead-letter queue holds, with the reasons."""
-        return [(stored.message, stored.reason) for stored in self.queues[Entity(path)].dead.values()]
+        return [(stored.message, stored.reason) for stored in self.queues[Entity(path)].dead.stored.values()]
