@@ -8,6 +8,7 @@ import json
 import pytest
 
 from pairmq import Entity, Message, Pair, PairOptions
+from pairmq.memory import MemoryTransport
 from pairmq.model import FailureKind, FailureReason, TransportError
 from pairmq.plugins import registry
 
@@ -191,7 +192,7 @@ def unreadable(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     async def refuse(self, *arguments):
         raise TransportError("no permission", FailureKind.REFUSED, FailureReason.UNAUTHORIZED)
 
-    monkeypatch.setattr(f"pairmq_redis._admin.RedisAdmin.{method}", refuse)
+    monkeypatch.setattr(type(MemoryTransport("memory://any").admin), method, refuse)
 
 
 def test_until_empty_calls_the_backlog_empty_only_when_it_was_looked_for_everywhere(cli, brokers, monkeypatch) -> None:

@@ -12,6 +12,7 @@ from pairmq import PairOptions
 from pairmq.cli._backlog_counts import Depth, Depths
 from pairmq.cli._status import BrokerLook, Look, _watched
 from pairmq.core.record import Configuration
+from pairmq.memory import CAPABILITIES, MemoryTransport
 from pairmq.model import Entity
 from pairmq.pair import Agreement
 from pairmq.testing.servers import free_port
@@ -126,9 +127,8 @@ def test_the_doctor_calls_no_queue_sound_when_it_could_not_look_at_all_of_it(cli
     async def unseen(self, queue=None):
         return () if queue is None else (ConfirmRisk("policies were not looked at", "give management="),)
 
-    monkeypatch.setattr("pairmq_redis._admin.RedisAdmin.confirm_risks", unseen)
-    durable = property(lambda self: replace(self._capabilities, durable=True))
-    monkeypatch.setattr("pairmq_redis._transport.StreamsTransport.capabilities", durable)
+    monkeypatch.setattr(type(MemoryTransport("memory://any").admin), "confirm_risks", unseen)
+    monkeypatch.setattr(MemoryTransport, "capabilities", replace(CAPABILITIES, durable=True))
     ended = cli("doctor", *brokers)
     assert ended.status == 0
     assert "warn  10 backlog queues: policies were not looked at\n      → give management=" in ended.out
@@ -139,8 +139,8 @@ def test_the_doctor_says_what_the_pair_can_not_carry(cli, brokers, monkeypatch: 
     findings = json.loads(cli("doctor", "--json", *brokers).out)["findings"]
     [carried] = [each for each in findings if each["subject"] == "pair carries"]
     assert (carried["grade"], carried["text"]) == ("ok", "messages with a time-to-live and with a schedule")
-    less = property(lambda self: replace(self._capabilities, time_to_live=False, scheduling=False))
-    monkeypatch.setattr("pairmq_redis._transport.StreamsTransport.capabilities", less)
+    less = replace(CAPABILITIES, time_to_live=False, scheduling=False)
+    monkeypatch.setattr(MemoryTransport, "capabilities", less)
     findings = json.loads(cli("doctor", "--json", *brokers).out)["findings"]
     [carried] = [each for each in findings if each["subject"] == "pair carries"]
     assert (carried["grade"], carried["text"]) == (
