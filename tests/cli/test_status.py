@@ -12,7 +12,8 @@ from pairmq import PairOptions
 from pairmq.cli._backlog_counts import Depth, Depths
 from pairmq.cli._status import BrokerLook, Look, _watched
 from pairmq.core.record import Configuration
-from pairmq.memory import CAPABILITIES, MemoryTransport
+from pairmq.memory import CAPABILITIES as ALL
+from pairmq.memory import MemoryTransport
 from pairmq.model import Entity
 from pairmq.pair import Agreement
 from pairmq.testing.servers import free_port
@@ -128,7 +129,7 @@ def test_the_doctor_calls_no_queue_sound_when_it_could_not_look_at_all_of_it(cli
         return () if queue is None else (ConfirmRisk("policies were not looked at", "give management="),)
 
     monkeypatch.setattr(type(MemoryTransport("memory://any").admin), "confirm_risks", unseen)
-    monkeypatch.setattr(MemoryTransport, "capabilities", replace(CAPABILITIES, durable=True))
+    monkeypatch.setattr(MemoryTransport, "capabilities", replace(ALL, durable=True))
     ended = cli("doctor", *brokers)
     assert ended.status == 0
     assert "warn  10 backlog queues: policies were not looked at\n      → give management=" in ended.out
@@ -139,7 +140,7 @@ def test_the_doctor_says_what_the_pair_can_not_carry(cli, brokers, monkeypatch: 
     findings = json.loads(cli("doctor", "--json", *brokers).out)["findings"]
     [carried] = [each for each in findings if each["subject"] == "pair carries"]
     assert (carried["grade"], carried["text"]) == ("ok", "messages with a time-to-live and with a schedule")
-    less = replace(CAPABILITIES, time_to_live=False, scheduling=False)
+    less = replace(ALL, time_to_live=False, scheduling=False)
     monkeypatch.setattr(MemoryTransport, "capabilities", less)
     findings = json.loads(cli("doctor", "--json", *brokers).out)["findings"]
     [carried] = [each for each in findings if each["subject"] == "pair carries"]
