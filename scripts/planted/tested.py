@@ -16,7 +16,7 @@ _DEDUPLICATOR = "src/pairmq/pair/_deduplicator.py"
 _DEDUPLICATOR_TESTS = ("tests/pair/test_deduplicator_iterating.py",)
 _REDIS_LINK = "plugins/pairmq-redis/src/pairmq_redis/_link.py"
 _REDIS_LINK_TESTS = ("plugins/pairmq-redis/tests/test_redis_link.py",)
-_REDIS_MEMORY_TESTS = ("plugins/pairmq-redis/tests/test_redis_memory.py",)
+_IN_PROCESS_TESTS = ("tests/transport/test_brokers_in_process.py",)
 _SQLITE_MESSAGES_TESTS = ("plugins/pairmq-sqlite/tests/test_sqlite_messages.py",)
 _RABBIT_POSITIONS = "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_contents.py"
 _RABBIT_RECEIVING = "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_receiving/"
@@ -311,14 +311,14 @@ TESTED = (
         "plugins/pairmq-redis/src/pairmq_redis/_context.py",
         "        if consumers:\n",
         "        if False:\n",
-        tests=_REDIS_MEMORY_TESTS,
+        tests=_IN_PROCESS_TESTS,
     ),
     Mutant(
         "locks that could not be given back with one receive are forgotten",
         "plugins/pairmq-redis/src/pairmq_redis/_receiver.py",
         "        left = consumers\n        try:\n",
         "        left: list[bytes] = []\n        try:\n",
-        tests=_REDIS_MEMORY_TESTS,
+        tests=_IN_PROCESS_TESTS,
     ),
     # SQLite.
     Mutant(

@@ -188,9 +188,9 @@ async def test_poison_in_a_backlog_queue_is_set_aside_and_nothing_else_is_lost(s
         await pair.close()
 
 
-async def test_memory_brokers_pair_too():
-    """The embedded default: the same transport on fakeredis."""
-    async with memory_broker() as east, memory_broker() as west:
+@pytest.mark.parametrize("scheme", ["memory", "fakeredis"])
+async def test_brokers_in_one_process_pair_too(scheme):
+    async with memory_broker(scheme=scheme) as east, memory_broker(scheme=scheme) as west:
         pair = await opened(Pair.connect(east.url, west.url, options=OPTIONS))
         try:
             sender = pair.sender("orders")
@@ -203,9 +203,10 @@ async def test_memory_brokers_pair_too():
             await pair.close()
 
 
+@pytest.mark.parametrize("scheme", ["memory", "fakeredis"])
 @pytest.mark.parametrize("fault", ["stop", "hang", "slow", "refuse", "busy", "lost", "lost-before"])
-async def test_no_send_outlives_its_deadline_on_a_misbehaving_memory_broker(fault):
-    async with memory_broker() as east, memory_broker() as west:
+async def test_no_send_outlives_its_deadline_on_a_misbehaving_broker_in_one_process(fault, scheme):
+    async with memory_broker(scheme=scheme) as east, memory_broker(scheme=scheme) as west:
         pair = await opened(Pair.connect(east.url, west.url, options=OPTIONS))
         try:
             sender = pair.sender("orders")
