@@ -53,8 +53,9 @@ class Broker:
         self.life = 0
         """Raised whenever all connections are dropped."""
         self.lock = threading.RLock()
-        self._waiting: set[asyncio.Future[None]] = set()
-        self._readers: dict[Queue, set[asyncio.Future[None]]] = {}
+        # In their order, so that one who has waited longer looks first.
+        self._waiting: dict[asyncio.Future[None], None] = {}
+        self._readers: dict[Queue, dict[asyncio.Future[None], None]] = {}
         self._late: list[Callable[[], object]] = []
 
     # Faults.
@@ -123,17 +124,17 @@ class Broker:
     def enter(self, future: asyncio.Future[None], queue: Queue | None = None) -> None:
         """Wake a future at the next fault, or when a queue may have more to receive."""
         with self.lock:
-            self._waiting.add(future)
+            self._waiting[future] = None
             if queue is not None:
-                self._readers.setdefault(queue, set()).add(future)
+                self._readers.setdefault(queue, {})[future] = None
 
     def leave(self, future: asyncio.Future[None], queue: Queue | None = None) -> None:
         """Undo `enter`."""
         with self.lock:
-            self._waiting.discard(future)
+            self._waiting.pop(future, None)
             readers = None if queue is None else self._readers.get(queue)
             if queue is not None and readers is not None:
-                readers.discard(future)
+                readers.pop(future, None)
                 if not readers:
                     del self._readers[queue]
 

@@ -124,7 +124,7 @@ class Queue:
     def counts(self, now: float) -> QueueCounts:
         """Count them; an expired one counts until a receiver meets it."""
         self.advance(now)
-        locked = len(self._locked) + sum(len(session.locked) for session in self._held.values())
+        locked = len(self.locked) if self._held else len(self._locked)
         dead = 0 if self.is_dead else len(self.dead.stored)
         return QueueCounts(len(self.stored) - locked, locked, len(self.scheduled), dead)
 
@@ -142,8 +142,15 @@ class Queue:
             found = min(found, next(iter(self._held.values())).until)
         return found
 
-    def advance(self, now: float) -> None:
-        """Do what was due by now."""
+    @property
+    def locked(self) -> list[Stored]:
+        """Those under a lock, also one that has ended unnoticed."""
+        sessions = (session.locked.values() for session in self._held.values())
+        return [*self._locked.values(), *itertools.chain.from_iterable(sessions)]
+
+    def advance(self, now: float) -> list[Stored]:
+        """Do what was due by now, and return the messages whose locks have ended."""
+        ended = []
         while self._due and self._due[0][0] <= now:
             at, number = heappop(self._due)
             stored = self.scheduled.pop(number, None)
@@ -155,11 +162,14 @@ class Queue:
             if stored.lock is not None and stored.lock.until > now:
                 break
             self._free(stored)
+            ended.append(stored)
         while self._held:
             session = next(iter(self._held.values()))
             if session.until > now:
                 break
+            ended += session.locked.values()
             self._end_session(session)
+        return ended
 
     # Storing.
 
@@ -272,10 +282,9 @@ class Queue:
     def bury(self, stored: Stored, reason: str, description: str) -> None:
         """Move a message to the dead-letter queue."""
         self._remove(stored)
-        dead = self.dead
-        kept = Stored(dead, next(self._numbers), stored.message, stored.enqueued_at, stored.visible_at, _NEVER)
-        kept.reason, kept.description = reason, description
-        dead._append(kept)
+        stored.queue, stored.number, stored.deliveries = self.dead, next(self._numbers), 0
+        stored.reason, stored.description = reason, description
+        self.dead._append(stored)
 
     def renew(self, stored: Stored, now: float) -> float:
         """Extend a lock to its full duration, and return its end."""

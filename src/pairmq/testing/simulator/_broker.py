@@ -1,31 +1,22 @@
-"""A broker's memory: queues, locks, dead-letter queues, and what was ever stored, as `Copy` for the judge.
+"""A broker: the state of the broker in memory, and what was ever stored in it, as `Copy` for the judge.
 
 It has no network: every call has arrived. The only thing that it starts by itself is the response to a long poll.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from random import Random
 
-from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
+from pairmq.memory import Lock, Queue, State, Stored
+from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Message, TransportError
 from pairmq.testing._loop import WALL_EPOCH
 from pairmq.testing.simulator._history import Copy, Gap, Handover, History
 from pairmq.testing.simulator._loop import SimulationLoop
 from pairmq.transport import QueueCounts, QueuePositions, QueueProperties
-
-
-@dataclass(slots=True, eq=False)
-class Lock:
-    """Who holds a copy, until when; ``ends_at`` is infinite for a lock that ends with its connection."""
-
-    holder: object
-    life: str
-    ends_at: float
 
 
 @dataclass(slots=True, eq=False)
@@ -42,22 +33,6 @@ class Poll:
     open: Callable[[], bool]
 
 
-@dataclass(slots=True, eq=False)
-class Queue:
-    """One queue, or one subscription."""
-
-    entity: Entity
-    properties: QueueProperties
-    copies: dict[int, Copy] = field(default_factory=dict)
-    ready: list[int] = field(default_factory=list)
-    """A heap of those that can be delivered, by number; may hold some that are gone."""
-    locks: dict[int, Lock] = field(default_factory=dict)
-    scheduled: set[int] = field(default_factory=set)
-    dead: dict[int, Copy] = field(default_factory=dict)
-    polls: deque[Poll] = field(default_factory=deque)
-    subscriptions: dict[str, Queue] = field(default_factory=dict)
-
-
 class Broker:
     """One broker.
 
@@ -72,266 +47,207 @@ class Broker:
         self, name: str, loop: SimulationLoop, history: History, number_of: Callable[[Message], int | None]
     ) -> None:
         self.name = name
-        self.queues: dict[Entity, Queue] = {}
+        self.state = State(epoch=WALL_EPOCH)
+        self.queues = self.state.queues
         self._loop = loop
         self._history = history
         self._number_of = number_of
         self._numbers = 0
+        self._polls: dict[Queue, deque[Poll]] = {}
+        self._copies: dict[Stored, Copy] = {}
 
     # Entities.
 
     def create(self, entity: Entity, properties: QueueProperties) -> bool:
         """Make an entity; False when it exists."""
-        if entity in self.queues:
+        if not self.state.create(entity, properties):
             return False
-        self.queues[entity] = Queue(entity, properties)
         for gap in self._history.gaps:
             if gap.until is None and (gap.broker, gap.entity) == (self.name, entity):
                 gap.until = self._loop.time()
         return True
 
-    def subscribe(self, topic: Entity, name: str) -> bool:
-        """Make a subscription; False when it exists."""
-        queue = self.find(topic)
-        if name in queue.subscriptions:
-            return False
-        queue.subscriptions[name] = Queue(topic, queue.properties)
-        return True
-
     def delete(self, entity: Entity) -> bool:
         """Delete an entity with all it holds."""
-        queue = self.queues.pop(entity, None)
+        queue = self.queues.get(entity)
         if queue is None:
             return False
-        for copy in (*queue.copies.values(), *queue.dead.values()):
+        for stored in (*queue.stored.values(), *queue.scheduled.values(), *queue.dead.stored.values()):
+            copy = self._copies.pop(stored)
             if not copy.gone:
                 self._gone(copy, "deleted")
         if entity.kind is EntityKind.QUEUE:
             self._history.gaps.append(Gap(self._loop.time(), self.name, entity))
-        while queue.polls:
-            queue.polls.popleft().answer(_not_found(entity))
-        queue.copies.clear()
-        queue.locks.clear()
-        queue.ready.clear()
+        self.state.delete(entity)
+        for poll in self._polls.pop(queue, ()):
+            poll.answer(_not_found(entity))
         return True
-
-    def find(self, entity: Entity) -> Queue:
-        """The entity's data.
-
-        Raises:
-            TransportError: it does not exist.
-        """
-        queue = self.queues.get(entity)
-        if queue is None:
-            raise _not_found(entity)
-        return queue
-
-    def source(self, source: Source) -> Queue:
-        """What a source reads. Raises as `find`."""
-        queue = self.find(source.entity)
-        if source.subscription is None:
-            return queue
-        if source.subscription not in queue.subscriptions:
-            raise TransportError(f"no such source: {source}", FailureKind.REFUSED, FailureReason.NOT_FOUND)
-        return queue.subscriptions[source.subscription]
 
     # Writing.
 
     def store(self, entity: Entity, message: Message, attempt: int | None) -> Copy:
-        """Append a message. Raises as `find`."""
-        queue = self.find(entity)
-        history = self._history
+        """Append a message. Raises as `State.store`."""
+        history, now = self._history, self._loop.time()
+        made = self.state.store(entity, message, now)
         self._numbers += 1
-        number = self._numbers
-        copy = Copy(
-            number, self._number_of(message), self.name, entity, message, attempt, self._loop.time(), history.tick()
-        )
+        copy = Copy(self._numbers, self._number_of(message), self.name, entity, message, attempt, now, history.tick())
         history.copies.append(copy)
         if history.trace is not None:
-            history.say(self.name, f"stores {message.message_id} in {entity} as {number}")
-        if entity.kind is EntityKind.TOPIC:
-            for subscription in queue.subscriptions.values():
+            history.say(self.name, f"stores {message.message_id} in {entity} as {copy.number}")
+        for stored in made:
+            own = copy
+            if entity.kind is EntityKind.TOPIC:
                 self._numbers += 1
-                self._append(subscription, replace(copy, number=self._numbers, handovers=[], ran_out=[]))
-        else:
-            self._append(queue, copy)
+                own = replace(copy, number=self._numbers, handovers=[], ran_out=[])
+            self._copies[stored] = own
+            if stored.visible_at > now:
+                self._loop.later(stored.visible_at - now, self._appear, stored)
+            else:
+                self.serve(stored.queue)
         return copy
 
-    def _append(self, queue: Queue, copy: Copy) -> None:
-        queue.copies[copy.number] = copy
-        at = copy.message.scheduled_enqueue_at
-        wait = 0.0 if at is None else at.timestamp() - WALL_EPOCH - self._loop.time()
-        if wait > 0:
-            queue.scheduled.add(copy.number)
-            self._loop.later(wait, self._appear, queue, copy.number)
+    def _appear(self, stored: Stored) -> None:
+        queue = stored.queue
+        self._advance(queue)
+        if queue.scheduled.get(stored.number) is stored:  # a little too early, by the rounding of the clock
+            self._loop.later(stored.visible_at - self._loop.time(), self._appear, stored)
         else:
-            heapq.heappush(queue.ready, copy.number)
             self.serve(queue)
-
-    def _appear(self, queue: Queue, number: int) -> None:
-        queue.scheduled.discard(number)
-        heapq.heappush(queue.ready, number)
-        self.serve(queue)
 
     # Reading.
 
     def poll(self, queue: Queue, poll: Poll) -> None:
         """Answer a poll at once if there is something, else when there is."""
-        queue.polls.append(poll)
+        self._polls.setdefault(queue, deque()).append(poll)
         self.serve(queue)
 
     def forget_poll(self, queue: Queue, poll: Poll) -> None:
         """Its receiver waits no longer."""
-        if poll in queue.polls:
-            queue.polls.remove(poll)
+        polls = self._polls.get(queue, ())
+        if poll in polls:
+            self._polls[queue].remove(poll)
 
     def serve(self, queue: Queue) -> None:
         """Answer the polls that can be answered."""
-        for poll in tuple(queue.polls) if queue.ready else ():
-            if not poll.open() or self._is_anothers(queue, poll):
-                continue
-            found = self.take(queue, poll)
-            if not found:
-                return
-            queue.polls.remove(poll)
-            poll.answer(found)
-
-    @staticmethod
-    def _is_anothers(queue: Queue, poll: Poll) -> bool:
-        """Whether a queue for one consumer at a time has another one now."""
-        if not queue.properties.single_consumer:
-            return False
-        return any(lock.holder is not poll.holder for lock in queue.locks.values())
+        for poll in tuple(self._polls.get(queue, ())):
+            found = self.take(queue, poll) if poll.open() else []
+            if found:
+                self._polls[queue].remove(poll)
+                poll.answer(found)
 
     def take(self, queue: Queue, poll: Poll) -> list[Delivery]:
         """Lock what a poll asks for."""
-        found: list[Delivery] = []
-        now = self._loop.time()
-        duration = queue.properties.lock_duration
-        while queue.ready and len(found) < poll.most:
-            number = heapq.heappop(queue.ready)
-            copy = queue.copies.get(number)
-            if copy is None or number in queue.locks:
-                continue
-            lives = copy.message.time_to_live
-            if lives is not None and copy.at + lives <= now:
-                del queue.copies[number]
-                self._gone(copy, "expired")
-                continue
-            lock = Lock(poll.holder, poll.life, float("inf") if duration is None else now + duration)
-            queue.locks[number] = lock
-            copy.handovers.append(Handover(now, self._history.tick(), poll.life))
+        history, now, duration = self._history, self._loop.time(), queue.properties.lock_duration
+        self._advance(queue)
+        before = len(queue.dead.stored)
+        taken = queue.take(poll.holder, poll.most, now)
+        if len(queue.dead.stored) > before:
+            for stored in tuple(queue.dead.stored.values())[before:]:
+                self._gone(self._copies[stored], "expired")
+        for stored in taken:
+            copy = self._copies[stored]
+            copy.handovers.append(Handover(now, history.tick(), poll.life))
             if duration is not None:
-                self._loop.later(duration, self._end_of_lock, queue, number, lock)
-            found.append(
-                Delivery(
-                    message=copy.message,
-                    lock_token=(number, lock),
-                    delivery_count=len(copy.handovers),
-                    sequence_number=str(number),
-                    enqueued_at=instant(copy.at),
-                    locked_until=None if duration is None else instant(lock.ends_at),
-                )
-            )
-            if self._history.trace is not None:
-                self._history.say(self.name, f"delivers {number} ({copy.message.message_id}) to {poll.life}")
-        return found
+                self._loop.later(duration, self._end_of_lock, stored, stored.lock)
+            if history.trace is not None:
+                history.say(self.name, f"delivers {copy.number} ({copy.message.message_id}) to {poll.life}")
+        return [self.state.delivery(stored) for stored in taken]
 
     # Settling.
 
-    def held(self, queue: Queue, delivery: Delivery) -> Copy:
-        """The copy of a delivery whose lock still holds.
-
-        Raises:
-            TransportError: reason *lock-lost*.
-        """
-        number, lock = delivery.lock_token  # type: ignore[misc]  # made by take
-        copy = queue.copies.get(number)  # type: ignore[has-type]
-        if copy is None or queue.locks.get(number) is not lock:  # type: ignore[has-type]
-            raise TransportError("the lock is lost", FailureKind.REFUSED, FailureReason.LOCK_LOST)
-        return copy
+    def held(self, queue: Queue, delivery: Delivery) -> Stored:
+        """The message of a delivery whose lock still holds. Raises as `Queue.held`."""
+        lock: Lock = delivery.lock_token  # type: ignore[assignment]  # made by take
+        return queue.held(lock, lock.holder, self._loop.time())
 
     def complete(self, queue: Queue, delivery: Delivery, by: str) -> None:
         """Remove a copy. Raises as `held`."""
-        copy = self.held(queue, delivery)
-        del queue.copies[copy.number], queue.locks[copy.number]
-        self._gone(copy, "completed", by)
+        stored = self.held(queue, delivery)
+        queue.complete(stored)
+        self._gone(self._copies.pop(stored), "completed", by)
         self._settled(queue)
 
     def dead_letter(self, queue: Queue, delivery: Delivery, reason: str, by: str) -> None:
         """Set a copy aside. Raises as `held`."""
-        copy = self.held(queue, delivery)
-        del queue.copies[copy.number], queue.locks[copy.number]
-        queue.dead[copy.number] = copy
+        stored = self.held(queue, delivery)
+        queue.bury(stored, reason, "")
+        copy = self._copies[stored]
         copy.reason = reason
         self._gone(copy, "dead-lettered", by)
         self._settled(queue)
 
     def _settled(self, queue: Queue) -> None:
-        if queue.properties.single_consumer and not queue.locks:
+        if queue.properties.single_consumer:
             self.serve(queue)  # another consumer may have its turn
 
     def renew(self, queue: Queue, delivery: Delivery) -> Delivery:
         """Make a lock last its whole duration again. Raises as `held`."""
-        copy = self.held(queue, delivery)
-        lock = queue.locks[copy.number]
-        if queue.properties.lock_duration is None:
-            return delivery
-        lock.ends_at = self._loop.time() + queue.properties.lock_duration
-        return replace(delivery, locked_until=instant(lock.ends_at))
+        until = queue.renew(self.held(queue, delivery), self._loop.time())
+        return replace(delivery, locked_until=self.state.instant(until))
 
-    def release(self, queue: Queue, number: int) -> None:
+    def release(self, queue: Queue, stored: Stored) -> None:
         """End a lock; the copy can be delivered again."""
-        if queue.locks.pop(number, None) is not None and number in queue.copies:
-            heapq.heappush(queue.ready, number)
-            if self._history.trace is not None:
-                self._history.say(self.name, f"releases {number}")
+        if stored.lock is not None:
+            queue.release(stored)
+            self._say_released(stored)
 
     def release_all(self, holder: object = None, queue: Queue | None = None) -> None:
         """End all locks, of one holder or queue where given."""
         for each in self._readable() if queue is None else (queue,):
-            mine = [number for number, lock in each.locks.items() if holder is None or lock.holder is holder]
-            for number in mine:
-                self.release(each, number)
+            mine = [stored for stored in each.locked if holder is None or _holder(stored) is holder]
+            for stored in mine:
+                self.release(each, stored)
             if mine:
                 self.serve(each)
 
     def release_some(self, queue: Queue, chance: Random) -> None:
         """End about half of a queue's locks."""
-        for number in [number for number in queue.locks if chance.random() < 0.5]:
-            self.release(queue, number)
+        for stored in [stored for stored in queue.locked if chance.random() < 0.5]:
+            self.release(queue, stored)
         self.serve(queue)
 
     def locks_of(self, life: str) -> tuple[int, ...]:
         """The copies that a process holds."""
-        return tuple(number for queue in self._readable() for number, lock in queue.locks.items() if lock.life == life)
+        return tuple(
+            self._copies[stored].number
+            for queue in self._readable()
+            for stored in queue.locked
+            if self._copies[stored].handovers[-1].life == life
+        )
 
-    def end_lock(self, queue: Queue, number: int, lock: Lock) -> None:
+    def end_lock(self, queue: Queue, stored: Stored, lock: Lock) -> None:
         """End a lock, if it is still that one."""
-        if queue.locks.get(number) is lock:
-            self.release(queue, number)
+        if stored.lock is lock:
+            self.release(queue, stored)
             self.serve(queue)
 
-    def _end_of_lock(self, queue: Queue, number: int, lock: Lock) -> None:
-        if queue.locks.get(number) is not lock:
+    def _end_of_lock(self, stored: Stored, lock: Lock | None) -> None:
+        if lock is None or stored.lock is not lock:
             return
-        left = lock.ends_at - self._loop.time()
+        left = lock.until - self._loop.time()
         if left > 0:
-            self._loop.later(left, self._end_of_lock, queue, number, lock)
+            self._loop.later(left, self._end_of_lock, stored, lock)
             return
-        queue.copies[number].ran_out.append((self._history.tick(), self._loop.time()))
-        self.end_lock(queue, number, lock)
+        self._advance(stored.queue)
+        self.serve(stored.queue)
+
+    def _advance(self, queue: Queue) -> None:
+        """Let time pass in a queue, and note which locks have ended."""
+        for stored in queue.advance(self._loop.time()):
+            self._copies[stored].ran_out.append((self._history.tick(), self._loop.time()))
+            self._say_released(stored)
 
     # Counting.
 
     def counts(self, queue: Queue) -> QueueCounts:
         """What a queue holds."""
-        locked, scheduled = len(queue.locks), len(queue.scheduled)
-        return QueueCounts(len(queue.copies) - locked - scheduled, locked, scheduled, len(queue.dead))
+        self._advance(queue)
+        return queue.counts(self._loop.time())
 
     def positions(self, queue: Queue) -> QueuePositions:
         """How far a queue has been settled."""
-        return QueuePositions(next(iter(queue.copies), None), self._numbers)
+        self._advance(queue)
+        return queue.positions(self._loop.time())
 
     def serve_all(self) -> None:
         """Answer every poll that can be answered: the network has changed."""
@@ -346,6 +262,14 @@ class Broker:
         copy.gone_at, copy.gone_tick = self._loop.time(), self._history.tick()
         if self._history.trace is not None:
             self._history.say(self.name, f"{copy.number} ({copy.message.message_id}) is {how} {copy.reason}")
+
+    def _say_released(self, stored: Stored) -> None:
+        if self._history.trace is not None:
+            self._history.say(self.name, f"releases {self._copies[stored].number}")
+
+
+def _holder(stored: Stored) -> object:
+    return None if stored.lock is None else stored.lock.holder
 
 
 def _not_found(entity: Entity) -> TransportError:

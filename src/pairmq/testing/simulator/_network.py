@@ -380,9 +380,9 @@ class Network:
         """Locks without a duration last as long as their connection, and the broker needs a moment to see its end."""
         for queue in connection.broker.queues.values():
             if queue.properties.lock_duration is None:
-                for number, lock in queue.locks.items():
-                    if getattr(lock.holder, "connection", None) is connection:
-                        self.loop.later(0.5, connection.broker.end_lock, queue, number, lock)
+                for stored in queue.locked:
+                    if getattr(stored.lock and stored.lock.holder, "connection", None) is connection:
+                        self.loop.later(0.5, connection.broker.end_lock, queue, stored, stored.lock)
 
     def _strike_polls(self, condition: Condition, connection: Connection) -> None:
         for request in tuple(connection.pending):

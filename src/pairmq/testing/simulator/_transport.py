@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Message, Source, TransportError
-from pairmq.testing.simulator._broker import Broker, Poll, instant
+from pairmq.testing.simulator._broker import Broker, Poll
 from pairmq.testing.simulator._history import CONFIRMED, CUT, Attempt, History, Told, Trouble
 from pairmq.testing.simulator._network import (
     ADMIN,
@@ -196,7 +196,7 @@ class _Receiver(Receiver):
         link, network, broker = self._link, self.connection.network, self._link.broker
 
         def apply(request: Request) -> Any:
-            queue = broker.source(self._source)
+            queue = broker.state.source(self._source)
 
             def answer(found: list[Delivery] | TransportError) -> None:
                 timer.cancel()
@@ -238,7 +238,7 @@ class _Receiver(Receiver):
             errors: list[TransportError | None] = []
             for delivery in deliveries:
                 try:
-                    link.broker.complete(link.broker.source(self._source), delivery, life)
+                    link.broker.complete(link.broker.state.source(self._source), delivery, life)
                     errors.append(None)
                 except TransportError as error:
                     errors.append(error)
@@ -257,7 +257,7 @@ class _Receiver(Receiver):
         broker = self._link.broker
 
         def give_back(queue: Any) -> None:
-            broker.release(queue, broker.held(queue, delivery).number)
+            broker.release(queue, broker.held(queue, delivery))
             broker.serve(queue)
 
         await self._settle(give_back)
@@ -285,7 +285,7 @@ class _Receiver(Receiver):
 
     async def _settle(self, action: Callable[[Any], Any]) -> Any:
         broker = self._link.broker
-        return await self._link.ask(SETTLE, self._path, lambda _: action(broker.source(self._source)))
+        return await self._link.ask(SETTLE, self._path, lambda _: action(broker.state.source(self._source)))
 
 
 class _Admin(Admin):
@@ -303,18 +303,18 @@ class _Admin(Admin):
         return bool(await self._ask(entity, lambda broker: broker.create(entity, wanted)))
 
     async def create_subscription(self, topic: Entity, name: str) -> bool:
-        return bool(await self._ask(topic, lambda broker: broker.subscribe(topic, name)))
+        return bool(await self._ask(topic, lambda broker: broker.state.subscribe(topic, name)))
 
     async def properties(self, entity: Entity) -> QueueProperties:
-        found: QueueProperties = await self._ask(entity, lambda broker: broker.find(entity).properties)
+        found: QueueProperties = await self._ask(entity, lambda broker: broker.state.find(entity).properties)
         return found
 
     async def counts(self, source: Source) -> QueueCounts:
-        counts: QueueCounts = await self._ask(source.entity, lambda broker: broker.counts(broker.source(source)))
+        counts: QueueCounts = await self._ask(source.entity, lambda broker: broker.counts(broker.state.source(source)))
         return counts if self._link.capabilities.counts_scheduled else replace(counts, scheduled=0)
 
     async def positions(self, entity: Entity) -> QueuePositions:
-        told: QueuePositions = await self._ask(entity, lambda broker: broker.positions(broker.find(entity)))
+        told: QueuePositions = await self._ask(entity, lambda broker: broker.positions(broker.state.find(entity)))
         return told
 
     async def delete(self, entity: Entity) -> bool:
@@ -325,15 +325,20 @@ class _Admin(Admin):
         return sorted((entity for entity in found if entity.path.startswith(prefix)), key=str)
 
     async def peek(self, source: Source, max_messages: int) -> list[Delivery]:
-        copies = await self._ask(source.entity, lambda broker: list(broker.source(source).copies.values()))
-        first = copies[:max_messages]
-        return [Delivery(copy.message, None, 1, str(copy.number), instant(copy.at)) for copy in first]
+        def show(broker: Broker) -> list[Delivery]:
+            shown = broker.state.source(source).oldest(max_messages, self._link.connection.network.loop.time())
+            return [broker.state.delivery(stored, is_peek=True) for stored in shown]
+
+        found: list[Delivery] = await self._ask(source.entity, show)
+        return found
 
     async def purge(self, source: Source) -> int:
         raise TransportError("purge is not supported", FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
 
     async def probe(self, entity: Entity) -> None:
-        await self._link.ask(PROBE, entity.path, lambda _: self._link.broker.counts(self._link.broker.find(entity)))
+        await self._link.ask(
+            PROBE, entity.path, lambda _: self._link.broker.counts(self._link.broker.state.find(entity))
+        )
 
     def is_system_entity(self, entity: Entity) -> bool:
         return entity.path.startswith("system/")

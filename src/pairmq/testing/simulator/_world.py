@@ -12,11 +12,11 @@ from random import Random
 from typing import Any
 
 from pairmq.core import RECORD_QUEUE, Diversion, divert
+from pairmq.memory import Queue
 from pairmq.model import Entity, EntityKind, EntityState, Message
 from pairmq.pair import Pair
 from pairmq.runner import LOOK_INTERVAL
 from pairmq.testing._loop import WALL_EPOCH
-from pairmq.testing.simulator._broker import Queue
 from pairmq.testing.simulator._history import History
 from pairmq.testing.simulator._loop import OWNER
 from pairmq.testing.simulator._network import STRIKES, Condition
@@ -115,7 +115,7 @@ class World:
             self.brokers[PRIMARY].create(entity, QueueProperties(lock_duration=30.0))
             if entity.kind is EntityKind.TOPIC:
                 for name in SUBSCRIPTIONS:
-                    self.brokers[PRIMARY].subscribe(entity, name)
+                    self.brokers[PRIMARY].state.subscribe(entity, name)
         for path in _FORBIDDEN:
             self.brokers[PRIMARY].create(Entity(path), QueueProperties(lock_duration=30.0))
         for process in self.processes.values():
@@ -213,7 +213,7 @@ class World:
 
     def _empty(self, fault: Fault) -> None:
         """Replace the secondary by an empty one, as soon as no backlog queue holds anything that would be lost."""
-        if any(queue.copies for queue in self._backlog_queues()):
+        if any(queue.stored for queue in self._backlog_queues().values()):
             if self.loop.time() < fault.ends_at and self.history.healed_at is None:
                 self.loop.later(1.0, self._empty, fault)
             return
@@ -231,7 +231,7 @@ class World:
             self.history.say("fault", f"{name} {entity} is made again")
             if entity.kind is EntityKind.TOPIC:
                 for subscription in SUBSCRIPTIONS:
-                    self.brokers[name].subscribe(entity, subscription)
+                    self.brokers[name].state.subscribe(entity, subscription)
 
     def _end_process(self, fault: Fault, chance: Random) -> None:
         process = self.processes[fault.process]
@@ -303,7 +303,7 @@ class World:
         """Seconds within which all must be well again; each part is the longest wait of one piece."""
         o = self._around.common_options
         lock = self.scenario.setup.lock_duration or 60.0
-        waiting = sum(len(queue.copies) for queue in self._backlog_queues())
+        waiting = sum(len(queue.stored) for queue in self._backlog_queues().values())
         moving = 0.0 if o.syphon_max_rate is None else 3 * waiting / o.syphon_max_rate
         pings = 14 * (o.ping_primary_interval + o.ping_timeout)
         polls = o.syphon_receive_wait + o.attempt_timeout
@@ -312,10 +312,10 @@ class World:
         looks = 0.0 if agrees else 2 * LOOK_INTERVAL
         return 300.0 + pings + 2 * polls + 4 * lock + 3 * o.backlog_retry_interval + o.send_timeout + moving + looks
 
-    def _backlog_queues(self) -> list[Queue]:
+    def _backlog_queues(self) -> dict[Entity, Queue]:
         """All queues of the secondary but the one that holds the pair's record."""
         queues = self.brokers[SECONDARY].queues
-        return [queue for entity, queue in queues.items() if not entity.path.endswith(RECORD_QUEUE)]
+        return {entity: queue for entity, queue in queues.items() if not entity.path.endswith(RECORD_QUEUE)}
 
     async def _converge(self) -> None:
         history = self.history
@@ -348,10 +348,10 @@ class World:
     def _problems(self) -> list[str]:
         """What is not yet as it should be."""
         problems = []
-        for queue in self._backlog_queues():
-            if queue.copies:
-                first = ", ".join(str(number) for number in list(queue.copies)[:5])
-                problems.append(f"{queue.entity} holds {len(queue.copies)} messages: copies {first}")
+        for entity, queue in self._backlog_queues().items():
+            if queue.stored:
+                first = ", ".join(str(message.message_id) for message in queue.messages()[:5])
+                problems.append(f"{entity} holds {len(queue.stored)} messages: {first}")
         for process in self.processes.values():
             life, pair = process.life, process.pair
             if life is None or pair is None or life.opened_at is None:
