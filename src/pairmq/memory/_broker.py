@@ -244,7 +244,10 @@ class Connection:
         if broker.fault is not _SOUND or self._life != broker.life:
             await self._get_through(scope, act, stores, outlives)
         with broker.lock:
-            return act(time.time())
+            done = act(time.time())
+        if stores:
+            await asyncio.sleep(0)  # the confirmation's way: who is cancelled now does not know of it
+        return done
 
     async def _open(self, scope: Scope) -> None:
         broker, delayed = self.broker, False
