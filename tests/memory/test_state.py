@@ -167,7 +167,8 @@ def test_positions_pass_a_message_when_it_is_settled() -> None:
     queue.complete(second)
     state.store(QUEUE, Message(b"c"), 0.0)
     after = queue.positions(0.0)
-    assert after.oldest is not None and before.newest < after.oldest <= after.newest
+    assert after.oldest is not None
+    assert before.newest < after.oldest <= after.newest
 
 
 def sessions_with(*messages: tuple[str, str]) -> Queue:
@@ -197,7 +198,8 @@ def test_a_session_is_given_back_when_its_lock_ends() -> None:
 def test_the_next_session_is_that_of_the_oldest_message() -> None:
     queue = sessions_with(("b", "1"), ("a", "2"))
     first, second = queue.accept("one", None, 0.0), queue.accept("one", None, 0.0)
-    assert first is not None and second is not None
+    assert first is not None
+    assert second is not None
     assert (first.name, second.name) == ("b", "a")
     assert queue.accept("one", None, 0.0) is None
 
@@ -225,7 +227,8 @@ def test_what_a_closed_session_leaves_behind_is_its_state() -> None:
     queue.complete(queue.take("one", 1, 0.0, session)[0])
     assert queue.release_all("one")
     again = queue.accept("two", "s", 0.0)
-    assert again is not None and again.state == b"half"
+    assert again is not None
+    assert again.state == b"half"
     again.state = None
     queue.release_all("two")
     assert queue.sessions == {}
