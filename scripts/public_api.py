@@ -1,8 +1,9 @@
 """List every public name of PairMQ and its plugins with its signature; tests/docs/test_public_api.py holds the list.
 
 Run it with: .venv/bin/python scripts/public_api.py [--write]
-Public is what docs/reference/api shows, and what the plugins' packages and their `testing` modules export. With --write
-the list goes to tests/docs/public_api.txt: a line that changes there is a change for users, and CHANGELOG.md says so.
+Public is what docs/reference/api shows, and what the plugins' packages, their `testing` modules and the AMQP engine
+export. With --write the list goes to tests/docs/public_api.txt: a line that changes there is a change for users, and
+CHANGELOG.md says so.
 The source is read, not run: no broker's library has to be installed, and each Python gives the same list.
 """
 
@@ -30,7 +31,8 @@ def lines() -> list[str]:
         loader.load(package)
     loader.resolve_aliases(implicit=True, external=False)
     public = loader.modules_collection
-    names = [*_documented(), *plugins, *(f"{each}.testing" for each in plugins if "testing" in public[each].members)]
+    rooms = [f"{each}.{room}" for each in plugins for room in ("amqp", "testing") if room in public[each].members]
+    names = [*_documented(), *plugins, *rooms]
     told: dict[str, str] = {}  # where an object is defined -> the name under which it was listed
     # A short name first: pairmq.Message is listed in full, pairmq.model.Message as the same.
     each_line = (

@@ -42,7 +42,7 @@ _REAL_LOOPS = (
 )
 LOOPS = {  # their tests
     "eager": ("tests/runner", "--ignore=tests/runner/test_known_entities.py", *_REAL_LOOPS),  # it counts memory
-    "uvloop": ("plugins/pairmq-servicebus/tests/server", *_REAL_LOOPS),  # virtual time keeps its own loop
+    "uvloop": ("plugins/servicebus-local/tests/server", *_REAL_LOOPS),  # virtual time keeps its own loop
 }
 
 

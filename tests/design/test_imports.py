@@ -16,6 +16,7 @@ PACKAGES = (
     "pairmq_sqlite",
     "pairmq_template",
     "pairmq_web",
+    "servicebus_local",
 )
 
 

@@ -39,7 +39,7 @@ def given_to(program: str) -> list[Command]:
 def mistake(words: Sequence[str], program: Any = None, context: Any = None) -> str | None:
     """What is wrong with the arguments of `pairmq`, or of one of its commands, if anything is."""
     program = program or get_command(app)
-    context = program.context_class(program, info_name=program.name, parent=context)
+    context = program.context_class(program, info_name=program.name, parent=context, **program.context_settings)
     try:
         given, rest, _ = program.make_parser(context).parse_args(args=list(words))
     except UsageError as error:
@@ -92,7 +92,7 @@ def test_a_target_of_make_exists_and_hands_on_what_it_is_given(command: Command)
 
 
 def distributions() -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {"celery": set()}  # and what a page is about
+    found: dict[str, set[str]] = {"azure-servicebus": set(), "celery": set()}  # and what a page is about
     for path in (ROOT / "pyproject.toml", *ROOT.glob("plugins/*/pyproject.toml")):
         project = tomllib.loads(path.read_text("utf-8"))["project"]
         found[project["name"]] = set(project.get("optional-dependencies", ()))

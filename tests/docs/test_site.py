@@ -66,7 +66,8 @@ def test_every_page_is_in_the_list_of_its_folder(folder: str) -> None:
 @pytest.mark.real_server
 def test_the_site_has_every_page(site: Path) -> None:
     pages = {path.relative_to(ROOT / "docs").with_suffix(".html") for path in ROOT.glob("docs/**/*.md")}
-    pages |= {Path(f"reference/transports/{name}.html") for name in ("rabbitmq", "redis", "servicebus", "template")}
+    plugins = ("rabbitmq", "redis", "servicebus", "servicebus-local", "template")
+    pages |= {Path(f"reference/transports/{name}.html") for name in plugins}
     assert [str(page) for page in sorted(pages) if not (site / page).is_file()] == []
 
 

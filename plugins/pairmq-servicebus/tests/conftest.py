@@ -1,87 +1,20 @@
-"""Calibration: the contract tests against a namespace that is not ours.
-
-``PAIRMQ_TEST_SERVICEBUS`` holds the connection string of a real namespace or of Microsoft's emulator, which must allow
-to manage entities; ``PAIRMQ_TEST_SERVICEBUS_ADMIN`` the address of the administration, where it is another one
-(``http://localhost:5300`` for the emulator). The tests of ``transport/`` and the samples of ``server/`` then talk to
-that namespace. Those that start, stop or disturb the server are skipped: nobody else's server can be told to.
-"""
+"""What Azure's client needs around every test here; see `azure_clients` for the calibration."""
 
 from __future__ import annotations
 
-import gc
-import os
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
 
 import pytest
 
 import ctrl_c  # noqa: F401  # by being imported
 import patient_examples  # noqa: F401  # likewise
+from azure_clients import ASKED_BY_THE_CLIENT, LEFT_BY_THE_CLIENT, external, swept, swept_at_last
 
-VARIABLE = "PAIRMQ_TEST_SERVICEBUS"
-
-LEFT_BY_THE_CLIENT = (
-    r"ignore:Exception ignored in. <(socket|function StreamWriter|function _SelectorTransport)"
-    ":pytest.PytestUnraisableExceptionWarning"
-)
-"""Azure's client forgets sockets of connections that failed while they were opened, of which nobody else knows."""
-
-ASKED_BY_THE_CLIENT = "ignore:Testing an element's truth value:DeprecationWarning:azure.servicebus.management._utils"
-"""Azure's client asks whether an element of a rule has children in a way that Python 3.12 and newer warn of."""
+__all__ = ["external", "swept", "swept_at_last"]
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings(LEFT_BY_THE_CLIENT, ASKED_BY_THE_CLIENT))
-
-
-@pytest.fixture(autouse=True)
-def _swept() -> Iterator[None]:
-    """Collect what the client has left behind here, and not under some other test that has nothing to do with it."""
-    began = time.monotonic()
-    yield
-    if time.monotonic() - began > 0.2:
-        gc.collect()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _swept_at_last() -> Iterator[None]:
-    """Collect what the quick tests have left behind, too, before those of another module begin."""
-    yield
-    gc.collect()
-
-
-class External:
-    """The namespace that the environment names; anything that only the local server can do skips the test."""
-
-    ca_file = None
-
-    def __init__(self) -> None:
-        self.connection_string = os.environ[VARIABLE]
-        self.admin_address = os.environ.get(f"{VARIABLE}_ADMIN", "")
-
-    @property
-    def url(self) -> str:
-        admin = f"&admin={quote(self.admin_address, safe='')}" if self.admin_address else ""
-        return f"sb://?connection-string-env={VARIABLE}{admin}"
-
-    def start(self) -> None:
-        """It runs."""
-
-    def heal(self) -> None:
-        """It does nothing wrong, as far as we know."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        pytest.skip(f"{VARIABLE} is set: only the local server has '{name}'")
-
-
-@pytest.fixture(scope="session")
-def external() -> External | None:
-    """The namespace to calibrate with; None for the local server."""
-    return External() if os.environ.get(VARIABLE) else None

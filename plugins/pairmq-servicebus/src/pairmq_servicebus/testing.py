@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import base64
-import hashlib
-import hmac
-import http.client
 import importlib.util
-import json
 import secrets
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, quote_plus, urlencode
+from urllib.parse import quote, urlencode
 
 from pairmq.testing.conformance import Server, ServerHarness
 from pairmq.testing.servers import ServerError, ServerProcess, free_port
@@ -22,16 +17,13 @@ from pairmq.testing.servers import ServerError, ServerProcess, free_port
 _HOST = "127.0.0.1"
 _KEY_NAME = "RootManageSharedAccessKey"
 # Named here too, since importing the server is what this process is spared.
-_KEY_VARIABLE = "PAIRMQ_SERVICEBUS_KEY"
-_EXTRA = ("aiohttp", "defusedxml", "rich", "trustme", "typer")
-_TOKEN_SECONDS = 300
-# Generous: it is beside other servers and their clients that it starts and answers.
+_KEY_VARIABLE = "SERVICEBUS_LOCAL_KEY"
+# Generous: it starts beside other servers and their clients.
 _START_TIMEOUT = 60.0  # s
-_ANSWER_TIMEOUT = 30.0  # s
 
 
 class ServiceBusServer(ServerProcess):
-    """A process of ``python -m pairmq_servicebus.server`` that keeps its ports, and its data over `kill` and `restart`.
+    """A process of ``python -m servicebus_local`` that keeps its ports, and its data over `kill` and `restart`.
 
     Args:
         durable: keep entities and messages on disk; otherwise they are gone when the process is.
@@ -65,11 +57,8 @@ class ServiceBusServer(ServerProcess):
         directory: Path | None = None,
         options: Sequence[str] = (),
     ) -> None:
-        missing = [name for name in _EXTRA if importlib.util.find_spec(name) is None]
-        if missing:
-            raise FileNotFoundError(
-                f"the local server needs {', '.join(missing)}: pip install 'pairmq-servicebus[server]'"
-            )
+        if importlib.util.find_spec("servicebus_local") is None:
+            raise FileNotFoundError("the local server needs servicebus-local: pip install 'pairmq-servicebus[server]'")
         self.key_name = _KEY_NAME
         self.key = key or base64.b64encode(secrets.token_bytes(32)).decode()
         self.port = port or free_port(_HOST)
@@ -77,14 +66,14 @@ class ServiceBusServer(ServerProcess):
         self.tls_port = _another_port(self.port, self.admin_port) if tls else None
         self.admin_tls_port = _another_port(self.port, self.admin_port, self.tls_port) if tls else None
         # The command is filled in below, when the directory is known.
-        command: list[str] = [sys.executable, "-m", "pairmq_servicebus.server"]
+        command: list[str] = [sys.executable, "-m", "servicebus_local"]
         super().__init__(
             command,
             ready=self._is_written,
             directory=directory,
             environment={_KEY_VARIABLE: self.key},
             start_timeout=_START_TIMEOUT,
-            name="servicebus-server",
+            name="servicebus-local",
         )
         self.ca_file = self.directory / "tls" / "ca.pem" if tls else None
         self._ready_file = self.directory / "ready.json"
@@ -129,7 +118,7 @@ class ServiceBusServer(ServerProcess):
         """Make the server do something wrong from now on, besides what it does wrong already.
 
         Args:
-            rule: the fields of `pairmq_servicebus.server.faults.FaultRule`.
+            rule: the fields of `servicebus_local.faults.FaultRule`.
 
         Raises:
             ServerError: it does not run, or doesn't know such a fault; the text says which field is wrong.
@@ -216,7 +205,7 @@ class ServiceBusServer(ServerProcess):
 
     def _make_certificate(self) -> list[str]:
         # Made here and not by the server, so that clients can go on with it after a restart.
-        from pairmq_servicebus.server.certificates import make_certificate
+        from servicebus_local.certificates import make_certificate
 
         own = make_certificate(self.directory / "tls", "localhost", _HOST)
         return ["--cert", str(own.tls.certificate.resolve()), "--key-file", str(own.tls.key.resolve())]
@@ -228,34 +217,13 @@ class ServiceBusServer(ServerProcess):
         )
 
     def _control(self, method: str, path: str, body: object = None) -> dict[str, Any]:
-        self._running_process()
-        connection = http.client.HTTPConnection(_HOST, self.admin_port, timeout=_ANSWER_TIMEOUT)
-        try:
-            connection.request(
-                method,
-                f"/$control/{path}",
-                None if body is None else json.dumps(body),
-                {"Authorization": self._token(), "Content-Type": "application/json"},
-            )
-            response = connection.getresponse()
-            text = response.read().decode()
-        except (OSError, http.client.HTTPException) as error:
-            raise ServerError(f"{self.name} did not answer {method} {path}: {error}") from None
-        finally:
-            connection.close()
-        if response.status != 200:
-            raise ServerError(f"{self.name}: {method} {path}: {response.status} {text}")
-        answer: dict[str, Any] = json.loads(text)
-        return answer
+        from servicebus_local import testing
 
-    def _token(self) -> str:
-        # A shared access signature for everything (Service Bus documentation: "Service Bus access control with Shared
-        # Access Signatures").
-        scope = quote_plus(f"http://{_HOST}:{self.admin_port}/")
-        expiry = int(time.time()) + _TOKEN_SECONDS
-        digest = hmac.new(self.key.encode(), f"{scope}\n{expiry}".encode(), hashlib.sha256).digest()
-        signature = quote_plus(base64.b64encode(digest))
-        return f"SharedAccessSignature sr={scope}&sig={signature}&se={expiry}&skn={quote_plus(self.key_name)}"
+        self._running_process()
+        try:
+            return testing.Control(self.admin_port, self.key, self.key_name).call(method, path, body)
+        except testing.ServerError as error:
+            raise ServerError(f"{self.name}: {error}") from None
 
 
 class ServiceBusHarness(ServerHarness):

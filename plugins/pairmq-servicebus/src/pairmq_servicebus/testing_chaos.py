@@ -10,7 +10,7 @@ from pairmq_servicebus.testing import ServiceBusServer
 
 _HOST = "127.0.0.1"
 
-# By name: the rules of `pairmq_servicebus.server.faults`, and whether connections are dropped before, so that clients
+# By name: the rules of `servicebus_local.faults`, and whether connections are dropped before, so that clients
 # have to come through it.
 _RULES: Mapping[str, tuple[dict[str, Any], bool]] = {
     "throttled": ({"at": "send", "action": "error", "condition": "com.microsoft:server-busy"}, False),

@@ -22,11 +22,11 @@ from pairmq.model import Delivery, Entity, Message, Source
 from pairmq.transport import QueueProperties
 from pairmq_servicebus._single_consumer import SESSION
 from pairmq_servicebus._transport import ServiceBusTransport
-from pairmq_servicebus.server import amqp
-from pairmq_servicebus.server.amqp import _frames as frames
-from pairmq_servicebus.server.amqp import _performatives as p
 from pairmq_servicebus.testing import ServiceBusServer
 from received import take
+from servicebus_local import amqp
+from servicebus_local.amqp import _frames as frames
+from servicebus_local.amqp import _performatives as p
 
 pytestmark = pytest.mark.real_server
 

@@ -1,0 +1,314 @@
+"""The administration over HTTP: who may ask, what is answered, and in which form; and what tests control.
+
+Below ``/$control/`` tests set faults, drop connections and read counters. Only clients on this machine are heard there,
+and only with the namespace's key: a page in a browser could call it otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from urllib.parse import quote, urlencode
+
+from aiohttp import web
+
+from servicebus_local.atom._entries import Entry, entry_document, error_document, feed_document
+from servicebus_local.atom._namespace import Namespace
+from servicebus_local.atom._paths import (
+    ResourcePath,
+    RulesPath,
+    SubscriptionsPath,
+    decoded,
+    parse_path,
+)
+from servicebus_local.atom._xml import MAX_BYTES, XmlError
+from servicebus_local.broker import Broker, BrokerError
+from servicebus_local.descriptions import PropertyError
+
+_log = logging.getLogger(__name__)
+
+_LARGEST_PAGE = 100
+_MOST_SKIPPED = 10**9
+
+# Service Bus documentation: reference of the REST API, "Error codes" of the entities' operations.
+_STATUS = {
+    "amqp:not-found": 404,
+    "amqp:not-implemented": 501,
+    "amqp:resource-limit-exceeded": 403,
+    "com.microsoft:entity-already-exists": 409,
+    "com.microsoft:entity-disabled": 403,
+    "com.microsoft:server-busy": 503,
+    "amqp:precondition-failed": 412,
+}
+_BAD_REQUEST = (
+    "amqp:not-allowed",
+    "amqp:invalid-field",
+    "amqp:link:message-size-exceeded",
+    "com.microsoft:argument-error",
+    "com.microsoft:argument-out-of-range",
+)
+
+PREFIX = "$control/"
+
+_MAX_BYTES = 64 * 1024
+
+
+def make_app(
+    broker: Broker,
+    *,
+    authorize: Callable[[str, str], bool],
+    namespace: str,
+    on_change: Callable[[], None],
+    control: ControlHandlers | None,
+    sku: str = "Standard",
+) -> web.Application:
+    """Make the administration of a namespace.
+
+    Args:
+        broker: what holds its entities.
+        authorize: tells whether somebody who shows this ``Authorization`` header may reach this URL.
+        namespace: its name.
+        on_change: called after each change, which is durable by then.
+        control: what tests may do besides; None lets nobody.
+        sku: the tier that it says it is.
+
+    Returns:
+        The application, for a runner.
+    """
+    administration = _Administration(broker, authorize, namespace, on_change, control, sku)
+    # One byte more than is read: what is too long is told in our words.
+    app = web.Application(client_max_size=MAX_BYTES + 1, middlewares=[_in_our_words])
+    app.router.add_route("*", "/{path:.*}", administration.answer)
+    return app
+
+
+class _Administration:
+    def __init__(
+        self,
+        broker: Broker,
+        authorize: Callable[[str, str], bool],
+        name: str,
+        on_change: Callable[[], None],
+        handlers: ControlHandlers | None,
+        sku: str,
+    ) -> None:
+        self._broker = broker
+        self._authorize = authorize
+        self._name = name
+        self._on_change = on_change
+        self._handlers = handlers
+        self._namespace = Namespace(broker, name, sku, time.time())
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """Answer any request."""
+        try:
+            path = decoded(request.rel_url.raw_path)
+        except ValueError:
+            return _error(400, "The path is no UTF-8.")
+        # Not the request's host, which is the client's word.
+        resource = f"sb://{self._name}/{quote(path, safe='/$')}"
+        if not self._authorize(request.headers.get("Authorization", ""), resource):
+            return _error(401, "The authorization is missing, wrong or expired, or is for something else.")
+        if path.startswith(PREFIX):
+            return await self._control(request, path.removeprefix(PREFIX))
+        if request.method == "GET":
+            return self._get(request, path)
+        if request.method == "PUT":
+            return self._put(path, await request.read(), update=bool(request.headers.get("If-Match")), request=request)
+        if request.method == "DELETE":
+            self._namespace.delete(parse_path(path))
+            self._changed()
+            return web.Response()
+        return _error(405, f"{request.method} is not known here.")
+
+    def _get(self, request: web.Request, text: str) -> web.Response:
+        path = parse_path(text)
+        if isinstance(path, ResourcePath | SubscriptionsPath | RulesPath):
+            title, entries = self._namespace.list(path)
+            return self._feed(request, title, entries)
+        entry = self._namespace.get(path)
+        if entry is None:
+            # So does the service: what is not there is a list of nothing.
+            return self._feed(request, "Publicly Listed Services", ())
+        return _xml(200, entry_document(entry, _base(request)))
+
+    def _put(self, text: str, body: bytes, *, update: bool, request: web.Request) -> web.Response:
+        entry = self._namespace.put(parse_path(text), body, update=update)
+        self._changed()
+        return _xml(200 if update else 201, entry_document(entry, _base(request)))
+
+    def _feed(self, request: web.Request, title: str, entries: Sequence[Entry]) -> web.Response:
+        skip = _number(request, "$skip", 0, _MOST_SKIPPED)
+        top = min(_number(request, "$top", _LARGEST_PAGE, _MOST_SKIPPED), _LARGEST_PAGE)
+        address = _base(request) + request.rel_url.raw_path.lstrip("/")
+        following = None
+        if top and skip + top < len(entries):
+            rest = {name: value for name, value in request.query.items() if name not in ("$skip", "$top")}
+            query = urlencode({"$skip": str(skip + top), "$top": str(top), **rest}, safe="$")
+            following = f"{address}?{query}"
+        page = entries[skip : skip + top]
+        return _xml(200, feed_document(title, page, _base(request), address, following, time.time()))
+
+    def _changed(self) -> None:
+        # Nobody is told of what a crash could take back.
+        self._broker.flush()
+        self._on_change()
+
+    async def _control(self, request: web.Request, what: str) -> web.Response:
+        if self._handlers is None:
+            return _error(404, "This server was not started with its control endpoint.")
+        if not _is_local(request):
+            return _error(403, "The control endpoint is for clients on the server's machine.")
+        return await control(request, what, self._handlers)
+
+
+@web.middleware
+async def _in_our_words(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Make an answer of everything that is raised."""
+    try:
+        return await handler(request)
+    except BrokerError as error:
+        return _error(_status(error), error.description)
+    except (XmlError, PropertyError, _BadQuery) as error:
+        return _error(400, str(error))
+    except ControlError as error:
+        return web.json_response({"error": error.detail}, status=error.status)
+    except web.HTTPRequestEntityTooLarge:
+        return _error(413, f"The body is too long; at most {MAX_BYTES} bytes are read.")
+    except web.HTTPException as error:
+        return _error(error.status, error.reason)
+    except Exception:
+        _log.exception("%s %s", request.method, request.rel_url.raw_path)
+        return _error(500, "The server failed; its log says how.")
+
+
+class _BadQuery(ValueError):
+    """A query that can't be."""
+
+
+def _number(request: web.Request, name: str, default: int, largest: int) -> int:
+    given = request.query.get(name)
+    if given is None:
+        return default
+    if not given.isascii() or not given.isdecimal() or len(given) > 12:
+        raise _BadQuery(f"{name} is {given[:40]!r}; it must be a number.")
+    return min(int(given), largest)
+
+
+def _status(error: BrokerError) -> int:
+    return 400 if error.condition in _BAD_REQUEST else _STATUS.get(error.condition, 500)
+
+
+def _base(request: web.Request) -> str:
+    return f"{request.scheme}://{request.host}/"
+
+
+def _is_local(request: web.Request) -> bool:
+    try:
+        return request.remote is not None and ip_address(request.remote.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _xml(status: int, document: bytes) -> web.Response:
+    return web.Response(
+        status=status, body=document, headers={"Content-Type": "application/atom+xml;type=entry;charset=utf-8"}
+    )
+
+
+def _error(status: int, detail: str) -> web.Response:
+    return web.Response(
+        status=status,
+        body=error_document(status, detail),
+        headers={"Content-Type": "application/xml; charset=utf-8"},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ControlHandlers:
+    """What the control endpoint does.
+
+    Args:
+        set_faults: adds the rules of a list that was JSON; raises `ValueError` for what is no list of rules.
+        clear_faults: ends all faults.
+        operations: counts operations by kind.
+        drop_connections: resets the clients' connections and tells how many there were.
+        queues: gives each queue's path with its counts of messages.
+        create_queue: makes a queue of this path, with the defaults.
+        delete_queue: deletes it.
+        clear: deletes all queues and topics.
+    """
+
+    set_faults: Callable[[object], None]
+    clear_faults: Callable[[], None]
+    operations: Callable[[], Mapping[str, int]]
+    drop_connections: Callable[[], int]
+    queues: Callable[[], Mapping[str, Mapping[str, int]]]
+    create_queue: Callable[[str], None]
+    delete_queue: Callable[[str], None]
+    clear: Callable[[], None]
+
+
+class ControlError(Exception):
+    """A request that the control endpoint refuses."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+
+
+async def control(request: web.Request, what: str, handlers: ControlHandlers) -> web.Response:
+    """Answer a request.
+
+    Args:
+        request: it; somebody else has checked who sends it.
+
+    Raises:
+        ControlError: there is nothing of that name, or the body is not what it should be.
+    """
+    call = (request.method, what.strip("/").lower())
+    if call == ("POST", "faults"):
+        rules = await _json(request)
+        try:
+            handlers.set_faults(rules)
+        except ValueError as error:
+            raise ControlError(400, str(error)) from None
+        return web.json_response({})
+    if call == ("DELETE", "faults"):
+        handlers.clear_faults()
+        return web.json_response({})
+    if call == ("GET", "operations"):
+        return web.json_response(dict(handlers.operations()))
+    if call == ("POST", "connections/drop"):
+        return web.json_response({"dropped": handlers.drop_connections()})
+    if call == ("GET", "queues"):
+        return web.json_response({path: dict(counts) for path, counts in handlers.queues().items()})
+    if call == ("DELETE", "entities"):
+        handlers.clear()
+        return web.json_response({})
+    path = what.strip("/").partition("/")[2]
+    if call[1].startswith("queues/") and request.method in ("PUT", "DELETE"):
+        try:
+            (handlers.create_queue if request.method == "PUT" else handlers.delete_queue)(path)
+        except BrokerError as error:
+            raise ControlError(409, str(error)) from None
+        return web.json_response({})
+    raise ControlError(404, f"The control endpoint has no {request.method} {what}.")
+
+
+async def _json(request: web.Request) -> object:
+    body = await request.read()
+    if len(body) > _MAX_BYTES:
+        raise ControlError(413, f"The body has {len(body)} bytes; at most {_MAX_BYTES} are read.")
+    try:
+        content: object = json.loads(body)
+    except (ValueError, RecursionError):
+        raise ControlError(400, "The body is no JSON.") from None
+    return content

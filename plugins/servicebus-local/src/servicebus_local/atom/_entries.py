@@ -1,0 +1,358 @@
+"""Answers of the administration: entries and feeds of Atom, and rules of subscriptions in XML.
+
+Elements stand in the order of the service's data contracts, as some clients read them in that order only. The shapes
+of rules are those of the data contracts too (Service Bus documentation: reference of the REST API, "Create rule");
+"Topic filters and actions" says what they mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from xml.etree.ElementTree import Element
+
+from servicebus_local.amqp import Timestamp
+from servicebus_local.atom._xml import (
+    ATOM,
+    COUNTS,
+    INSTANCE,
+    SCHEMA,
+    SERVICE_BUS,
+    XmlError,
+    child,
+    child_text,
+    schema_type,
+    tag,
+    text,
+)
+from servicebus_local.atom._xml import tag as written
+from servicebus_local.atom._xml import text as escaped
+from servicebus_local.broker import (
+    CorrelationFilter,
+    FalseFilter,
+    Filter,
+    MessageCounts,
+    QueueInfo,
+    Rule,
+    SqlFilter,
+    SubscriptionInfo,
+    TopicInfo,
+    TrueFilter,
+)
+from servicebus_local.descriptions import read_flag, write_properties
+
+_ORDER = {
+    "QueueDescription": (
+        "LockDuration MaxSizeInMegabytes RequiresDuplicateDetection RequiresSession DefaultMessageTimeToLive"
+        " DeadLetteringOnMessageExpiration DuplicateDetectionHistoryTimeWindow MaxDeliveryCount EnableBatchedOperations"
+        " SizeInBytes MessageCount IsAnonymousAccessible AuthorizationRules Status CreatedAt UpdatedAt AccessedAt"
+        " SupportOrdering CountDetails AutoDeleteOnIdle EnablePartitioning EntityAvailabilityStatus EnableExpress"
+        " ForwardTo UserMetadata ForwardDeadLetteredMessagesTo MaxMessageSizeInKilobytes"
+    ),
+    "TopicDescription": (
+        "DefaultMessageTimeToLive MaxSizeInMegabytes RequiresDuplicateDetection DuplicateDetectionHistoryTimeWindow"
+        " EnableBatchedOperations SizeInBytes FilteringMessagesBeforePublishing IsAnonymousAccessible"
+        " AuthorizationRules Status CreatedAt UpdatedAt AccessedAt SupportOrdering CountDetails SubscriptionCount"
+        " AutoDeleteOnIdle EnablePartitioning EntityAvailabilityStatus EnableSubscriptionPartitioning EnableExpress"
+        " UserMetadata MaxMessageSizeInKilobytes"
+    ),
+    "SubscriptionDescription": (
+        "LockDuration RequiresSession DefaultMessageTimeToLive DeadLetteringOnMessageExpiration"
+        " DeadLetteringOnFilterEvaluationExceptions MessageCount MaxDeliveryCount EnableBatchedOperations Status"
+        " ForwardTo CreatedAt UpdatedAt AccessedAt CountDetails ForwardDeadLetteredMessagesTo AutoDeleteOnIdle"
+        " EntityAvailabilityStatus UserMetadata"
+    ),
+}
+
+_NOT_KEPT = {
+    "IsAnonymousAccessible": "false",
+    "EntityAvailabilityStatus": "Available",
+    "EnableSubscriptionPartitioning": "false",
+}
+
+_HEAD = '<?xml version="1.0" encoding="utf-8"?>'
+
+_LEVEL = "<CompatibilityLevel>20</CompatibilityLevel>"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_INT_32 = 2**31
+
+# The order is the service's.
+_CORRELATION = {
+    "CorrelationId": "correlation_id",
+    "MessageId": "message_id",
+    "To": "to",
+    "ReplyTo": "reply_to",
+    "Label": "label",
+    "SessionId": "session_id",
+    "ReplyToSessionId": "reply_to_session_id",
+    "ContentType": "content_type",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One thing that the administration shows.
+
+    Args:
+        created_at: Unix seconds.
+        updated_at: Unix seconds.
+    """
+
+    title: str
+    path: str
+    content: str
+    created_at: float
+    updated_at: float
+
+
+def queue_entry(info: QueueInfo) -> Entry:
+    """Show a queue."""
+    runtime = {"SizeInBytes": info.size_in_bytes, "MessageCount": info.counts.total}
+    return Entry(
+        info.path, info.path, _description("QueueDescription", info, runtime), info.created_at, info.updated_at
+    )
+
+
+def topic_entry(info: TopicInfo) -> Entry:
+    """Show a topic."""
+    runtime = {"SizeInBytes": info.size_in_bytes, "SubscriptionCount": info.subscription_count}
+    return Entry(
+        info.path, info.path, _description("TopicDescription", info, runtime), info.created_at, info.updated_at
+    )
+
+
+def subscription_entry(info: SubscriptionInfo) -> Entry:
+    """Show a subscription."""
+    content = _description("SubscriptionDescription", info, {"MessageCount": info.counts.total})
+    return Entry(info.name, f"{info.topic}/subscriptions/{info.name}", content, info.created_at, info.updated_at)
+
+
+def rule_entry(topic: str, subscription: str, rule: Rule) -> Entry:
+    """Show a rule."""
+    path = f"{topic}/subscriptions/{subscription}/rules/{rule.name}"
+    return Entry(rule.name, path, write_rule(rule), rule.created_at, rule.created_at)
+
+
+def namespace_entry(name: str, sku: str, since: float) -> Entry:
+    """Show the namespace.
+
+    Args:
+        since: Unix seconds of the server's start.
+    """
+    values = {
+        "CreatedTime": instant(since),
+        "MessagingSKU": sku,
+        "ModifiedTime": instant(since),
+        "Name": name,
+        "NamespaceType": "Messaging",
+    }
+    parts = "".join(tag(element, value) for element, value in values.items())
+    content = f'<NamespaceInfo xmlns="{SERVICE_BUS}">{parts}</NamespaceInfo>'
+    return Entry(name, "$namespaceinfo", content, since, since)
+
+
+def entry_document(entry: Entry, base: str) -> bytes:
+    """Write one entry as a document."""
+    return f"{_HEAD}{_entry(entry, base)}".encode()
+
+
+def feed_document(
+    title: str, entries: Iterable[Entry], base: str, link: str, following: str | None, now: float
+) -> bytes:
+    """Write a feed.
+
+    Args:
+        following: the URL of its next page; None for the last one.
+        now: Unix seconds.
+    """
+    links = f'<link rel="self" href="{text(link)}"/>'
+    if following is not None:
+        # Clients go by the number of links, not by their relation.
+        links += f'<link rel="next" href="{text(following)}"/>'
+    body = "".join(_entry(entry, base) for entry in entries)
+    head = f'<title type="text">{text(title)}</title>{tag("id", link)}{tag("updated", instant(now))}'
+    return f'{_HEAD}<feed xmlns="{ATOM}">{head}{links}{body}</feed>'.encode()
+
+
+def error_document(status: int, detail: str) -> bytes:
+    """Write an error as the service does."""
+    return f"<Error>{tag('Code', status)}{tag('Detail', detail)}</Error>".encode()
+
+
+def _entry(entry: Entry, base: str) -> str:
+    url = base + entry.path
+    return (
+        f'<entry xmlns="{ATOM}">{tag("id", url)}<title type="text">{text(entry.title)}</title>'
+        f"{tag('published', instant(entry.created_at))}{tag('updated', instant(entry.updated_at))}"
+        f'<link rel="self" href="{text(url)}"/><content type="application/xml">{entry.content}</content></entry>'
+    )
+
+
+def _description(element: str, info: QueueInfo | TopicInfo | SubscriptionInfo, runtime: Mapping[str, int]) -> str:
+    instants = {"CreatedAt": info.created_at, "UpdatedAt": info.updated_at, "AccessedAt": info.accessed_at}
+    values: dict[str, object] = {
+        **_NOT_KEPT,
+        **write_properties(info.description),
+        **runtime,
+        **{name: instant(moment) for name, moment in instants.items()},
+    }
+    written = {name: tag(name, value) for name, value in values.items()}
+    written["CountDetails"] = _counts(info.counts)
+    written["AuthorizationRules"] = "<AuthorizationRules/>"
+    parts = (written[name] for name in _ORDER[element].split() if name in written)
+    return f'<{element} xmlns="{SERVICE_BUS}" xmlns:i="{INSTANCE}">{"".join(parts)}</{element}>'
+
+
+def _counts(counts: MessageCounts) -> str:
+    numbers = {
+        "ActiveMessageCount": counts.active,
+        "DeadLetterMessageCount": counts.dead_letter,
+        "ScheduledMessageCount": counts.scheduled,
+        "TransferMessageCount": counts.transfer,
+        "TransferDeadLetterMessageCount": counts.transfer_dead_letter,
+    }
+    parts = "".join(f"<d:{name}>{number}</d:{name}>" for name, number in numbers.items())
+    return f'<CountDetails xmlns:d="{COUNTS}">{parts}</CountDetails>'
+
+
+def instant(seconds: float) -> str:
+    """Write an instant, given in Unix seconds, as the service does: in UTC."""
+    return (_EPOCH + timedelta(seconds=seconds)).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def read_rule(description: Element, name: str) -> Rule:
+    """Read a ``RuleDescription``.
+
+    Returns:
+        The rule; without a filter it takes every message.
+
+    Raises:
+        XmlError: a filter, action or value of a kind that is not known, or one that can't be read.
+    """
+    filter_element, action = child(description, "Filter"), child(description, "Action")
+    expression = None
+    if action is not None and schema_type(action) != "EmptyRuleAction":
+        if schema_type(action) != "SqlRuleAction":
+            raise XmlError(f"The action's type is {schema_type(action)!r}; it must be SqlRuleAction.")
+        if child(action, "Parameters") is not None and len(_values(action, "Parameters")):
+            raise XmlError("This local server knows no parameters of actions.")
+        expression = child_text(action, "SqlExpression") or None
+    kept = TrueFilter() if filter_element is None else _read_filter(filter_element)
+    return Rule(child_text(description, "Name") or name, kept, expression)
+
+
+def write_rule(rule: Rule) -> str:
+    """Write a ``RuleDescription``."""
+    if rule.action is None:
+        action = '<Action i:type="EmptyRuleAction"/>'
+    else:
+        action = f'<Action i:type="SqlRuleAction">{written("SqlExpression", rule.action)}{_LEVEL}</Action>'
+    parts = (
+        _write_filter(rule.filter),
+        action,
+        written("CreatedAt", instant(rule.created_at)),
+        written("Name", rule.name),
+    )
+    return f'<RuleDescription xmlns="{SERVICE_BUS}" xmlns:i="{INSTANCE}">{"".join(parts)}</RuleDescription>'
+
+
+def _read_filter(element: Element) -> Filter:
+    kind = schema_type(element)
+    if kind == "TrueFilter":
+        return TrueFilter()
+    if kind == "FalseFilter":
+        return FalseFilter()
+    if kind == "SqlFilter":
+        expression = child_text(element, "SqlExpression")
+        if not expression:
+            raise XmlError("The SqlFilter has no SqlExpression.")
+        return SqlFilter(expression, _values(element, "Parameters"))
+    if kind == "CorrelationFilter":
+        fields = {field: child_text(element, name) for name, field in _CORRELATION.items()}
+        return CorrelationFilter(**fields, properties=_values(element, "Properties"))
+    raise XmlError(
+        f"The filter's type is {kind!r}; it must be SqlFilter, CorrelationFilter, TrueFilter or FalseFilter."
+    )
+
+
+def _write_filter(kept: Filter) -> str:
+    if isinstance(kept, CorrelationFilter):
+        fields = ((name, getattr(kept, field)) for name, field in _CORRELATION.items())
+        parts = "".join(written(name, value) for name, value in fields if value is not None)
+        properties = _write_values("Properties", kept.properties)
+        return f'<Filter i:type="CorrelationFilter">{parts}{properties}</Filter>'
+    if isinstance(kept, SqlFilter):
+        parameters = _write_values("Parameters", kept.parameters)
+        return f'<Filter i:type="SqlFilter">{written("SqlExpression", kept.expression)}{_LEVEL}{parameters}</Filter>'
+    kind, expression = ("TrueFilter", "1=1") if isinstance(kept, TrueFilter) else ("FalseFilter", "1=0")
+    return f'<Filter i:type="{kind}">{written("SqlExpression", expression)}{_LEVEL}</Filter>'
+
+
+# ----------------------------------------------------------------------------------------------------- typed values
+
+
+def _values(parent: Element, name: str) -> dict[str, object]:
+    listed = child(parent, name)
+    found: dict[str, object] = {}
+    for entry in () if listed is None else listed:
+        key, value = child_text(entry, "Key"), child(entry, "Value")
+        if key is None or value is None:
+            raise XmlError(f"An entry of {name} lacks its Key or its Value.")
+        kind = schema_type(value)
+        reader = _READERS.get(kind)
+        if reader is None:
+            raise XmlError(f"The value of {key!r} is of type {kind!r}, which this local server does not know.")
+        try:
+            found[key] = reader(value.text or "")
+        except (ValueError, OverflowError):
+            raise XmlError(f"The value of {key!r} is no {kind}.") from None
+    return found
+
+
+def _write_values(name: str, values: Mapping[str, object]) -> str:
+    if not values:
+        return f"<{name}/>"
+    entries = []
+    for key, value in values.items():
+        kind, content = _typed(value)
+        entries.append(
+            f"<KeyValueOfstringanyType>{written('Key', key)}"
+            f'<Value xmlns:d6p1="{SCHEMA}" i:type="d6p1:{kind}">{escaped(content)}</Value></KeyValueOfstringanyType>'
+        )
+    return f"<{name}>{''.join(entries)}</{name}>"
+
+
+def _typed(value: object) -> tuple[str, str]:
+    if isinstance(value, bool):
+        return "boolean", str(value).lower()
+    if isinstance(value, Timestamp):
+        return "dateTime", (_EPOCH + timedelta(milliseconds=value)).isoformat().replace("+00:00", "Z")
+    if isinstance(value, int):
+        return ("int" if -_INT_32 <= value < _INT_32 else "long"), str(int(value))
+    if isinstance(value, float):
+        return "double", repr(float(value)).replace("inf", "INF").replace("nan", "NaN")
+    return "string", str(value)
+
+
+def _whole(content: str) -> int:
+    number = int(content)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(content)
+    return number
+
+
+def _timestamp(content: str) -> Timestamp:
+    # The wire knows instants in milliseconds; one without a zone is in UTC.
+    moment = datetime.fromisoformat(content.strip())
+    return Timestamp(((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH) // timedelta(milliseconds=1))
+
+
+_READERS: Mapping[str, Callable[[str], object]] = {
+    **dict.fromkeys(("int", "long", "short", "byte", "unsignedInt", "unsignedShort", "unsignedByte"), _whole),
+    **dict.fromkeys(("double", "float"), float),
+    "boolean": read_flag,
+    "string": str,
+    "guid": str,
+    "dateTime": _timestamp,
+}

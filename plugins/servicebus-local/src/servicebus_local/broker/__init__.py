@@ -1,0 +1,56 @@
+"""What a Service Bus namespace does, without IO: entities, messages, locks, sessions, rules, and a store for them."""
+
+from __future__ import annotations
+
+from servicebus_local.broker._broker import Broker, SendTarget
+from servicebus_local.broker._descriptions import (
+    EntityStatus,
+    MessageCounts,
+    QueueDescription,
+    QueueInfo,
+    SubscriptionDescription,
+    SubscriptionInfo,
+    TopicDescription,
+    TopicInfo,
+)
+from servicebus_local.broker._errors import BrokerError
+from servicebus_local.broker._filters import (
+    CorrelationFilter,
+    FalseFilter,
+    Filter,
+    Rule,
+    SqlFilter,
+    TrueFilter,
+)
+from servicebus_local.broker._session_source import Source
+from servicebus_local.broker._shelf import SessionLock
+from servicebus_local.broker._store import SqliteStore, Store, StoreError
+from servicebus_local.broker._values import Incoming, MessageState, Stored
+
+__all__ = [
+    "Broker",
+    "BrokerError",
+    "CorrelationFilter",
+    "EntityStatus",
+    "FalseFilter",
+    "Filter",
+    "Incoming",
+    "MessageCounts",
+    "MessageState",
+    "QueueDescription",
+    "QueueInfo",
+    "Rule",
+    "SendTarget",
+    "SessionLock",
+    "Source",
+    "SqlFilter",
+    "SqliteStore",
+    "Store",
+    "StoreError",
+    "Stored",
+    "SubscriptionDescription",
+    "SubscriptionInfo",
+    "TopicDescription",
+    "TopicInfo",
+    "TrueFilter",
+]

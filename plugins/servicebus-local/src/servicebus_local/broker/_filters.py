@@ -1,0 +1,123 @@
+"""Rules of subscriptions and what they match (Service Bus documentation: "Topic filters and actions")."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from servicebus_local.broker._errors import ARGUMENT, BrokerError
+from servicebus_local.broker._values import Stored
+
+DEFAULT_RULE = "$Default"
+"""The rule that a subscription has if it is given no other."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrueFilter:
+    """Matches every message."""
+
+
+@dataclass(frozen=True, slots=True)
+class FalseFilter:
+    """Matches no message."""
+
+
+@dataclass(frozen=True, slots=True)
+class SqlFilter:
+    """Matches messages for which an expression is true (Service Bus documentation: "Subscription rule SQL filter
+    syntax").
+
+    Args:
+        expression: its text.
+        parameters: values of what the text calls ``@name``, with or without the sign.
+    """
+
+    expression: str
+    parameters: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorrelationFilter:
+    """Matches messages that have every value given here, exactly and with regard to case."""
+
+    correlation_id: str | None = None
+    message_id: str | None = None
+    to: str | None = None
+    reply_to: str | None = None
+    label: str | None = None
+    session_id: str | None = None
+    reply_to_session_id: str | None = None
+    content_type: str | None = None
+    properties: Mapping[str, object] = field(default_factory=dict)
+
+
+Filter = TrueFilter | FalseFilter | SqlFilter | CorrelationFilter
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A filter of a subscription, with a name.
+
+    Args:
+        name: unique in the subscription.
+        filter: what matches.
+        action: ``SET`` and ``REMOVE`` statements for the copies of messages that match.
+        created_at: unix seconds; the broker sets it.
+    """
+
+    name: str
+    filter: Filter
+    action: str | None = None
+    created_at: float = 0.0
+
+
+_MESSAGE_FIELDS = (
+    ("correlation_id", "correlation_id"),
+    ("message_id", "message_id"),
+    ("to", "to"),
+    ("reply_to", "reply_to"),
+    ("label", "subject"),
+    ("session_id", "session_id"),
+    ("reply_to_session_id", "reply_to_session_id"),
+    ("content_type", "content_type"),
+)
+
+
+def current_properties(message: Stored) -> Mapping[str, object]:
+    """Application properties with what was changed since the message was sent."""
+    if not message.added_properties:
+        return message.properties
+    return {**message.properties, **message.added_properties}
+
+
+class CorrelationMatcher:
+    """A correlation filter, ready to be asked.
+
+    Raises:
+        BrokerError: the filter says nothing at all.
+    """
+
+    def __init__(self, wanted: CorrelationFilter) -> None:
+        fields = ((theirs, getattr(wanted, ours)) for ours, theirs in _MESSAGE_FIELDS)
+        self._fields = [(name, value) for name, value in fields if value is not None]
+        self._properties = dict(wanted.properties)
+        if not self._fields and not self._properties:
+            raise BrokerError(ARGUMENT, "A correlation filter has to ask for at least one property.")
+
+    def matches(self, message: Stored) -> bool:
+        """Whether the message has every value."""
+        for name, value in self._fields:
+            actual = getattr(message, name)
+            if actual != value and (actual is None or str(actual) != value):
+                return False
+        if self._properties:
+            actual_properties = current_properties(message)
+            for name, value in self._properties.items():
+                if name not in actual_properties or not _same(actual_properties[name], value):
+                    return False
+        return True
+
+
+def _same(actual: object, wanted: object) -> bool:
+    # True equals 1 in Python, and is another type for the service.
+    return isinstance(actual, bool) == isinstance(wanted, bool) and actual == wanted

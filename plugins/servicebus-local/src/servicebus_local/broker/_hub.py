@@ -1,0 +1,102 @@
+"""What all entities of one broker share: the clock, the timers, who is told what, the journal, the counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
+from typing import Protocol
+
+from servicebus_local.broker._journal import Journal
+
+
+class Timed(Protocol):
+    """Something that has to do work at an instant."""
+
+    armed_at: float
+    """When the hub will call it; infinity for never. The hub's own field."""
+
+    def next_deadline(self) -> float:
+        """When work is next due; infinity for never."""
+        ...
+
+    def run_due(self, now: float) -> None:
+        """Does what is due."""
+        ...
+
+
+class Waking(Protocol):
+    """Something that people wait at."""
+
+    def call_waiters(self) -> None:
+        """Calls everyone back."""
+        ...
+
+
+class Hub:
+    """See the module.
+
+    Args:
+        clock: gives unix seconds.
+    """
+
+    __slots__ = ("_order", "_timers", "_telling", "_woken", "clock", "journal", "operations")  # noqa: RUF023
+
+    def __init__(self, clock: Callable[[], float], journal: Journal) -> None:
+        self.clock = clock
+        self.journal = journal
+        self.operations: Counter[str] = Counter()
+        self._timers: list[tuple[float, int, Timed]] = []
+        self._order = count()
+        self._woken: dict[Waking, None] = {}
+        self._telling = False
+
+    def begin(self) -> float:
+        """Does what is due by now, as every operation does first.
+
+        Returns:
+            The instant that the operation happens at, unix seconds.
+        """
+        now = self.clock()
+        timers = self._timers
+        while timers and timers[0][0] <= now:
+            at, _, timed = heappop(timers)
+            if at != timed.armed_at:
+                continue  # It was armed for an earlier instant since.
+            timed.armed_at = float("inf")
+            timed.run_due(now)
+            self.arm(timed, timed.next_deadline())
+        return now
+
+    def arm(self, timed: Timed, at: float) -> None:
+        """Sees to it that a thing is called at an instant or before."""
+        if at < timed.armed_at:
+            timed.armed_at = at
+            heappush(self._timers, (at, next(self._order), timed))
+
+    def wake(self, waking: Waking) -> None:
+        """Remembers that the waiters of a thing are to be called."""
+        self._woken[waking] = None
+
+    def tell(self) -> None:
+        """Calls the waiters of everything that was woken, as most operations do last."""
+        if self._telling or not self._woken:
+            return  # The call further out goes on with what was woken meanwhile.
+        self._telling = True
+        try:
+            while self._woken:
+                waking = next(iter(self._woken))
+                del self._woken[waking]
+                waking.call_waiters()
+        finally:
+            self._telling = False
+
+    def next_deadline(self) -> float | None:
+        """When `begin` has something to do, unix seconds; `None` for never."""
+        if self._woken:
+            return self.clock()
+        timers = self._timers
+        while timers and timers[0][0] != timers[0][2].armed_at:
+            heappop(timers)
+        return timers[0][0] if timers else None

@@ -1,0 +1,386 @@
+"""The entities of a namespace and their administration (Service Bus documentation: "Service Bus REST API")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from servicebus_local.broker._descriptions import (
+    Description,
+    QueueDescription,
+    QueueInfo,
+    SubscriptionDescription,
+    SubscriptionInfo,
+    TopicDescription,
+    TopicInfo,
+    check,
+    check_update,
+)
+from servicebus_local.broker._duplicates import Duplicates
+from servicebus_local.broker._entities import Forwarder, Holder, Subscription, Topic
+from servicebus_local.broker._errors import ARGUMENT, EXISTS, NOT_FOUND, QUOTA, BrokerError
+from servicebus_local.broker._filters import Rule
+from servicebus_local.broker._hub import Hub
+from servicebus_local.broker._journal import Journal
+from servicebus_local.broker._paths import check_name, check_path, forward_path
+from servicebus_local.broker._records import record_of
+from servicebus_local.broker._store import Loaded, Store
+
+MAX_SUBSCRIPTIONS = 2000
+"""Of one topic (Service Bus documentation: "Service Bus quotas")."""
+MAX_RULES = 2000
+"""SQL filters of one topic, counted here per subscription (the same page)."""
+
+
+class Namespace(Forwarder):
+    """Queues, topics, subscriptions and rules; `Broker` adds sending and receiving.
+
+    Args:
+        clock: gives unix seconds.
+        store: where everything is kept; `None` for memory only.
+    """
+
+    def __init__(self, clock: Callable[[], float], store: Store | None, *, max_entities: int) -> None:
+        self._hub = Hub(clock, Journal(store))
+        self._entities: dict[str, Holder | Topic] = {}
+        self._next_identity = 1
+        self._max_entities = max_entities
+
+    # ------------------------------------------------------------------ starting
+
+    def load_store(self) -> Loaded:
+        """What the store holds."""
+        return self._hub.journal.load()
+
+    def restore_entity(
+        self, identity: int, record: Mapping[str, Any], description: Description, rules: list[Rule] | None
+    ) -> Holder | Topic:
+        """Makes an entity from its record; see `record_of`. Its messages come after it.
+
+        Raises:
+            BrokerError: a subscription without its topic, or a rule that cannot be understood.
+        """
+        now = self._hub.clock()
+        self._next_identity = max(self._next_identity, identity + 1)
+        entity: Holder | Topic
+        if isinstance(description, QueueDescription):
+            entity = self._add_queue(identity, record["path"], description, now)
+        elif isinstance(description, TopicDescription):
+            entity = self._add_topic(identity, record["path"], description, now)
+        else:
+            topic = self._topic(record["topic"])
+            entity = self._add_subscription(identity, topic, record["name"], description, rules, now)
+        entity.created_at, entity.updated_at = record["created_at"], record["updated_at"]
+        self._hub.journal.entity_is_stored(identity)
+        return entity
+
+    # ------------------------------------------------------------------ queues
+
+    def create_queue(self, path: str, description: QueueDescription | None = None) -> QueueDescription:
+        """Makes a queue.
+
+        Raises:
+            BrokerError: the path or the description is not allowed, something has the path, or there are too many.
+        """
+        now = self._administer()
+        description = description or QueueDescription()
+        self._check_new(path)
+        self._check_description(path, description)
+        self._add_queue(self._identity(), path, description, now)
+        return description
+
+    def update_queue(self, path: str, description: QueueDescription) -> QueueDescription:
+        """Changes how a queue is set up; what is fixed at creation has to stay. See `create_queue`."""
+        now = self._administer()
+        queue = self._queue(path)
+        check_update(path, self._queue_description(queue), description)
+        self._check_description(path, description)
+        queue.configure(description, now)
+        self._changed(queue)
+        self._hub.tell()
+        return description
+
+    def delete_queue(self, path: str) -> None:
+        """Removes a queue with everything in it."""
+        self._administer()
+        self._remove(self._queue(path))
+        self._hub.tell()
+
+    def get_queue(self, path: str) -> QueueInfo:
+        """A queue as it is now."""
+        self._administer()
+        return self._queue_info(self._queue(path))
+
+    def queues(self) -> list[QueueInfo]:
+        """All queues, by path."""
+        self._administer()
+        return [self._queue_info(each) for _, each in sorted(self._entities.items()) if isinstance(each, Holder)]
+
+    # ------------------------------------------------------------------ topics
+
+    def create_topic(self, path: str, description: TopicDescription | None = None) -> TopicDescription:
+        """Makes a topic; see `create_queue`."""
+        now = self._administer()
+        description = description or TopicDescription()
+        self._check_new(path)
+        check(path, description)
+        self._add_topic(self._identity(), path, description, now)
+        return description
+
+    def update_topic(self, path: str, description: TopicDescription) -> TopicDescription:
+        """Changes how a topic is set up; see `update_queue`."""
+        now = self._administer()
+        topic = self._topic(path)
+        check_update(path, topic.description, description)
+        topic.configure(description, now)
+        self._changed(topic)
+        return description
+
+    def delete_topic(self, path: str) -> None:
+        """Removes a topic with its subscriptions; see `delete_queue`."""
+        self._administer()
+        self._remove(self._topic(path))
+        self._hub.tell()
+
+    def get_topic(self, path: str) -> TopicInfo:
+        """A topic as it is now; see `get_queue`."""
+        self._administer()
+        return _topic_info(self._topic(path))
+
+    def topics(self) -> list[TopicInfo]:
+        """All topics, by path."""
+        self._administer()
+        return [_topic_info(each) for _, each in sorted(self._entities.items()) if isinstance(each, Topic)]
+
+    # ------------------------------------------------------------------ subscriptions
+
+    def create_subscription(
+        self, topic: str, name: str, description: SubscriptionDescription | None = None, rule: Rule | None = None
+    ) -> SubscriptionDescription:
+        """Makes a subscription; it gets what is sent from now on.
+
+        Args:
+            rule: its first rule; without, one that lets everything through.
+
+        Raises:
+            BrokerError: as for `create_queue`, there is no such topic, or the rule cannot be understood.
+        """
+        now = self._administer()
+        owner = self._topic(topic)
+        description = description or SubscriptionDescription()
+        check_name(name, "subscription")
+        if name.lower() in owner.subscriptions:
+            raise BrokerError(EXISTS, f"'{owner.path}/Subscriptions/{name}' exists already.")
+        if len(owner.subscriptions) >= MAX_SUBSCRIPTIONS:
+            raise BrokerError(QUOTA, f"'{owner.path}' has {MAX_SUBSCRIPTIONS} subscriptions, and no more are allowed.")
+        self._check_description(f"{owner.path}/Subscriptions/{name}", description)
+        if rule is not None:
+            check_name(rule.name, "rule")
+        rules = None if rule is None else [replace(rule, created_at=now)]
+        self._add_subscription(self._identity(), owner, name, description, rules, now)
+        owner.touch(now)
+        return description
+
+    def update_subscription(
+        self, topic: str, name: str, description: SubscriptionDescription
+    ) -> SubscriptionDescription:
+        """Changes how a subscription is set up; see `update_queue`."""
+        now = self._administer()
+        subscription = self._topic(topic).subscription(name)
+        check_update(subscription.path, subscription.description, description)
+        self._check_description(subscription.path, description)
+        subscription.configure(description, now)
+        self._changed(subscription)
+        self._hub.tell()
+        return description
+
+    def delete_subscription(self, topic: str, name: str) -> None:
+        """Removes a subscription with everything in it."""
+        self._administer()
+        self._remove(self._topic(topic).subscription(name))
+        self._hub.tell()
+
+    def get_subscription(self, topic: str, name: str) -> SubscriptionInfo:
+        """A subscription as it is now."""
+        self._administer()
+        return _subscription_info(self._topic(topic).subscription(name))
+
+    def subscriptions(self, topic: str) -> list[SubscriptionInfo]:
+        """The subscriptions of a topic, by name."""
+        self._administer()
+        return [_subscription_info(each) for _, each in sorted(self._topic(topic).subscriptions.items())]
+
+    # ------------------------------------------------------------------ rules
+
+    def add_rule(self, topic: str, name: str, rule: Rule) -> Rule:
+        """Adds a rule to a subscription.
+
+        Returns:
+            The rule with the instant of its creation.
+        """
+        return self._put_rule(topic, name, rule, is_new=True)
+
+    def update_rule(self, topic: str, name: str, rule: Rule) -> Rule:
+        """Replaces the rule of the same name; see `add_rule`."""
+        return self._put_rule(topic, name, rule, is_new=False)
+
+    def remove_rule(self, topic: str, name: str, rule_name: str) -> None:
+        """Removes a rule."""
+        now = self._administer()
+        subscription = self._topic(topic).subscription(name)
+        subscription.remove_rule(rule_name, now)
+        self._changed(subscription)
+
+    def rules(self, topic: str, name: str) -> list[Rule]:
+        """The rules of a subscription, by name."""
+        self._administer()
+        return self._topic(topic).subscription(name).rules
+
+    def get_rule(self, topic: str, name: str, rule_name: str) -> Rule:
+        """One rule of a subscription."""
+        self._administer()
+        return self._topic(topic).subscription(name).rule(rule_name)
+
+    def _put_rule(self, topic: str, name: str, rule: Rule, *, is_new: bool) -> Rule:
+        now = self._administer()
+        subscription = self._topic(topic).subscription(name)
+        if is_new and len(subscription.rules) >= MAX_RULES:
+            raise BrokerError(QUOTA, f"'{subscription.path}' has {MAX_RULES} rules, and no more are allowed.")
+        kept = subscription.put_rule(rule, now, is_new=is_new)
+        self._changed(subscription)
+        return kept
+
+    # ------------------------------------------------------------------ shared
+
+    def _administer(self) -> float:
+        self._hub.operations["administration"] += 1
+        return self._hub.begin()
+
+    def _identity(self) -> int:
+        identity = self._next_identity
+        self._next_identity = identity + 1
+        return identity
+
+    def _changed(self, entity: Holder | Topic) -> None:
+        if self._hub.journal.on:
+            self._hub.journal.entity(entity.identity, record_of(entity))
+
+    def _check_new(self, path: str) -> None:
+        check_path(path)
+        if path.lower() in self._entities:
+            raise BrokerError(EXISTS, f"'{path}' exists already.")
+        if len(self._entities) >= self._max_entities:
+            raise BrokerError(QUOTA, f"There are {self._max_entities} entities, and no more are allowed.")
+
+    def _check_description(self, path: str, description: QueueDescription | SubscriptionDescription) -> None:
+        check(path, description)
+        for target in (description.forward_to, description.forward_dead_lettered_messages_to):
+            if target is not None and forward_path(target).lower() not in self._entities:
+                raise BrokerError(ARGUMENT, f"'{path}' cannot forward to '{forward_path(target)}': it does not exist.")
+
+    def _add_queue(self, identity: int, path: str, description: QueueDescription, now: float) -> Holder:
+        queue = Holder(self._hub, self, identity, path, description, now)
+        self._entities[path.lower()] = queue
+        self._equip(queue, description)
+        return queue
+
+    def _add_topic(self, identity: int, path: str, description: TopicDescription, now: float) -> Topic:
+        topic = Topic(self._hub, identity, path, description, now)
+        self._entities[path.lower()] = topic
+        self._equip(topic, description)
+        return topic
+
+    def _add_subscription(
+        self,
+        identity: int,
+        topic: Topic,
+        name: str,
+        description: SubscriptionDescription,
+        rules: list[Rule] | None,
+        now: float,
+    ) -> Subscription:
+        subscription = Subscription(self._hub, self, identity, topic.path, name, description, now, rules)
+        topic.subscriptions[name.lower()] = subscription
+        self._equip(subscription, None)
+        return subscription
+
+    def _equip(self, entity: Holder | Topic, description: QueueDescription | TopicDescription | None) -> None:
+        if description is not None and description.requires_duplicate_detection:
+            window = description.duplicate_detection_history_time_window
+            entity.duplicates = Duplicates(self._hub, entity.identity, window)
+        entity.on_idle = partial(self._remove, entity)
+        self._hub.arm(entity, entity.next_deadline())
+        self._changed(entity)
+
+    def _remove(self, entity: Holder | Topic) -> None:
+        if isinstance(entity, Subscription):
+            del self._topic(entity.topic).subscriptions[entity.name.lower()]
+        else:
+            del self._entities[entity.path.lower()]
+        if isinstance(entity, Topic):
+            for subscription in list(entity.subscriptions.values()):
+                subscription.delete()
+            entity.subscriptions.clear()
+        entity.delete()
+
+    def _entity(self, path: str) -> Holder | Topic:
+        found = self._entities.get(path.strip("/").lower())
+        if found is None:
+            raise BrokerError(NOT_FOUND, f"'{path}' does not exist.")
+        return found
+
+    def _queue(self, path: str) -> Holder:
+        found = self._entity(path)
+        if not isinstance(found, Holder):
+            raise BrokerError(NOT_FOUND, f"'{path}' is not a queue.")
+        return found
+
+    def _topic(self, path: str) -> Topic:
+        found = self._entity(path)
+        if not isinstance(found, Topic):
+            raise BrokerError(NOT_FOUND, f"'{path}' is not a topic.")
+        return found
+
+    def _queue_description(self, queue: Holder) -> QueueDescription:
+        if not isinstance(queue.description, QueueDescription):
+            raise BrokerError(NOT_FOUND, f"'{queue.path}' is not a queue.")
+        return queue.description
+
+    def _queue_info(self, queue: Holder) -> QueueInfo:
+        return QueueInfo(
+            queue.path,
+            self._queue_description(queue),
+            queue.counts,
+            queue.created_at,
+            queue.updated_at,
+            queue.accessed_at,
+            queue.size,
+        )
+
+
+def _topic_info(topic: Topic) -> TopicInfo:
+    return TopicInfo(
+        topic.path,
+        topic.description,
+        topic.counts,
+        topic.created_at,
+        topic.updated_at,
+        topic.accessed_at,
+        topic.size,
+        len(topic.subscriptions),
+    )
+
+
+def _subscription_info(subscription: Subscription) -> SubscriptionInfo:
+    return SubscriptionInfo(
+        subscription.topic,
+        subscription.name,
+        subscription.description,
+        subscription.counts,
+        subscription.created_at,
+        subscription.updated_at,
+        subscription.accessed_at,
+        subscription.size,
+    )

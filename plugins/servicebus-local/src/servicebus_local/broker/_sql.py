@@ -1,0 +1,442 @@
+"""Reads the expressions of rules into functions, by recursive descent; nothing is ever executed as Python.
+
+::
+
+    condition  = conjunction {OR conjunction}
+    conjunction = negation {AND negation}
+    negation   = NOT negation | predicate
+    predicate  = sum [comparison sum | [NOT] IN (sum, ...) | [NOT] LIKE sum [ESCAPE sum] | IS [NOT] NULL]
+    sum        = product {+|- product}
+    product    = unary {*|/|% unary}
+    unary      = +|- unary | primary
+    primary    = literal | @parameter | property | EXISTS(property) | PROPERTY(sum) | (condition)
+
+Grammar: Service Bus documentation: "Subscription rule SQL filter syntax" and "Subscription rule SQL action syntax".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple
+
+from servicebus_local.broker._errors import ARGUMENT, BrokerError
+from servicebus_local.broker._sql_values import (
+    SYSTEM,
+    EvaluationError,
+    Expression,
+    Scope,
+    compare,
+    compute,
+    is_like,
+    like_pattern,
+)
+
+MAX_DEPTH = 32
+"""How deep parentheses, NOT and signs may nest."""
+
+_COMPARISONS = ("=", "<>", "!=", "<", "<=", ">", ">=")
+_RESERVED = frozenset(["AND", "OR", "NOT", "IN", "LIKE", "ESCAPE", "IS", "NULL", "EXISTS", "TRUE", "FALSE"])
+_SCOPES = ("SYS", "USER")
+
+MAX_LENGTH = 1024
+"""Characters of a filter or action (Service Bus documentation: "Service Bus quotas")."""
+
+
+class Assignment(NamedTuple):
+    """One statement of an action: the application property, and what it becomes; `None` removes it."""
+
+    name: str
+    value: Expression | None
+
+
+def parse_condition(text: str, parameters: Mapping[str, object]) -> Expression:
+    """Reads a filter.
+
+    Args:
+        parameters: values of ``@name``, known with or without the sign.
+
+    Returns:
+        What gives True, False or `None` for unknown.
+    """
+    parser = _Parser(text, parameters)
+    condition = parser.condition()
+    parser.end()
+    return condition
+
+
+def parse_action(text: str, parameters: Mapping[str, object]) -> list[Assignment]:
+    """Reads an action, statements with semicolons between them; see `parse_condition`.
+
+    System properties cannot be set: the broker does not look into what they would have to be written to.
+    """
+    parser = _Parser(text, parameters)
+    statements = []
+    while True:
+        statements.append(parser.statement())
+        if not parser.sign(";") or parser.at_end:
+            parser.end()
+            return statements
+
+
+class _Parser:
+    def __init__(self, text: str, parameters: Mapping[str, object]) -> None:
+        self._tokens = tokens_of(text)
+        self._at = 0
+        self._depth = 0
+        self._parameters = {name.removeprefix("@"): value for name, value in parameters.items()}
+
+    # ------------------------------------------------------------------ tokens
+
+    @property
+    def _token(self) -> Token:
+        return self._tokens[self._at]
+
+    @property
+    def at_end(self) -> bool:
+        return self._token.kind is Kind.END
+
+    def _fail(self, what: str) -> BrokerError:
+        return BrokerError(ARGUMENT, f"An expression cannot be read at character {self._token.at + 1}: {what}.")
+
+    def _next(self) -> Token:
+        token = self._token
+        if token.kind is not Kind.END:
+            self._at += 1
+        return token
+
+    def _word(self, *words: str) -> bool:
+        if self._token.is_word(*words):
+            self._at += 1
+            return True
+        return False
+
+    def sign(self, *signs: str) -> Token | None:
+        return self._next() if self._token.is_sign(*signs) else None
+
+    def _need(self, sign: str) -> None:
+        if not self.sign(sign):
+            raise self._fail(f"'{sign}' is missing")
+
+    def end(self) -> None:
+        if not self.at_end:
+            raise self._fail(f"'{self._token.text}' is not expected")
+
+    def _nested(self, read: Callable[[], Expression]) -> Expression:
+        if self._depth >= MAX_DEPTH:
+            raise self._fail(f"it nests deeper than {MAX_DEPTH}")
+        self._depth += 1
+        try:
+            return read()
+        finally:
+            self._depth -= 1
+
+    # ------------------------------------------------------------------ grammar
+
+    def statement(self) -> Assignment:
+        if self._word("SET"):
+            name = self._user_property()
+            self._need("=")
+            return Assignment(name, self._sum())
+        if self._word("REMOVE"):
+            return Assignment(self._user_property(), None)
+        raise self._fail("SET or REMOVE is missing")
+
+    def condition(self) -> Expression:
+        terms = [self._conjunction()]
+        while self._word("OR"):
+            terms.append(self._conjunction())
+        return terms[0] if len(terms) == 1 else _any_of(terms)
+
+    def _conjunction(self) -> Expression:
+        terms = [self._negation()]
+        while self._word("AND"):
+            terms.append(self._negation())
+        return terms[0] if len(terms) == 1 else _all_of(terms)
+
+    def _negation(self) -> Expression:
+        if self._word("NOT"):
+            return _negated(self._nested(self._negation))
+        return self._predicate()
+
+    def _predicate(self) -> Expression:
+        left = self._sum()
+        comparison = self.sign(*_COMPARISONS)
+        if comparison is not None:
+            right, sign = self._sum(), comparison.text
+            return lambda scope: compare(sign, left(scope), right(scope))
+        if self._word("IS"):
+            wanted = not self._word("NOT")
+            if not self._word("NULL"):
+                raise self._fail("NULL is missing")
+            return lambda scope: (left(scope) is None) is wanted
+        negative = self._word("NOT")
+        if self._word("IN"):
+            found = self._members(left)
+        elif self._word("LIKE"):
+            found = self._like(left)
+        elif negative:
+            raise self._fail("IN or LIKE is missing")
+        else:
+            return left
+        return _negated(found) if negative else found
+
+    def _members(self, left: Expression) -> Expression:
+        self._need("(")
+        members = [self._sum()]
+        while self.sign(","):
+            members.append(self._sum())
+        self._need(")")
+        return _any_of([_equals(left, member) for member in members])
+
+    def _like(self, left: Expression) -> Expression:
+        pattern = self._sum()
+        escape = self._sum() if self._word("ESCAPE") else None
+
+        def like(scope: Scope) -> object:
+            text, wanted = left(scope), pattern(scope)
+            sign = None if escape is None else escape(scope)
+            if not isinstance(text, str) or not isinstance(wanted, str):
+                return None
+            if sign is not None and not (isinstance(sign, str) and len(sign) == 1):
+                raise EvaluationError("ESCAPE wants one character")
+            return is_like(text, like_pattern(wanted, sign))
+
+        return like
+
+    def _sum(self) -> Expression:
+        return self._chain(("+", "-"), self._product)
+
+    def _product(self) -> Expression:
+        return self._chain(("*", "/", "%"), self._unary)
+
+    def _chain(self, signs: tuple[str, ...], read: Callable[[], Expression]) -> Expression:
+        first = read()
+        rest: list[tuple[str, Expression]] = []
+        while True:
+            sign = self.sign(*signs)
+            if sign is None:
+                break
+            rest.append((sign.text, read()))
+        if not rest:
+            return first
+
+        def chain(scope: Scope) -> object:
+            value = first(scope)
+            for sign, operand in rest:
+                value = compute(sign, value, operand(scope))
+            return value
+
+        return chain
+
+    def _unary(self) -> Expression:
+        sign = self.sign("+", "-")
+        if sign is None:
+            return self._primary()
+        operand, text = self._nested(self._unary), sign.text
+        return lambda scope: compute(text, 0, operand(scope))
+
+    def _primary(self) -> Expression:
+        if self.sign("("):
+            inner = self._nested(self.condition)
+            self._need(")")
+            return inner
+        token = self._token
+        if token.is_word("EXISTS"):
+            self._next()
+            self._need("(")
+            exists = self._existence()
+            self._need(")")
+            return exists
+        if token.is_word("PROPERTY", "P") and self._tokens[self._at + 1].is_sign("("):
+            self._next()
+            self._next()
+            name = self._nested(self._sum)
+            self._need(")")
+            return lambda scope: _by_name(scope, name(scope))
+        if token.kind in (Kind.WORD, Kind.QUOTED) and not token.is_word("TRUE", "FALSE", "NULL"):
+            scope_name, name_text = self._property()
+            return _property(scope_name, name_text)
+        return _constant(self._literal())
+
+    def _literal(self) -> object:
+        token = self._next()
+        if token.kind is Kind.STRING:
+            return token.text
+        if token.kind is Kind.INTEGER:
+            return int(token.text, 16 if token.text[:2] in ("0x", "0X") else 10)
+        if token.kind is Kind.NUMBER:
+            return float(token.text)
+        if token.kind is Kind.PARAMETER and token.text[1:] in self._parameters:
+            return self._parameters[token.text[1:]]
+        if token.is_word("TRUE", "FALSE"):
+            return token.is_word("TRUE")
+        if token.is_word("NULL"):
+            return None
+        self._at = max(0, self._at - (token.kind is not Kind.END))
+        raise self._fail(
+            f"the parameter {token.text} has no value" if token.kind is Kind.PARAMETER else "a value is missing"
+        )
+
+    def _property(self) -> tuple[str, str]:
+        """Reads ``name``, ``user.name`` or ``sys.name``, and gives the scope in capitals and the name."""
+        scope = "USER"
+        if self._token.is_word(*_SCOPES) and self._tokens[self._at + 1].is_sign("."):
+            scope = self._next().text.upper()
+            self._next()
+        token = self._token
+        is_name = token.kind is Kind.QUOTED or (token.kind is Kind.WORD and token.text.upper() not in _RESERVED)
+        if not is_name:
+            raise self._fail("the name of a property is missing")
+        if scope == "SYS" and token.text.lower() not in SYSTEM:
+            raise self._fail(f"there is no system property '{token.text}'")
+        self._next()
+        return scope, token.text
+
+    def _user_property(self) -> str:
+        scope, name = self._property()
+        if scope == "SYS":
+            raise self._fail("system properties cannot be changed here")
+        return name
+
+    def _existence(self) -> Expression:
+        scope_name, name = self._property()
+        if scope_name == "SYS":
+            read = SYSTEM[name.lower()]
+            return lambda scope: read(scope.message) is not None
+        return lambda scope: name in scope.properties
+
+
+def _constant(value: object) -> Expression:
+    return lambda _: value
+
+
+def _property(scope_name: str, name: str) -> Expression:
+    if scope_name == "SYS":
+        read = SYSTEM[name.lower()]
+        return lambda scope: read(scope.message)
+    return lambda scope: scope.properties.get(name)
+
+
+def _by_name(scope: Scope, name: object) -> object:
+    return scope.properties.get(name) if isinstance(name, str) else None
+
+
+def _equals(left: Expression, right: Expression) -> Expression:
+    return lambda scope: compare("=", left(scope), right(scope))
+
+
+def _truth(value: object) -> bool | None:
+    if value is None or isinstance(value, bool):
+        return value
+    raise EvaluationError("a condition is neither true nor false")
+
+
+def _negated(term: Expression) -> Expression:
+    def negated(scope: Scope) -> object:
+        value = _truth(term(scope))
+        return None if value is None else not value
+
+    return negated
+
+
+def _any_of(terms: list[Expression]) -> Expression:
+    def any_of(scope: Scope) -> object:
+        answer: bool | None = False
+        for term in terms:
+            value = _truth(term(scope))
+            if value:
+                return True
+            if value is None:
+                answer = None
+        return answer
+
+    return any_of
+
+
+def _all_of(terms: list[Expression]) -> Expression:
+    def all_of(scope: Scope) -> object:
+        answer: bool | None = True
+        for term in terms:
+            value = _truth(term(scope))
+            if value is False:
+                return False
+            if value is None:
+                answer = None
+        return answer
+
+    return all_of
+
+
+class Kind(Enum):
+    """What a token is."""
+
+    WORD = auto()
+    QUOTED = auto()
+    STRING = auto()
+    INTEGER = auto()
+    NUMBER = auto()
+    PARAMETER = auto()
+    SIGN = auto()
+    END = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token.
+
+    Args:
+        text: what it says, without quotes and with what was doubled in them once.
+    """
+
+    kind: Kind
+    text: str
+    at: int
+
+    def is_word(self, *words: str) -> bool:
+        """Whether it is one of these keywords, given in capitals."""
+        return self.kind is Kind.WORD and self.text.upper() in words
+
+    def is_sign(self, *signs: str) -> bool:
+        """Whether it is one of these signs."""
+        return self.kind is Kind.SIGN and self.text in signs
+
+
+_TOKEN = re.compile(
+    r"""\s*(?:
+    (?P<string>'(?:[^']|'')*')
+    |(?P<quoted>\[(?:[^\]]|\]\])+\]|"(?:[^"]|"")+")
+    |(?P<number>(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)
+    |(?P<integer>0[xX][0-9a-fA-F]+|\d+)
+    |(?P<parameter>@[A-Za-z_]\w*)
+    |(?P<word>[A-Za-z_]\w*)
+    |(?P<sign><>|!=|<=|>=|[-+*/%=<>(),.;])
+    |(?P<end>\Z)
+    )""",
+    re.VERBOSE,
+)
+
+
+def tokens_of(text: str) -> list[Token]:
+    """Cuts an expression up.
+
+    Returns:
+        Its tokens; the last one is the end.
+    """
+    if len(text) > MAX_LENGTH:
+        raise BrokerError(ARGUMENT, f"An expression has {len(text)} characters, and {MAX_LENGTH} are allowed.")
+    tokens: list[Token] = []
+    at = 0
+    while True:
+        match = _TOKEN.match(text, at)
+        if match is None or match.lastgroup is None:
+            raise BrokerError(ARGUMENT, f"An expression cannot be read at character {at + 1}.")
+        kind, word = Kind[match.lastgroup.upper()], match.group(match.lastgroup)
+        if kind in (Kind.STRING, Kind.QUOTED):
+            word = word[1:-1].replace(word[-1] * 2, word[-1])
+        tokens.append(Token(kind, word, match.start(match.lastgroup)))
+        if kind is Kind.END:
+            return tokens
+        at = match.end()

@@ -1,0 +1,415 @@
+"""Nodes that answer requests, and an entity's management node: the operations that are no transfers.
+
+Names, arguments and answers are those of the Service Bus documentation, "AMQP 1.0 in Azure Service Bus:
+request-response-based operations".
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+from uuid import UUID
+
+from servicebus_local.amqp import (
+    Accepted,
+    AmqpDecodeError,
+    Array,
+    Described,
+    Int,
+    Link,
+    Long,
+    Properties,
+    Sections,
+    Symbol,
+    Timestamp,
+    encode_message,
+)
+from servicebus_local.broker import (
+    BrokerError,
+    CorrelationFilter,
+    FalseFilter,
+    Rule,
+    SessionLock,
+    Source,
+    SqlFilter,
+    TrueFilter,
+)
+from servicebus_local.front import _messages
+from servicebus_local.front._endpoint import Endpoint, Owner, status_of
+from servicebus_local.front._links import ReceivingLink
+
+_UNSETTLED = 0  # AMQP 1.0 part 2, section 2.8.2
+_MOST_WAITING = 1000
+
+_OK, _NO_CONTENT = 200, 204
+_MOST_PEEKED = 250
+_MOST_BYTES = 200_000
+_PREFIX = "com.microsoft:"
+_RECEIVE_AND_DELETE = 0
+_END_OF_TIME = 253_402_300_800_000  # ms: the first instant of the year 10000
+
+Answer = tuple[int, dict[str, Any] | None]
+
+_CORRELATION = (
+    "correlation-id",
+    "message-id",
+    "to",
+    "reply-to",
+    "label",
+    "session-id",
+    "reply-to-session-id",
+    "content-type",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request, taken apart."""
+
+    sections: Sections
+    value: Any
+    link: Link
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The application properties, by their names as plain text."""
+        return {str(name): value for name, value in (self.sections.application_properties or {}).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """An answer."""
+
+    arguments: dict[str, Any]
+    body: Any
+
+
+class ReplyLink(Endpoint):
+    """A link to the client over which answers go, each as soon as there is credit."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(link)
+        self._waiting: deque[bytes] = deque()
+        self._tags = 0
+        self._settled = link.snd_settle_mode != _UNSETTLED
+
+    @property
+    def full(self) -> bool:
+        """Whether so many answers wait for the client that it may not ask for more."""
+        return len(self._waiting) >= _MOST_WAITING
+
+    def answer(self, request: Request, response: Response) -> None:
+        """Send an answer.
+
+        Args:
+            request: what it answers; its message id becomes the correlation id.
+        """
+        asked = request.sections.properties
+        properties = Properties(correlation_id=None if asked is None else asked.message_id)
+        self._waiting.append(
+            encode_message(properties=properties, application_properties=response.arguments, body=response.body)
+        )
+        self.pump()
+
+    def pump(self) -> None:
+        """Send what waits, as far as the credit goes."""
+        while self._waiting and self.link.credit > 0 and self.link.state == "open":
+            self._tags += 1
+            tag = self._tags.to_bytes(8, "big")
+            delivery = self.link.send(self._waiting.popleft(), tag=tag, settled=self._settled)
+            delivery.settle(Accepted())
+        if self.link.drain and not self._waiting:
+            self.link.drained()
+
+
+class Management:
+    """One request."""
+
+    def __init__(self, client: Owner, path: str, request: Request) -> None:
+        self._client = client
+        self._broker = client.shared.broker
+        self._path = path
+        self._request = request
+        self._body: dict[str, Any] = (
+            {str(name): value for name, value in request.value.items()} if isinstance(request.value, dict) else {}
+        )
+
+    def perform(self) -> Response:
+        """Do what is asked.
+
+        Returns:
+            The answer, also when it can't be done.
+        """
+        name = str(self._request.arguments.get("operation", ""))
+        operation = self._operations.get(name.removeprefix(_PREFIX)) if name.startswith(_PREFIX) else None
+        self._client.shared.changed()
+        try:
+            if operation is None:
+                raise BrokerError("amqp:not-implemented", f"{self._path} has no operation {name[:80]!r}")
+            status, body = operation(self)
+        except BrokerError as error:
+            return _refusal(error.condition, error.description)
+        except AmqpDecodeError as error:
+            return _refusal("amqp:decode-error", str(error))
+        return Response({"statusCode": Int(status), "statusDescription": "OK"}, body)
+
+    # Messages.
+
+    def _schedule(self) -> Answer:
+        messages = []
+        for entry in self._list("messages"):
+            payload = entry.get("message") if isinstance(entry, dict) else None
+            if not isinstance(payload, bytes):
+                raise BrokerError("com.microsoft:argument-error", "messages: each needs its encoded message")
+            messages.extend(_messages.incoming(payload, 0))
+        if any(message.scheduled_at is None for message in messages):
+            text = "messages: each needs the annotation x-opt-scheduled-enqueue-time"
+            raise BrokerError("com.microsoft:argument-error", text)
+        numbers = self._broker.schedule(self._path, messages)
+        return _OK, {"sequence-numbers": _longs(numbers)}
+
+    def _cancel(self) -> Answer:
+        self._broker.cancel(self._path, self._numbers())
+        return _OK, None
+
+    def _peek(self) -> Answer:
+        count = self._number("message-count")
+        session = self._body.get("session-id")
+        found: list[dict[str, bytes]] = []
+        size = 0
+        for message in self._source.peek(self._number("from-sequence-number"), min(count, _MOST_PEEKED), session):
+            payload = _messages.outgoing(message, locked=False)
+            size += len(payload)
+            if found and size > _MOST_BYTES:
+                break
+            found.append({"message": payload})
+        return (_OK, {"messages": found}) if found else (_NO_CONTENT, None)
+
+    def _renew(self) -> Answer:
+        expirations = [self._source.renew(token) for token in self._tokens()]
+        return _OK, {"expirations": Array([_messages.instant(at) for at in expirations], Timestamp)}
+
+    def _receive_deferred(self) -> Answer:
+        at_once = self._number("receiver-settle-mode") == _RECEIVE_AND_DELETE
+        mode: Literal["receive-and-delete", "peek-lock"] = "receive-and-delete" if at_once else "peek-lock"
+        lock = self._session_lock()
+        found = [
+            {"message": _messages.outgoing(message), **({} if token is None else {"lock-token": token})}
+            for message in self._source.receive_deferred(self._numbers(), session=lock, mode=mode)
+            for token in (message.lock_token,)
+        ]
+        return (_OK, {"messages": found}) if found else (_NO_CONTENT, None)
+
+    def _update_disposition(self) -> Answer:
+        status, source = self._body.get("disposition-status"), self._source
+        properties = self._body.get("properties-to-modify")
+        changed = _messages.plain_properties(properties if isinstance(properties, dict) else None)
+        for token in self._tokens():
+            if status == "completed":
+                source.complete(token)
+            elif status == "abandoned":
+                source.abandon(token, changed)
+            elif status == "defered":
+                source.defer(token, changed)
+            elif status == "suspended":
+                reason, text = self._body.get("deadletter-reason"), self._body.get("deadletter-description")
+                source.dead_letter(token, reason or None, text or None, changed)
+            else:
+                raise BrokerError("com.microsoft:argument-error", f"disposition-status is {str(status)[:40]!r}")
+        return _OK, None
+
+    # Sessions.
+
+    def _renew_session(self) -> Answer:
+        lock = self._held_session()
+        return _OK, {"expiration": _messages.instant(self._source.renew_session(lock))}
+
+    def _get_state(self) -> Answer:
+        return _OK, {"session-state": self._source.get_session_state(self._held_session())}
+
+    def _set_state(self) -> Answer:
+        state = self._body.get("session-state")
+        if state is not None and not isinstance(state, bytes):
+            raise BrokerError("com.microsoft:argument-error", "session-state must be binary, or null")
+        self._source.set_session_state(self._held_session(), state)
+        return _OK, None
+
+    def _list_sessions(self) -> Answer:
+        updated = self._body.get("last-updated-time")
+        # Clients that want all sessions say the end of time.
+        since = updated / 1000 if isinstance(updated, int) and updated < _END_OF_TIME else None
+        skip, top = self._number("skip"), self._number("top")
+        found = self._source.list_sessions(since, skip, top)
+        if not found:
+            return _NO_CONTENT, None
+        return _OK, {"skip": Int(skip + len(found)), "sessions-ids": Array(found, str)}
+
+    # Rules of a subscription.
+
+    def _add_rule(self) -> Answer:
+        topic, name = subscription_of(self._path)
+        self._broker.add_rule(topic, name, rule_of(self._body))
+        return _OK, None
+
+    def _remove_rule(self) -> Answer:
+        topic, name = subscription_of(self._path)
+        self._broker.remove_rule(topic, name, str(self._body.get("rule-name")))
+        return _OK, None
+
+    def _enumerate_rules(self) -> Answer:
+        topic, name = subscription_of(self._path)
+        skip, top = self._number("skip"), self._number("top")
+        found = self._broker.rules(topic, name)[skip : skip + top]
+        if not found:
+            return _NO_CONTENT, None
+        return _OK, {"rules": [{"rule-description": described(rule)} for rule in found]}
+
+    _operations: ClassVar[dict[str, Callable[[Management], Answer]]] = {
+        "schedule-message": _schedule,
+        "cancel-scheduled-message": _cancel,
+        "peek-message": _peek,
+        "renew-lock": _renew,
+        "receive-by-sequence-number": _receive_deferred,
+        "update-disposition": _update_disposition,
+        "renew-session-lock": _renew_session,
+        "get-session-state": _get_state,
+        "set-session-state": _set_state,
+        "get-message-sessions": _list_sessions,
+        "add-rule": _add_rule,
+        "remove-rule": _remove_rule,
+        "enumerate-rules": _enumerate_rules,
+    }
+
+    # Arguments.
+
+    @property
+    def _source(self) -> Source:
+        return self._broker.resolve_receive(self._path)
+
+    def _session_lock(self) -> SessionLock | None:
+        return self._held_session() if self._body.get("session-id") is not None else None
+
+    def _held_session(self) -> SessionLock:
+        """The lock of the session in question, which one of this client's links has to hold."""
+        session_id = self._body.get("session-id")
+        if not isinstance(session_id, str):
+            raise BrokerError("com.microsoft:argument-error", "session-id is missing")
+        for endpoint in self._client.endpoints.values():
+            if not isinstance(endpoint, ReceivingLink) or endpoint.source is not self._source:
+                continue
+            if endpoint.session is not None and endpoint.session.session_id == session_id:
+                return endpoint.session
+        text = f"The lock of session '{session_id}' of '{self._path}' is lost, or somebody else's."
+        raise BrokerError("com.microsoft:session-lock-lost", text)
+
+    def _list(self, name: str) -> list[Any]:
+        value = self._body.get(name)
+        if not isinstance(value, list):
+            raise BrokerError("com.microsoft:argument-error", f"{name} must be a list")
+        return value
+
+    def _number(self, name: str) -> int:
+        value = self._body.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise BrokerError("com.microsoft:argument-out-of-range", f"{name} must be a number from 0 on")
+        return value
+
+    def _numbers(self) -> list[int]:
+        numbers = self._list("sequence-numbers")
+        if not all(isinstance(number, int) for number in numbers):
+            raise BrokerError("com.microsoft:argument-error", "sequence-numbers must be numbers")
+        return numbers
+
+    def _tokens(self) -> list[UUID]:
+        tokens = [_uuid(token) for token in self._list("lock-tokens")]
+        if not tokens:
+            raise BrokerError("com.microsoft:argument-error", "lock-tokens is empty")
+        return tokens
+
+
+def _refusal(condition: str, description: str) -> Response:
+    arguments = {
+        "statusCode": Int(status_of(condition)),
+        "statusDescription": description,
+        "errorCondition": Symbol(condition),
+    }
+    return Response(arguments, None)
+
+
+def _uuid(token: object) -> UUID:
+    if isinstance(token, UUID):
+        return token
+    try:
+        return UUID(str(token))
+    except ValueError:
+        raise BrokerError("com.microsoft:argument-error", "lock-tokens holds something that is no token") from None
+
+
+def _longs(numbers: Iterable[int]) -> Array:
+    return Array([Long(number) for number in numbers], Long)
+
+
+def subscription_of(path: str) -> tuple[str, str]:
+    """Take a subscription's path apart: topic and name."""
+    topic, separator, name = path.rpartition("/")
+    topic, inner, word = topic.rpartition("/")
+    if not separator or not inner or word.lower() != "subscriptions":
+        raise BrokerError("amqp:not-allowed", f"{path} is no subscription: it has no rules")
+    return topic, name
+
+
+def rule_of(body: dict[str, Any]) -> Rule:
+    """Read the rule that shall be added.
+
+    Raises:
+        BrokerError: it can't be read.
+    """
+    name, wanted = body.get("rule-name"), body.get("rule-description")
+    if not isinstance(name, str) or not isinstance(wanted, dict):
+        raise BrokerError("com.microsoft:argument-error", "add-rule needs rule-name and rule-description")
+    description = {str(key): value for key, value in wanted.items()}
+    action = description.get("sql-rule-action")
+    expression = (
+        {str(key): value for key, value in action.items()}.get("expression") if isinstance(action, dict) else None
+    )
+    return Rule(name, _filter(description), expression)
+
+
+def _filter(description: dict[str, Any]) -> TrueFilter | FalseFilter | SqlFilter | CorrelationFilter:
+    if isinstance(description.get("sql-filter"), dict):
+        values = {str(key): value for key, value in description["sql-filter"].items()}
+        return SqlFilter(str(values.get("expression", "")))
+    if isinstance(description.get("correlation-filter"), dict):
+        values = {str(key): value for key, value in description["correlation-filter"].items()}
+        properties = values.get("properties") or {}
+        fields = {name.replace("-", "_"): values[name] for name in _CORRELATION if values.get(name) is not None}
+        return CorrelationFilter(**fields, properties={str(key): value for key, value in properties.items()})
+    if "true-filter" in description:
+        return TrueFilter()
+    if "false-filter" in description:
+        return FalseFilter()
+    raise BrokerError("com.microsoft:argument-error", "rule-description holds no filter that is known here")
+
+
+def described(rule: Rule) -> Described:
+    """The rule as ``enumerate-rules`` shows it."""
+    action = Described(Symbol("com.microsoft:empty-rule-action:list"), [])
+    if rule.action is not None:
+        action = Described(Symbol("com.microsoft:sql-rule-action:list"), [rule.action, None])
+    created = Timestamp(int(rule.created_at * 1000))
+    return Described(
+        Symbol("com.microsoft:rule-description:list"), [_described_filter(rule), action, rule.name, created]
+    )
+
+
+def _described_filter(rule: Rule) -> Described:
+    found = rule.filter
+    if isinstance(found, SqlFilter):
+        return Described(Symbol("com.microsoft:sql-filter:list"), [found.expression, None])
+    if isinstance(found, CorrelationFilter):
+        fields = [getattr(found, name.replace("-", "_")) for name in _CORRELATION]
+        return Described(Symbol("com.microsoft:correlation-filter:list"), [*fields, dict(found.properties)])
+    name = "true-filter" if isinstance(found, TrueFilter) else "false-filter"
+    return Described(Symbol(f"com.microsoft:{name}:list"), [])
