@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import hmac
 import random
 import socket
 import struct
-import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
-from urllib.parse import quote_plus
 
 import pytest
 
@@ -25,8 +20,9 @@ from pairmq_servicebus._transport import ServiceBusTransport
 from pairmq_servicebus.testing import ServiceBusServer
 from received import take
 from servicebus_local import amqp
-from servicebus_local.amqp import _frames as frames
-from servicebus_local.amqp import _performatives as p
+from servicebus_local.amqp import frames
+from servicebus_local.amqp import performatives as p
+from servicebus_local.testing import shared_access_signature
 
 pytestmark = pytest.mark.real_server
 
@@ -255,10 +251,7 @@ class Writer:
 
 def signature(server: ServiceBusServer) -> str:
     """A shared access signature for everything."""
-    scope, expiry = quote_plus("sb://127.0.0.1/"), int(time.time()) + 300
-    digest = hmac.new(server.key.encode(), f"{scope}\n{expiry}".encode(), hashlib.sha256).digest()
-    signed = quote_plus(base64.b64encode(digest))
-    return f"SharedAccessSignature sr={scope}&sig={signed}&se={expiry}&skn={server.key_name}"
+    return shared_access_signature(server.key, "sb://127.0.0.1/", key_name=server.key_name)
 
 
 def write(server: ServiceBusServer, queue: Entity, payloads: Sequence[bytes]) -> int:

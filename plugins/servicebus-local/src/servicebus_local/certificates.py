@@ -50,15 +50,7 @@ def make_certificate(directory: Path, *hosts: str) -> OwnAuthority:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read, whole or not at all.
-
-    Args:
-        path: the file; one that is there is replaced.
-        content: all of it.
-
-    Raises:
-        OSError: it can't be written.
-    """
+    """Write or replace a file that only its owner can read, complete or not at all."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.unlink(missing_ok=True)
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -6,7 +6,7 @@ Names and order are those of the service's data contracts (Service Bus documenta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TypeVar
@@ -129,32 +129,14 @@ PROPERTIES: Mapping[type, tuple[Property, ...]] = {
 
 
 def read_properties(base: Description, given: Mapping[str, str]) -> Description:
-    """Change a description by properties that came from outside.
-
-    Args:
-        base: what holds for those that are not given.
-        given: the text of each property by the service's name; names that a local server has no use for are skipped.
-
-    Returns:
-        The changed one.
-
-    Raises:
-        PropertyError: a value can't be read.
-    """
+    """Change a description by texts under the service's names; unknown names are skipped. Raises `PropertyError`."""
     changes = {entry.field: _read(entry, given[entry.name]) for entry in PROPERTIES[type(base)] if entry.name in given}
     # The type checker can't see which fields the table names.
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
 def write_properties(description: QueueDescription | TopicDescription | SubscriptionDescription) -> dict[str, str]:
-    """Write a description.
-
-    Args:
-        description: of any kind.
-
-    Returns:
-        The text of each property by the service's name, in the service's order; texts that are not set are left out.
-    """
+    """The text of each property by the service's name, in the service's order; unset texts are left out."""
     written = {}
     for entry in PROPERTIES[type(description)]:
         value = getattr(description, entry.field)
@@ -163,6 +145,11 @@ def write_properties(description: QueueDescription | TopicDescription | Subscrip
         elif value is not None:
             written[entry.name] = str(value).lower() if entry.kind is Kind.FLAG else str(value)
     return written
+
+
+def xml_names(names: Iterable[str]) -> dict[str, str]:
+    """The service's spelling of names, such as ``ReplyTo`` for ``reply_to``, each with the name."""
+    return {"".join(part.capitalize() for part in name.split("_")): name for name in names}
 
 
 def read_flag(text: str) -> bool:

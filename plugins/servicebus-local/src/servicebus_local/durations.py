@@ -22,17 +22,7 @@ _FORM = re.compile(
 
 
 def parse_duration(text: str) -> float | None:
-    """Read a duration.
-
-    Args:
-        text: such as ``PT1M`` or ``P1DT2H3M4.5S``.
-
-    Returns:
-        Seconds; None for one without end.
-
-    Raises:
-        ValueError: it is no duration.
-    """
+    """Read a duration such as ``P1DT2H3M4.5S``; returns seconds, or None for one without end."""
     found = _FORM.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"{text[:60]!r} is no duration in the form of ISO 8601, such as PT30S")
@@ -43,14 +33,7 @@ def parse_duration(text: str) -> float | None:
 
 
 def format_duration(seconds: float | None) -> str:
-    """Write a duration, to the ten-millionth of a second that the service keeps.
-
-    Args:
-        seconds: at least 0; None for one without end.
-
-    Returns:
-        The text, such as ``P1DT2H3M4.5S``.
-    """
+    """Write seconds, to the ten-millionth that the service keeps; None is without end."""
     if seconds is None or seconds >= _UNLIMITED_FROM:
         return UNLIMITED
     ticks = round(Decimal(repr(float(seconds))) * 10_000_000)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from servicebus_local.broker import (
+    CORRELATION_FIELDS,
     Broker,
     BrokerError,
     CorrelationFilter,
@@ -19,23 +20,12 @@ from servicebus_local.broker import (
     SubscriptionDescription,
     TopicDescription,
 )
-from servicebus_local.descriptions import Description, PropertyError, read_properties
+from servicebus_local.descriptions import Description, PropertyError, read_properties, xml_names
 
 _MAX_FILE_BYTES = 4 * 1024 * 1024
 _EXISTS = "com.microsoft:entity-already-exists"
 
-_CORRELATION = {
-    "ContentType": "content_type",
-    "CorrelationId": "correlation_id",
-    "Label": "label",
-    "MessageId": "message_id",
-    "ReplyTo": "reply_to",
-    "ReplyToSessionId": "reply_to_session_id",
-    "SessionId": "session_id",
-    "To": "to",
-}
-
-
+_CORRELATION = xml_names(CORRELATION_FIELDS)
 _QUEUE, _TOPIC, _SUBSCRIPTION = QueueDescription(), TopicDescription(), SubscriptionDescription()
 
 
@@ -74,25 +64,11 @@ class EntityPlan:
         return bool(self.queues or self.topics)
 
     def and_also(self, other: EntityPlan) -> EntityPlan:
-        """Join two plans.
-
-        Args:
-            other: its entities come after those of this one.
-
-        Returns:
-            Both.
-        """
+        """Both plans; the other's entities come second."""
         return EntityPlan(self.queues + other.queues, self.topics + other.topics)
 
     def make(self, broker: Broker) -> None:
-        """Make what is not there; what is there (a server with data was started again) stays as it is.
-
-        Args:
-            broker: where.
-
-        Raises:
-            EntityError: the broker refuses one; the text names it.
-        """
+        """Create what does not exist; raises `EntityError`, which names the entity, if the broker refuses one."""
         try:
             for queue in self.queues:
                 _unless_there(partial(broker.create_queue, queue.name, queue.description))
@@ -105,18 +81,7 @@ class EntityPlan:
 
 
 def entities(queues: Iterable[str], topics: Iterable[str]) -> EntityPlan:
-    """Read what a command line names.
-
-    Args:
-        queues: names.
-        topics: each ``NAME`` or ``NAME:SUBSCRIPTION,SUBSCRIPTION``.
-
-    Returns:
-        The plan.
-
-    Raises:
-        EntityError: a name is empty.
-    """
+    """Read a command line's queues, and topics: ``NAME`` or ``NAME:SUBSCRIPTION,SUBSCRIPTION``."""
     return EntityPlan(tuple(_Queue(_named(name, "a queue")) for name in queues), tuple(_topic(text) for text in topics))
 
 

@@ -33,6 +33,24 @@ class ServerError(RuntimeError):
     """A server that did not start, or does not answer, or an answer that is an error."""
 
 
+def shared_access_signature(
+    key: str, resource: str, *, key_name: str = DEFAULT_KEY_NAME, seconds: float = _TOKEN_SECONDS
+) -> str:
+    """Make a signature, as Azure's `AzureSasCredential` takes it.
+
+    Args:
+        key: the shared access key.
+        resource: the URI that it is for, with all below it: ``sb://127.0.0.1/orders``.
+        key_name: the key's name.
+        seconds: until it expires.
+    """
+    # Service Bus documentation: "Service Bus access control with Shared Access Signatures".
+    scope, expiry = quote_plus(resource), int(time.time() + seconds)
+    digest = hmac.new(key.encode(), f"{scope}\n{expiry}".encode(), hashlib.sha256).digest()
+    signature = quote_plus(base64.b64encode(digest))
+    return f"SharedAccessSignature sr={scope}&sig={signature}&se={expiry}&skn={quote_plus(key_name)}"
+
+
 class Control:
     """A client of the control endpoint of a server on this machine that was started with ``--allow-control``.
 
@@ -102,12 +120,13 @@ class Control:
             ServerError: no answer, or another status than 200.
         """
         connection = http.client.HTTPConnection(_HOST, self.admin_port, timeout=_ANSWER_TIMEOUT)
+        token = shared_access_signature(self.key, f"http://{_HOST}:{self.admin_port}/", key_name=self.key_name)
         try:
             connection.request(
                 method,
                 f"/$control/{path}",
                 None if body is None else json.dumps(body),
-                {"Authorization": self._token(), "Content-Type": "application/json"},
+                {"Authorization": token, "Content-Type": "application/json"},
             )
             response = connection.getresponse()
             text = response.read().decode()
@@ -119,15 +138,6 @@ class Control:
             raise ServerError(f"{method} {path}: {response.status} {text}")
         answer: dict[str, Any] = json.loads(text)
         return answer
-
-    def _token(self) -> str:
-        # A shared access signature for everything (Service Bus documentation: "Service Bus access control with Shared
-        # Access Signatures").
-        scope = quote_plus(f"http://{_HOST}:{self.admin_port}/")
-        expiry = int(time.time()) + _TOKEN_SECONDS
-        digest = hmac.new(self.key.encode(), f"{scope}\n{expiry}".encode(), hashlib.sha256).digest()
-        signature = quote_plus(base64.b64encode(digest))
-        return f"SharedAccessSignature sr={scope}&sig={signature}&se={expiry}&skn={quote_plus(self.key_name)}"
 
 
 class ServerProcess(Control):

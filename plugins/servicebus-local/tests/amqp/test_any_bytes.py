@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servicebus_local import amqp
-from servicebus_local.amqp import _frames, _performatives
-from servicebus_local.amqp._performatives import (
+from servicebus_local.amqp import frames, performatives
+from servicebus_local.amqp.performatives import (
     RECEIVER,
     SENDER,
     Attach,
@@ -26,8 +26,8 @@ from servicebus_local.amqp._performatives import (
 )
 
 
-def frame(body: Any, channel: int = 0, payload: bytes = b"", kind: int = _frames.AMQP_FRAME) -> bytes:
-    return _frames.write_frame(_performatives.write_performative(body) + payload, channel=channel, kind=kind)
+def frame(body: Any, channel: int = 0, payload: bytes = b"", kind: int = frames.AMQP_FRAME) -> bytes:
+    return frames.write_frame(performatives.write_performative(body) + payload, channel=channel, kind=kind)
 
 
 def attach(handle: int, role: bool, name: str = "") -> Attach:
@@ -47,9 +47,9 @@ def transfer(number: int, *, handle: int = 0, **fields: Any) -> TransferFrame:
 
 CONVERSATION = b"".join(
     [
-        _frames.SASL_HEADER,
-        frame(SaslInit("PLAIN", b"x"), kind=_frames.SASL_FRAME),
-        _frames.AMQP_HEADER,
+        frames.SASL_HEADER,
+        frame(SaslInit("PLAIN", b"x"), kind=frames.SASL_FRAME),
+        frames.AMQP_HEADER,
         *(frame(body) for body in (Open("c"), Begin(None, 0, 10, 10), attach(0, SENDER), attach(1, RECEIVER))),
         frame(Flow(0, 10, 0, 10, handle=1, delivery_count=0, link_credit=5)),
         frame(transfer(0, more=True), payload=b"a" * 50),
@@ -146,11 +146,11 @@ bodies = st.one_of(
 
 @given(st.lists(bodies, max_size=25))
 def test_valid_frames_in_any_order_break_nothing(sequence: list[Any]) -> None:
-    start = _frames.AMQP_HEADER + frame(Open("c")) + frame(Begin(None, 0, 3, 3))
+    start = frames.AMQP_HEADER + frame(Open("c")) + frame(Begin(None, 0, 3, 3))
     converse([start, *map(frame, sequence)])
 
 
 @given(st.sampled_from(range(0x10, 0x19)), st.lists(st.sampled_from([None, 0, 5, "a", b"b", True, [], {}, -1])))
 def test_performatives_with_fields_of_any_type_break_nothing(code: int, items: list[Any]) -> None:
     body = amqp.encode_value(amqp.Described(amqp.ULong(code), items))
-    converse([CONVERSATION[:_ATTACHED], _frames.write_frame(body), frame(transfer(0))])
+    converse([CONVERSATION[:_ATTACHED], frames.write_frame(body), frame(transfer(0))])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import servicebus_local
 from servicebus_local import amqp
-from servicebus_local.amqp import _frames, _performatives
-from servicebus_local.amqp._performatives import (
+from servicebus_local.amqp import frames, performatives
+from servicebus_local.amqp.performatives import (
     RECEIVER,
     SENDER,
     Attach,
@@ -28,8 +32,8 @@ from servicebus_local.amqp._performatives import (
 WINDOW = 2**31 - 1
 
 
-def frame(body: Any, channel: int = 0, payload: bytes = b"", kind: int = _frames.AMQP_FRAME) -> bytes:
-    return _frames.write_frame(_performatives.write_performative(body) + payload, channel=channel, kind=kind)
+def frame(body: Any, channel: int = 0, payload: bytes = b"", kind: int = frames.AMQP_FRAME) -> bytes:
+    return frames.write_frame(performatives.write_performative(body) + payload, channel=channel, kind=kind)
 
 
 def attach(handle: int, role: bool, name: str = "") -> Attach:
@@ -68,14 +72,14 @@ class Client:
                 found.append(data[offset : offset + 8])
                 offset += 8
                 continue
-            end = offset + _frames.frame_size(data, offset)
-            got = _frames.read_frame(data, offset, end, data[offset + 5])
+            end = offset + frames.frame_size(data, offset)
+            got = frames.read_frame(data, offset, end, data[offset + 5])
             found.append((got.body, got.payload) if got.payload else got.body)
             offset = end
         return found
 
     def open(self, **fields: Any) -> Client:
-        self.send(_frames.AMQP_HEADER, Open("client", **fields), Begin(None, 0, WINDOW, WINDOW))
+        self.send(frames.AMQP_HEADER, Open("client", **fields), Begin(None, 0, WINDOW, WINDOW))
         self.read()
         return self
 
@@ -106,16 +110,16 @@ def kinds(found: list[Any]) -> list[type]:
 
 def test_sasl_comes_before_the_connection() -> None:
     client = Client(sasl_mechanisms=["PLAIN"])
-    client.send(_frames.SASL_HEADER)
-    assert client.read() == [_frames.SASL_HEADER, SaslMechanisms([amqp.Symbol("PLAIN")])]
-    events = client.send(frame(SaslInit("PLAIN", b"\0me\0secret"), kind=_frames.SASL_FRAME))
+    client.send(frames.SASL_HEADER)
+    assert client.read() == [frames.SASL_HEADER, SaslMechanisms([amqp.Symbol("PLAIN")])]
+    events = client.send(frame(SaslInit("PLAIN", b"\0me\0secret"), kind=frames.SASL_FRAME))
     assert events == [amqp.SaslDone("PLAIN", b"\0me\0secret")]
     assert client.read() == [SaslOutcome(0)]
     assert client.engine.sasl_mechanism == "PLAIN"
-    events = client.send(_frames.AMQP_HEADER, Open("client", "host", properties={"a": 1}))
+    events = client.send(frames.AMQP_HEADER, Open("client", "host", properties={"a": 1}))
     assert events == [amqp.Opened("host", "client")]
     header, opened = client.read()
-    assert header == _frames.AMQP_HEADER
+    assert header == frames.AMQP_HEADER
     assert (opened.container_id, opened.idle_timeout) == ("server", 240_000)
     assert client.engine.remote is not None
     assert client.engine.remote.properties == {"a": 1}
@@ -123,7 +127,7 @@ def test_sasl_comes_before_the_connection() -> None:
 
 def test_a_mechanism_that_is_not_offered_is_refused() -> None:
     client = Client(sasl_mechanisms=["PLAIN"])
-    (event,) = client.send(_frames.SASL_HEADER, frame(SaslInit("SCRAM"), kind=_frames.SASL_FRAME))
+    (event,) = client.send(frames.SASL_HEADER, frame(SaslInit("SCRAM"), kind=frames.SASL_FRAME))
     assert event.error.condition == "amqp:unauthorized-access"
     assert client.read()[-1] == SaslOutcome(1)
     assert client.engine.closed
@@ -134,7 +138,7 @@ def test_another_protocol_is_told_ours(header: bytes) -> None:
     client = Client()
     (event,) = client.send(header)
     assert isinstance(event, amqp.ConnectionEnded)
-    assert client.read() == [_frames.SASL_HEADER]
+    assert client.read() == [frames.SASL_HEADER]
     assert client.engine.closed
     assert client.send(b"more") == []
 
@@ -194,7 +198,7 @@ def test_the_end_of_the_stream_ends_everything_once() -> None:
 )
 def test_a_peer_that_breaks_the_rules_is_told_and_closed(parts: list[Any], condition: str) -> None:
     client = Client()
-    events = client.send(_frames.AMQP_HEADER, *parts)
+    events = client.send(frames.AMQP_HEADER, *parts)
     assert isinstance(events[-1], amqp.ConnectionEnded)
     assert events[-1].error is not None
     assert (events[-1].error.condition, events[-1].clean) == (condition, False)
@@ -222,7 +226,7 @@ def test_a_silent_peer_is_closed() -> None:
     client = Client(idle_timeout=10.0).open()
     assert client.engine.next_timer == 20.0
     client.now = 5.0
-    client.send(_frames.EMPTY_FRAME)
+    client.send(frames.EMPTY_FRAME)
     assert client.engine.handle_timer(24.9) == []
     (event,) = client.engine.handle_timer(25.0)
     assert event.error.condition == "amqp:resource-limit-exceeded"
@@ -243,7 +247,7 @@ def test_a_peer_that_never_says_anything_is_left() -> None:
 
 def test_a_session_is_answered_and_ended() -> None:
     client = Client()
-    events = client.send(_frames.AMQP_HEADER, Open("c"), frame(Begin(None, 7, 5, 5), channel=3))
+    events = client.send(frames.AMQP_HEADER, Open("c"), frame(Begin(None, 7, 5, 5), channel=3))
     session = events[-1].session
     begin = client.read()[-1]
     assert (begin.remote_channel, begin.handle_max) == (3, 1023)
@@ -448,7 +452,7 @@ def test_a_message_is_cut_to_the_peers_frames() -> None:
     data = client.engine.data_to_send()
     sizes = []
     while data:
-        sizes.append(_frames.frame_size(data, 0))
+        sizes.append(frames.frame_size(data, 0))
         data = data[sizes[-1] :]
     assert sizes[:2] == [512, 512]
     link.send(b"x" * 1200, tag=b"t")
@@ -475,7 +479,7 @@ def test_sending_needs_credit() -> None:
 
 def test_the_peers_window_holds_frames_back() -> None:
     client = Client()
-    client.send(_frames.AMQP_HEADER, Open("c", max_frame_size=512), Begin(None, 0, 2, 2))
+    client.send(frames.AMQP_HEADER, Open("c", max_frame_size=512), Begin(None, 0, 2, 2))
     link = client.link(RECEIVER)
     client.send(Flow(1, 2, 0, 2, handle=0, delivery_count=0, link_credit=10))
     big, small = link.send(b"x" * 1300, tag=b"1"), link.send(b"y", tag=b"2")
@@ -489,7 +493,7 @@ def test_the_peers_window_holds_frames_back() -> None:
 
 def test_a_lost_link_takes_its_waiting_messages_along() -> None:
     client = Client()
-    client.send(_frames.AMQP_HEADER, Open("c"), Begin(None, 0, 0, 0))
+    client.send(frames.AMQP_HEADER, Open("c"), Begin(None, 0, 0, 0))
     one, other = client.receiving(handle=0), client.receiving(handle=1)
     client.send(Flow(1, 0, 0, 0))
     one.send(b"x", tag=b"1")
@@ -551,3 +555,19 @@ def test_the_target_may_be_a_coordinator() -> None:
     wanted = Attach("txn", 0, SENDER, source=amqp.Source(), target=amqp.Coordinator([amqp.Symbol("a")]))
     (event,) = client.send(wanted)
     assert event.link.target == amqp.Coordinator([amqp.Symbol("a")])
+
+
+def test_the_engine_needs_nothing_but_the_standard_library() -> None:
+    code = (
+        "import sys, servicebus_local.amqp\n"
+        "parts = {name.partition('.')[0] for name in sys.modules} - {'servicebus_local', '__main__', '__mp_main__'}\n"
+        "ours = [name for name in sys.modules if name.startswith('servicebus_local.')]\n"
+        "others = parts - sys.stdlib_module_names\n"
+        "print(sorted(others), [name for name in ours if not name.startswith('servicebus_local.amqp')])"
+    )
+    # Without site packages, and what they import at the start.
+    environment = {"PYTHONPATH": str(Path(servicebus_local.__file__).parents[1])}
+    run = subprocess.run(
+        [sys.executable, "-S", "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert run.stdout == "[] []\n"

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import hmac
 import itertools
 import re
 import secrets
 import socket
 import struct
-import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
-from urllib.parse import quote_plus, urlsplit
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import pytest
@@ -22,9 +18,9 @@ from azure.core.pipeline.transport import RequestsTransport
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from servicebus_local import amqp
-from servicebus_local.amqp import _frames as frames
-from servicebus_local.amqp import _performatives as p
-from servicebus_local.testing import ServerProcess
+from servicebus_local.amqp import frames
+from servicebus_local.amqp import performatives as p
+from servicebus_local.testing import ServerProcess, shared_access_signature
 
 _numbers = itertools.count(1)
 _PATIENCE = 30.0  # s for an answer that must come
@@ -141,10 +137,7 @@ def token_for(
     server: ServerProcess, scope: str = "sb://127.0.0.1/", *, key: str | None = None, lives: int = 300
 ) -> str:
     """A shared access signature."""
-    scope, expiry = quote_plus(scope), int(time.time()) + lives
-    digest = hmac.new((key or server.key).encode(), f"{scope}\n{expiry}".encode(), hashlib.sha256).digest()
-    signature = quote_plus(base64.b64encode(digest))
-    return f"SharedAccessSignature sr={scope}&sig={signature}&se={expiry}&skn={server.key_name}"
+    return shared_access_signature(key or server.key, scope, key_name=server.key_name, seconds=lives)
 
 
 class RawPeer:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import gc
-import hashlib
-import hmac
 import http.client
 import json
 import os
@@ -18,12 +16,12 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote_plus
 
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
 from servicebus_local.command import KEY_VARIABLE, run
+from servicebus_local.testing import shared_access_signature
 
 _FREE = ("--port", "0", "--admin-port", "0")
 _SECRET = base64.b64encode(b"a very secret key").decode()
@@ -88,11 +86,7 @@ def _held(told: dict[str, Any], path: str) -> int:
     """How many messages a queue or subscription holds, asked by hand: that is quicker than to receive them."""
     key = re.search("SharedAccessKey=([^;]*)", told["connection_string"])
     assert key is not None
-    signed = f"http%3a%2f%2flocalhost%2f\n{2**33}".encode()
-    signature = quote_plus(base64.b64encode(hmac.new(key[1].encode(), signed, hashlib.sha256).digest()))
-    token = (
-        f"SharedAccessSignature sr=http%3a%2f%2flocalhost%2f&sig={signature}&se={2**33}&skn=RootManageSharedAccessKey"
-    )
+    token = shared_access_signature(key[1], "http://localhost/")
     connection = http.client.HTTPConnection("127.0.0.1", told["admin_port"], timeout=30)
     connection.request("GET", f"/{path}", headers={"Authorization": token})
     text = connection.getresponse().read().decode()
@@ -342,3 +336,15 @@ def test_a_certificate_of_its_own_serves_both_tls_ports(start: Callable[..., Run
             assert secured.version() in ("TLSv1.2", "TLSv1.3")
     assert server.end()[0] == 128 + signal.SIGTERM
     assert not Path(server.told["ca_file"]).exists()
+
+
+@pytest.mark.real_server
+def test_a_server_ends_when_its_input_is_closed_if_asked_to() -> None:
+    command = [sys.executable, "-m", "servicebus_local", "--json", "--until-eof", *_FREE]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdin.write(b"ignored")
+        process.stdin.close()
+        assert process.wait(60) == 0

@@ -19,7 +19,7 @@ from azure.servicebus.exceptions import (
 )
 
 from servicebus_local import amqp
-from servicebus_local.amqp import _performatives as p
+from servicebus_local.amqp import performatives as p
 from servicebus_local.faults import FaultAction, FaultPlan, FaultPoint, FaultRule
 from servicebus_local.testing import ServerError, ServerProcess
 

@@ -11,7 +11,7 @@ import pytest
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from servicebus_local import LocalServer, ServerSettings, amqp
-from servicebus_local.amqp import _performatives as p
+from servicebus_local.amqp import performatives as p
 from servicebus_local.broker import StoreError
 from servicebus_local.testing import ServerProcess
 

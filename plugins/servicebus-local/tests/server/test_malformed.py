@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from servicebus_local import LocalServer, ServerSettings, amqp
-from servicebus_local.amqp import _frames as frames
-from servicebus_local.amqp import _performatives as p
+from servicebus_local.amqp import frames
+from servicebus_local.amqp import performatives as p
 from servicebus_local.front import _front
 from servicebus_local.testing import ServerProcess
 

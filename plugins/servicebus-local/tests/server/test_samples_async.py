@@ -156,7 +156,7 @@ async def bench(server: ServerProcess, make_queue: Callable[..., str]) -> AsyncI
 def open_server() -> Iterator[ServerProcess]:
     """A server that takes large messages, and every bearer token."""
     queues = ["open", "large"]
-    with ServerProcess(tls=True, premium=True, queues=queues, options=["--any-token"]) as server:
+    with ServerProcess(tls=True, queues=queues, options=["--any-token", "--premium"]) as server:
         yield server
 
 

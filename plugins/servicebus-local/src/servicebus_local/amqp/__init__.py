@@ -10,21 +10,6 @@ from servicebus_local.amqp._connection import Connection
 from servicebus_local.amqp._decode import decode_value
 from servicebus_local.amqp._encode import encode_into, encode_value
 from servicebus_local.amqp._link import Delivery, Link
-from servicebus_local.amqp._performatives import (
-    RECEIVER,
-    SENDER,
-    Accepted,
-    AmqpError,
-    Coordinator,
-    Modified,
-    Open,
-    Outcome,
-    Received,
-    Rejected,
-    Released,
-    Source,
-    Target,
-)
 from servicebus_local.amqp._sections import (
     BATCH_FORMAT,
     Header,
@@ -71,6 +56,21 @@ from servicebus_local.amqp.events import (
     SessionBegun,
     SessionEnded,
     Transfer,
+)
+from servicebus_local.amqp.performatives import (
+    RECEIVER,
+    SENDER,
+    Accepted,
+    AmqpError,
+    Coordinator,
+    Modified,
+    Open,
+    Outcome,
+    Received,
+    Rejected,
+    Released,
+    Source,
+    Target,
 )
 
 __all__ = [

@@ -5,19 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from servicebus_local.amqp import _frames
+from servicebus_local.amqp import frames
 from servicebus_local.amqp._incoming import handle_frame
-from servicebus_local.amqp._performatives import (
-    AmqpError,
-    Begin,
-    Close,
-    End,
-    Open,
-    SaslInit,
-    SaslMechanisms,
-    SaslOutcome,
-    write_performative,
-)
 from servicebus_local.amqp._session import Session
 from servicebus_local.amqp._types import AmqpDecodeError, Symbol
 from servicebus_local.amqp.events import (
@@ -27,6 +16,17 @@ from servicebus_local.amqp.events import (
     SaslDone,
     SessionBegun,
     SessionEnded,
+)
+from servicebus_local.amqp.performatives import (
+    AmqpError,
+    Begin,
+    Close,
+    End,
+    Open,
+    SaslInit,
+    SaslMechanisms,
+    SaslOutcome,
+    write_performative,
 )
 
 MIN_MAX_FRAME_SIZE: Final = 512
@@ -129,7 +129,7 @@ class Connection:
             offset = self._read(data, events)
         except _ConnectionFault as fault:
             self._fail(fault.error, events)
-        except _frames.FramingError as error:
+        except frames.FramingError as error:
             self._fail(AmqpError(_FRAMING_ERROR, str(error)), events)
         except AmqpDecodeError as error:
             self._fail(AmqpError("amqp:decode-error", str(error)), events)
@@ -165,9 +165,9 @@ class Connection:
             if rest < 4:
                 self._needed = 8
                 break
-            length = _frames.frame_size(data, offset)
+            length = frames.frame_size(data, offset)
             if not 8 <= length <= self._open.max_frame_size:
-                raise _frames.FramingError(
+                raise frames.FramingError(
                     f"A frame of {length} bytes is not between 8 and {self._open.max_frame_size} bytes."
                 )
             if rest < length:
@@ -175,29 +175,29 @@ class Connection:
                 break
             end = offset + length
             if self._awaits == "sasl-init":
-                self._sasl(_frames.read_frame(data, offset, end, _frames.SASL_FRAME), events)
+                self._sasl(frames.read_frame(data, offset, end, frames.SASL_FRAME), events)
             else:
-                self._frame(_frames.read_frame(data, offset, end, _frames.AMQP_FRAME), events)
+                self._frame(frames.read_frame(data, offset, end, frames.AMQP_FRAME), events)
             offset = end
         return offset
 
     def _header(self, header: bytes, events: list[Event]) -> None:
-        if header == _frames.AMQP_HEADER:
-            self._out.append(_frames.AMQP_HEADER)
+        if header == frames.AMQP_HEADER:
+            self._out.append(frames.AMQP_HEADER)
             self._awaits = "open"
-        elif header == _frames.SASL_HEADER and self._awaits == "header":
-            self._out.append(_frames.SASL_HEADER)
+        elif header == frames.SASL_HEADER and self._awaits == "header":
+            self._out.append(frames.SASL_HEADER)
             self._write_sasl(SaslMechanisms(self._mechanisms))
             self._awaits = "sasl-init"
         else:
             # A peer that speaks something else is told what would be understood (part 2, section 2.2).
-            self._out.append(_frames.SASL_HEADER if self._awaits == "header" else _frames.AMQP_HEADER)
+            self._out.append(frames.SASL_HEADER if self._awaits == "header" else frames.AMQP_HEADER)
             self._end(AmqpError(_FRAMING_ERROR, "The peer does not speak AMQP 1.0."), False, events)
 
-    def _sasl(self, frame: _frames.Frame, events: list[Event]) -> None:
+    def _sasl(self, frame: frames.Frame, events: list[Event]) -> None:
         init = frame.body
         if not isinstance(init, SaslInit):
-            raise _frames.FramingError("The peer did not choose a SASL mechanism.")
+            raise frames.FramingError("The peer did not choose a SASL mechanism.")
         if init.mechanism not in self._mechanisms:
             self._write_sasl(SaslOutcome(1))
             error = AmqpError("amqp:unauthorized-access", f"The SASL mechanism {init.mechanism!r} is not offered.")
@@ -208,7 +208,7 @@ class Connection:
         self._awaits = "amqp-header"
         events.append(SaslDone(init.mechanism, init.initial_response or b""))
 
-    def _frame(self, frame: _frames.Frame, events: list[Event]) -> None:
+    def _frame(self, frame: frames.Frame, events: list[Event]) -> None:
         body = frame.body
         if body is None:
             return
@@ -297,12 +297,12 @@ class Connection:
     def write_performative(self, channel: int, performative: Any) -> None:
         """Write a frame without payload."""
         if self._awaits == "frames":
-            self._out.append(_frames.write_frame(write_performative(performative), channel=channel))
+            self._out.append(frames.write_frame(write_performative(performative), channel=channel))
 
     def write_payload(self, channel: int, head: bytes, payload: bytes | memoryview) -> None:
         """Write a frame with a payload."""
         if self._awaits == "frames":
-            self._out.append(_frames.frame_header(len(head) + len(payload), channel) + head)
+            self._out.append(frames.frame_header(len(head) + len(payload), channel) + head)
             self._out.append(payload)
 
     def defer(self, session: Session) -> None:
@@ -315,15 +315,15 @@ class Connection:
         self._deferred.clear()
 
     def _write_sasl(self, performative: Any) -> None:
-        self._out.append(_frames.write_frame(write_performative(performative), kind=_frames.SASL_FRAME))
+        self._out.append(frames.write_frame(write_performative(performative), kind=frames.SASL_FRAME))
 
     def _write_open(self) -> None:
         self._open_written = True
-        self._out.append(_frames.write_frame(write_performative(self._open)))
+        self._out.append(frames.write_frame(write_performative(self._open)))
 
     def _write_close(self, error: AmqpError | None) -> None:
         self._flush()
-        self._out.append(_frames.write_frame(write_performative(Close(error))))
+        self._out.append(frames.write_frame(write_performative(Close(error))))
 
     # ------------------------------------------------------------------- time
 
@@ -364,7 +364,7 @@ class Connection:
         elif self._close_deadline is None:
             heartbeat = self._heartbeat
             if heartbeat is not None and now >= self._last_sent + heartbeat:
-                self._out.append(_frames.EMPTY_FRAME)
+                self._out.append(frames.EMPTY_FRAME)
                 self._last_sent = now
         return events
 

@@ -82,15 +82,7 @@ def decode_value(buffer: Buffer, offset: int = 0) -> tuple[Any, int]:
 
 
 def skip_value(buffer: Buffer, offset: int) -> int:
-    """Give the offset behind a value without reading it; only its outermost size is checked.
-
-    Args:
-        buffer: the bytes that hold it.
-        offset: where its constructor is, in bytes from the start.
-
-    Raises:
-        AmqpDecodeError: the value is truncated, of an unknown type, or described too many times over.
-    """
+    """The offset after a value, without reading it; only its outermost size is checked."""
     try:
         pending = 1
         for _ in range(2 * MAX_NESTING):

@@ -70,16 +70,7 @@ def encode_into(out: bytearray, value: Any) -> None:
 
 
 def wrap_compound(small: int, items: bytes | bytearray, count: int) -> bytes:
-    """Give a list or map around items that are encoded already.
-
-    Args:
-        small: the constructor with sizes of one byte, 0xC0 or 0xC1; the one with four bytes is 0x10 above it.
-        items: the bytes of the items.
-        count: how many items they are; a map's keys and values both count.
-
-    Returns:
-        The bytes of the list or map.
-    """
+    """A list or map of encoded items; `small`: its constructor with one-byte sizes. A map counts keys and values."""
     size = len(items)
     if size < 255 and count < 256:
         return bytes((small, size + 1, count)) + items

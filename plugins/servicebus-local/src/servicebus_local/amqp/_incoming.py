@@ -6,17 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from servicebus_local.amqp._link import MAX_TAG_SIZE, Delivery, Link
-from servicebus_local.amqp._performatives import (
-    MAX_UINT,
-    RECEIVER,
-    SENDER,
-    AmqpError,
-    Attach,
-    Detach,
-    DispositionFrame,
-    Flow,
-    TransferFrame,
-)
 from servicebus_local.amqp._session import MAX_LINKS, Session
 from servicebus_local.amqp.events import (
     Disposition,
@@ -27,14 +16,21 @@ from servicebus_local.amqp.events import (
     SessionEnded,
     Transfer,
 )
+from servicebus_local.amqp.performatives import (
+    MAX_UINT,
+    RECEIVER,
+    SENDER,
+    AmqpError,
+    Attach,
+    Detach,
+    DispositionFrame,
+    Flow,
+    TransferFrame,
+)
 
 
 def handle_frame(session: Session, performative: Any, payload: bytes, events: list[Event]) -> None:
-    """Let a session take a frame; what is wrong about it ends the link or the session, never more.
-
-    Args:
-        performative: the frame's body; one of those that belong to a session.
-    """
+    """Let a session take a frame of its own; what is wrong about it ends the link or the session, never more."""
     if session.state != "open":
         # What the peer sent before it saw that we have ended the session.
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import EllipsisType
 from typing import Any, Final, Protocol
 
-from servicebus_local.amqp._performatives import (
+from servicebus_local.amqp.performatives import (
     MAX_UINT,
     RECEIVER,
     SENDER,

@@ -6,9 +6,9 @@ import struct
 from collections import deque
 from typing import Any, Final, Protocol
 
-from servicebus_local.amqp._frames import FRAME_HEADER_SIZE
 from servicebus_local.amqp._link import Delivery, Link
-from servicebus_local.amqp._performatives import (
+from servicebus_local.amqp.frames import FRAME_HEADER_SIZE
+from servicebus_local.amqp.performatives import (
     MAX_UINT,
     RECEIVER,
     SENDER,
@@ -306,12 +306,7 @@ class TransferHead:
         return FRAME_HEADER_SIZE + 12 + len(self._handle) + len(self._rest if first else _CONTINUED)
 
     def encode(self, *, first: bool, more: bool) -> bytes:
-        """Give the performative.
-
-        Args:
-            first: whether this is the delivery's first frame; the others need not repeat what it is.
-            more: whether more frames follow.
-        """
+        """The performative; only the first frame of a delivery has to repeat what it is."""
         fields = b"".join((self._handle, self._rest if first else _CONTINUED, b"\x41" if more else b"\x42", _TAIL))
         return b"\x00\x53\x14\xc0" + bytes((len(fields) + 1, 11)) + fields
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from servicebus_local.amqp._link import Delivery, Link
-from servicebus_local.amqp._performatives import AmqpError, Outcome
 from servicebus_local.amqp._session import Session
+from servicebus_local.amqp.performatives import AmqpError, Outcome
 
 
 @dataclass(frozen=True, slots=True)

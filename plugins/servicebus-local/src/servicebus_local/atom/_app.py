@@ -265,14 +265,7 @@ class ControlError(Exception):
 
 
 async def control(request: web.Request, what: str, handlers: ControlHandlers) -> web.Response:
-    """Answer a request.
-
-    Args:
-        request: it; somebody else has checked who sends it.
-
-    Raises:
-        ControlError: there is nothing of that name, or the body is not what it should be.
-    """
+    """Answer a request whose sender was checked; raises `ControlError` for an unknown name or an invalid body."""
     call = (request.method, what.strip("/").lower())
     if call == ("POST", "faults"):
         rules = await _json(request)

@@ -26,9 +26,8 @@ from servicebus_local.atom._xml import (
     tag,
     text,
 )
-from servicebus_local.atom._xml import tag as written
-from servicebus_local.atom._xml import text as escaped
 from servicebus_local.broker import (
+    CORRELATION_FIELDS,
     CorrelationFilter,
     FalseFilter,
     Filter,
@@ -40,7 +39,7 @@ from servicebus_local.broker import (
     TopicInfo,
     TrueFilter,
 )
-from servicebus_local.descriptions import read_flag, write_properties
+from servicebus_local.descriptions import read_flag, write_properties, xml_names
 
 _ORDER = {
     "QueueDescription": (
@@ -77,17 +76,7 @@ _LEVEL = "<CompatibilityLevel>20</CompatibilityLevel>"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _INT_32 = 2**31
 
-# The order is the service's.
-_CORRELATION = {
-    "CorrelationId": "correlation_id",
-    "MessageId": "message_id",
-    "To": "to",
-    "ReplyTo": "reply_to",
-    "Label": "label",
-    "SessionId": "session_id",
-    "ReplyToSessionId": "reply_to_session_id",
-    "ContentType": "content_type",
-}
+_CORRELATION = xml_names(CORRELATION_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +124,7 @@ def rule_entry(topic: str, subscription: str, rule: Rule) -> Entry:
 
 
 def namespace_entry(name: str, sku: str, since: float) -> Entry:
-    """Show the namespace.
-
-    Args:
-        since: Unix seconds of the server's start.
-    """
+    """Show the namespace of a server that started at the Unix time `since`."""
     values = {
         "CreatedTime": instant(since),
         "MessagingSKU": sku,
@@ -160,12 +145,7 @@ def entry_document(entry: Entry, base: str) -> bytes:
 def feed_document(
     title: str, entries: Iterable[Entry], base: str, link: str, following: str | None, now: float
 ) -> bytes:
-    """Write a feed.
-
-    Args:
-        following: the URL of its next page; None for the last one.
-        now: Unix seconds.
-    """
+    """Write a feed; `following` is the URL of its next page, if any, and `now` is in Unix seconds."""
     links = f'<link rel="self" href="{text(link)}"/>'
     if following is not None:
         # Clients go by the number of links, not by their relation.
@@ -222,14 +202,7 @@ def instant(seconds: float) -> str:
 
 
 def read_rule(description: Element, name: str) -> Rule:
-    """Read a ``RuleDescription``.
-
-    Returns:
-        The rule; without a filter it takes every message.
-
-    Raises:
-        XmlError: a filter, action or value of a kind that is not known, or one that can't be read.
-    """
+    """Read a ``RuleDescription``; without a filter it takes every message. Raises `XmlError` for what is not known."""
     filter_element, action = child(description, "Filter"), child(description, "Action")
     expression = None
     if action is not None and schema_type(action) != "EmptyRuleAction":
@@ -247,12 +220,12 @@ def write_rule(rule: Rule) -> str:
     if rule.action is None:
         action = '<Action i:type="EmptyRuleAction"/>'
     else:
-        action = f'<Action i:type="SqlRuleAction">{written("SqlExpression", rule.action)}{_LEVEL}</Action>'
+        action = f'<Action i:type="SqlRuleAction">{tag("SqlExpression", rule.action)}{_LEVEL}</Action>'
     parts = (
         _write_filter(rule.filter),
         action,
-        written("CreatedAt", instant(rule.created_at)),
-        written("Name", rule.name),
+        tag("CreatedAt", instant(rule.created_at)),
+        tag("Name", rule.name),
     )
     return f'<RuleDescription xmlns="{SERVICE_BUS}" xmlns:i="{INSTANCE}">{"".join(parts)}</RuleDescription>'
 
@@ -279,14 +252,14 @@ def _read_filter(element: Element) -> Filter:
 def _write_filter(kept: Filter) -> str:
     if isinstance(kept, CorrelationFilter):
         fields = ((name, getattr(kept, field)) for name, field in _CORRELATION.items())
-        parts = "".join(written(name, value) for name, value in fields if value is not None)
+        parts = "".join(tag(name, value) for name, value in fields if value is not None)
         properties = _write_values("Properties", kept.properties)
         return f'<Filter i:type="CorrelationFilter">{parts}{properties}</Filter>'
     if isinstance(kept, SqlFilter):
         parameters = _write_values("Parameters", kept.parameters)
-        return f'<Filter i:type="SqlFilter">{written("SqlExpression", kept.expression)}{_LEVEL}{parameters}</Filter>'
+        return f'<Filter i:type="SqlFilter">{tag("SqlExpression", kept.expression)}{_LEVEL}{parameters}</Filter>'
     kind, expression = ("TrueFilter", "1=1") if isinstance(kept, TrueFilter) else ("FalseFilter", "1=0")
-    return f'<Filter i:type="{kind}">{written("SqlExpression", expression)}{_LEVEL}</Filter>'
+    return f'<Filter i:type="{kind}">{tag("SqlExpression", expression)}{_LEVEL}</Filter>'
 
 
 # ----------------------------------------------------------------------------------------------------- typed values
@@ -317,8 +290,8 @@ def _write_values(name: str, values: Mapping[str, object]) -> str:
     for key, value in values.items():
         kind, content = _typed(value)
         entries.append(
-            f"<KeyValueOfstringanyType>{written('Key', key)}"
-            f'<Value xmlns:d6p1="{SCHEMA}" i:type="d6p1:{kind}">{escaped(content)}</Value></KeyValueOfstringanyType>'
+            f"<KeyValueOfstringanyType>{tag('Key', key)}"
+            f'<Value xmlns:d6p1="{SCHEMA}" i:type="d6p1:{kind}">{text(content)}</Value></KeyValueOfstringanyType>'
         )
     return f"<{name}>{''.join(entries)}</{name}>"
 

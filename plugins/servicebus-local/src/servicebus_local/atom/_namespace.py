@@ -91,12 +91,7 @@ class Namespace:
         raise _nothing(path)
 
     def put(self, path: AdministrationPath, body: bytes, *, update: bool) -> Entry:
-        """Make or change one thing.
-
-        Args:
-            body: its description; when something is changed, what the description leaves out stays as it is.
-            update: it must be there; otherwise it must not.
-        """
+        """Create one thing, or update one that must exist: what its description leaves out then stays as it is."""
         if not isinstance(path, EntityPath | SubscriptionPath | RulePath):
             raise _nothing(path)
         description = _described(body)

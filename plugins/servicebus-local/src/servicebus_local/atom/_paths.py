@@ -81,14 +81,7 @@ def decoded(raw: str) -> str:
 
 
 def parse_path(path: str) -> AdministrationPath:
-    """Read a decoded path.
-
-    Args:
-        path: without outer slashes.
-
-    Returns:
-        What it names; whether that is there, and can have that name at all, is for the broker to say.
-    """
+    """Read a decoded path without outer slashes; the broker decides whether it can exist, and does."""
     lowered = path.lower()
     if lowered == "$namespaceinfo":
         return NamespacePath()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from html import escape
-from xml.etree.ElementTree import Element, ParseError  # the types; what parses is below
+from xml.etree.ElementTree import Element, ParseError  # the types; defusedxml parses
+
+from defusedxml.common import DefusedXmlException  # type: ignore[import-untyped]
+from defusedxml.ElementTree import fromstring  # type: ignore[import-untyped]
 
 ATOM = "http://www.w3.org/2005/Atom"
 SERVICE_BUS = "http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
@@ -27,10 +30,6 @@ class XmlError(ValueError):
 
 def parse(document: bytes) -> Element:
     """Read a document that came from outside: without entities, without a document type, of bounded size and depth."""
-    # Here, since it comes with the extra: without it the command must still be able to say what is missing.
-    from defusedxml.common import DefusedXmlException  # type: ignore[import-untyped]
-    from defusedxml.ElementTree import fromstring  # type: ignore[import-untyped]
-
     if len(document) > MAX_BYTES:
         raise XmlError(f"The body has {len(document)} bytes; at most {MAX_BYTES} are read.")
     try:

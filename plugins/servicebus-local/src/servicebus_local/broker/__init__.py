@@ -15,6 +15,7 @@ from servicebus_local.broker._descriptions import (
 )
 from servicebus_local.broker._errors import BrokerError
 from servicebus_local.broker._filters import (
+    CORRELATION_FIELDS,
     CorrelationFilter,
     FalseFilter,
     Filter,
@@ -28,6 +29,7 @@ from servicebus_local.broker._store import SqliteStore, Store, StoreError
 from servicebus_local.broker._values import Incoming, MessageState, Stored
 
 __all__ = [
+    "CORRELATION_FIELDS",
     "Broker",
     "BrokerError",
     "CorrelationFilter",

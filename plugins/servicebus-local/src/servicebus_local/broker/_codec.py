@@ -82,15 +82,7 @@ def _wrap(value: object) -> object:
 
 
 def encode(value: object) -> bytes:
-    """A value as bytes.
-
-    Args:
-        value: `None`, bool, int, float, str, bytes, UUID, datetime, or lists and mappings of these; anything else
-            becomes `None`.
-
-    Returns:
-        ASCII bytes.
-    """
+    """A value as ASCII bytes; a value that a filter can't compare becomes `None`."""
     return json.dumps(_wrap(value), separators=(",", ":"), ensure_ascii=True).encode("ascii")
 
 

@@ -40,14 +40,7 @@ class Forwarder(Protocol):
     """Moves messages between entities; the broker does this."""
 
     def forward(self, holder: Holder, target: str, message: Stored, now: float) -> bool:
-        """Moves a message that is in no entity now.
-
-        Args:
-            now: unix seconds.
-
-        Returns:
-            Whether the message is dealt with; if not, the holder keeps it and tries again later.
-        """
+        """Move a message that is in no entity now; False: the holder keeps it and tries again later."""
         ...
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 NOT_FOUND = "amqp:not-found"
 NOT_ALLOWED = "amqp:not-allowed"
-NOT_IMPLEMENTED = "amqp:not-implemented"
 QUOTA = "amqp:resource-limit-exceeded"
 TOO_LARGE = "amqp:link:message-size-exceeded"
 LOCK_LOST = "com.microsoft:message-lock-lost"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from servicebus_local.broker._errors import ARGUMENT, BrokerError
 from servicebus_local.broker._values import Stored
@@ -51,6 +51,9 @@ class CorrelationFilter:
     properties: Mapping[str, object] = field(default_factory=dict)
 
 
+CORRELATION_FIELDS = tuple(each.name for each in fields(CorrelationFilter) if each.name != "properties")
+"""In the service's order, in which some clients read them."""
+
 Filter = TrueFilter | FalseFilter | SqlFilter | CorrelationFilter
 
 
@@ -71,18 +74,6 @@ class Rule:
     created_at: float = 0.0
 
 
-_MESSAGE_FIELDS = (
-    ("correlation_id", "correlation_id"),
-    ("message_id", "message_id"),
-    ("to", "to"),
-    ("reply_to", "reply_to"),
-    ("label", "subject"),
-    ("session_id", "session_id"),
-    ("reply_to_session_id", "reply_to_session_id"),
-    ("content_type", "content_type"),
-)
-
-
 def current_properties(message: Stored) -> Mapping[str, object]:
     """Application properties with what was changed since the message was sent."""
     if not message.added_properties:
@@ -98,8 +89,9 @@ class CorrelationMatcher:
     """
 
     def __init__(self, wanted: CorrelationFilter) -> None:
-        fields = ((theirs, getattr(wanted, ours)) for ours, theirs in _MESSAGE_FIELDS)
-        self._fields = [(name, value) for name, value in fields if value is not None]
+        given = ((name, getattr(wanted, name)) for name in CORRELATION_FIELDS)
+        # A message calls its label the subject.
+        self._fields = [("subject" if name == "label" else name, value) for name, value in given if value is not None]
         self._properties = dict(wanted.properties)
         if not self._fields and not self._properties:
             raise BrokerError(ARGUMENT, "A correlation filter has to ask for at least one property.")

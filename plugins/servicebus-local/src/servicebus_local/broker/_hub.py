@@ -53,11 +53,7 @@ class Hub:
         self._telling = False
 
     def begin(self) -> float:
-        """Does what is due by now, as every operation does first.
-
-        Returns:
-            The instant that the operation happens at, unix seconds.
-        """
+        """Do what is due, as every operation does first; returns the operation's instant in Unix seconds."""
         now = self.clock()
         timers = self._timers
         while timers and timers[0][0] <= now:

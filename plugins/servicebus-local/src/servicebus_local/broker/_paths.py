@@ -56,11 +56,7 @@ def check_name(name: str, what: str) -> None:
 
 
 def parse_receive_path(path: str) -> ReceivePath:
-    """Reads the path of a link that receives.
-
-    Args:
-        path: ``queue``, ``queue/$DeadLetterQueue``, ``topic/Subscriptions/name`` and its dead-letter queue.
-    """
+    """Read the path of a receiving link: of a queue, a subscription, or the dead-letter queue of one."""
     segments = path.strip("/").split("/")
     dead_letter = segments[-1].lower() == _DEAD
     if dead_letter:
@@ -73,11 +69,7 @@ def parse_receive_path(path: str) -> ReceivePath:
 
 
 def forward_path(target: str) -> str:
-    """The path in what `forward_to` holds, which may be a full URL.
-
-    Args:
-        target: ``orders`` or ``sb://namespace.host/orders``.
-    """
+    """The path in what `forward_to` holds, which may be a full URL."""
     if "://" in target:
         target = target.split("://", 1)[1].partition("/")[2]
     return target.strip("/")

@@ -38,11 +38,7 @@ _FILTER_NAMES = {kind: name for name, kind in _FILTERS.items()}
 
 
 def record_of(entity: Holder | Topic) -> dict[str, object]:
-    """What is stored of an entity.
-
-    Returns:
-        Plain values only.
-    """
+    """What is stored of an entity: plain values only."""
     description = asdict(entity.description)
     description["status"] = entity.description.status.value
     record: dict[str, object] = {

@@ -60,11 +60,7 @@ class CompiledRule:
         return self._matcher.matches(message)
 
     def apply(self, message: Stored) -> dict[str, object] | None:
-        """What the action makes of application properties; `None` without an action.
-
-        Returns:
-            New values; a property that is removed has the value `None`.
-        """
+        """What the action makes of application properties, `None` for a removed one; `None` without an action."""
         if self._action is None:
             return None
         scope = Scope(message)

@@ -76,11 +76,7 @@ class Shelf:
             self.free.pop(lane.session_id, None)
 
     def add(self, message: Stored) -> float:
-        """Keeps a message that has its number, which must be higher than any before.
-
-        Returns:
-            When something is due for it, unix seconds; infinity for never.
-        """
+        """Keep a message whose number is the highest so far; returns when it is due, in Unix seconds, or infinity."""
         number = message.sequence_number
         self.messages[number] = message
         self._order.append(number)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from heapq import heappop
 from itertools import count
-from typing import Literal
 from uuid import UUID
 
 from servicebus_local.broker._errors import (
@@ -22,8 +21,6 @@ from servicebus_local.broker._errors import (
 from servicebus_local.broker._hub import Hub
 from servicebus_local.broker._shelf import SessionLock, Shelf
 from servicebus_local.broker._values import NEVER, MessageState, Stored
-
-Mode = Literal["peek-lock", "receive-and-delete"]
 
 EXPIRED = "TTLExpiredException"
 TOO_MANY_DELIVERIES = "MaxDeliveryCountExceeded"

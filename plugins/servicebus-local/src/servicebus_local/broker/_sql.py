@@ -53,14 +53,7 @@ class Assignment(NamedTuple):
 
 
 def parse_condition(text: str, parameters: Mapping[str, object]) -> Expression:
-    """Reads a filter.
-
-    Args:
-        parameters: values of ``@name``, known with or without the sign.
-
-    Returns:
-        What gives True, False or `None` for unknown.
-    """
+    """Read a filter into what returns True, False or `None` for unknown."""
     parser = _Parser(text, parameters)
     condition = parser.condition()
     parser.end()
@@ -420,11 +413,7 @@ _TOKEN = re.compile(
 
 
 def tokens_of(text: str) -> list[Token]:
-    """Cuts an expression up.
-
-    Returns:
-        Its tokens; the last one is the end.
-    """
+    """Cut an expression into tokens; the last one is the end."""
     if len(text) > MAX_LENGTH:
         raise BrokerError(ARGUMENT, f"An expression has {len(text)} characters, and {MAX_LENGTH} are allowed.")
     tokens: list[Token] = []

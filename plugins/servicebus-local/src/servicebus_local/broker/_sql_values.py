@@ -102,11 +102,7 @@ def compare(sign: str, left: object, right: object) -> bool | None:
 
 
 def compute(sign: str, left: object, right: object) -> object:
-    """A sum, difference, product, quotient or remainder.
-
-    Returns:
-        It; unknown if one of the two is. Whole numbers give whole numbers, rounded towards zero.
-    """
+    """Arithmetic; `None` if an operand is unknown. Whole numbers give whole numbers, rounded towards zero."""
     if left is None or right is None:
         return None
     if sign == "+" and isinstance(left, str) and isinstance(right, str):

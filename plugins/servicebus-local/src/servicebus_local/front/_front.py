@@ -51,19 +51,7 @@ class AmqpFront:
         self._servers: list[asyncio.Server] = []
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
-        """Take clients at an address.
-
-        Args:
-            host: an address of this machine.
-            port: of TCP; 0 for a free one.
-            tls: for encrypted connections.
-
-        Returns:
-            The port.
-
-        Raises:
-            OSError: it can't be had.
-        """
+        """Accept clients; returns the TCP port, which is a free one for 0."""
         loop = asyncio.get_running_loop()
         server = await loop.create_server(
             lambda: Client(self._shared),

@@ -348,9 +348,5 @@ def answered(source: Terminus, session_id: str) -> Terminus:
 
 
 def locked_until_property(locked_until: float) -> dict[Any, Any]:
-    """The link property that tells until when, in ticks of 100 ns since the year 1.
-
-    Args:
-        locked_until: seconds of Unix time.
-    """
+    """The link property for the end of a lock, from Unix seconds to ticks of 100 ns since the year 1."""
     return {Symbol("com.microsoft:locked-until-utc"): _TICKS_OF_1970 + int(locked_until * _TICKS_PER_SECOND)}

@@ -27,6 +27,7 @@ from servicebus_local.amqp import (
     encode_message,
 )
 from servicebus_local.broker import (
+    CORRELATION_FIELDS,
     BrokerError,
     CorrelationFilter,
     FalseFilter,
@@ -51,17 +52,6 @@ _RECEIVE_AND_DELETE = 0
 _END_OF_TIME = 253_402_300_800_000  # ms: the first instant of the year 10000
 
 Answer = tuple[int, dict[str, Any] | None]
-
-_CORRELATION = (
-    "correlation-id",
-    "message-id",
-    "to",
-    "reply-to",
-    "label",
-    "session-id",
-    "reply-to-session-id",
-    "content-type",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +91,7 @@ class ReplyLink(Endpoint):
         return len(self._waiting) >= _MOST_WAITING
 
     def answer(self, request: Request, response: Response) -> None:
-        """Send an answer.
-
-        Args:
-            request: what it answers; its message id becomes the correlation id.
-        """
+        """Send an answer; the request's message id becomes the correlation id."""
         asked = request.sections.properties
         properties = Properties(correlation_id=None if asked is None else asked.message_id)
         self._waiting.append(
@@ -137,11 +123,7 @@ class Management:
         )
 
     def perform(self) -> Response:
-        """Do what is asked.
-
-        Returns:
-            The answer, also when it can't be done.
-        """
+        """Do what is asked; returns the answer, errors included."""
         name = str(self._request.arguments.get("operation", ""))
         operation = self._operations.get(name.removeprefix(_PREFIX)) if name.startswith(_PREFIX) else None
         self._client.shared.changed()
@@ -384,8 +366,8 @@ def _filter(description: dict[str, Any]) -> TrueFilter | FalseFilter | SqlFilter
     if isinstance(description.get("correlation-filter"), dict):
         values = {str(key): value for key, value in description["correlation-filter"].items()}
         properties = values.get("properties") or {}
-        fields = {name.replace("-", "_"): values[name] for name in _CORRELATION if values.get(name) is not None}
-        return CorrelationFilter(**fields, properties={str(key): value for key, value in properties.items()})
+        given = {name: values.get(name.replace("_", "-")) for name in CORRELATION_FIELDS}
+        return CorrelationFilter(**given, properties={str(key): value for key, value in properties.items()})
     if "true-filter" in description:
         return TrueFilter()
     if "false-filter" in description:
@@ -409,7 +391,7 @@ def _described_filter(rule: Rule) -> Described:
     if isinstance(found, SqlFilter):
         return Described(Symbol("com.microsoft:sql-filter:list"), [found.expression, None])
     if isinstance(found, CorrelationFilter):
-        fields = [getattr(found, name.replace("-", "_")) for name in _CORRELATION]
+        fields = [getattr(found, name) for name in CORRELATION_FIELDS]
         return Described(Symbol("com.microsoft:correlation-filter:list"), [*fields, dict(found.properties)])
     name = "true-filter" if isinstance(found, TrueFilter) else "false-filter"
     return Described(Symbol(f"com.microsoft:{name}:list"), [])

@@ -36,16 +36,7 @@ class Authorizer:
         return not self._keys
 
     def check(self, token: str, resource: str, now: float) -> str | None:
-        """Judge a token.
-
-        Args:
-            token: as it came: a shared access signature, or anything.
-            resource: what the client wants to reach, as a URI or path.
-            now: seconds of Unix time.
-
-        Returns:
-            None when it is good; else what is wrong with it, without its secrets.
-        """
+        """What is wrong with a token for a resource (a URI or path), without its secrets; None if it is good."""
         if not self._keys:
             return None
         if not token.startswith(_PREFIX):
@@ -78,11 +69,7 @@ class Grants:
         self._tokens: dict[str, str] = {}  # audience -> token
 
     def put(self, token: str, audience: str) -> str | None:
-        """Keep a token, in place of an older one for the same audience.
-
-        Returns:
-            None when it is good; else what is wrong.
-        """
+        """Keep a token in place of an older one for the same audience; returns what is wrong with it, or None."""
         problem = self._authorizer.check(token, audience, time.time())
         if problem is None:
             self._tokens.pop(audience, None)

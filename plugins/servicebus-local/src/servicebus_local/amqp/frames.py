@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from servicebus_local.amqp._decode import decode_value
-from servicebus_local.amqp._performatives import PERFORMATIVES, read_performative
 from servicebus_local.amqp._types import AmqpDecodeError
+from servicebus_local.amqp.performatives import PERFORMATIVES, read_performative
 
 AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
 SASL_HEADER = b"AMQP\x03\x01\x00\x00"
@@ -57,11 +57,7 @@ def frame_size(data: bytes, offset: int) -> int:
 
 
 def read_frame(data: bytes, offset: int, end: int, kind: int) -> Frame:
-    """Read a frame that is there in full.
-
-    Args:
-        data: the bytes around it.
-    """
+    """Read a frame that is complete."""
     size, skip, found, channel = _HEADER.unpack_from(data, offset)
     start = offset + 4 * skip
     if skip < 2 or start > end:
