@@ -35,7 +35,7 @@ _SCALAR_TYPES = (Byte, Char, Float, Int, Long, Short, Symbol, Timestamp, UByte, 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where a server listens: the ports that were asked for, or found free; None where there is none.
+    """Where a server listens: the requested ports, or free ones; None for one that it does not have.
 
     Args:
         port: of AMQP.
@@ -54,7 +54,7 @@ class LocalServer:
     """A Service Bus namespace on this machine.
 
     Args:
-        settings: where it listens, whom it lets in and what it keeps.
+        settings: where it listens, which clients it accepts and what it keeps.
 
     Raises:
         StoreError: what it kept can't be read.
@@ -80,7 +80,7 @@ class LocalServer:
             Where.
 
         Raises:
-            OSError: a port can't be had; nothing listens then.
+            OSError: a port is not available; nothing listens then.
         """
         settings = self._settings
         if settings.prepare is not None:
@@ -166,7 +166,7 @@ class LocalServer:
         return self._authorizer.check(header.removeprefix("Bearer "), url, time.time()) is None
 
     async def stop(self) -> None:
-        """Take leave of all clients; what is in memory only is gone."""
+        """Close all connections; what is in memory only is lost."""
         await self._front.close()
         if self._runner is not None:
             await self._runner.cleanup()

@@ -1,4 +1,4 @@
-"""A certificate of an authority of its own, for a server that nobody else vouches for."""
+"""A certificate under an authority of its own, for a local server."""
 
 from __future__ import annotations
 

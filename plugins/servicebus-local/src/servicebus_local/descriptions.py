@@ -191,4 +191,4 @@ def _status(text: str) -> EntityStatus:
     for status in EntityStatus:
         if status.lower() == text.strip().lower():
             return status
-    raise ValueError(f"{text[:60]!r} is none of {', '.join(EntityStatus)}")
+    raise ValueError(f"invalid value {text[:60]!r}; use {', '.join(EntityStatus)}")

@@ -10,7 +10,7 @@ UNLIMITED = "P10675199DT2H48M5.4775807S"
 ``QueueDescription``)."""
 
 _DAY = 86_400
-# Clients round its fraction, or take a little off; nobody means 29,000 years.
+# Clients round its fraction, or take a little off.
 _UNLIMITED_FROM = 10_675_199 * _DAY
 
 # Years and months are no durations: how long they are depends on when they begin.
@@ -25,7 +25,7 @@ def parse_duration(text: str) -> float | None:
     """Read a duration such as ``P1DT2H3M4.5S``; returns seconds, or None for one without end."""
     found = _FORM.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"{text[:60]!r} is no duration in the form of ISO 8601, such as PT30S")
+        raise ValueError(f"invalid duration {text[:60]!r}; use ISO 8601, e.g. PT30S")
     weeks, days, hours, minutes = (int(found[name] or 0) for name in ("weeks", "days", "hours", "minutes"))
     whole = ((weeks * 7 + days) * 24 + hours) * 3600 + minutes * 60
     seconds = float(whole + Decimal(found["seconds"] or 0))

@@ -17,7 +17,7 @@ class FaultPoint(enum.StrEnum):
     """Where a fault strikes."""
 
     CONNECTION = "connection"
-    """All that a client says, on open connections too; there is nothing there to refuse, detach or delay."""
+    """Everything that a client sends, on open connections too; it can't be refused, detached or delayed."""
     CBS = "cbs"
     """The put-token request of the claims-based security node."""
     ATTACH = "attach"
@@ -40,7 +40,7 @@ class FaultAction(enum.StrEnum):
     CLOSE = "close"
     """The connection is closed with the error."""
     SILENCE = "silence"
-    """Nobody ever answers; at *connection*, not even when the faults are over."""
+    """No answer; at *connection*, not even when the faults are over."""
     DROP = "drop"
     """The socket is reset."""
     DELAY = "delay"

@@ -1,4 +1,4 @@
-"""What a local Service Bus server is told at its start."""
+"""The settings of a local Service Bus server."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Where a server listens, whom it lets in and what it keeps.
+    """Where a server listens, which clients it accepts and what it keeps.
 
     Args:
         host: the address to listen on: an IP address or a name.
@@ -54,8 +54,8 @@ class ServerSettings:
         tls_port: TCP port of AMQP over TLS; none when left out; 0 takes a free one.
         admin_tls_port: TCP port of the administration over HTTPS; none when left out; 0 takes a free one.
         data: the directory that keeps entities and messages over restarts; in memory when left out.
-        keys: the name of each shared access key to the key; without any, every name and key is let in.
-        accept_any_token: whether bearer tokens and unknown kinds of authorization are let in, unchecked.
+        keys: the name of each shared access key to the key; without any, every name and key is accepted.
+        accept_any_token: whether bearer tokens and unknown kinds of authorization are accepted, unchecked.
         max_message_bytes: the largest message, with its properties.
         control: whether faults can be set and connections dropped over HTTP; only on a loopback address.
         namespace: the name of the namespace that the server says it is.
@@ -93,7 +93,7 @@ class ServerSettings:
             raise SettingsError(f"max_message_bytes is {self.max_message_bytes}; it must be at least 1")
         if self.control and not self.loopback:
             raise SettingsError(f"the control endpoint is for loopback addresses only, not for {self.host}")
-        # A copy, so that nobody changes who is let in while the server runs.
+        # A copy, so that the keys can't change while the server runs.
         object.__setattr__(self, "keys", MappingProxyType(dict(self.keys)))
 
     @property

@@ -252,9 +252,9 @@ async def test_what_is_not_there_is_not_found(client: ServiceBusAdministrationCl
     ("properties", "says"),
     [
         ({"lock_duration": timedelta(hours=1)}, "lock_duration"),
-        ({"lock_duration": "P1Y"}, "LockDuration: 'P1Y' is no duration"),
+        ({"lock_duration": "P1Y"}, "LockDuration: invalid duration 'P1Y'"),
         ({"max_delivery_count": 0}, "max_delivery_count"),
-        ({"status": "Sleepy"}, "Status: 'Sleepy' is none of"),
+        ({"status": "Sleepy"}, "Status: invalid value 'Sleepy'; use Active"),
     ],
 )
 async def test_a_property_that_can_t_be_is_refused_in_a_sentence(

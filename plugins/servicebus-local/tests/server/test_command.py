@@ -154,7 +154,7 @@ def test_options_that_can_t_work_are_one_error(
         ('{"UserConfig": {"Namespaces": [{"Queues": [{}]}]}}', "has no Name"),
         (
             '{"UserConfig": {"Namespaces": [{"Queues": [{"Name": "q", "Properties": {"LockDuration": "soon"}}]}]}}',
-            "q: LockDuration: 'soon' is no duration",
+            "q: LockDuration: invalid duration 'soon'",
         ),
         ("[" * 100_000, "can't be read"),
     ],

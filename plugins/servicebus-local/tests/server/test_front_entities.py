@@ -60,6 +60,11 @@ def test_a_link_without_an_address_is_refused(peer: Any, address: str | None) ->
     assert peer.expect(p.Detach).error.condition == "amqp:not-implemented"
 
 
+def test_a_coordinator_of_transactions_is_not_implemented(peer: Any) -> None:
+    peer.attach(None, sends=True, waits=False, target=amqp.Coordinator([]))
+    assert peer.expect(p.Detach).error.condition == "amqp:not-implemented"
+
+
 @pytest.mark.parametrize("form", ["amqps://host/{}", "sb://host:5671/{}/", "/{}", "{}/"])
 def test_addresses_have_many_forms(peer: Any, make_queue: MakeQueue, form: str) -> None:
     queue = make_queue()

@@ -190,7 +190,7 @@ class Connection:
             self._write_sasl(SaslMechanisms(self._mechanisms))
             self._awaits = "sasl-init"
         else:
-            # A peer that speaks something else is told what would be understood (part 2, section 2.2).
+            # A peer with another protocol gets the header of the one that would be understood (part 2, section 2.2).
             self._out.append(frames.SASL_HEADER if self._awaits == "header" else frames.AMQP_HEADER)
             self._end(AmqpError(_FRAMING_ERROR, "The peer does not speak AMQP 1.0."), False, events)
 
@@ -286,7 +286,7 @@ class Connection:
         if self.closed or self._awaits == "close":
             return
         if self._awaits != "frames":
-            # There is nobody yet to say goodbye to.
+            # The peer has not opened the connection: it expects no close.
             self._lose()
             return
         self._write_close(error)

@@ -99,7 +99,7 @@ class Link:
         user_data: for the server above.
         state: ``attaching`` until it is accepted, ``open``, or ``detached``.
         credit: how many deliveries may still go across: what the peer has granted us, or we have granted to it.
-        drain: whether a receiving peer wants its credit used up or given back.
+        drain: whether a receiving peer wants its credit used up or returned.
     """
 
     def __init__(self, session: LinkSession, handle: int, attach: Attach) -> None:
@@ -266,7 +266,7 @@ class Link:
         """
         if self.peer_role is SENDER:
             if flow.delivery_count is not None:
-                # A sender only moves its count on its own when it gives back credit after a drain.
+                # A sender only moves its count on its own when it returns credit after a drain.
                 given_back = (flow.delivery_count - self.delivery_count) & MAX_UINT
                 if given_back <= self.credit:
                     self.delivery_count = flow.delivery_count

@@ -70,7 +70,7 @@ class Sections:
     Args:
         header, delivery_annotations, message_annotations, properties, application_properties: decoded; None if absent.
         raw_properties, raw_application_properties: the same as bytes, descriptor included; empty if absent.
-        raw_body: all body sections as they came; empty if there is none.
+        raw_body: all body sections as they came; empty without any.
         data: the contents of the data sections.
         raw_footer: the footer as it came; empty if absent.
     """

@@ -1,4 +1,4 @@
-"""What a connection tells the server above it."""
+"""What a connection reports to the server above it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from servicebus_local.amqp.performatives import AmqpError, Outcome
 
 @dataclass(frozen=True, slots=True)
 class SaslDone:
-    """The peer has chosen how to say who it is."""
+    """The peer has chosen a SASL mechanism."""
 
     mechanism: str
     initial_response: bytes
@@ -79,7 +79,7 @@ class Disposition:
 
 @dataclass(frozen=True, slots=True)
 class LinkDetached:
-    """A link is gone: the peer has detached it, or broken its rules, and the error is the one that we told it."""
+    """A link is gone: the peer has detached it, or broken its rules, and the error is the one that we sent."""
 
     link: Link
     error: AmqpError | None
@@ -91,8 +91,8 @@ class ConnectionEnded:
     """The last event: the connection and everything on it are gone.
 
     Args:
-        error: what the peer said, or what we told it that it did wrong.
-        clean: whether the peers took leave of each other.
+        error: the peer's, or the one that we sent because it broke the rules.
+        clean: whether the close handshake was completed.
     """
 
     error: AmqpError | None

@@ -73,14 +73,14 @@ def make_app(
         authorize: tells whether somebody who shows this ``Authorization`` header may reach this URL.
         namespace: its name.
         on_change: called after each change, which is durable by then.
-        control: what tests may do besides; None lets nobody.
+        control: what tests may do besides; None for nothing.
         sku: the tier that it says it is.
 
     Returns:
         The application, for a runner.
     """
     administration = _Administration(broker, authorize, namespace, on_change, control, sku)
-    # One byte more than is read: what is too long is told in our words.
+    # One byte more than is read, so that the error for a longer body is ours.
     app = web.Application(client_max_size=MAX_BYTES + 1, middlewares=[_in_our_words])
     app.router.add_route("*", "/{path:.*}", administration.answer)
     return app
@@ -154,7 +154,7 @@ class _Administration:
         return _xml(200, feed_document(title, page, _base(request), address, following, time.time()))
 
     def _changed(self) -> None:
-        # Nobody is told of what a crash could take back.
+        # A change is reported when it is durable.
         self._broker.flush()
         self._on_change()
 

@@ -1,6 +1,6 @@
 """Answers of the administration: entries and feeds of Atom, and rules of subscriptions in XML.
 
-Elements stand in the order of the service's data contracts, as some clients read them in that order only. The shapes
+Elements are in the order of the service's data contracts, as some clients read them in that order only. The shapes
 of rules are those of the data contracts too (Service Bus documentation: reference of the REST API, "Create rule");
 "Topic filters and actions" says what they mean.
 """

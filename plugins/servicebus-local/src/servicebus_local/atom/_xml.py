@@ -39,7 +39,7 @@ def parse(document: bytes) -> Element:
     except DefusedXmlException:
         raise XmlError("The body has a document type or entities, which are not allowed here.") from None
     except (LookupError, ValueError):
-        # An encoding that nobody knows, or bytes that it doesn't have.
+        # An unknown encoding, or bytes that are invalid in it.
         raise XmlError("The body's encoding can't be read.") from None
     level = [root]
     for _ in range(_MAX_DEPTH):
@@ -60,7 +60,7 @@ def child(parent: Element, name: str) -> Element | None:
 
 
 def child_text(parent: Element, name: str) -> str | None:
-    """The text of the first child of a name; None when there is none, or it is nil."""
+    """The text of the first child of a name; None if it is missing or nil."""
     found = child(parent, name)
     if found is None or found.get(f"{{{INSTANCE}}}nil", "").strip() in ("true", "1"):
         return None

@@ -52,7 +52,7 @@ class SendTarget:
         kind: what it is.
         max_message_bytes: the largest message that it takes.
         requires_session: whether every message needs a session id.
-        disabled: whether its status lets nobody send now.
+        disabled: whether its status refuses sends.
     """
 
     path: str
@@ -90,7 +90,7 @@ class Broker(Namespace):
             try:
                 restore(self, store)
             except BaseException:
-                store.close()  # Nobody else has it, and it would stay locked.
+                store.close()  # It would stay locked.
                 raise
 
     @property
@@ -134,7 +134,7 @@ class Broker(Namespace):
         if parsed.dead_letter:
             return holder.dead
         if forwards_to is not None:
-            raise BrokerError(NOT_ALLOWED, f"'{path}' forwards its messages, and nobody can receive from it.")
+            raise BrokerError(NOT_ALLOWED, f"'{path}' forwards its messages, and can't be received from.")
         return holder.source
 
     # ------------------------------------------------------------------ sending

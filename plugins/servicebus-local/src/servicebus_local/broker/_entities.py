@@ -102,7 +102,7 @@ class Holder:
         )
 
     def deliver(self, message: Stored, now: float) -> int:
-        """Keeps a message that nobody keeps, or forwards it."""
+        """Keeps a new message, or forwards it."""
         if message.state is MessageState.SCHEDULED:
             message.state = MessageState.ACTIVE
             message.enqueued_at = now
@@ -118,7 +118,7 @@ class Holder:
         return self.source.add(message)
 
     def dead_letter(self, message: Stored, reason: str, description: str) -> None:
-        """Dead-letters a message that nobody keeps."""
+        """Dead-letters a message that is in no entity."""
         message.dead_letter_reason = reason
         message.dead_letter_description = description
         message.dead_letter_source = self.path
@@ -342,7 +342,7 @@ class Topic:
         )
 
     def deliver(self, message: Stored, now: float) -> int:
-        """Offers a message that nobody keeps to every subscription."""
+        """Offers a new message to every subscription."""
         if message.state is MessageState.SCHEDULED:
             message.state = MessageState.ACTIVE
             message.enqueued_at = now

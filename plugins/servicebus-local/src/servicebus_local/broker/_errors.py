@@ -24,7 +24,7 @@ class BrokerError(Exception):
     """An operation that the broker refuses; nothing of it was done.
 
     Args:
-        condition: the AMQP error condition that a client is told.
+        condition: the AMQP error condition for the client.
         description: one sentence that names the entity and holds no secrets.
     """
 

@@ -1,4 +1,4 @@
-"""What all entities of one broker share: the clock, the timers, who is told what, the journal, the counts."""
+"""What all entities of one broker share: the clock, the timers, the waiters, the journal, the counts."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class Source(LockedSource):
         """What the application keeps for a session.
 
         Args:
-            lock: from `accept_session`, or the session id where nobody holds it.
+            lock: from `accept_session`, or the id of a session that no receiver holds.
 
         Returns:
             The bytes, `None` if there are none.

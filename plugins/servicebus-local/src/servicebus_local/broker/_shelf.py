@@ -42,7 +42,7 @@ class Shelf:
         self.counts = [0, 0, 0]
         self.main = Lane(None)
         self.lanes: dict[str, Lane] = {}
-        # Sessions that nobody holds and that may have something, the one that waits longest first.
+        # Sessions that no receiver holds and that may have something, the one that waits longest first.
         self.free: dict[str, None] = {}
         self.scheduled: list[tuple[float, int]] = []
         self.expiring: list[tuple[float, int]] = []
@@ -152,7 +152,7 @@ class SessionLock:
         session_id: which.
         locked_until: unix seconds.
         owner: whatever the receiver wants to be known by.
-        lost: the lock ran out, was given back, or the entity is gone; nothing can be done with it any more.
+        lost: the lock expired, was released, or the entity is deleted; nothing can be done with it any more.
     """
 
     session_id: str

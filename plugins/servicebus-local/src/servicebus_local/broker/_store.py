@@ -18,7 +18,7 @@ from zlib import crc32
 FILE_NAME = "broker.sqlite3"
 _VERSION = 1
 _MARK = 0x70614D51
-"""In the file's header, so that nobody's other database is taken for one of ours."""
+"""In the file's header, so that no other database is taken for one of ours."""
 _BUSY_SECONDS = 5.0
 
 _TABLES = """

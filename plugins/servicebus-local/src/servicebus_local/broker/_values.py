@@ -27,9 +27,9 @@ class Incoming:
     """A message as a front hands it in, decoded just as far as the broker looks.
 
     Args:
-        content: the encoded message, given back unchanged.
+        content: the encoded message, returned unchanged.
         size: bytes of the whole message with its properties, as quota and size limit count it.
-        message_id: what duplicates are told by; a string, bytes, a UUID or an unsigned integer.
+        message_id: what duplicates have in common; a string, bytes, a UUID or an unsigned integer.
         session_id: the session (AMQP ``group-id``).
         partition_key: must equal the session id where both are there.
         reply_to: for filters.
@@ -37,9 +37,9 @@ class Incoming:
         to: for filters.
         subject: for filters, where it is called the label.
         correlation_id: for filters.
-        content_type: for filters; a ping is told by it.
+        content_type: for filters, and to recognise a ping.
         time_to_live: seconds; `None` leaves it to the entity.
-        scheduled_at: unix seconds before which nobody sees the message.
+        scheduled_at: unix seconds before which the message is not delivered.
         properties: application properties, for filters only.
     """
 

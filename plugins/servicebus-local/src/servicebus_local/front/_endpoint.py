@@ -62,7 +62,7 @@ class Endpoint:
         """Detach the link if what it belongs to is gone."""
 
     def end(self) -> None:
-        """Give back what the link held; it is gone."""
+        """Release what the link held; it is detached."""
 
 
 class Owner(Protocol):
@@ -97,10 +97,10 @@ class Owner(Protocol):
         """Let a fault strike that is the same everywhere."""
 
     def detach(self, link: Link, error: AmqpError) -> None:
-        """End a link, for a reason that the client is told; one without an answer so far is refused."""
+        """End a link with an error for the client; one that was not answered is refused."""
 
     def forget(self, link: Link) -> None:
-        """Give back what a link held."""
+        """Release what a link held."""
 
 
 def wire_error(error: BrokerError) -> AmqpError:

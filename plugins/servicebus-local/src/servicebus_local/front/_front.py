@@ -234,13 +234,13 @@ class Client(asyncio.Protocol):
             self._mute = True
 
     def detach(self, link: Link, error: AmqpError) -> None:
-        """End a link, for a reason that the client is told; one without an answer so far is refused."""
+        """End a link with an error for the client; one that was not answered is refused."""
         self.forget(link)
         link.detach(error)
         self._after()
 
     def forget(self, link: Link) -> None:
-        """Give back what a link held."""
+        """Release what a link held."""
         endpoint = self.endpoints.pop(link, None)
         if endpoint is not None:
             endpoint.end()
@@ -257,7 +257,7 @@ class Client(asyncio.Protocol):
             for event in events:
                 self._handle_one(event)
         except Exception as error:
-            # A defect of ours costs this client its connection, and nobody else anything.
+            # A defect of ours costs this client its connection, and other clients nothing.
             self._loop.call_exception_handler({"message": "a client's request failed", "exception": error})
             self._engine.close(AmqpError("amqp:internal-error", "the server failed; its log says more", {}))
             self._forget_all()

@@ -201,13 +201,13 @@ class ReceivingLink(Endpoint):
         return None
 
     def end(self) -> None:
-        """Take nothing more; a session is given back, single messages stay locked until their locks end."""
+        """Take nothing more; a session is released, single messages stay locked until their locks expire."""
         self._cancel()
         if self.session is None:
             return
         self._client.shared.holders.discard(self)
         self._client.shared.changed()
-        # Where it was lost, or its entity was deleted, there is nothing to give back.
+        # Where it was lost, or its entity was deleted, there is nothing to release.
         with contextlib.suppress(BrokerError):
             self.source.release_session(self.session)
 
@@ -216,7 +216,7 @@ def settle(source: Source, token: UUID, outcome: Outcome | None) -> None:
     """Settle a message by an outcome of AMQP.
 
     Args:
-        outcome: accepted completes, released gives back without counting, modified abandons, or defers where the
+        outcome: accepted completes, released releases without counting, modified abandons, or defers where the
             client says that it can't be delivered here, rejected dead-letters.
 
     Raises:

@@ -85,7 +85,7 @@ class Shared:
         self.changed()
 
     def end(self) -> bool:
-        """Make everything durable; False where that fails, and nobody may be told of it."""
+        """Make everything durable; False if that fails: nothing may be confirmed then."""
         if self._turn is not None:
             self._end_turn()
         return self._turn is None
@@ -102,7 +102,7 @@ class Shared:
         try:
             self.broker.flush()
         except StoreError as error:
-            # Nobody is answered until it is durable.
+            # Answers wait until it is durable.
             _log.error("can't write what clients sent, trying again: %s", error)
             self._turn = asyncio.get_running_loop().call_later(_RETRY, self._end_turn)
             return

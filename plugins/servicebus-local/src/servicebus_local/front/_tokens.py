@@ -1,6 +1,6 @@
 """Shared access signatures: who may come in.
 
-The form stands in the Service Bus documentation, "Service Bus access control with Shared Access Signatures": the
+The form is in the Service Bus documentation, "Service Bus access control with Shared Access Signatures": the
 signature is HMAC-SHA256 of the percent-encoded resource and the expiry, under the policy's key.
 """
 
@@ -22,7 +22,7 @@ class Authorizer:
     """Checks tokens.
 
     Args:
-        keys: the name of each policy to its key; without any, everybody is let in.
+        keys: the name of each policy to its key; without any, every client is accepted.
         any_token: let in what is no shared access signature, unchecked.
     """
 
@@ -32,7 +32,7 @@ class Authorizer:
 
     @property
     def open(self) -> bool:
-        """Whether nobody is asked for a token."""
+        """Whether no token is needed."""
         return not self._keys
 
     def check(self, token: str, resource: str, now: float) -> str | None:
