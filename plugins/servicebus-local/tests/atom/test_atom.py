@@ -87,7 +87,7 @@ async def test_what_is_fixed_at_creation_can_t_be_updated(client: ServiceBusAdmi
     assert "requires_session" in raised.value.message
 
 
-async def test_counts_are_told(client: ServiceBusAdministrationClient, front: Any) -> None:
+async def test_counts_are_returned(client: ServiceBusAdministrationClient, front: Any) -> None:
     before = datetime.now(UTC)
     await client.create_queue("q")
     after = datetime.now(UTC)
@@ -169,7 +169,7 @@ async def test_every_filter_and_action_comes_back(client: ServiceBusAdministrati
     assert (await client.get_rule("t", "s", "act")).action.sql_expression == "SET a = 2"
 
 
-async def test_the_namespace_tells_its_name(client: ServiceBusAdministrationClient) -> None:
+async def test_the_namespace_has_its_name(client: ServiceBusAdministrationClient) -> None:
     got = await client.get_namespace_properties()
     assert (got.name, got.messaging_sku, got.namespace_type) == ("testing", "Standard", "Messaging")
 
@@ -206,7 +206,7 @@ async def test_an_empty_namespace_has_empty_lists(client: ServiceBusAdministrati
 # --------------------------------------------------------------------------------------------------------- errors
 
 
-async def test_what_is_there_can_t_be_made_again(client: ServiceBusAdministrationClient) -> None:
+async def test_an_existing_entity_can_t_be_created_again(client: ServiceBusAdministrationClient) -> None:
     await client.create_queue("q")
     await client.create_topic("t")
     await client.create_subscription("t", "s")
@@ -222,7 +222,7 @@ async def test_what_is_there_can_t_be_made_again(client: ServiceBusAdministratio
             await again
 
 
-async def test_what_is_not_there_is_not_found(client: ServiceBusAdministrationClient, front: Any) -> None:
+async def test_a_missing_entity_is_not_found(client: ServiceBusAdministrationClient, front: Any) -> None:
     await client.create_topic("t")
     await client.create_subscription("t", "s")
     await client.create_queue("gone")

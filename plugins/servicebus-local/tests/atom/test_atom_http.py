@@ -72,7 +72,7 @@ async def test_a_body_that_is_too_long_is_not_read(front: Any) -> None:
 # ---------------------------------------------------------------------------------------------------- who may ask
 
 
-async def test_nobody_gets_in_without_the_key(front: Any) -> None:
+async def test_a_request_without_the_key_is_refused(front: Any) -> None:
     tokens = (
         "",
         "Bearer abc",
@@ -96,7 +96,7 @@ async def test_a_token_for_one_entity_opens_that_one_only(front: Any) -> None:
     assert (await front.call("GET", "/$Resources/queues", headers=headers))[0] == 401
 
 
-async def test_the_client_with_a_wrong_key_is_told_so(front: Any) -> None:
+async def test_a_wrong_key_is_an_error_in_the_client(front: Any) -> None:
     wrong = front.connection_string.replace(_KEY, "bm90IGl0")
     async with ServiceBusAdministrationClient.from_connection_string(
         wrong, connection_verify=str(front.ca_file), retry_total=0
@@ -105,7 +105,7 @@ async def test_the_client_with_a_wrong_key_is_told_so(front: Any) -> None:
             await client.get_queue("q")
 
 
-async def test_bearer_tokens_get_in_where_that_is_wanted(authority: OwnAuthority) -> None:
+async def test_bearer_tokens_are_accepted_if_asked_for(authority: OwnAuthority) -> None:
     class Credential:
         async def get_token(self, *scopes: str, **options: object) -> AccessToken:
             return AccessToken("abc", int(time.time()) + 3600)

@@ -122,7 +122,7 @@ def test_what_expires_is_dead_lettered_only_if_asked_for(broker, clock, kept):
         assert broker.resolve_receive("q/$DeadLetterQueue").take(1)[0].dead_letter_reason == "TTLExpiredException"
 
 
-def test_a_locked_message_outlives_its_time_until_it_is_given_back(broker, queue, clock):
+def test_a_locked_message_outlives_its_time_until_it_is_released(broker, queue, clock):
     broker.send("orders", [text("a", time_to_live=5), text("b", time_to_live=5)])
     first, second = queue.take(2)
     clock.now += 10
@@ -138,7 +138,7 @@ def test_the_shorter_time_to_live_counts(broker, clock):
     assert [each.expires_at - clock.now for each in broker.resolve_receive("q").take(3)] == [5, 10, 10]
 
 
-def test_a_deferred_message_is_had_by_its_number_only(broker, queue, clock):
+def test_a_deferred_message_is_received_by_its_number_only(broker, queue, clock):
     broker.send("orders", [text("a")])
     queue.defer(queue.take(1)[0].lock_token, {"later": True})
     clock.now += 100
@@ -302,7 +302,7 @@ def test_peek_pages_by_number_and_shows_no_expired_ones(broker, queue, clock):
     assert queue.peek(4, 10) == []
 
 
-def test_a_deleted_queue_tells_those_who_wait_and_refuses_the_rest(broker, queue):
+def test_a_deleted_queue_wakes_waiters_and_refuses_the_rest(broker, queue):
     called = []
     queue.on_ready(lambda: called.append(1))
     broker.delete_queue("ORDERS")

@@ -46,7 +46,7 @@ def test_each_session_has_one_receiver_and_its_own_order(broker, source):
     assert bodies(source.take(9, session=second)) == ["2"]
 
 
-def test_a_session_given_back_is_free_at_once_and_counts_no_delivery(broker, source):
+def test_a_released_session_is_free_at_once_and_counts_no_delivery(broker, source):
     broker.send("q", [text("x", "1")])
     called = []
     source.on_ready(lambda: called.append(1))

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from servicebus_local.broker import BrokerError
+from servicebus_local.broker import BrokerError, Stored
 from servicebus_local.broker._sql import parse_action, parse_condition
 from servicebus_local.broker._sql_values import EvaluationError, Scope, is_like, like_pattern
-from servicebus_local.broker._values import Stored
 
 MESSAGE = Stored(
     b"",

@@ -197,7 +197,7 @@ def test_types_of_the_front_come_back_as_what_they_were(clock, tmp_path):
     broker.close()
 
 
-def test_damaged_content_is_told_with_the_name_of_the_file(clock, tmp_path):
+def test_damaged_content_is_reported_with_its_file(clock, tmp_path):
     broker = Broker(clock, SqliteStore(tmp_path))
     broker.create_queue("q")
     broker.send("q", [Incoming(b"needle" * 100, 10)])
@@ -213,7 +213,7 @@ def test_damaged_content_is_told_with_the_name_of_the_file(clock, tmp_path):
         SqliteStore(tmp_path)
 
 
-def test_somebody_elses_database_and_one_in_use_are_refused(clock, tmp_path):
+def test_a_foreign_database_and_one_in_use_are_refused(clock, tmp_path):
     other = sqlite3.connect(tmp_path / "broker.sqlite3")
     other.execute("CREATE TABLE mine (x)")
     other.commit()

@@ -119,7 +119,7 @@ def test_a_message_without_a_session_is_dead_in_a_subscription_that_needs_one(to
     assert dead.dead_letter_reason == "Session ID is null"
 
 
-def test_duplicates_are_told_before_the_copies_are_made(broker):
+def test_duplicates_are_dropped_before_copies_are_made(broker):
     broker.create_topic("news", TopicDescription(requires_duplicate_detection=True))
     broker.create_subscription("news", "all")
     broker.send("news", [text("a", message_id="1"), text("b", message_id="1")])

@@ -49,7 +49,7 @@ class Running:
             env=environment,
         )
         assert self.process.stdout is not None
-        self.told: dict[str, Any] = json.loads(self.process.stdout.readline() or "{}")
+        self.announced: dict[str, Any] = json.loads(self.process.stdout.readline() or "{}")
 
     def end(self, how: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
         self.process.send_signal(how)
@@ -82,12 +82,12 @@ def _send(connection_string: str, *names: str) -> None:
                 sender.send_messages([ServiceBusMessage("a"), ServiceBusMessage("b")])
 
 
-def _held(told: dict[str, Any], path: str) -> int:
+def _held(announced: dict[str, Any], path: str) -> int:
     """How many messages a queue or subscription holds, asked by hand: that is quicker than to receive them."""
-    key = re.search("SharedAccessKey=([^;]*)", told["connection_string"])
+    key = re.search("SharedAccessKey=([^;]*)", announced["connection_string"])
     assert key is not None
     token = shared_access_signature(key[1], "http://localhost/")
-    connection = http.client.HTTPConnection("127.0.0.1", told["admin_port"], timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", announced["admin_port"], timeout=30)
     connection.request("GET", f"/{path}", headers={"Authorization": token})
     text = connection.getresponse().read().decode()
     connection.close()
@@ -164,9 +164,9 @@ def test_a_settings_file_that_can_t_be_read_is_one_error(
 ) -> None:
     file = tmp_path / "Config.json"
     file.write_text(content)
-    told = refuse("--config", str(file))
-    assert says in told
-    assert "Config.json" in told
+    error = refuse("--config", str(file))
+    assert says in error
+    assert "Config.json" in error
 
 
 @pytest.mark.parametrize("which", ["--port", "--admin-port"])
@@ -176,10 +176,10 @@ def test_a_port_in_use_is_one_error_with_status_1(refuse: Callable[..., str], wh
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        told = refuse(which, str(port), other, "0", status=1)
-    assert "can't start" in told
-    assert "address already in use" in told.lower()
-    assert str(port) in told
+        error = refuse(which, str(port), other, "0", status=1)
+    assert "can't start" in error
+    assert "address already in use" in error.lower()
+    assert str(port) in error
 
 
 def test_data_that_can_t_be_kept_is_one_error_with_status_1(refuse: Callable[..., str], tmp_path: Path) -> None:
@@ -188,9 +188,9 @@ def test_data_that_can_t_be_kept_is_one_error_with_status_1(refuse: Callable[...
     assert "can't start" in refuse(*_FREE, "--data", str(file), status=1)
 
 
-def test_a_certificate_that_is_none_is_one_error_with_status_1(refuse: Callable[..., str]) -> None:
-    told = refuse(*_FREE, "--cert", __file__, "--key-file", __file__, status=1)
-    assert "the certificate or its key can't be used" in told
+def test_an_invalid_certificate_is_one_error_with_status_1(refuse: Callable[..., str]) -> None:
+    error = refuse(*_FREE, "--cert", __file__, "--key-file", __file__, status=1)
+    assert "the certificate or its key can't be used" in error
 
 
 def test_no_error_holds_the_key(refuse: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,20 +218,22 @@ def test_help_needs_none_of_the_server_s_dependencies() -> None:
 
 
 @pytest.mark.real_server
-def test_it_serves_what_it_was_told_to_make_and_ends_on_sigterm(start: Callable[..., Running], tmp_path: Path) -> None:
+def test_the_server_creates_the_given_entities_and_ends_on_sigterm(
+    start: Callable[..., Running], tmp_path: Path
+) -> None:
     config = tmp_path / "Config.json"
     config.write_text(json.dumps(_CONFIG))
     ready = tmp_path / "ready.json"
     server = start(
         *_FREE, "--queue", "orders", "--topic", "events:all,none", "--config", str(config), "--ready-file", str(ready)
     )
-    told = server.told
-    assert told["port"] != told["admin_port"]
-    assert told["tls_port"] is None
-    assert f":{told['port']};" in told["connection_string"]
-    assert json.loads(ready.read_text()) == told
+    announced = server.announced
+    assert announced["port"] != announced["admin_port"]
+    assert announced["tls_port"] is None
+    assert f":{announced['port']};" in announced["connection_string"]
+    assert json.loads(ready.read_text()) == announced
     assert ready.stat().st_mode & 0o777 == 0o600
-    _send(told["connection_string"], "orders", "events", "topic.1")
+    _send(announced["connection_string"], "orders", "events", "topic.1")
     held = {
         "orders": 2,
         "queue.1": 0,
@@ -240,7 +242,7 @@ def test_it_serves_what_it_was_told_to_make_and_ends_on_sigterm(start: Callable[
         "topic.1/subscriptions/by-label": 0,
         "topic.1/subscriptions/by-sql": 2,
     }
-    assert {path: _held(told, path) for path in held} == held
+    assert {path: _held(announced, path) for path in held} == held
     assert server.end() == (128 + signal.SIGTERM, "")
 
 
@@ -317,25 +319,25 @@ def test_what_was_accepted_is_there_after_a_restart_with_the_same_key(
     arguments = (*_FREE, "--data", str(tmp_path / "data"), "--queue", "q")
     environment = {**os.environ, KEY_VARIABLE: _SECRET}
     first = start(*arguments, environment=environment)
-    assert f"SharedAccessKey={_SECRET};" in first.told["connection_string"]
-    _send(first.told["connection_string"], "q")
+    assert f"SharedAccessKey={_SECRET};" in first.announced["connection_string"]
+    _send(first.announced["connection_string"], "q")
     assert first.end(signal.SIGINT)[0] == 128 + signal.SIGINT
     second = start(*arguments, environment=environment)
-    assert _held(second.told, "q") == 2
+    assert _held(second.announced, "q") == 2
 
 
 @pytest.mark.real_server
 def test_a_certificate_of_its_own_serves_both_tls_ports(start: Callable[..., Running]) -> None:
     server = start(*_FREE, "--self-signed", "--queue", "q")
-    context = ssl.create_default_context(cafile=server.told["ca_file"])
-    for port in (server.told["tls_port"], server.told["admin_tls_port"]):
+    context = ssl.create_default_context(cafile=server.announced["ca_file"])
+    for port in (server.announced["tls_port"], server.announced["admin_tls_port"]):
         with (
             socket.create_connection(("127.0.0.1", port), timeout=30) as plain,
             context.wrap_socket(plain, server_hostname="localhost") as secured,
         ):
             assert secured.version() in ("TLSv1.2", "TLSv1.3")
     assert server.end()[0] == 128 + signal.SIGTERM
-    assert not Path(server.told["ca_file"]).exists()
+    assert not Path(server.announced["ca_file"]).exists()
 
 
 @pytest.mark.real_server

@@ -292,7 +292,7 @@ def test_a_session_link_says_which_session_it_got_and_until_when(peer: Any, make
 
 
 @pytest.mark.parametrize("leaves", ["detach", "end", "close", "hang up", "reset"])
-def test_a_client_that_vanishes_gives_its_session_back(
+def test_a_vanished_client_releases_its_session(
     server: ServerProcess, dial: Dial, peer: Any, make_queue: MakeQueue, leaves: str
 ) -> None:
     queue = make_queue(requires_session=True)

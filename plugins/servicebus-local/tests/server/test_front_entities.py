@@ -167,7 +167,7 @@ def test_fifty_clients_at_once(server: ServerProcess, dial: Dial, make_queue: Ma
     assert server.operations().get("empty-receive", 0) == before
 
 
-def test_everything_is_there_again_after_a_kill(dial: Dial) -> None:
+def test_everything_durable_is_there_after_a_kill(dial: Dial) -> None:
     with ServerProcess(durable=True, queues=["orders"], topics=["events:all"]) as server:
         peer = dial(server)
         peer.login()
@@ -216,7 +216,7 @@ async def local(tmp_path: Any) -> AsyncIterator[LocalServer]:
     await server.stop()
 
 
-async def test_nobody_hears_of_what_is_not_durable(
+async def test_nothing_is_confirmed_before_it_is_durable(
     local: LocalServer, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from servicebus_local.front import _shared
@@ -258,7 +258,7 @@ async def test_a_defect_costs_one_client_its_connection(
     await asyncio.to_thread(lambda: other.attach("orders", sends=False))
 
 
-async def test_a_stopping_server_says_good_bye(local: LocalServer, dial: Dial) -> None:
+async def test_a_stopping_server_closes_its_connections(local: LocalServer, dial: Dial) -> None:
     assert local.addresses is not None
     peer = await asyncio.to_thread(dial, local.addresses.port)
     await local.stop()

@@ -387,7 +387,7 @@ async def test_a_waiting_receiver_gets_a_message_at_once(lane: Lane) -> None:
     await lane.receiver.complete_message(message)
 
 
-async def test_an_abandoned_message_comes_again_and_is_counted(lane: Lane) -> None:
+async def test_an_abandoned_message_is_redelivered_and_counted(lane: Lane) -> None:
     await lane.sender.send_messages(ServiceBusMessage("again"))
     for count in range(3):
         message = await one(lane.receiver)
@@ -397,7 +397,7 @@ async def test_an_abandoned_message_comes_again_and_is_counted(lane: Lane) -> No
     assert await lane.receiver.receive_messages(max_wait_time=SHORT) == []
 
 
-async def test_deferred_messages_are_had_by_their_numbers_only(lane: Lane) -> None:
+async def test_deferred_messages_are_received_by_their_numbers_only(lane: Lane) -> None:
     await lane.sender.send_messages([ServiceBusMessage(str(number)) for number in range(4)])
     numbers = []
     for message in await some(lane.receiver, 4):
@@ -532,7 +532,7 @@ async def test_deferred_messages_can_be_received_and_deleted(bench: Bench, lane:
     assert await lane.receiver.peek_messages() == []
 
 
-async def test_prefetched_messages_all_come_and_are_given_back_by_closing(bench: Bench) -> None:
+async def test_prefetched_messages_all_come_and_are_released_by_closing(bench: Bench) -> None:
     lane = await bench.lane()
     await lane.sender.send_messages([ServiceBusMessage(str(number)) for number in range(100)])
     async with bench.client.get_queue_receiver(lane.queue, prefetch_count=50) as receiver:
@@ -727,7 +727,7 @@ async def test_a_session_has_state_and_a_lock_to_renew(bench: Bench, sessions: t
         assert await receiver.session.get_state() == b"text"
 
 
-async def test_a_session_that_nobody_renews_is_lost(bench: Bench, lock_longer: Callable[[str], None]) -> None:
+async def test_a_session_that_is_not_renewed_is_lost(bench: Bench, lock_longer: Callable[[str], None]) -> None:
     for kind in ("short sessions", "longer sessions", "long sessions"):
         lane = await bench.lane(kind)
         await lane.sender.send_messages(of_session("late", "a"))
@@ -849,7 +849,7 @@ BAD: list[Credential] = [
 """A wrong key, an unknown name, a signature for something else, one that has expired, and one that is none."""
 
 
-async def test_good_credentials_are_let_in_over_tls(
+async def test_good_credentials_are_accepted_over_tls(
     server: ServerProcess, lane: Lane, sign: Callable[..., str]
 ) -> None:
     await asyncio.gather(*(send_with(server, each(server, sign), lane.queue) for each in (key_of, signature_of)))
@@ -864,11 +864,11 @@ async def test_bad_credentials_are_refused(server: ServerProcess, lane: Lane, si
     assert server.key not in str(found)
 
 
-async def test_bearer_tokens_are_let_in_where_that_is_asked_for(open_server: ServerProcess) -> None:
+async def test_bearer_tokens_are_accepted_if_asked_for(open_server: ServerProcess) -> None:
     await send_with(open_server, AnyToken(), "open")
 
 
-async def test_a_certificate_that_nobody_vouches_for_is_refused_by_the_client(server: ServerProcess) -> None:
+async def test_an_untrusted_certificate_is_refused_by_the_client(server: ServerProcess) -> None:
     with pytest.raises(ServiceBusError, match=r"(?i)certificate"):
         async with ServiceBusClient(
             "some.servicebus.windows.net",
@@ -883,12 +883,12 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused_by_the_client(se
 # --------------------------------------------------------------------------- entities
 
 
-async def test_what_is_not_there_is_not_found(bench: Bench) -> None:
+async def test_a_missing_entity_is_not_found(bench: Bench) -> None:
     found = await asyncio.gather(bench.sender("nothing"), bench.receiver("nothing"), return_exceptions=True)
     assert [type(each) for each in found] == [MessagingEntityNotFoundError] * 2
 
 
-async def test_disabled_entities_say_so(bench: Bench, admin: ServiceBusAdministrationClient) -> None:
+async def test_a_disabled_entity_is_an_error(bench: Bench, admin: ServiceBusAdministrationClient) -> None:
     lane = await bench.lane()
     await lane.sender.send_messages(ServiceBusMessage("before"))
     description = admin.get_queue(lane.queue)

@@ -398,7 +398,7 @@ def test_a_session_has_state_and_one_holder(bench: Bench) -> None:
     assert list(bench.client.list_queue_sessions(lane.queue)) == ["s"]
 
 
-def test_a_session_that_nobody_renews_is_lost(bench: Bench) -> None:
+def test_a_session_that_is_not_renewed_is_lost(bench: Bench) -> None:
     receiver = bench.receiver(bench.lane("short sessions").queue, session_id="s")
     time.sleep(1.05)
     with pytest.raises(SessionLockLostError):
@@ -425,7 +425,7 @@ class AnyToken:
 @pytest.mark.parametrize(
     ("kind", "tls"), [("key", True), ("signature", True), ("key", False), ("wrong key", False), ("bearer", False)]
 )
-def test_credentials_decide_who_comes_in(
+def test_credentials_are_checked(
     server: ServerProcess, lane: Lane, sign: Callable[..., str], kind: str, tls: bool
 ) -> None:
     credential = {
@@ -454,6 +454,6 @@ def test_credentials_decide_who_comes_in(
     assert bodies(lane.receiver, 1) == ["in"]
 
 
-def test_what_is_not_there_is_not_found(bench: Bench) -> None:
+def test_a_missing_entity_is_not_found(bench: Bench) -> None:
     with pytest.raises(MessagingEntityNotFoundError):
         bench.sender("nothing")
