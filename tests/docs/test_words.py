@@ -79,6 +79,7 @@ SEARCHED = (
             "src/pairmq/**/*.py",
             "plugins/pairmq-faststream/src/**/*.py",
             "plugins/pairmq-kombu/src/**/*.py",
+            "plugins/pairmq-rabbitmq/src/**/*.py",
             "plugins/pairmq-web/src/**/*.py",
             "benchmarks/*.py",
             "scripts/*.py",
@@ -86,9 +87,12 @@ SEARCHED = (
         comments_and_strings,
     ),
 )
-# Files that quote the words.
+# Files that quote the words, or are still to be rewritten.
 LEFT_OUT = {
     "docs/contributing/style.md": "says what not to write",
+    "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_context.py": "to be rewritten",
+    "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_link.py": "to be rewritten",
+    "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_url.py": "to be rewritten",
 }
 # The tagline of the project, which is English, and a public argument.
 ALLOWED = {"README.md": {"goes away"}, "src/pairmq/pipeline/follow/__init__.py": {"told"}}

@@ -263,6 +263,6 @@ async def test_nobody_looks_into_it_while_somebody_reads_it(transport: Transport
     assert not any(await transport.sender(QUEUE).send_batch(messages))
     reader = connect().receiver(SOURCE)
     await receive(reader, 1)
-    with pytest.raises(TransportError, match="somebody reads it") as told:
+    with pytest.raises(TransportError, match="a consumer reads it") as told:
         await transport.admin.peek(SOURCE, 1)
     assert told.value.reason is FailureReason.NOT_SUPPORTED

@@ -1,4 +1,4 @@
-"""Administration: entities are queues and exchanges of the broker, asked over AMQP and, where that can't, over HTTP."""
+"""Administration: entities are queues and exchanges of the broker, managed over AMQP and, where it can't, over HTTP."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from pairmq_rabbitmq._url import QueueType
 # What the backlog queues of a pair are (SPEC 5.2), which are asked about most.
 _LIKELY = QueueProperties(max_size_megabytes=5120, max_delivery_count=2**31 - 1)
 
-_ASK = "add ?management=http://host:15672 to the URL, so that it is looked at; or look with rabbitmqctl list_queues"
+_ASK = "add ?management=http://host:15672 to the URL to have it checked; or check with rabbitmqctl list_queues"
 _POLICIES_UNSEEN = ConfirmRisk(
     "whether a policy makes it drop messages that it has confirmed (overflow drop-head, message-ttl, expires) was not "
-    "looked at: AMQP does not show policies",
+    "checked: AMQP does not show policies",
     f"{_ASK} name policy operator_policy_definition effective_policy_definition",
 )
 _UNREAD = ConfirmRisk(
@@ -44,24 +44,24 @@ _UNREAD = ConfirmRisk(
 
 
 class RabbitAdmin(Admin):
-    """Looks after a broker's queues and exchanges."""
+    """Manages a broker's queues and exchanges."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._scope = Scope()
         context.scopes.add(self._scope)
         self._probe = Probe(context, self._scope)
-        self._own: set[str] = set()  # backlog queues: nobody minds that a message there is fetched and given back
+        self._own: set[str] = set()  # backlog queues, where a message may be fetched and released without harm
         self._positions = Positions(context)
         where = context.url.management
         self._management = None if where is None else Management(context.url, where)
 
     async def check(self) -> None:
-        """Ask for an exchange that every virtual host has: it needs no permission and changes nothing."""
+        """Query an exchange that every virtual host has: it needs no permission and changes nothing."""
         await self._context.find_exchange("amq.direct", "check the connection")
 
     async def exists(self, entity: Entity) -> bool:
-        """Tell whether there is such a queue or, for a topic, an exchange of any type."""
+        """Check whether there is such a queue or, for a topic, an exchange of any type."""
         doing = f"look for {entity}"
         _names.check(entity)
         if entity.kind is EntityKind.TOPIC:
@@ -69,17 +69,17 @@ class RabbitAdmin(Admin):
         return await self._queue_exists(entity.path, doing)
 
     async def create(self, entity: Entity, properties: QueueProperties | None = None) -> bool:
-        """Make a queue with its dead-letter queue, or a topic's exchange; all durable.
+        """Create a queue with its dead-letter queue, or a topic's exchange; all durable.
 
-        Queues are of the type that the URL's ``queue_type`` names. Where it names none, a queue with ``properties``,
-        as a backlog queue has, is a quorum queue, and one without is classic, which is the broker's own default;
-        before RabbitMQ 3.10 all are classic. A quorum queue keeps to all settings but ``lock_duration``, which is the
+        Queues are of the type given by the URL's ``queue_type``. Without it, a queue with ``properties``, such as a
+        backlog queue, is a quorum queue, and one without is classic, which is the broker's own default; before
+        RabbitMQ 3.10 all are classic. A quorum queue supports all settings but ``lock_duration``, which is the
         URL's for every queue, and ``batched_operations``; a classic one does not bound deliveries either. A full queue
-        rejects what comes. With ``dead_letter_on_expiration`` off there is no dead-letter exchange: the broker drops
+        rejects new messages. With ``dead_letter_on_expiration`` off there is no dead-letter exchange: the broker drops
         expired messages, and those that were delivered too often. With ``single_consumer`` it is a quorum queue with a
         single active consumer. For a topic the settings have no effect: its subscriptions have defaults.
 
-        Of two processes that make the same queue at the same moment, both may be told that they made it.
+        Of two processes that create the same queue at the same moment, both may get True.
         """
         doing = f"create {entity}"
         _names.check(entity)
@@ -93,24 +93,24 @@ class RabbitAdmin(Admin):
         return await self._create_queue(entity.path, properties, doing)
 
     async def create_subscription(self, topic: Entity, name: str) -> bool:
-        """Make a subscription: a queue that is bound to the topic's exchange for every routing key."""
+        """Create a subscription: a queue that is bound to the topic's exchange for every routing key."""
         source = Source(topic, name)
         doing = f"create subscription {source}"
         queue = _names.queue_of(source)
         await self._context.find_exchange(topic.path, doing)
         made = await self._create_queue(queue, None, doing)
-        # Also when the queue was there: it may be left over from a topic of this name that was deleted.
+        # Also when the queue existed: it may be left over from a deleted topic of this name.
         await self._context.ask(doing, lambda channel: channel.queue_bind(queue, topic.path, "#"), about=queue)
         return made
 
     async def properties(self, entity: Entity) -> QueueProperties:
-        """Read a queue's settings: from the management plugin if the URL names it, else by asking about each argument.
+        """Read a queue's settings: from the management plugin if the URL names it, else by probing each argument.
 
-        AMQP has no question for a queue's arguments; see `interrogate`. That needs the permission to configure the
-        queue, knows nothing of policies, and a setting that it can't find out is told as None: with a name of more than
+        AMQP has no method to read a queue's arguments; see `interrogate`. That needs the permission to configure the
+        queue, does not see policies, and returns None for a setting that it can't find out: with a name of more than
         some 100 bytes the broker's answers are cut off before the value. ``lock_duration`` is the URL's.
 
-        A topic has no settings: its exchange is looked for, and the broker's defaults are told.
+        A topic has no settings: its exchange is checked for existence, and the broker's defaults are returned.
         """
         doing = f"read the settings of {entity}"
         _names.check(entity)
@@ -130,18 +130,18 @@ class RabbitAdmin(Admin):
         if found.complete:
             self._context.one_consumer[queue] = is_single(found.arguments)
         else:
-            await self._context.count(queue, doing)  # was it deleted meanwhile?
+            await self._context.count(queue, doing)  # was it deleted in the meantime?
         return properties_of(found.arguments, lock, auto_delete=found.auto_delete, server_version=version)
 
     async def counts(self, source: Source) -> QueueCounts:
-        """Count what waits, and what this process holds locked: RabbitMQ does not report what other consumers hold.
+        """Count ready messages, and those locked by this process: RabbitMQ does not report other consumers' locks.
 
-        That nothing waits is certain for a queue that this admin was asked to create with settings, as a pair asks for
-        its backlog queues; `count_certainly` says how. Of other queues, from which nothing is fetched, RabbitMQ tells
-        too few messages for a moment after it was killed and started again, and 0 while a queue has no leader.
+        A count of 0 is certain for a queue that this admin was asked to create with settings, as a pair does with
+        its backlog queues; `count_certainly` says how. For other queues, from which nothing is fetched, RabbitMQ
+        reports too few messages for a moment after it was killed and restarted, and 0 while a queue has no leader.
 
-        Messages that wait for their time are in queues which all entities share, and are not counted. Markers of looks
-        by ended processes count as messages until a consumer reads the queue.
+        Scheduled messages are in queues that all entities share, and are not counted. Markers published by ended
+        processes count as messages until a consumer reads the queue.
         """
         doing = f"count {source}"
         queue = _names.queue_of(source)
@@ -151,15 +151,15 @@ class RabbitAdmin(Admin):
             return QueueCounts(active=active, locked=locked)
         markers = self._positions.unanswered(queue)
         if markers and not (await self._context.count(queue, doing))[1]:
-            active = max(0, active - markers)  # as nobody has them, they wait among the messages
+            active = max(0, active - markers)  # no consumer has them, so they count as ready messages
         dead = await self._count_if_there(_names.dead_letter_of(queue), doing)
         return QueueCounts(active=active, locked=locked, dead_letter=dead or 0)
 
     async def positions(self, entity: Entity) -> QueuePositions:
-        """Tell how far a queue has been settled, by markers that travel through it: see `_contents`.
+        """Find how far a queue has been settled, by markers that travel through it: see `_contents`.
 
-        What an earlier look has shown is told until a later marker is answered. Whoever reads the queue through this
-        transport answers them; where none does, it is read for a moment.
+        The result of an earlier call is returned until a later marker is answered. A consumer that reads the queue
+        through this transport answers them; without such a consumer, the queue is read for a moment.
         """
         doing = f"look how far {entity} is settled"
         _names.check(entity)
@@ -168,8 +168,8 @@ class RabbitAdmin(Admin):
     async def delete(self, entity: Entity) -> bool:
         """Delete a queue with its dead-letter queue, or a topic.
 
-        Only the management plugin can tell a topic's subscriptions: they are deleted with it if the URL names the
-        plugin. Otherwise their queues stay, with what they hold, and can be read until an operator deletes them.
+        Only the management plugin can list a topic's subscriptions: they are deleted with it if the URL names the
+        plugin. Otherwise their queues stay, with their messages, and can be read until an operator deletes them.
         """
         doing = f"delete {entity}"
         _names.check(entity)
@@ -202,9 +202,9 @@ class RabbitAdmin(Admin):
         return sorted((*queues, *topics), key=lambda entity: (entity.path, entity.kind))
 
     async def peek(self, source: Source, max_messages: int) -> list[Delivery]:
-        """Show the oldest messages by fetching them and giving them back: see `_peek.peek`.
+        """Show the oldest messages by fetching and releasing them: see `_contents.peek`.
 
-        A queue for one consumer at a time can't be looked into while a consumer reads it.
+        A queue for one consumer at a time can't be peeked while a consumer reads it.
         """
         doing = f"peek into {source}"
         queue = _names.queue_of(source)
@@ -215,7 +215,7 @@ class RabbitAdmin(Admin):
         return await peek(self._context, queue, max(max_messages, 1), doing)
 
     async def purge(self, source: Source) -> int:
-        """Delete what waits in a queue; messages that a consumer holds locked stay."""
+        """Delete the ready messages of a queue; messages that a consumer holds locked stay."""
         doing = f"purge {source}"
         queue = _names.queue_of(source)
         if not await self._count(queue, source, doing):
@@ -225,14 +225,14 @@ class RabbitAdmin(Admin):
         return purged.message_count or 0
 
     async def probe(self, entity: Entity) -> None:
-        """Look for the entity, and publish to a queue that no consumer reads; `Probe` says what that proves."""
+        """Check that the entity exists, and publish to a queue that no consumer reads; see `Probe` for the proof."""
         await self._probe.probe(entity)
 
     async def confirm_risks(self, queue: Entity | None = None) -> Sequence[ConfirmRisk]:
-        """Look at the type of a queue, and whether it is durable; the broker as a whole has no setting that matters.
+        """Check the type of a queue, and whether it is durable; the broker as a whole has no setting that matters.
 
-        What policies make of a queue is in its `properties`; without the management plugin that can't be seen, which is
-        a risk of its own.
+        The effect of policies on a queue is in its `properties`; without the management plugin it can't be seen, which
+        is a risk of its own.
         """
         if queue is None or queue.kind is EntityKind.TOPIC:
             return ()
@@ -264,7 +264,7 @@ class RabbitAdmin(Admin):
         return await self._count_if_there(name, doing) is not None
 
     async def _count_if_there(self, queue: str, doing: str) -> int | None:
-        """How many messages of a queue wait; None when there is no such queue."""
+        """How many messages of a queue are ready; None when there is no such queue."""
         try:
             return (await self._context.count(queue, doing))[0]
         except TransportError as error:
@@ -273,7 +273,7 @@ class RabbitAdmin(Admin):
             raise
 
     async def _count(self, queue: str, source: Source, doing: str) -> int:
-        """How many messages of a source's queue wait; 0 for a dead-letter queue that was not made yet.
+        """How many messages of a source's queue are ready; 0 for a dead-letter queue that does not exist yet.
 
         Raises:
             TransportError: reason *not-found* when there is no such source.
@@ -301,12 +301,12 @@ class RabbitAdmin(Admin):
             if await self._queue_exists(name, doing):
                 return False
         except TransportError as error:
-            if not _is_cut_off(error):  # else the attempt will show it
+            if not _is_cut_off(error):  # otherwise declaring it will show the difference
                 raise
         queue_type = await self._queue_type("classic" if properties is None else "quorum", doing)
         dead_letter = _names.dead_letter_of(name)
         arguments = arguments_of(properties or QueueProperties(), queue_type, dead_letter, doing)
-        # First where messages would go, so that none finds nothing there.
+        # The dead-letter queue first, so that no message is dead-lettered to a queue that does not exist.
         await self._declare(dead_letter, dead_letter_arguments(queue_type), doing)
         return await self._declare(name, arguments, doing)
 
@@ -321,7 +321,7 @@ class RabbitAdmin(Admin):
 
     @staticmethod
     async def _unless_another_is_there(declaring: Any) -> bool:
-        """Tell whether it was made: another client may have made it first, and theirs is left as it is."""
+        """Return whether it was created: another client may have created it first, and theirs is left unchanged."""
         try:
             await declaring
         except TransportError as error:
@@ -343,7 +343,7 @@ class RabbitAdmin(Admin):
 
 
 def _is_cut_off(error: TransportError) -> bool:
-    """Whether the broker refused something, and could not say why: see `Context.consuming_of`."""
+    """Whether the broker refused a request without room for the reason: see `Context.consuming_of`."""
     return isinstance(error.__cause__, ConnectionInternalError)
 
 
@@ -356,16 +356,16 @@ def _entities(names: Iterable[str], kind: EntityKind) -> Iterable[Entity]:
         try:
             entity = Entity(name, kind)
         except ValueError:
-            continue  # another program's, which PairMQ has no name for
+            continue  # another program's, which is not a valid entity name
         if not _names.is_system(entity):
             yield entity
 
 
 def _queue_risks(arguments: Mapping[str, Any], *, durable: bool) -> tuple[ConfirmRisk, ...]:
-    advice = "delete it when it is empty, and let PairMQ make it again, as a quorum queue"
+    advice = "delete it when it is empty, and let PairMQ create it again, as a quorum queue"
     if not durable:
-        return (ConfirmRisk("it is not durable: a server that restarts deletes it with all that is in it", advice),)
+        return (ConfirmRisk("it is not durable: a server restart deletes it with all its messages", advice),)
     if arguments.get(QUEUE_TYPE, "classic") == "classic":
-        text = "it is a classic queue: what is in it is on one server alone, and lost with its disk"
+        text = "it is a classic queue: its messages are on one server only, and lost with its disk"
         return (ConfirmRisk(text, advice),)
     return ()

@@ -1,15 +1,16 @@
-"""What a queue holds: shown without taking it, and how far queues for one consumer at a time have been settled.
+"""A queue's messages: shown without consuming them, and how far queues for one consumer at a time have been settled.
 
-AMQP 0-9-1 has no word for looking at messages: they are fetched, and released at once.
+AMQP 0-9-1 has no way to browse messages: they are fetched, and released at once.
 
-How far a queue has been settled is proved by markers (SPEC 8.3). Each look that may publishes a marker; positions are
-the numbers of this object's markers. An answered marker proves that all is settled that was confirmed before it was
-published. So ``newest`` is the number of the first marker that is published after the look began, which may still have
-to be published, and ``oldest`` is one more than that of the newest marker answered: once it is beyond the ``newest`` of
-an earlier look, all that was there then is settled. A look whose own marker is answered at once shows that nothing is
-left.
+How far a queue has been settled is proved by markers (SPEC 8.3). Each look that may do so publishes a marker; positions
+are the numbers of this object's markers. An answered marker proves that everything confirmed before the marker was
+published is settled. So ``newest`` is the number of the first marker that is published after the look began, which may
+not be published yet, and ``oldest`` is one more than that of the newest answered marker: once it is beyond the
+``newest`` of an earlier look, everything the queue held at that look is settled. A look whose own marker is answered at
+once shows that nothing is left.
 
-While nothing moves, markers come ever more seldom: each is a message more in the queue until a consumer reads it.
+While nothing is settled, markers are published ever more rarely: each is one more message in the queue until a consumer
+reads it.
 """
 
 from __future__ import annotations
@@ -32,31 +33,31 @@ from pairmq_rabbitmq._driver import close_channel
 from pairmq_rabbitmq._markers import WINDOW
 from pairmq_rabbitmq._receiving import is_for_one_consumer, visit
 
-_PATIENCE = 1.0  # s without a message after which no more are waited for
+_PATIENCE = 1.0  # s without a message after which it stops waiting for more
 _GIVING_BACK, _STEP = 0.25, 0.005
-_MOST: Final = 2**16 - 1  # prefetch that AMQP can say
+_MOST: Final = 2**16 - 1  # the largest prefetch in AMQP
 
 _MOMENT: Final = 0.1  # s that a look waits for its marker's answer
-_VISIT: Final = 2.0  # s: some round trips, also to a broker far off
+_VISIT: Final = 2.0  # s: some round trips, also to a distant broker
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0  # s between two markers while none is answered
-_DOUBLING: Final = 8  # unanswered markers that double the pause
+_DOUBLING: Final = 8  # unanswered markers after which the pause doubles
 
 
 async def peek(context: Context, queue: str, most: int, doing: str) -> list[Delivery]:
-    """Fetch the oldest messages of a queue and give them back.
+    """Fetch the oldest messages of a queue and release them.
 
-    For that moment nobody else can receive them. RabbitMQ counts it as a delivery: classic queues mark the messages as
-    redelivered, quorum queues count one up, and dead-letter a message that reaches its ``max_delivery_count`` so. Not
-    shown are messages that a consumer holds locked.
+    Meanwhile no other consumer can receive them. RabbitMQ counts it as a delivery: classic queues mark the messages as
+    redelivered, quorum queues increment their delivery count, and dead-letter a message that reaches its
+    ``max_delivery_count`` this way. Messages that a consumer holds locked are not shown.
 
     Args:
         queue: its name; it exists.
         most: how many at most.
 
     Returns:
-        Deliveries whose lock tokens settle nothing; a message that can't be decoded shows what can be read of it.
+        Deliveries whose lock tokens settle nothing; a message that can't be decoded is shown as far as it can be read.
 
-    A cancelled call gives back what it had fetched within a second.
+    A cancelled call releases within a second what it had fetched.
     """
     waiting, _ = await context.count(queue, doing)
     expected = min(waiting, most, _MOST)
@@ -65,7 +66,7 @@ async def peek(context: Context, queue: str, most: int, doing: str) -> list[Deli
     fetched = await context.ask(doing, lambda channel: _fetch(channel, queue, expected), about=queue)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _GIVING_BACK
-    # A quorum queue takes its time to have them back; another consumer may get them first.
+    # A quorum queue takes a moment to requeue them; another consumer may get them first.
     while fetched and loop.time() < deadline:
         back, _ = await context.count(queue, doing)
         if back >= waiting:
@@ -75,14 +76,14 @@ async def peek(context: Context, queue: str, most: int, doing: str) -> list[Deli
 
 
 async def peek_in_turn(context: Context, queue: str, most: int, doing: str) -> list[Delivery]:
-    """Look into a queue for one consumer at a time, as its consumer for a moment; else as `peek`.
+    """Peek into a queue for one consumer at a time, as its consumer for a moment; otherwise as `peek`.
 
     Raises:
         TransportError: reason *not-supported* while a consumer reads it; or the broker could not be asked.
     """
     waiting, consumers = await context.count(queue, doing)
     if consumers:
-        text = "somebody reads it, and it is for one consumer at a time"
+        text = "a consumer reads it, and it is for one consumer at a time"
         raise _errors.refused(doing, text, FailureReason.NOT_SUPPORTED)
     expected = min(waiting, most, WINDOW)
     found = await visit(context, queue, doing, lambda channel: len(channel.waiting) >= expected, _PATIENCE)
@@ -105,15 +106,15 @@ async def _fetch(channel: Channel, queue: str, expected: int) -> list[DeliveredM
             async with asyncio.timeout(_PATIENCE):
                 await came.wait()
     except TimeoutError:
-        pass  # others were quicker
+        pass  # other consumers were quicker
     finally:
-        # Gives them back to where they were. A nack would put them at the end of a quorum queue without delivery limit.
+        # Requeues them in their places. A nack would put them at the end of a quorum queue without delivery limit.
         await close_channel(channel)
     return sorted(fetched, key=_tag)
 
 
 def _tag(message: DeliveredMessage) -> int:
-    assert isinstance(message.delivery, Basic.Deliver)  # noqa: S101  # for mypy: it came to a consumer
+    assert isinstance(message.delivery, Basic.Deliver)  # noqa: S101  # for mypy: it was delivered to a consumer
     return message.delivery.delivery_tag or 0
 
 
@@ -141,10 +142,10 @@ class Positions:
         self._watches: dict[str, _Watch] = {}
 
     async def of(self, queue: str, doing: str) -> QueuePositions:
-        """Look at a queue."""
+        """Check one queue."""
         if not await is_for_one_consumer(self._context, queue, doing):
-            await self._context.count(queue, doing)  # is it there at all?
-            text = "it is not for one consumer at a time, or this user may not configure it: nobody can tell"
+            await self._context.count(queue, doing)  # does it exist at all?
+            text = "it is not for one consumer at a time, or this user may not configure it: unknown how far"
             raise _errors.refused(doing, text, FailureReason.NOT_SUPPORTED)
         watch = self._watches.get(queue)
         if watch is None:
@@ -157,13 +158,13 @@ class Positions:
         return 0 if watch is None else watch.unanswered
 
     def forget(self, queue: str) -> None:
-        """The queue was emptied or deleted: none of the markers in it will be answered."""
+        """The queue was purged or deleted: none of the markers in it will be answered."""
         if queue in self._watches:
             self._watches[queue].open.clear()
 
 
 class _Watch:
-    """Looks at one queue."""
+    """Tracks one queue."""
 
     def __init__(self, context: Context, queue: str) -> None:
         self.open: set[int] = set()
@@ -216,7 +217,7 @@ class _Watch:
             raise why from error
         except DeliveryError as error:
             maybe_there = False
-            text = f"{doing}: the queue took no marker, which would tell: it may be full"
+            text = f"{doing}: the queue rejected the marker that would show it: it may be full"
             raise TransportError(text, FailureKind.UNAVAILABLE, FailureReason.QUOTA) from error
         except Exception as error:
             failed = _errors.failure(error, doing, maybe_applied=False)
@@ -226,7 +227,7 @@ class _Watch:
                 self.open.discard(number)
 
     def _take_answer(self, number: int) -> None:
-        """All that was there before the marker is settled, older markers included."""
+        """Everything before the marker is settled, older markers included."""
         self._answered = max(self._answered, number)
         self.open = {each for each in self.open if each > number}
         self._visits = 0
@@ -234,13 +235,13 @@ class _Watch:
         self._news.set()
 
     async def _wait(self, number: int, doing: str) -> None:
-        """Wait a moment for the answer; where nobody is there to give it, look into the queue oneself."""
+        """Wait a moment for the answer; where no consumer can give it, read the queue here."""
         if number <= self._answered:
             return
         _, consumers = await self._context.count(self._queue, doing)
         loop = asyncio.get_running_loop()
         if not consumers and number > self._answered and loop.time() >= self._visit_at:
-            # A reader that comes meanwhile has to wait for its turn, and what is fetched counts as delivered.
+            # A consumer that arrives meanwhile has to wait, and what is fetched counts as delivered.
             self._visits += 1
             self._visit_at = loop.time() + min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._visits, 10))
             await visit(

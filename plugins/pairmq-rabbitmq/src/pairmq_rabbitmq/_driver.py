@@ -1,14 +1,14 @@
-"""What is changed of the driver: which names its channels take, and what it logs about connections of ours.
+"""Changes to the driver: which names its channels accept, and what it logs about this transport's connections.
 
-RabbitMQ takes any text of up to 255 bytes as the name of a queue or exchange; pamqp raises ValueError for all but ASCII
-letters, digits, space and a few signs. So the methods that carry names are overridden here, with frames that leave the
-judging to the broker. Each does what the driver's own does.
+RabbitMQ accepts any text of up to 255 bytes as the name of a queue or exchange; pamqp raises ValueError for all but
+ASCII letters, digits, space and a few punctuation characters. So the methods that carry names are overridden here, with
+frames that leave validation to the broker. Each does what the driver's own does.
 
-aiormq logs an error for each attempt to connect that is refused, and a warning with a traceback for each connection
-that is lost. It can't know that a pair tries again and again through an outage, and reports that once: every failure is
-raised. So what it logs about *our* connections is demoted to DEBUG, and an application's own connections go on as they
-were. Which is which is in the context that a task begins with, and passes on to the tasks that it makes: all that
-aiormq does for a connection is done in tasks of which the first one was ours.
+aiormq logs an error for each connection attempt that is refused, and a warning with a traceback for each connection
+that is lost. It can't know that a pair retries throughout an outage, and reports the outage once: every failure is
+raised. So its records about *our* connections are demoted to DEBUG, and those about an application's own connections
+stay unchanged. Which is which is in the context that a task starts with, and passes on to the tasks it creates: all
+that aiormq does for a connection is done in tasks of which the first one was ours.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from aiormq.exceptions import ChannelInvalidStateError
 from aiormq.tools import awaitable
 from pamqp import commands
 
-_TURN: Final = 1.0  # s for the answer to a question in flight, ahead of a Channel.Close
+_TURN: Final = 1.0  # s for the reply to a request in flight, ahead of a Channel.Close
 _SUCCESS: Final = 200
 
 _ours: ContextVar[bool] = ContextVar("pairmq_rabbitmq_connection", default=False)
 
 _DEMOTED: Final[Mapping[str, int]] = {
     "aiormq.connection": logging.CRITICAL,
-    # Its errors tell of a callback that failed, or of what a broker must not send: nobody else would tell of that.
+    # Its errors report a callback that failed, or an invalid frame from the broker: nothing else reports these.
     "aiormq.channel": logging.WARNING,
 }
 """Its loggers, and up to which level their records are demoted."""
@@ -156,24 +156,24 @@ class _AnyName(Channel):
 
 
 def take_any_name(channel: Channel) -> Channel:
-    """Let a channel take any name; gives the same channel."""
-    # The driver makes channels itself, and can't be told of another class.
+    """Let a channel accept any name; returns the same channel."""
+    # The driver creates channels itself, and has no option for another class.
     if type(channel) is Channel:
         channel.__class__ = _AnyName
     return channel
 
 
 async def close_channel(channel: Channel) -> None:
-    """Have the broker close a channel, and what is locked on it released; without effect when it is closed.
+    """Have the broker close a channel and release what is locked on it; without effect when it is closed.
 
-    The driver's own way to do it gives up after a heartbeat: either without a word to the broker, which so keeps the
-    messages locked, or by asking a second time, for which the broker closes the connection.
+    The driver's own close gives up after a heartbeat: either without sending anything to the broker, which then keeps
+    the messages locked, or by sending Channel.Close twice, for which the broker closes the connection.
 
-    The question in flight comes first: where its answer is the broker's Channel.Close, ours must not cross it, or
-    it is unknown whose the number is. Only a broker that owes the answer for long, as for a queue without a leader, is
-    not waited for.
+    A request in flight is completed first: if its reply is the broker's Channel.Close, ours must not cross it, or
+    it is unknown which channel owns the number. Only a broker that delays the reply for long, as for a queue without a
+    leader, is not waited for.
 
-    Returns when the broker has answered; a cancelled call leaves it to the broker, if it had come to ask.
+    Returns when the broker has replied; a cancelled call leaves closing to the broker, if the request was sent.
     """
     async with contextlib.AsyncExitStack() as turn:
         try:
@@ -184,24 +184,24 @@ async def close_channel(channel: Channel) -> None:
         except TimeoutError:
             pass
         if channel.connection.channels.get(channel.number) is not channel:
-            return  # the broker closed it, and the number may be another one's by now
+            return  # the broker closed it, and another channel may have the number by now
         if not getattr(channel, "close_sent", False):
             channel.close_sent = True  # type: ignore[attr-defined]
             close = commands.Channel.Close(reply_code=_SUCCESS, reply_text="", class_id=0, method_id=0)
             await channel.write_queue.put(ChannelFrame.marshall(channel.number, [close]))
-        with contextlib.suppress(Exception):  # which is how the driver tells it
+        with contextlib.suppress(Exception):  # by which the driver reports the close
             await channel.closing
 
 
 def connection_context() -> Context:
-    """Make the context for a task that works at a connection of ours: the present one, marked."""
+    """Create the context for a task that works on a connection of ours: the present one, marked."""
     context = copy_context()
     context.run(_ours.set, True)
     return context
 
 
 class _OursAreForDebugging(logging.Filter):
-    """Demotes a logger's records of our connections; on the logger itself, as it must act before any handler."""
+    """Demotes a logger's records about our connections; on the logger itself, as it must act before any handler."""
 
     def __init__(self, logger: logging.Logger, up_to: int) -> None:
         super().__init__()

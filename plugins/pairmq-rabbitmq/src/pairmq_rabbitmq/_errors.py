@@ -1,14 +1,14 @@
 """The one place where aio-pika's exceptions and RabbitMQ's replies become failure kinds (SPEC 3.6).
 
-The first row that fits decides. What is worth a second look:
+The first row that matches decides. Rows that need an explanation:
 
 - 404 has two meanings: there is no such queue, or its node is down, its leader gone, its process stopped. Only the
   first says anything about the message; the others are *unavailable*.
-- A certificate that is not the broker's is *unavailable*: who answers there is not the broker, nothing was sent, and
-  the backlog is what keeps the messages until it is fixed.
-- A virtual host that is missing or closed to the user is *refused* like a wrong password: no message is wrong, so that
+- A certificate that is not the broker's is *unavailable*: the server is not the broker, nothing was sent, and the
+  backlog keeps the messages until it is fixed.
+- A virtual host that is missing or closed to the user is *refused* like a wrong password: no message is at fault, so
   the syphon waits and dead-letters nothing (reasons *disabled* and *unauthorized*).
-- A channel that is closed under publishes in flight leaves all of them in doubt but one that was alone on it.
+- When a channel is closed with publishes in flight, all of them are in doubt, except one that was alone on it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _UNAVAILABLE, _REFUSED = FailureKind.UNAVAILABLE, FailureKind.REFUSED
 @dataclass(frozen=True, slots=True)
 class _Row:
     match: type[BaseException]
-    words: str  # that the broker's text holds; "" for any
+    words: str  # contained in the broker's text; "" for any
     kind: FailureKind
     reason: FailureReason
-    text: str | None = None  # what to say instead of the broker's words
+    text: str | None = None  # used instead of the broker's text
 
 
 _NOT_ALLOWED = "the broker does not let this user in, or do this: check user, password and permissions"
@@ -87,7 +87,7 @@ def failure(error: BaseException, doing: str, *, maybe_applied: bool = True) -> 
     """Make the transport error of what the driver reported.
 
     Args:
-        maybe_applied: what to tell unless the error itself is certain: an `Unsent`, or the broker's refusal.
+        maybe_applied: used unless the error itself is certain: an `Unsent`, or the broker's refusal.
 
     Returns:
         The error, its cause set; to be raised or handed out.
@@ -103,7 +103,7 @@ def failure(error: BaseException, doing: str, *, maybe_applied: bool = True) -> 
     made = TransportError(
         f"{doing}: {row.text or words}", row.kind, row.reason, maybe_applied=maybe_applied and not certain
     )
-    # What RabbitMQ says about a refused user names the user, who stands in no error of ours.
+    # RabbitMQ's text about a refused user names the user, which must not be in PairMQ's errors.
     made.__cause__ = None if row.reason is FailureReason.UNAUTHORIZED else cause
     return made
 
@@ -132,6 +132,6 @@ def refused(doing: str, text: str, reason: FailureReason) -> TransportError:
 
 
 def _words(error: BaseException) -> str:
-    """The broker's or the driver's own words."""
+    """The broker's or the driver's own text."""
     words = " ".join(str(argument) for argument in error.args if isinstance(argument, str) and argument)
     return words or str(error) or type(error).__name__

@@ -1,12 +1,12 @@
 """The properties of a received message, read from the bytes of its content header.
 
-pamqp's parser copies what is left of the header for each value in it, and reads one property after the other by its
-name: that is most of what receiving a message costs. The properties and types that nearly every message has are read
-here in one pass; any header with others in it, or with a mistake, is pamqp's, whose reading is the same.
+pamqp's parser copies the rest of the header for each value in it, and reads one property after the other by its
+name: that is most of the cost of receiving a message. The properties and types that nearly every message has are read
+here in one pass; any header with others in it, or with an error, is left to pamqp, with the same result.
 
 Any client may publish: a header that can't be read gives properties with nothing but the mark `UNREADABLE`. So does one
-that would take too long to read. pamqp copies the rest of a table for each value in it: a table of many thousands of
-tiny values in one frame of 128 KiB keeps the event loop busy for seconds, and with it every other message and the
+that would take too long to read. As pamqp copies the rest of a table for each value in it, a table of many thousands of
+tiny values in one frame of 128 KiB blocks the event loop for seconds, and with it every other message and the
 connection's heartbeat. A few such messages would stop a receiver. So the values are counted first.
 """
 
@@ -19,7 +19,7 @@ from pamqp import commands
 from pamqp.header import ContentHeader
 
 UNREADABLE: Final = "x-unreadable-header"
-"""Header of a message whose own header could not be read; its value says why."""
+"""Header of a message whose own header could not be read; its value is the reason."""
 
 Properties = commands.Basic.Properties
 
@@ -64,7 +64,7 @@ _S, _I, _l, _t, _V, _d = b"SIltVd"
 
 
 class _Unusual(Exception):
-    """It is pamqp's."""
+    """It is left to pamqp."""
 
 
 def read(header: bytes) -> Properties:
@@ -157,13 +157,13 @@ def _table(header: bytes, at: int, end: int) -> dict[str, Any]:
 
 
 def is_costly(header: bytes, *, sending: bool = False) -> bool:
-    """Tell whether reading a content header would hold up everything else; one look at each value.
+    """Return whether reading a content header would block the event loop for long; visits each value once.
 
     Args:
-        header: the payload of a content header frame; any client may have written its properties. Of one that can't be
-            parsed, what comes before the mistake counts, as the parser reads no further either.
+        header: the payload of a content header frame; any client may have written its properties. In one that can't be
+            parsed, what precedes the error counts, as the parser reads no further either.
         sending: leave room for the headers that the broker adds to a message which it redelivers or dead-letters: one
-            that was accepted must not become too costly on its way.
+            that was accepted must not become too costly in transit.
     """
     bytes_more, values_more = _BROKERS_OWN if sending else (0, 0)
     size = len(header) + bytes_more
@@ -176,10 +176,10 @@ def is_costly(header: bytes, *, sending: bool = False) -> bool:
 
 
 def _exceeds(header: bytes, most: int) -> bool:
-    """Whether the headers hold more values than that, on all levels together."""
+    """Whether the headers hold more values than that, over all levels."""
     at = _PROPERTIES_AT
     flags = word = int.from_bytes(header[_FLAGS_AT:at])
-    while word & _MORE:  # the parser reads on, though the broker, which knows 14 properties, does not
+    while word & _MORE:  # the parser continues, though the broker, which knows 14 properties, does not
         word = int.from_bytes(header[at : at + 2])
         at += 2
     for flag, _ in _TEXTS_BEFORE:

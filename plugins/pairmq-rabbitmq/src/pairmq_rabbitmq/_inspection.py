@@ -1,11 +1,11 @@
-"""What can be found out about a queue by AMQP alone: its arguments, whether it is empty, and why it rejected a message.
+"""What AMQP alone can find out about a queue: its arguments, whether it is empty, and why it rejected a message.
 
-AMQP has no way to read the arguments. A queue that is declared again with other arguments than it has is left as it
-is, and the broker's refusal names the first argument that differs and what the queue has. So the declaration is
-corrected by that, and tried again, until the broker accepts it: then it holds all that the queue has.
+AMQP has no way to read the arguments. A queue that is declared again with other arguments than it has is left
+unchanged, and the broker's refusal names the first argument that differs and the queue's value of it. So the
+declaration is corrected by that and repeated, until the broker accepts it: then it holds all of the queue's arguments.
 
-A queue that is full and rejects says so with a nack, and so does one whose process failed: the first has certainly not
-stored the message, the second may have. Which queues reject is found out from their arguments.
+A full queue that rejects publishes answers with a nack, and so does one whose process failed: the first has certainly
+not stored the message, the second may have. Which queues reject is found out from their arguments.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from pairmq_rabbitmq._properties import (
 
 _MOST_ROUNDS = 20
 
-# An argument that is not compared with an existing queue's, and of which no queue can be made with this value: if the
-# queue is deleted while it is asked about, no other one comes into being from a question.
+# An argument that is not compared with an existing queue's, and with whose value no queue can be created: if the
+# queue is deleted while it is probed, no declaration creates another one.
 _GUARD: Final = "x-max-age"  # of streams; RabbitMQ 4 compares `x-queue-leader-locator`, which 3.10 does not
 _GUARD_VALUE: Final = "1D"
 
@@ -55,8 +55,8 @@ _CUT_OFF: Final = object()
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
 _FLAGS = ("durable", "auto_delete", "exclusive")
 
-# The answer to the first says that the queue has a leader which has read all that it holds. It then finds out which
-# consumers are gone, and has back what they held before it comes to the second.
+# The reply to the first shows that the queue has a leader which has applied its log. It then detects which consumers
+# are gone, and requeues what they held before it handles the second.
 _QUESTIONS = 2
 
 _TRUSTED = 60.0  # s
@@ -64,11 +64,11 @@ _TRUSTED = 60.0  # s
 
 @dataclass(slots=True)
 class Found:
-    """What is known of a queue.
+    """What is known about a queue.
 
     Args:
-        complete: whether this is all, or all that was asked for; otherwise the broker's words could not be understood,
-            or it refused to tell.
+        complete: whether this is everything, or everything that was asked for; otherwise the broker's text could not
+            be parsed, or it refused.
     """
 
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -88,11 +88,11 @@ async def interrogate(
 ) -> Found:
     """Find out the arguments of a queue that exists.
 
-    It creates nothing, also when the queue is deleted meanwhile: see ``_GUARD``. A broker that does not know the guard
-    could only make, in the moment after it named the queue, a queue like the one that was there.
+    It creates nothing, even when the queue is deleted meanwhile: see ``_GUARD``. A broker that does not know the guard
+    could only create, in the moment after it named the queue, a queue like the one that existed.
 
     Args:
-        link: whose connection to ask over; the control link's when left out.
+        link: whose connection to use; the control link's when left out.
 
     Returns:
         What was found; without those arguments of the guess that could not be confirmed.
@@ -113,7 +113,7 @@ async def interrogate(
             await context.ask(doing, declare, link, about=queue)
         except TransportError as error:
             if isinstance(error.__cause__, ConnectionInternalError):
-                break  # it differs, and RabbitMQ 4 can't say in what: see `Context.ask`
+                break  # it differs, and RabbitMQ 4 can't say how: see `Context.ask`
             words = str(error.__cause__) if isinstance(error.__cause__, ChannelPreconditionFailed) else ""
             difference = _difference(words)
             if difference is None:
@@ -128,7 +128,7 @@ async def interrogate(
             elif name == _GUARD:
                 guard = {}  # a stream, which has one
             elif name in told or (value is _CUT_OFF and name not in asked):
-                break  # the queue has a value of it that can't be read
+                break  # the queue has a value for it that can't be read
             else:
                 told[name] = None if value is _CUT_OFF else value
                 asked.pop(name, None)
@@ -146,7 +146,7 @@ def _values(told: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compared(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what the broker accepted because queues of this type have no such argument, and it did not look."""
+    """Leave out what the broker accepted unchecked because queues of this type have no such argument."""
     match arguments.get(QUEUE_TYPE, "classic"):
         case "quorum":
             return arguments
@@ -158,7 +158,7 @@ def _compared(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _difference(words: str) -> tuple[str, Any] | None:
-    """Read what the broker says: the argument's name, and the queue's value of it; None for having none."""
+    """Parse the broker's text: the argument's name, and the queue's value of it; None for having none."""
     found = _INEQUIVALENT.search(words)
     if found is None:
         beginning = _NAME.search(words)
@@ -177,22 +177,23 @@ def _difference(words: str) -> tuple[str, Any] | None:
 
 
 async def count_certainly(context: Context, queue: str, doing: str) -> int:
-    """Count what waits in a queue, where 0 means that there is nothing.
+    """Count the ready messages of a queue, where 0 means that it is certainly empty.
 
-    A passive declare, which tells the number, is answered at once with what the queue's process knows. Of a quorum
+    A passive declare, which returns the number, is answered at once with what the queue's process knows. For a quorum
     queue that may be 0 with any number of messages in it: while no leader is elected, when the leader does not answer
-    within 0.25 s, and after a boot as long as what dead consumers held is not given back (seen for 0.2 to 0.9 s with
-    RabbitMQ 3.10). `basic.get` is no question but a command, which the leader carries out in turn with all others. So
-    0 is asked about with that. A message that it finds goes back to its place, counted as delivered once more.
+    within 0.25 s, and after a boot until what dead consumers held is requeued (seen for 0.2 to 0.9 s with
+    RabbitMQ 3.10). `basic.get` is no query but a command, which the leader applies in turn with all others. So a 0 is
+    verified with that. A message that it fetches is requeued in its place, counted as delivered once more.
 
-    Nothing can be fetched so from a queue with a single active consumer, or by a user who may not read it. The leader
-    refuses the former in turn as well, so that the number told afterwards is right; the latter is told as it was.
+    Nothing can be fetched this way from a queue with a single active consumer, or by a user who may not read it. The
+    leader refuses the former in turn as well, so the number read afterwards is right; for the latter the first number
+    is returned.
 
     Raises:
-        TransportError: there is no such queue, or it could not be asked. A queue without leader never answers: bring
+        TransportError: there is no such queue, or it could not be asked. A queue without leader never answers: set
             a time limit.
 
-    A cancelled call gives back what it had fetched.
+    A cancelled call releases what it had fetched.
     """
     waiting, _ = await context.count(queue, doing)
     refused = False
@@ -211,13 +212,13 @@ async def count_certainly(context: Context, queue: str, doing: str) -> int:
 
 
 async def fetch_one(channel: Channel, queue: str) -> int:
-    """Have a queue's leader fetch a message, and give it back to its place, which closes the channel.
+    """Have a queue's leader fetch a message, and requeue it in its place, which closes the channel.
 
     Returns:
         How many messages there were, this one included; 0 when there was none.
 
     Raises:
-        Exception: the driver's, as for a queue that is not there or may not be read.
+        Exception: the driver's, as for a queue that does not exist or may not be read.
     """
     fetched = (await channel.basic_get(queue)).delivery
     if not isinstance(fetched, Basic.GetOk):
@@ -228,13 +229,13 @@ async def fetch_one(channel: Channel, queue: str) -> int:
 
 
 async def why_nacked(context: Context, entity: Entity, doing: str) -> TransportError:
-    """Say why the broker did not take a message for an entity.
+    """Find why the broker did not accept a message for an entity.
 
-    How many messages the queue holds is kept for the probe. Of a topic's queues others may have taken the
+    The number of messages in the queue is kept for the probe. Of a topic's queues others may have accepted the
     message.
 
     Returns:
-        The error, in doubt unless the queue is known to reject what has no room.
+        The error, in doubt unless the queue is known to reject messages when full.
     """
     text = f"{doing}: the broker rejected it"
     unavailable, quota = FailureKind.UNAVAILABLE, FailureReason.QUOTA
@@ -251,7 +252,7 @@ async def why_nacked(context: Context, entity: Entity, doing: str) -> TransportE
     if rejects:
         context.full_until.pop(entity.path, None)
         return TransportError(f"{text}: the queue is full (overflow is reject-publish)", unavailable, quota)
-    # Of a queue that has failed the number says nothing about room: the probe shall not wait forever.
+    # For a queue that has failed the number says nothing about room: the probe must not wait forever.
     context.full_until[entity.path] = asyncio.get_running_loop().time() + _TRUSTED
     return TransportError(
         f"{text}: the queue is full, by a policy, or has failed", unavailable, quota, maybe_applied=True
@@ -259,12 +260,12 @@ async def why_nacked(context: Context, entity: Entity, doing: str) -> TransportE
 
 
 async def _rejects(context: Context, queue: str, doing: str) -> bool:
-    """Whether a queue is known to reject what has no room; a policy that says so can't be seen."""
+    """Whether a queue is known to reject messages when full; a policy for that can't be seen."""
     now = asyncio.get_running_loop().time()
     rejects, until = context.rejecting.get(queue, (False, 0.0))
     if now >= until:
         try:
-            # With the dead-letter queue of those that PairMQ makes: the broker's answer would be cut off in its name.
+            # With the dead-letter queue of those that PairMQ creates: the broker's reply would be cut off in its name.
             dead_letter = {DEAD_LETTER_EXCHANGE: "", DEAD_LETTER_KEY: _names.dead_letter_of(queue)}
             found = await interrogate(context, queue, {OVERFLOW: "reject-publish", **dead_letter}, doing)
             rejects = found.arguments.get(OVERFLOW) == "reject-publish"

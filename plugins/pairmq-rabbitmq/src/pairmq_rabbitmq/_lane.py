@@ -1,14 +1,14 @@
-"""The way of messages and confirms past the driver.
+"""The path of messages and confirms past the driver.
 
-The driver reads every frame by itself, makes an object of it, and puts it through two queues; a message is three
-frames. So what comes many times over, deliveries, returns and confirms, goes from the socket's bytes straight to whom
-it is for, a whole read of the socket in one go. All other frames reach the driver as they came. Each kind keeps its
-order; a message may be told before the driver has seen what the broker sent ahead of it, never after what came behind.
+The driver reads every frame separately, makes an object of it, and puts it through two queues; a message is three
+frames. So the frequent ones, deliveries, returns and confirms, go from the socket's bytes straight to their taker, a
+whole read of the socket at once. All other frames reach the driver unchanged. Each kind keeps its order; a message may
+be handed on before the driver has seen what the broker sent ahead of it, never after what was sent behind it.
 
-Only channels that were given a taker have this way; basic.get and the control connection are the driver's alone.
+Only channels with a taker use this path; basic.get and the control connection are left to the driver.
 
-The driver takes a connection for dead on which it has not seen a frame for some heartbeats, and a busy broker sends no
-heartbeats. So it is shown one now and then, in the place of what it did not see.
+The driver considers a connection dead on which it has not seen a frame for some heartbeats, and a busy broker sends no
+heartbeats. So it is passed a heartbeat now and then, in place of the frames it did not see.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ _HEARTBEAT = _FRAME.pack(8, 0, 0) + bytes((_END,))
 _SIGN_OF_LIFE = 1.0  # s: the shortest heartbeat that can be agreed on
 _RETURN, _DELIVER, _ACK, _NACK = (struct.pack(">HH", 60, method) for method in (50, 60, 80, 120))
 _CONFIRMS = frozenset((_ACK, _NACK))
-_LARGEST = 1 << 26  # bytes of a frame that is waited for; a broker keeps to what was agreed on, far below
+_LARGEST = 1 << 26  # bytes of a frame that is waited for; the broker's frame_max is far below
 
 
 class Taker(Protocol):
-    """Whom the messages and confirms of one channel are for. Nothing may be raised."""
+    """Receives the messages and confirms of one channel. Its methods must not raise."""
 
     def delivered(self, tag: int, redelivered: bool, header: bytes, body: bytes) -> None:
-        """A message came to a consumer; the header is the payload of its frame."""
+        """A message was delivered to a consumer; the header is the payload of its frame."""
 
     def returned(self, header: bytes) -> None:
         """A publish could not be routed."""
 
     def confirmed(self, tag: int, multiple: bool, taken: bool) -> None:
-        """The broker has taken a publish, or not; with ``multiple`` all up to the tag that were not told of yet."""
+        """The broker has confirmed a publish, or not; with ``multiple`` all up to the tag without an answer so far."""
 
 
 class _Content:
-    """A message on its way in.
+    """A message of which not all frames have arrived.
 
     Args:
         tag: of a delivery; None for a return.
@@ -61,10 +61,10 @@ class _Content:
 
 
 class Lane:
-    """Parts one connection's incoming frames.
+    """Separates one connection's incoming frames.
 
     Args:
-        clock: tells an instant in seconds.
+        clock: returns an instant in seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -72,23 +72,23 @@ class Lane:
         self._clock = clock
         self._shown_at = clock()
         self._rest = b""
-        self._closed = False  # the stream is none of frames
+        self._closed = False  # the stream does not consist of frames
         self._takers: dict[int, Taker] = {}
         self._contents: dict[int, _Content] = {}
 
     def open(self, channel: int, taker: Taker) -> None:
-        """Let a channel's messages and confirms go to ``taker`` from now on."""
+        """Send a channel's messages and confirms to ``taker`` from now on."""
         self._takers[channel] = taker
         self._contents.pop(channel, None)
 
     def close(self, channel: int, taker: Taker) -> None:
-        """Forget a taker; the channel's number may be another one's by now."""
+        """Forget a taker; another channel may have the number by now."""
         if self._takers.get(channel) is taker:
             del self._takers[channel]
             self._contents.pop(channel, None)
 
     def part(self, data: bytes) -> bytes:
-        """Take what came from the socket; gives what is for the driver, whole frames."""
+        """Take the bytes read from the socket; returns what is for the driver, whole frames."""
         if self._closed:
             return data
         frames = self.frames
@@ -105,10 +105,10 @@ class Lane:
         if self._rest:
             data = self._rest + data
         if data.startswith(b"AMQP"):
-            return self._give_up(data)  # the broker speaks another version; the driver says so
+            return self._give_up(data)  # the broker speaks another version, which the driver reports
         at, end = 0, len(data)
         for_driver: list[bytes] = []
-        kept = 0  # from here on to `at` it is the driver's
+        kept = 0  # from here to `at` it is for the driver
         while end - at >= _OVERHEAD:
             kind, channel, size = _FRAME.unpack_from(data, at)
             stop = at + _OVERHEAD + size
@@ -137,13 +137,13 @@ class Lane:
         return b"".join(for_driver)
 
     def _whole(self, taker: Taker, channel: int, data: bytes, at: int, stop: int) -> int:
-        """Hand on a delivery that has come as a whole, in the three frames that nearly every one has.
+        """Hand on a delivery that has arrived completely, in the three frames that nearly every one has.
 
         Args:
             data: holds the frames.
 
         Returns:
-            Where the last frame ends; 0 for one that comes in parts, or has something wrong.
+            Where the last frame ends; 0 for one that arrives in parts, or is malformed.
         """
         end = len(data)
         if end - stop < _SHORTEST_CONTENT:
@@ -164,12 +164,12 @@ class Lane:
         return last
 
     def _give_up(self, data: bytes) -> bytes:
-        """Something that is no frame came: the driver is to see it, and all that follows."""
+        """Something other than a frame arrived: the driver gets it, and all that follows."""
         self._closed, self._rest = True, b""
         return data
 
     def _takes(self, taker: Taker, kind: int, channel: int, data: bytes, at: int, stop: int) -> bool:
-        """Hand on a frame; tells whether it was one for the taker."""
+        """Hand on a frame; returns whether it was for the taker."""
         if kind == _METHOD:
             method = data[at : at + 4]
             if method == _DELIVER:

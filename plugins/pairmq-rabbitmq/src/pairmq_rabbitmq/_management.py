@@ -1,7 +1,7 @@
-"""The management plugin's HTTP interface, for what AMQP 0-9-1 has no question for: lists, and queues' arguments.
+"""The management plugin's HTTP API, for what AMQP 0-9-1 can't query: lists, and queues' arguments.
 
 Used only when the URL names it. One request at a time per call, in a thread, with time limits and a bound on the
-answer; a redirect is never followed, as it would hand the password to the host that it names.
+response; a redirect is never followed, as it would pass the password to the host that it names.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pairmq_rabbitmq import _errors
 from pairmq_rabbitmq._properties import EXPIRES, NUMBERS, OVERFLOW, QUEUE_TYPE
 from pairmq_rabbitmq._url import ManagementUrl, RabbitUrl
 
-_MOST_BYTES = 32 * 1024 * 1024  # of one answer
-_PAGE = 500  # the most that RabbitMQ gives at once
+_MOST_BYTES = 32 * 1024 * 1024  # of one response
+_PAGE = 500  # the largest page of RabbitMQ
 _MOST_PAGES = 1000
 _READ = 64 * 1024
 _TIMEOUT = 30.0  # s for one request as a whole; the caller's own limit ends the wait sooner
@@ -36,7 +36,7 @@ _ERRORS = {
 
 
 class Management:
-    """Asks one broker's management plugin."""
+    """Queries one broker's management plugin."""
 
     def __init__(self, url: RabbitUrl, where: ManagementUrl) -> None:
         self._where = where
@@ -48,8 +48,8 @@ class Management:
     async def queue(self, name: str, doing: str) -> dict[str, Any]:
         """Read one queue: its ``arguments`` with what policies add, ``auto_delete`` and ``durable``.
 
-        The plugin hears of a queue's policy every few seconds. A user who may look at policies (of the tag
-        ``policymaker``) learns of them at once.
+        The plugin learns of a queue's policy every few seconds. A user who may read policies (with the tag
+        ``policymaker``) sees them at once.
 
         Raises:
             TransportError: reason *not-found* when it does not exist; others when the plugin can't be asked.
@@ -70,7 +70,7 @@ class Management:
         }
 
     def _policies(self, queue: str, queue_type: str, doing: str) -> list[dict[str, Any]] | None:
-        """Find the policy and the operator policy of a queue; None where this user may not look at them."""
+        """Find the policy and the operator policy of a queue; None where this user may not read them."""
         definitions: list[dict[str, Any]] = []
         try:
             for kind in ("policies", "operator-policies"):
@@ -83,11 +83,11 @@ class Management:
                 raise
             return None
         except re.error:
-            return None  # an expression that Erlang knows and Python does not
+            return None  # an expression that is valid in Erlang but not in Python
         return definitions
 
     async def queues(self, prefix: str, doing: str) -> list[str]:
-        """List the names of all queues that begin so.
+        """List the names of all queues with this prefix.
 
         Raises:
             TransportError: the plugin can't be asked.
@@ -95,7 +95,7 @@ class Management:
         return await asyncio.to_thread(self._names, "queues", prefix, doing)
 
     async def exchanges(self, prefix: str, doing: str) -> list[str]:
-        """List the names of all exchanges that begin so, but the one without a name.
+        """List the names of all exchanges with this prefix, except the default one.
 
         Raises:
             TransportError: the plugin can't be asked.
@@ -105,7 +105,7 @@ class Management:
     def _names(self, kind: str, prefix: str, doing: str) -> list[str]:
         names = set[str]()
         for page in range(1, _MOST_PAGES + 1):
-            # The plugin looks for the text anywhere in a name; it leaves less to carry.
+            # The plugin searches for the text anywhere in a name; it reduces the response.
             query = f"page={page}&page_size={_PAGE}&name={quote(prefix, safe='')}&use_regex=false&columns=name"
             found = self._get(f"/api/{kind}/{self._vhost}?{query}", doing)
             if not isinstance(found, dict) or not isinstance(found.get("items"), list):
@@ -158,7 +158,7 @@ class Management:
     def _body(self, response: http.client.HTTPResponse, deadline: float, doing: str) -> bytes:
         parts: list[bytes] = []
         size = 0
-        # read1, so that a server which sends a byte now and then can't hold the thread forever.
+        # read1, so that a server which sends a byte now and then can't block the thread forever.
         while part := response.read1(_READ):
             size += len(part)
             if size > _MOST_BYTES:
@@ -169,17 +169,17 @@ class Management:
         return b"".join(parts)
 
     def _unexpected(self, doing: str) -> TransportError:
-        return self._unavailable(doing, "what it answered is not what RabbitMQ answers", FailureReason.OTHER)
+        return self._unavailable(doing, "it sent an unexpected response", FailureReason.OTHER)
 
     def _unavailable(self, doing: str, text: str, reason: FailureReason) -> TransportError:
         return TransportError(f"{doing}: management at {self._where.url}: {text}", FailureKind.UNAVAILABLE, reason)
 
 
 def policy_for(queue: str, queue_type: str, policies: Sequence[Any]) -> dict[str, Any]:
-    """Choose the one policy that applies to a queue; gives its definition, empty for no policy.
+    """Choose the one policy that applies to a queue; returns its definition, empty for no policy.
 
     Raises:
-        re.error: a pattern can't be read.
+        re.error: a pattern is invalid.
     """
     targets = ("all", "queues", "streams" if queue_type == "stream" else f"{queue_type}_queues")
     fitting = [
@@ -197,11 +197,12 @@ def effective(arguments: Mapping[str, Any], *policies: Mapping[str, Any]) -> dic
     """Merge a queue's arguments with the policies that apply to it, as RabbitMQ does.
 
     Args:
-        policies: the policy, and the operator policy, by the policies' names for arguments, which have no ``x-``.
+        policies: the policy, and the operator policy, with the policies' names for arguments, which have no ``x-``.
 
     Returns:
-        What counts: of two bounds the smaller; else what the operator says before the policy, and the queue's own
-        before both, but for what a quorum queue does when it is full or idle, where policies come first.
+        The effective values: of two bounds the smaller; otherwise the operator policy takes precedence over the policy,
+        and the queue's own over both, except for a quorum queue's behaviour when full or idle, where policies come
+        first.
     """
     policy: dict[str, Any] = {}
     for each in policies:
@@ -222,8 +223,8 @@ def _merged(own: Mapping[str, Any], other: Mapping[str, Any], other_counts: Call
 
 
 def not_configured(doing: str) -> TransportError:
-    """Make the error of what only the management plugin can tell when the URL does not name it."""
-    text = "AMQP 0-9-1 has no way to ask this: add ?management=http://host:15672 to the URL"
+    """Make the error of a call that needs the management plugin when the URL does not name it."""
+    text = "AMQP 0-9-1 can't query this: add ?management=http://host:15672 to the URL"
     return _errors.refused(doing, text, FailureReason.NOT_SUPPORTED)
 
 

@@ -1,11 +1,11 @@
-"""Markers: what travels through a queue for one consumer at a time to prove what of it is settled (SPEC 8.3).
+"""Markers: messages that travel through a queue for one consumer at a time to prove how far it is settled (SPEC 8.3).
 
-AMQP tells nobody what other consumers hold. So whoever wants to know publishes a marker: it stands behind all that was
-confirmed before, and the consumer that meets it answers when everything it was given before is settled. A queue for one
-consumer hands out in order, so that what earlier consumers were given is settled by then, or was given to this one.
+AMQP does not show what other consumers hold. So a marker is published: it is behind everything that was confirmed
+before, and the consumer that receives it answers when everything delivered to it before is settled. A queue for one
+consumer delivers in order, so what earlier consumers received is settled by then, or was delivered to this one.
 
 No message of PairMQ's senders looks like a marker: a diverted one has headers, and none has its correlation id for a
-message id. Who may write to the queue can forge one, and gains nothing: it is answered to its own channel only.
+message id. A client that may write to the queue can forge one, and gains nothing: it is answered to its own channel.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from pairmq_rabbitmq._link import Link, Session
 WINDOW: Final = 250
 """Unsettled messages of every consumer of such a queue, in every process and version.
 
-A quorum queue hands out again what was given back in the order in which it came back. When the holder of a, b, c is
+A quorum queue redelivers requeued messages in the order in which they were requeued. When the holder of a, b, c is
 lost, and the next one is lost as well with a and b, then c comes first. So each must take at least what the last had.
 """
 
 REPLY_TO: Final = "amq.rabbitmq.reply-to"
-"""RabbitMQ's direct reply-to: it writes the asking channel's address in its place."""
+"""RabbitMQ's direct reply-to: it substitutes the asking channel's address."""
 
 _TYPE: Final = "pairmq.marker"
 _RAW_TYPE: Final = _TYPE.encode()
@@ -44,7 +44,7 @@ _MOST_OPEN = 4096  # markers whose answers are waited for; older ones are forgot
 
 
 class Marker(NamedTuple):
-    """One marker as a consumer meets it.
+    """One marker as a consumer receives it.
 
     Args:
         id: random; the answer repeats it.
@@ -55,10 +55,10 @@ class Marker(NamedTuple):
 
 
 def marker_properties(marker_id: str) -> Basic.Properties:
-    """Give the properties of a new marker; its body is empty."""
+    """Return the properties of a new marker; its body is empty."""
     return Basic.Properties(
         message_type=_TYPE,
-        message_id=marker_id,  # what the broker returns is found by it
+        message_id=marker_id,  # identifies it when the broker returns it
         correlation_id=marker_id,
         reply_to=REPLY_TO,
         delivery_mode=_PERSISTENT,
@@ -66,7 +66,7 @@ def marker_properties(marker_id: str) -> Basic.Properties:
 
 
 def marker_of(header: bytes, body: bytes) -> Marker | None:
-    """Recognise a marker; None for any other message."""
+    """Recognize a marker; None for any other message."""
     if body or _RAW_TYPE not in header:
         return None
     found = _header.read(header)
@@ -79,11 +79,11 @@ def marker_of(header: bytes, body: bytes) -> Marker | None:
 
 
 class MarkerLine:
-    """Of one transport."""
+    """The markers of one transport."""
 
     def __init__(self, link: Link) -> None:
         self.epoch = 0
-        """Grows with every new channel: answers to markers of earlier ones can't come any more."""
+        """Grows with every new channel: answers to markers of earlier ones can't arrive any more."""
         self._link = link
         self._session: Session | None = None
         self._raw: Channel | None = None
@@ -91,12 +91,12 @@ class MarkerLine:
         self._told: dict[str, Callable[[], None]] = {}
 
     def answers(self, epoch: int) -> bool:
-        """Whether answers to markers of an epoch can still come."""
+        """Whether answers to markers of an epoch can still arrive."""
         raw, session = self._raw, self._session
         return epoch == self.epoch and raw is not None and not raw.is_closed and session is not None and session.usable
 
     async def ready(self, doing: str) -> None:
-        """Open the channel if there is none.
+        """Open the channel unless it is open.
 
         Raises:
             Exception: the driver's, or an `Unsent`, or a `TransportError`: it can't be opened.
@@ -113,9 +113,9 @@ class MarkerLine:
         """Publish a marker, after `ready`; returns when the broker has confirmed it.
 
         Raises:
-            Exception: the driver's: the queue may hold the marker unless the broker said no.
+            Exception: the driver's: the queue may hold the marker unless the broker rejected it.
 
-        A cancelled call leaves the connection to those who wait on it.
+        A cancelled call leaves the connection to the other calls on it.
         """
         self._told[marker_id] = answered
         while len(self._told) > _MOST_OPEN:
@@ -123,7 +123,7 @@ class MarkerLine:
         await self._publish(queue, marker_properties(marker_id), mandatory=True)
 
     async def answer(self, markers: Sequence[Marker], doing: str) -> None:
-        """Tell those who asked; one who is gone hears nothing, and that is no failure."""
+        """Answer the askers; an asker that no longer exists gets nothing, which is no failure."""
         await self.ready(doing)
         for marker in markers:
             await self._publish(marker.reply_to, Basic.Properties(correlation_id=marker.id), mandatory=False)
@@ -146,7 +146,7 @@ class MarkerLine:
         try:
             return await operation
         except asyncio.CancelledError:
-            # Others may still wait for their markers to be confirmed there.
+            # Other calls may still wait for their markers to be confirmed there.
             if self._session is session:
                 self._session = self._raw = None
             self._link.retire(session, silent=False)

@@ -1,7 +1,7 @@
-"""Which queues and exchanges of the broker stand for an entity.
+"""Which queues and exchanges of the broker represent an entity.
 
-A queue is the queue of its path; a topic is the exchange of its path, and a subscription a queue bound to it. Names of
-our own making hold a segment that begins with ``$``, or begin with ``pairmq.``.
+A queue is the queue of its path; a topic is the exchange of its path, and a subscription a queue bound to it. Names
+that PairMQ creates contain a segment that begins with ``$``, or begin with ``pairmq.``.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ _SUBSCRIPTIONS = "/$subscriptions/"
 _LONGEST = 255  # bytes, of any name in AMQP 0-9-1
 
 MAX_PATH_LENGTH = _LONGEST - len(_DEAD_LETTER)
-"""Longest path in bytes: its dead-letter queue must have a name, too."""
+"""Longest path in bytes: its dead-letter queue needs a name, too."""
 
 OWN_PREFIX = "pairmq."
-"""Of the broker's objects that belong to no entity, such as delay queues."""
+"""Prefix of the broker's objects that belong to no entity, such as delay queues."""
 
 
 def queue_of(source: Source) -> str:
@@ -55,7 +55,7 @@ def is_system(entity: Entity) -> bool:
 
 
 def is_system_name(path: str) -> bool:
-    """The same of any name that RabbitMQ may have, also one that no entity can have: those of direct replies."""
+    """The same for any name in RabbitMQ, also those that no entity can have: the names of direct replies."""
     return path.startswith(("amq.", OWN_PREFIX)) or any(segment.startswith("$") for segment in path.split("/"))
 
 

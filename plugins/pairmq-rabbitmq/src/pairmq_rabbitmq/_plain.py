@@ -1,9 +1,9 @@
-"""The short way between a message and its header, for those that nearly all are.
+"""The fast path between a message and its header, for the plain ones that nearly all are.
 
-The long way, `_header` and `_codec`, makes an object of the properties, sorts them into a message's fields, and has
-each checked. Plain texts, whole numbers and truth values under names that mean nothing to PairMQ or the broker need
-only be read and written: what else there is to check is done here, value by value. A header with anything else in it,
-or with a mistake, is left to the long way, whose result is the same.
+The general path, `_header` and `_codec`, makes an object of the properties, sorts them into a message's fields, and has
+each validated. Plain texts, integers and booleans under names that neither PairMQ nor the broker interprets need
+only be read and written: the rest of the validation is done here, value by value. A header with anything else in it,
+or with an error, is left to the general path, whose result is the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FLAGS_AT, _PROPERTIES_AT = 12, 14
 _TYPE, _ENCODING, _HEADERS, _MODE, _PRIORITY = 0x8000, 0x4000, 0x2000, 0x1000, 0x0800
 _CORRELATION, _REPLY_TO, _ID, _SUBJECT = 0x0400, 0x0200, 0x0080, 0x0020
 _OTHERS = 0xFFFF & ~(_TYPE | _ENCODING | _HEADERS | _MODE | _PRIORITY | _CORRELATION | _REPLY_TO | _ID | _SUBJECT)
-_LONG = 1 << 14  # bytes of a header from which it may be too much work
+_LONG = 1 << 14  # bytes of a header from which it may be too costly
 
 _flags = struct.Struct(">H").unpack_from
 _length = struct.Struct(">I").unpack_from
@@ -31,19 +31,19 @@ _S, _I, _l, _t = b"SIlt"
 _pack_start = struct.Struct(">HxxQH").pack
 _pack_length = struct.Struct(">I").pack
 _BASIC = 60  # class of all methods that publish
-_SMALL_TABLE = 1 << 13  # bytes of a table, far below what makes a header too long or too much work
+_SMALL_TABLE = 1 << 13  # bytes of a table, far below what makes a header too long or too costly
 _PERSISTENT = b"\x02"
 _OCTETS = [bytes((number,)) for number in range(256)]
-_LETTERS = 255 // 4  # that many fit, whatever they are
+_LETTERS = 255 // 4  # so many characters always fit, whatever they are
 
-_OTHER, _COUNT = "", "\0"  # no names of plain properties
+_OTHER, _COUNT = "", "\0"  # not names of plain properties
 
 
 def read(header: bytes, body: bytes) -> tuple[Message, int | None] | None:
     """Read a message from the payload of its content header frame.
 
     Returns:
-        The message, and how often the broker says that it was delivered before, if it does; None for one that is not
+        The message, and how often it was delivered before, if the broker reports it; None for one that is not
         plain.
     """
     if len(header) > _LONG:
@@ -129,7 +129,7 @@ def _short(header: bytes, at: int) -> tuple[str, int]:
 
 @lru_cache(maxsize=1024)
 def _name(raw: bytes) -> str:
-    """The name of an application property; `_COUNT` for the broker's count, `_OTHER` for what needs the long way."""
+    """The name of an application property; `_COUNT` for the broker's count, `_OTHER` if it needs the general path."""
     name = raw.decode()
     if name == _codec.DELIVERY_COUNT:
         return _COUNT
@@ -184,7 +184,7 @@ def pack(method: bytes, message: Message) -> Parcel | None:
 
 
 def _table(properties: Mapping[str, PropertyValue]) -> bytes | None:
-    """Write a table of plain texts; None if there is more to it."""
+    """Write a table of plain texts; None if it holds anything else."""
     parts: list[bytes] = []
     for name, value in properties.items():
         if type(value) is not str:
@@ -205,5 +205,5 @@ def _written(text: str) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _key(name: str) -> bytes:
-    """A name as it stands before a text in a table; empty for what needs the long way."""
+    """A name as encoded before a text in a table; empty if it needs the general path."""
     return _written(name) + b"S" if len(name) <= _LETTERS and _codec.is_plain(name) else b""

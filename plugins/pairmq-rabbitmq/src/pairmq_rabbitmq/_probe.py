@@ -18,10 +18,10 @@ from pairmq_rabbitmq._publish import Answer, Lost, Nacked, Parcel, Returned, pub
 from pairmq_rabbitmq._publisher import Publisher
 
 PING_QUEUE: Final = _names.OWN_PREFIX + "ping"
-"""Where pings go; no consumer reads it, and it holds the last one."""
+"""The target of pings; no consumer reads it, and it holds the last one."""
 
 _PING_ARGUMENTS: dict[str, Any] = {
-    # Stated, so that no default or policy makes it anything else.
+    # Set explicitly, so that no default or policy changes it.
     "x-queue-type": "classic",
     "x-max-length": 1,
     "x-overflow": "drop-head",
@@ -32,23 +32,23 @@ _PING_ARGUMENTS: dict[str, Any] = {
 class Probe:
     """Pings entities of one transport.
 
-    What a ping that succeeds proves, at this moment:
+    What a successful ping proves, at this moment:
 
-    - the broker is there, lets this user in, and reads what publishers write: no memory or disk alarm, no flow control
-      that lasts longer than the ping's time limit;
+    - the broker is reachable, accepts this user, and reads what publishers write: no memory or disk alarm, no flow
+      control that lasts longer than the ping's time limit;
     - the entity exists and its process answers; a quorum queue that holds no message has a leader with a majority,
-      which had to answer that (where the user may read it);
+      which had to answer (where the user may read it);
     - publishing works to the end, on the connection that sends use: the broker confirmed a persistent message, or
-      told that no queue takes one;
+      returned it because no queue takes it;
     - a queue that rejected a message for lack of room, as far as this process knows, holds fewer messages now.
 
     What it can't prove: that the next, larger message fits; that the nodes and disks which hold the entity's own
     messages work as well as those of the ping queue; that a quorum queue with messages in it has its majority, as
     RabbitMQ counts them without one; that no policy changes in between; that another process did not fill the queue.
-    Of a topic it proves that the exchange is there and its node takes writes: a queue that is bound to it may be full
-    or gone.
+    For a topic it proves that the exchange exists and its node accepts writes: a queue that is bound to it may be full
+    or missing.
 
-    Pings go to `PING_QUEUE`, which is made when missing. A user who may not make it, or meets one that can't be used,
+    Pings go to `PING_QUEUE`, which is created when missing. A user who may not create it, or for whom it is unusable,
     pings a routing key that no queue has: the broker's return is the proof.
     """
 
@@ -71,24 +71,24 @@ class Probe:
         try:
             await self._ping(doing)
         except TransportError as error:
-            # A topic's user may write to its exchange only; the broker read the publish, or it had not refused it.
+            # A topic's user may write to its exchange only; a refusal shows that the broker read the publish.
             if entity.kind is not EntityKind.TOPIC or error.reason is not FailureReason.UNAUTHORIZED:
                 raise
 
     async def _ask_leader(self, queue: str, doing: str) -> None:
         """Ask an empty queue for a message, which a quorum queue can answer by its leader only.
 
-        A message that is there after all, come in this very moment or not counted by a leader that was late to answer,
-        is given back to its place.
+        A message that is in it after all, published just now or not counted by a leader that was late to answer,
+        is requeued in its place.
         """
         try:
             await self._context.ask(doing, lambda channel: fetch_one(channel, queue), about=queue)
         except TransportError as error:
-            if error.kind is not FailureKind.REFUSED:  # not for this user, or an exclusive consumer has it
+            if error.kind is not FailureKind.REFUSED:  # not allowed to this user, or locked by an exclusive consumer
                 raise
 
     def _check_room(self, queue: str, waiting: int, doing: str) -> None:
-        """Look whether a queue that was full has had messages taken out since."""
+        """Check whether messages have been removed from a queue since it was full."""
         full = self._context.full.get(queue, 0)
         if asyncio.get_running_loop().time() >= self._context.full_until.get(queue, math.inf):
             full = 0
@@ -109,7 +109,7 @@ class Probe:
         if isinstance(answer, Returned) and await self._make(doing):
             answer = await self._publish(PING_QUEUE)
         if isinstance(answer, Returned | Nacked):
-            # It can't be made, its node is away, or a policy makes it reject: the broker's return says as much.
+            # It can't be created, its node is down, or a policy makes it reject: the broker's return is as good.
             answer = await self._publish(f"{PING_QUEUE}.{uuid.uuid4().hex}")
         match answer:
             case None | Returned():
@@ -127,7 +127,7 @@ class Probe:
         return answer
 
     async def _make(self, doing: str) -> bool:
-        """Make the ping queue; tells whether it can be used."""
+        """Create the ping queue; returns whether it can be used."""
         try:
             await self._context.ask(
                 doing,

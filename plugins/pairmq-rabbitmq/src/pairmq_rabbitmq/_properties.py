@@ -1,8 +1,8 @@
 """A queue's settings as RabbitMQ's arguments, and back.
 
-What RabbitMQ has no word for: locks (the client keeps their time), batched writes (it always batches), and a bound on
-deliveries of a classic queue. Expired messages are dead-lettered whenever the queue has a dead-letter exchange at all,
-so that a queue which drops them has none; `Receiver.dead_letter` works without it.
+What RabbitMQ has no setting for: locks (the client measures their time), batched writes (it always batches), and a
+bound on deliveries of a classic queue. Expired messages are dead-lettered whenever the queue has a dead-letter exchange
+at all, so a queue which drops them has none; `Receiver.dead_letter` works without it.
 """
 
 from __future__ import annotations
@@ -31,40 +31,40 @@ SINGLE_CONSUMER: Final = "x-single-active-consumer"
 DEAD_LETTERING: Final = (DEAD_LETTER_EXCHANGE, DEAD_LETTER_KEY, DEAD_LETTER_STRATEGY)
 
 NUMBERS: Final = frozenset((DELIVERY_LIMIT, MAX_BYTES, MAX_LENGTH, MESSAGE_TTL, EXPIRES))
-"""Arguments that bound something; where a policy sets one, too, the smaller counts."""
+"""Arguments that set a bound; where a policy sets one, too, the smaller applies."""
 
 _QUORUM_SINCE = (3, 10)
 _MEGABYTE = 1024 * 1024
-_NO_LIMIT = 2**31 - 1  # deliveries; RabbitMQ 4 would take none for 20
-_MAX_MS = 2**32 - 1  # of any duration in RabbitMQ
-_UNLIMITED_COUNT = 2**31  # asked for: no message reaches it
+_NO_LIMIT = 2**31 - 1  # deliveries; RabbitMQ 4 would take no value for 20
+_MAX_MS = 2**32 - 1  # the largest duration in RabbitMQ
+_UNLIMITED_COUNT = 2**31  # in requested settings: no message reaches it
 
 
 def arguments_of(asked: QueueProperties, queue_type: QueueType, dead_letter: str, doing: str) -> dict[str, Any]:
     """Write settings as the arguments of a queue.
 
-    A queue never drops what it has accepted: one that is full rejects what comes.
+    A queue never drops what it has accepted: a full one rejects new messages.
 
     Args:
         asked: the settings; the lock's duration and batching are not the queue's.
         queue_type: quorum or classic; a classic queue has no bound on deliveries.
 
     Raises:
-        TransportError: reason *malformed* when a number is none that RabbitMQ takes; *not-supported* for one consumer
-            at a time of a classic queue.
+        TransportError: reason *malformed* when RabbitMQ does not accept a number; *not-supported* for one consumer
+            at a time with a classic queue.
     """
     arguments: dict[str, Any] = {QUEUE_TYPE: queue_type}
     rejects = False
     if asked.single_consumer:
         if queue_type != "quorum":
-            # Any client may take messages out of a classic one beside its consumer, by basic.get.
+            # Any client may fetch messages from a classic one beside its consumer, by basic.get.
             text = "single_consumer: it needs a quorum queue, of RabbitMQ 3.10 or newer, that the URL does not forbid"
             raise _errors.refused(doing, text, FailureReason.NOT_SUPPORTED)
         arguments[SINGLE_CONSUMER] = True
     if asked.dead_letter_on_expiration:
         arguments |= {DEAD_LETTER_EXCHANGE: "", DEAD_LETTER_KEY: dead_letter}
         if queue_type == "quorum":
-            # Without it a message could be lost on the way; RabbitMQ wants reject-publish for it.
+            # Without it a message could be lost in transit; RabbitMQ requires reject-publish for it.
             arguments[DEAD_LETTER_STRATEGY] = "at-least-once"
             rejects = True
     if queue_type == "quorum":
@@ -85,19 +85,19 @@ def arguments_of(asked: QueueProperties, queue_type: QueueType, dead_letter: str
 
 
 def queue_type_for(wanted: QueueType | None, server_version: tuple[int, ...], default: QueueType) -> QueueType:
-    """Choose the type of the queues to make.
+    """Choose the type of a new queue.
 
     Args:
-        server_version: such as (3, 10, 8); empty when the broker does not tell.
+        server_version: such as (3, 10, 8); empty when the broker does not report it.
 
     Returns:
-        Classic where quorum queues know no time to live and may lose what they dead-letter.
+        Classic where quorum queues have no time to live and may lose what they dead-letter.
     """
     return (wanted or default) if not server_version or server_version >= _QUORUM_SINCE else "classic"
 
 
 def dead_letter_arguments(queue_type: QueueType) -> dict[str, Any]:
-    """Give the arguments of a dead-letter queue: without any limit, as no queue could take what it refuses."""
+    """The arguments of a dead-letter queue: without any limit, as no queue could take what it refuses."""
     arguments: dict[str, Any] = {QUEUE_TYPE: queue_type}
     if queue_type == "quorum":
         arguments[DELIVERY_LIMIT] = _NO_LIMIT
@@ -115,8 +115,8 @@ def properties_of(
 
     Args:
         lock_duration: seconds, as the client keeps it.
-        auto_delete: whether it is deleted with its last consumer, which is told as an idle time of 0.
-        server_version: such as (4, 0, 3): from 4 on, a quorum queue that says nothing drops after 20 deliveries.
+        auto_delete: whether it is deleted with its last consumer, which is reported as an idle time of 0.
+        server_version: such as (4, 0, 3): from 4 on, a quorum queue without a setting drops after 20 deliveries.
     """
     limit = _number(arguments.get(DELIVERY_LIMIT))
     if limit is None and arguments.get(QUEUE_TYPE) == "quorum" and server_version >= (4,):
@@ -139,9 +139,9 @@ def properties_of(
 
 
 def _drops(arguments: Mapping[str, Any]) -> bool:
-    """Whether a queue of these arguments drops its oldest messages when it is full, as RabbitMQ's queues do by default.
+    """Whether a queue with these arguments drops its oldest messages when full, as RabbitMQ's queues do by default.
 
-    A stream is a log, from which nothing is taken: there it is no loss.
+    A stream is a log, from which nothing is consumed: there it is no loss.
     """
     bounded = arguments.get(MAX_BYTES) is not None or arguments.get(MAX_LENGTH) is not None
     rejects = arguments.get(OVERFLOW) in ("reject-publish", "reject-publish-dlx")
@@ -149,7 +149,7 @@ def _drops(arguments: Mapping[str, Any]) -> bool:
 
 
 def is_single(arguments: Mapping[str, Any]) -> bool:
-    """Whether a queue of these arguments is for one consumer at a time."""
+    """Whether a queue with these arguments is for one consumer at a time."""
     return arguments.get(SINGLE_CONSUMER) is True and arguments.get(QUEUE_TYPE) == "quorum"
 
 

@@ -1,12 +1,12 @@
-"""Publishing on one channel in confirm mode, pipelined: what was written, and what the broker said to each of it.
+"""Publishing on one channel in confirm mode, pipelined: what was written, and the broker's answer to each of it.
 
-The driver writes each frame by itself, and keeps a future for each unconfirmed publish. Here a batch is one write and
-one wake-up, however many messages it has, and a confirm of many is taken as one: the broker numbers the publishes of a
-channel, and everything that is published on these channels is published here.
+The driver writes each frame separately, and keeps a future for each unconfirmed publish. Here a batch is one write and
+one wake-up, however many messages it has, and a multiple confirm is handled as one: the broker numbers the publishes of
+a channel, and everything that is published on these channels is published here.
 
-A return tells no number: the publish that it belongs to is found by its message id. Two publishes of one id in flight
-on one channel could show a false ack, and are kept apart. A return without one that can be read could be any of those
-in flight: none of them counts as confirmed then.
+A return carries no number: its publish is found by the message id. Two publishes of one id in flight
+on one channel could produce a false ack, and are kept apart. A return without a readable id could belong to any of
+those in flight: none of them counts as confirmed then.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ALONE = 1 << 20
 
 
 def publish_method(exchange: str, routing_key: str) -> bytes:
-    """The payload of the method frame that sends a message there, to be returned if no queue takes it."""
+    """The payload of the method frame that publishes a message there, to be returned if no queue takes it."""
     method = Publish(exchange=exchange, routing_key=routing_key, mandatory=True)
     return struct.pack(">I", method.index) + method.marshal()
 
@@ -60,21 +60,21 @@ class Parcel:
 
     @property
     def size(self) -> int:
-        """Bytes on the wire, about."""
+        """Bytes on the wire, approximately."""
         return len(self.header) + len(self.body) + 64
 
 
 class Returned:
-    """No queue took it: it is nowhere."""
+    """No queue took it: no queue holds it."""
 
 
 class Nacked:
-    """The broker does not take responsibility for it."""
+    """The broker rejected it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """No answer came, and none will.
+    """No answer arrived, and none will.
 
     Args:
         alone: nothing else was in flight on the channel, so that the broker's refusal can only mean this one.
@@ -89,7 +89,7 @@ class Pending:
 
 
 Answer = Pending | Returned | Nacked | Lost | TransportError | None
-"""What became of a publish; None: confirmed."""
+"""The result of a publish; None: confirmed."""
 
 _PENDING, _RETURNED, _NACKED = Pending(), Returned(), Nacked()
 
@@ -106,7 +106,7 @@ class Batch:
         self._waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def answered(self, first: int, last: int, answer: Answer) -> None:
-        """The broker's answer to some of them that had none yet."""
+        """The broker's answer to some of them that had none so far."""
         if self.cut_off:
             return
         self.answers[first : last + 1] = [answer] * (last + 1 - first)
@@ -115,7 +115,7 @@ class Batch:
             self._waiter.set_result(None)
 
     def end(self, error: TransportError) -> None:
-        """Wait no more: those without an answer get this error."""
+        """Stop waiting: those without an answer get this error."""
         if not self._waiter.done():
             self.answers = [error if isinstance(answer, Pending) else answer for answer in self.answers]
             self.cut_off = True
@@ -127,7 +127,7 @@ class Batch:
 
 
 class _Flight:
-    """A batch in flight: whose number is in [`first`, `last`]."""
+    """A batch in flight, numbered from `first` to `last`."""
 
     __slots__ = ("batch", "first", "ids", "last", "open", "todo")
 
@@ -178,7 +178,7 @@ class PublishChannel:
         return bool(self._numbers) and (message_ids is None or not self._numbers.keys().isdisjoint(message_ids))
 
     async def clear(self, message_ids: Sequence[str] | None) -> None:
-        """Wait until none of these ids is in flight, with None nothing at all, or until the channel is of no use."""
+        """Wait until none of these ids is in flight, with None nothing at all, or until the channel is unusable."""
         while self.usable and self.has_in_flight(message_ids):
             self._changed.clear()
             await self._changed.wait()
@@ -194,14 +194,14 @@ class PublishChannel:
         """
         raw = self._raw
         try:
-            if not self.usable or raw.is_closed:  # no answer would come
+            if not self.usable or raw.is_closed:  # no answer would arrive
                 raise ConnectionAbortedError("the channel is closed")
             payload = b"".join(self._frames(parcels))
             flight = _Flight(batch, self._last + 1, [parcel.message_id for parcel in parcels])
             self._flights.append(flight)
             self._numbers.update(zip(flight.ids, range(flight.first, flight.last + 1), strict=True))
             self._last = flight.last
-            # The future makes the driver heed the socket's buffer; no caller waits for it.
+            # The future makes the driver respect the socket's buffer limit; no caller waits for it.
             drained = asyncio.get_running_loop().create_future()
             frame = ChannelFrame(payload, should_close=False, drain_future=drained)
             if raw.write_queue.full():
@@ -213,7 +213,7 @@ class PublishChannel:
             raise Unsent(self._cause or error) from error
 
     def confirmed(self, tag: int, multiple: bool, taken: bool) -> None:
-        """The broker has taken a publish, or not; with ``multiple`` all up to it that have no answer."""
+        """The broker has confirmed a publish, or not; with ``multiple`` all up to it that have no answer."""
         answer = None if taken else _NACKED
         if multiple:
             while self._flights and self._flights[0].first <= tag:
@@ -230,7 +230,7 @@ class PublishChannel:
     def returned(self, header: bytes) -> None:
         """No queue took a publish; its ack follows, and means nothing.
 
-        Where it is not known which one it was, all that have no answer are in doubt.
+        If it is unknown which one it was, all that have no answer are in doubt.
         """
         message_id = _header.read(header).message_id
         if not message_id:
@@ -244,7 +244,7 @@ class PublishChannel:
         self._settled()
 
     def delivered(self, tag: int, redelivered: bool, header: bytes, body: bytes) -> None:
-        """Not here: nothing is consumed on this channel."""
+        """Never called: nothing is consumed on this channel."""
 
     def _answer_one(self, number: int, answer: Answer) -> None:
         for flight in self._flights:
@@ -326,12 +326,12 @@ class PublishChannel:
             self.session.remove_on_end(self._lost)
             self._changed.set()
             self.session.wire.lane.close(self._raw.number, self)
-        # Whatever was known before: nothing else will answer these.
+        # Whatever was known before: no other answer will arrive for these.
         # A connection is never closed because of a publish that we write; a channel may be.
         self._give_up(self._cause, alone=len(self._numbers) == 1 and isinstance(cause, AMQPChannelError))
 
     def _give_up(self, cause: BaseException, *, alone: bool = False) -> None:
-        """Heed no more answers to what is in flight."""
+        """Ignore further answers to what is in flight."""
         answer = Lost(cause, alone)
         flights, self._flights = self._flights, deque()
         for flight in flights:
@@ -343,7 +343,7 @@ class PublishChannel:
         self._on_unused(self)
 
     async def close(self) -> None:
-        """Give the channel back to the broker."""
+        """Close the channel."""
         if self._cause is None and self.session.usable:
             self._cause = ConnectionAbortedError("the channel was closed")
             await self.session.run(close_channel(self._raw))

@@ -1,12 +1,12 @@
-"""Where one entity's messages go out: a channel of its own, opened when needed, and everything that can become of it.
+"""Publishing to one entity: a channel of its own, opened when needed, and every outcome of its publishes.
 
 A channel per entity, so that one bad publish, which closes its channel, disturbs no other entity's sends. Within the
 entity two rules keep the broker's refusals certain: the first publish on a new channel, and each large one, is alone
 in flight, so that a channel that is closed under it was closed because of it.
 
 A publish whose caller stopped waiting leaves its channel in doubt. The channel is retired: it takes no more publishes,
-and the others in flight on it may still be answered. When nothing came from the broker since the publish was written,
-the connection is in doubt as well, and new publishes get another one until it is heard of again; see `Link`.
+and the others in flight on it may still be answered. When nothing was received from the broker since the publish was
+written, the connection is in doubt as well, and new publishes get another one until a frame arrives on it; see `Link`.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from pairmq_rabbitmq._publish import ALONE, Answer, Batch, Lost, Parcel, Publish
 
 CHUNK_MESSAGES = 250
 CHUNK_BYTES = 1 << 20
-_SILENCE = 0.1  # s without a frame from the broker after which giving up a publish says something about the connection
+_SILENCE = 0.1  # s without a frame from the broker after which cancelling a publish puts the connection in doubt
 _CLOSE = 5.0
-_MOST_FORSAKEN = 20  # channels with publishes that nobody waits for, until a connection is changed to get rid of them
+_MOST_FORSAKEN = 20  # channels with abandoned publishes, until the connection is replaced to get rid of them
 
 
 class Publisher:
     """Publishes for one entity.
 
     Args:
-        check: looks whether the target exists, on a new session, before anything is published; None where a missing
-            one is told by a return.
+        check: checks that the target exists, on a new session, before anything is published; None where a return
+            reports a missing one.
     """
 
     def __init__(self, link: Link, doing: str, check: Callable[[], Awaitable[None]] | None = None) -> None:
@@ -50,7 +50,7 @@ class Publisher:
 
     @property
     def idle(self) -> bool:
-        """Whether its channel could be given back."""
+        """Whether its channel could be closed."""
         return not self._turn.locked() and (self._channel is None or self._channel.idle)
 
     async def publish(self, parcels: Sequence[Parcel], scope: Scope) -> list[Answer]:
@@ -60,7 +60,7 @@ class Publisher:
             parcels: what to publish; any number.
 
         Returns:
-            One answer each, in order; what could not be written got a `TransportError`.
+            One answer each, in order; a `TransportError` for what could not be written.
 
         A cancelled call may have published any part of them.
         """
@@ -81,7 +81,7 @@ class Publisher:
                 answers += await under_way[0]
                 del under_way[0]
         except asyncio.CancelledError:
-            # A new one: what the chunk under way knows about itself says nothing about those before it.
+            # A new one: what the current chunk knows about itself says nothing about those before it.
             raise asyncio.CancelledError from None
         finally:
             for task in under_way:
@@ -99,7 +99,7 @@ class Publisher:
         channel.session.reserve_publisher()  # the next send may well be another entity's
 
     def release(self) -> None:
-        """Give the channel back to the broker when nothing is in flight on it; one on its way when it is there."""
+        """Close the channel when nothing is in flight on it; one that is being opened once it is open."""
         self._opening = None
         channel, self._channel = self._channel, None
         if channel is not None:
@@ -169,7 +169,7 @@ class Publisher:
         return batch.answers
 
     async def _ready(self, scope: Scope) -> PublishChannel:
-        """The channel to publish on; opened when there is none.
+        """The channel to publish on; opened if necessary.
 
         Raises:
             Unsent: it can't be opened.
@@ -185,10 +185,10 @@ class Publisher:
         return channel
 
     def _at_hand(self) -> PublishChannel | None:
-        """The channel that the connection has in reserve, where nothing is to be asked first.
+        """The spare channel of the connection, where nothing has to be checked first.
 
-        To wait for it in a task takes turns of the loop, which are long in a failover: all that was lost is taken
-        apart in them.
+        Waiting for it in a task takes turns of the loop, which are long during a failover: the calls on everything that
+        was lost are ended in them.
         """
         session = self._link.current
         if session is None or self._check is not None or self._opening is not None:
@@ -199,9 +199,9 @@ class Publisher:
         return self._channel
 
     async def _opened(self, scope: Scope) -> PublishChannel:
-        """Open a channel, or wait for the one that is being opened: a caller that is cancelled leaves it to the next.
+        """Open a channel, or wait for the one that is being opened: a cancelled caller leaves it to the next.
 
-        A failure is for those who wait then: a later caller tries anew.
+        A failure is raised to the callers that wait at that time: a later caller tries again.
 
         Raises:
             Unsent: it can't be opened.
@@ -233,12 +233,12 @@ class Publisher:
         channel = PublishChannel(session, raw, self._unused)
         if self._opening is opening:
             self._channel = channel
-        else:  # given up meanwhile: another one may have its place
+        else:  # given up in the meantime: another one may be in its place
             channel.retire()
         return channel
 
     def _doubt(self, written: _Written) -> None:
-        """A caller stopped waiting for answers: see what that says about the channel and the connection."""
+        """A caller stopped waiting for answers: decide what that means for the channel and the connection."""
         channel, session = written.channel, written.channel.session
         if self._channel is channel:
             self._channel = None
@@ -263,39 +263,39 @@ class Publisher:
 
 
 class _Opening:
-    """A channel on its way."""
+    """A channel that is being opened."""
 
     def __init__(self, open: Callable[[_Opening], Coroutine[Any, Any, PublishChannel]]) -> None:
         self._asked: tuple[Session, int, float] | None = None
         self.task = start_task(open(self))
-        self.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, whoever waits
+        self.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # retrieved in any case
 
     def on(self, session: Session) -> Session:
-        """Note the connection that it will be on; gives it back."""
+        """Note the connection that it will be on; returns it."""
         self._asked = (session, session.wire.frames, asyncio.get_running_loop().time())
         return session
 
     @property
     def session(self) -> Session:
-        """That connection; only to be asked for when `silent`."""
+        """That connection; only valid when `silent`."""
         assert self._asked is not None  # noqa: S101  # for mypy
         return self._asked[0]
 
     @property
     def silent(self) -> bool:
-        """Whether nothing has come from the broker since it was asked, some time ago."""
+        """Whether nothing was received from the broker since the request, some time ago."""
         if self._asked is None or self.task.done():
             return False
         session, frames, at = self._asked
         return session.wire.frames == frames and asyncio.get_running_loop().time() - at >= _SILENCE
 
     async def wait(self) -> None:
-        """Wait until it is there, or can't be had."""
+        """Wait until it is open, or has failed."""
         await asyncio.wait((self.task,))
 
 
 class _Written:
-    """Publishes that are on their way."""
+    """Publishes that were written and have no answers yet."""
 
     __slots__ = ("at", "batch", "channel", "frames")
 
@@ -307,7 +307,7 @@ class _Written:
 
 
 def _not_tried(lost: Lost, channel: PublishChannel, doing: str) -> Exception:
-    """Why the others of a chunk were not written when the first one took the channel with it."""
+    """Why the others of a chunk were not written when the first one had its channel closed."""
     if not channel.session.usable:
         return Unsent(lost.cause)
     text = f"{doing}: not tried, as the broker closed the channel under the message before it"
@@ -315,7 +315,7 @@ def _not_tried(lost: Lost, channel: PublishChannel, doing: str) -> Exception:
 
 
 def _chunks(parcels: Sequence[Parcel]) -> Iterator[Sequence[Parcel]]:
-    """Cut a batch: not too much at once, a large message by itself, and no message id twice in one chunk."""
+    """Split a batch: not too much at once, a large message by itself, and no message id twice in one chunk."""
     chunk: list[Parcel] = []
     ids: set[str] = set()
     size = 0

@@ -1,32 +1,32 @@
-"""Messages that wait for their time, without a plugin of the broker, and with a fixed number of queues.
+"""Scheduled messages, without a plugin of the broker, and with a fixed number of queues.
 
 A delay is written in binary. For each binary digit there is a level: an exchange, and a queue whose messages expire
-after that digit's share of the delay. The routing key holds the digits, the highest first, and then a word that stands
-for the target. The exchange of a level sends a message with a 1 at its place to its queue, from where it is
-dead-lettered to the exchange of the level below when the time is up; one with a 0 it hands down at once. The last
+after that digit's share of the delay. The routing key holds the digits, the highest first, and then a word that
+represents the target. The exchange of a level routes a message with a 1 at its place to its queue, from where it is
+dead-lettered to the exchange of the level below when the time is up; one with a 0 it passes down at once. The last
 exchange, ``pairmq.delay.deliver``, has a binding for each target.
 
-Within a level's queue all messages wait equally long, so that none holds up another. Quorum queues of RabbitMQ 4.0 to
-4.2 have two lanes, for priorities from 5 on and below, and look for expired messages only at the head of both: there
-the priority is put aside in a header. Delays are rounded up to the unit
-of 64 ms: no message comes early, and one comes up to some 0.1 s late.
+Within a level's queue all messages wait equally long, so that none delays another. Quorum queues of RabbitMQ 4.0 to
+4.2 have two lanes, for priorities from 5 on and below, and check for expired messages only at the head of both: there
+the priority is moved to a header. Delays are rounded up to the unit of 64 ms: no message is early, and one may be up to
+some 0.1 s late.
 
-What a crash leaves: quorum queues (RabbitMQ 3.10 or newer, unless the URL says ``queue_type=classic``) give a message
-away only when the next queue has confirmed it. With classic queues, which have names of their own
+After a crash: quorum queues (RabbitMQ 3.10 or newer, unless the URL says ``queue_type=classic``) remove a message only
+when the next queue has confirmed it. With classic queues, which have names of their own
 (``pairmq.delay.classic.…``), messages that moved from one to the next in the last moments before the crash may be lost;
-one that waits is as safe as in any durable queue. After the crash messages are late by as long as the broker was away,
-and a few by some three minutes more: while it starts, a queue may find no way on, and tries again after that time.
+a waiting one is as safe as in any durable queue. After the crash messages are late by the duration of the outage, and a
+few by some three minutes more: during the start, a queue may find its target missing, and tries again after that time.
 
 One thing was measured with RabbitMQ 3.10 that this can't fix: when the node was killed within some two seconds after
-the delay queues were made, messages were gone in some runs, and held back in others. It did not happen with queues that
-were five seconds old. The cause was not found. It concerns the first messages that need a level.
+the delay queues were created, messages were missing in some runs, and held back in others. It did not happen with
+queues that were five seconds old. The cause was not found. It concerns the first messages that need a level.
 
-What becomes of messages that can't be delivered when their time comes:
+What happens to messages that can't be delivered when they are due:
 
-- of a queue that was deleted meanwhile: they go to the queue ``pairmq.delay.undeliverable``, and stay for two weeks;
-- of a topic without a subscription: no consumer gets them, like any message of a topic from which nobody wants any;
-- of a full queue: quorum queues keep them and try again after some minutes. More than 32 such messages at a time hold
-  up others whose delay ends in the same level. Classic queues drop them.
+- to a queue that was deleted meanwhile: they go to the queue ``pairmq.delay.undeliverable``, and stay for two weeks;
+- to a topic without a subscription: no consumer gets them, like any message to a topic without subscriptions;
+- to a full queue: quorum queues keep them and try again after some minutes. More than 32 such messages at a time delay
+  others whose delay ends in the same level. Classic queues drop them.
 
 A topic's exchange sees the digits as routing key and not the subject: subscriptions get the messages, bindings for
 certain subjects do not.
@@ -52,7 +52,7 @@ from pairmq_rabbitmq._publish import publish_method
 from pairmq_rabbitmq._url import QueueType
 
 UNIT: Final = 64
-"""Milliseconds of the lowest level; a longer one makes messages later, a shorter one makes the longest delay shorter.
+"""Milliseconds of the lowest level; a larger value makes messages later, a smaller one makes the longest delay shorter.
 
 It and the number of levels are part of what the names mean: other values need other names.
 """
@@ -61,8 +61,8 @@ MAX_DELAY: Final = (2**LEVELS - 2) * UNIT / 1000
 """Longest delay in seconds, 49.7 days."""
 
 _KEPT = 14 * 24 * 60 * 60 * 1000  # ms
-# What was made is taken for granted for a while, since each question costs a round trip; then it is looked at again, as
-# an operator may have deleted it. A target may be deleted and made anew, without its binding, at any moment.
+# What was created is assumed to exist for a while, since each check costs a round trip; then it is checked again, as an
+# operator may have deleted it. A target may be deleted and created again, without its binding, at any moment.
 _LEVELS_TRUSTED = 60.0
 _LANES_SINCE, _LANES_UNTIL = (4, 0), (4, 3)
 _TARGET_TRUSTED = 0.1
@@ -72,7 +72,7 @@ _Question = Callable[[Channel], Coroutine[Any, Any, Any]]
 
 
 class DelayNames:
-    """The names of what delays messages, apart for each queue type: one process may want the other than another."""
+    """The names of the delay queues and exchanges, separate for each queue type: processes may use different ones."""
 
     def __init__(self, queue_type: QueueType) -> None:
         self.queue_type = queue_type
@@ -80,47 +80,47 @@ class DelayNames:
         self.deliver = self._prefix + "deliver"
         """The exchange that has a binding for each target."""
         self.undeliverable = self._prefix + "undeliverable"
-        """The exchange and queue for what has no target."""
+        """The exchange and queue for messages without a target."""
         self.discard = self._prefix + "discard"
-        """The queue that holds nothing."""
+        """The queue that is always empty."""
 
     def level(self, level: int) -> str:
         """The exchange and queue of a level."""
         return f"{self._prefix}{level}"
 
     def below(self, level: int) -> str:
-        """The exchange that a level's messages go on to."""
+        """The exchange that a level's messages are passed on to."""
         return self.level(level - 1) if level else self.deliver
 
 
 class Schedule:
-    """Where a transport's messages wait.
+    """A transport's delay queues.
 
     They count for no entity, and `Admin.purge` does not reach them.
     """
 
     def __init__(self, context: Context) -> None:
         self.priority_aside = False
-        """Whether messages have to wait without their priority, as far as `route` has seen."""
+        """Whether scheduled messages must not have a priority property, as far as `route` has seen."""
         self._context = context
         self._turn = asyncio.Lock()
         self._session: Session | None = None
         self._names = DelayNames(context.url.queue_type or "quorum")
-        self._known: dict[object, float] = {}  # what was made, until when it is taken for granted
+        self._known: dict[object, float] = {}  # what was created, until when it is assumed to exist
 
     async def route(self, entity: Entity, delay: float, doing: str) -> bytes:
-        """Make what a message needs to wait there, as far as it is missing.
+        """Create what a message needs to be scheduled, as far as it is missing.
 
         Args:
-            delay: seconds from now, above 0, as `check_delay` lets it pass.
+            delay: seconds from now, above 0, as `check_delay` allows it.
 
         Returns:
-            The payload of the method frame that sends a message on its way, to be used at once.
+            The payload of the method frame that publishes the message to its first level, to be used at once.
 
         Raises:
             TransportError: reason *not-found* without the target.
 
-        A cancelled call leaves nothing half done that another would take for done.
+        A cancelled call leaves nothing half done that another would consider done.
         """
         units = _units(delay)
         bits = [level for level in range(LEVELS) if units >> level & 1]
@@ -147,7 +147,7 @@ class Schedule:
             self._names = DelayNames(queue_type_for(self._context.url.queue_type, version, "quorum"))
             self.priority_aside = self._names.queue_type == "quorum" and _LANES_SINCE <= version < _LANES_UNTIL
         await self._once("end", _LEVELS_TRUSTED, partial(self._make_end, doing))
-        # From the bottom up: what a level's queue lets go always finds the way on.
+        # From the bottom up: what a level's queue passes on always finds the next exchange.
         for level in range(bits[-1] + 1):
             await self._once(("exchange", level), _LEVELS_TRUSTED, partial(self._make_exchange, level, doing))
         for level in bits:
@@ -162,13 +162,13 @@ class Schedule:
             self._known[what] = asyncio.get_running_loop().time() + seconds
 
     async def _make_end(self, doing: str) -> None:
-        """The last exchange, and where messages go that it has no target for."""
+        """The last exchange, and the queue for messages that it has no target for."""
         names = self._names
         arguments = {**dead_letter_arguments(names.queue_type), "x-message-ttl": _KEPT}
         await self._declare_queue(names.undeliverable, arguments, doing)
         await self._declare_exchange(names.undeliverable, "fanout", doing)
         await self._ask(doing, lambda channel: channel.queue_bind(names.undeliverable, names.undeliverable, ""))
-        # A quorum queue that can't get rid of a message tries forever, and holds up others: each must have a way.
+        # A quorum queue that can't pass on a message retries forever, and delays others: each needs a destination.
         await self._declare_exchange(names.deliver, "topic", doing, {"alternate-exchange": names.undeliverable})
 
     async def _make_exchange(self, level: int, doing: str) -> None:
@@ -194,7 +194,7 @@ class Schedule:
             await self._ask(doing, lambda channel: channel.queue_bind(entity.path, names.deliver, key), entity.path)
             return
         await self._ask(doing, lambda channel: channel.exchange_bind(entity.path, names.deliver, key), entity.path)
-        # A topic without a subscription is no way for a message either: it goes to a queue that holds nothing, too.
+        # A topic without a subscription accepts no message either: it goes to a queue that is always empty, too.
         discard = {"x-queue-type": "classic", "x-max-length": 0, "x-overflow": "drop-head"}
         await self._once("discard", _LEVELS_TRUSTED, partial(self._declare_queue, names.discard, discard, doing))
         await self._ask(doing, lambda channel: channel.queue_bind(names.discard, names.deliver, key))
@@ -215,23 +215,23 @@ class Schedule:
             await self._context.ask(doing, question, about=about)
         except TransportError as error:
             if error.kind is FailureKind.REFUSED:
-                # Also when there is one that is not ours: it would not keep to the time.
+                # Also when there is a foreign one: it would not keep the time.
                 raise
-            # Nothing of the message was written, whatever became of the question.
+            # Nothing of the message was written, whatever the result of the request.
             raise TransportError(str(error), error.kind, error.reason) from error
 
 
 def check_delay(delay: float, doing: str) -> None:
     """Raise `TransportError`, reason *not-supported*, for a delay of more than `MAX_DELAY`, in seconds."""
     if delay > 0 and _units(delay) >= 2**LEVELS:
-        text = f"it is to wait {delay / 86400:.1f} days: at most {MAX_DELAY / 86400:.1f} can be scheduled"
+        text = f"it is scheduled in {delay / 86400:.1f} days: at most {MAX_DELAY / 86400:.1f} are supported"
         raise _errors.refused(doing, text, FailureReason.NOT_SUPPORTED)
 
 
 def _units(delay: float) -> int:
     """The delay in units, rounded up."""
     units = max(math.ceil(delay * 1000 / UNIT), 1)
-    # A queue counts whole milliseconds and begins with a started one, so that each may be one short.
+    # A queue counts whole milliseconds and includes a started one, so that each may be one short.
     while units * UNIT - units.bit_count() < delay * 1000:
         units += 1
     return units

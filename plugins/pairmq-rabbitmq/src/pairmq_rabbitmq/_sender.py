@@ -24,7 +24,7 @@ from pairmq_rabbitmq._publish import Answer, Lost, Nacked, Parcel, Returned, pub
 from pairmq_rabbitmq._schedule import Schedule, check_delay
 
 MAX_MESSAGE_BYTES = 128 * 1024 * 1024
-"""RabbitMQ's ``max_message_size`` from 3.8 on; 4.0 made it 16 MiB, and any server may set another."""
+"""RabbitMQ's ``max_message_size`` from 3.8 on; 4.0 made it 16 MiB, and a server may be configured with another."""
 
 _MAX_ROUTING_KEY = 255  # bytes
 _FRAME_MAX = 131_072  # of RabbitMQ unless configured otherwise
@@ -35,7 +35,7 @@ _CONFIGURED_SIZE = re.compile(r"larger than configured max size ([0-9]{1,12})")
 
 
 def check_message(context: Context, entity: Entity, message: Message) -> None:
-    """Raise `TransportError` for a message that RabbitMQ can never take, as far as it is known without asking it."""
+    """Raise `TransportError` for a message that RabbitMQ can never accept, as far as is known without a request."""
     doing = f"send to {entity}"
     if entity.kind is EntityKind.TOPIC and message.subject:
         _check_routing_key(message.subject, doing)
@@ -46,10 +46,10 @@ def check_message(context: Context, entity: Entity, message: Message) -> None:
 
 
 def _pack(context: Context, message: Message, method: bytes, doing: str, priority_aside: bool = False) -> Parcel:
-    """Pack a message; method and place of the priority as `RabbitSender._where` returns them.
+    """Serialize a message; method and place of the priority as `RabbitSender._where` returns them.
 
     Raises:
-        TransportError: RabbitMQ can't take it.
+        TransportError: RabbitMQ can't accept it.
     """
     parcel = _plain.pack(method, message)
     if parcel is None:
@@ -149,16 +149,16 @@ class RabbitSender(Sender):
         return _pack(self._context, message, method, self._doing, priority_aside)
 
     def _is_special(self, message: Message) -> bool:
-        """Whether a message has a way of its own."""
+        """Whether a message has a route of its own."""
         return message.scheduled_enqueue_at is not None or (self._topic and bool(message.subject))
 
     async def _where(self, message: Message) -> tuple[bytes, bool]:
-        """The method that publishes it, to the entity or to where it waits for its time, and whether without priority.
+        """The method that publishes it, to the entity or to a delay queue if scheduled, and whether without priority.
 
         Raises:
-            TransportError: it can't be scheduled now, or RabbitMQ can't have such a routing key.
+            TransportError: it can't be scheduled now, or the routing key is invalid in RabbitMQ.
 
-        Nothing of any message is written before all of a call's are known; a cancellation says so.
+        Nothing of any message is written before all of a call's are known; a cancellation reports so.
         """
         if message.scheduled_enqueue_at is not None:
             delay = (message.scheduled_enqueue_at - datetime.now(UTC)).total_seconds()
@@ -176,7 +176,7 @@ class RabbitSender(Sender):
         return publish_method(self._entity.path, message.subject), False
 
     async def _explain(self, answers: Sequence[Answer]) -> list[TransportError | None]:
-        """Say what each answer means; the broker is asked once for all that it returned, or rejected."""
+        """Turn each answer into a result; the broker is asked once for all that it returned or rejected."""
         returned = nacked = None
         outcomes: list[TransportError | None] = []
         for answer in answers:
@@ -201,8 +201,8 @@ class RabbitSender(Sender):
             self._context.max_body_bytes = int(configured[1])
         if failed.kind is not FailureKind.REFUSED or lost.alone:
             return failed
-        # A channel was closed over one message in flight, and nobody knows which: all are in doubt, and tried again. A
-        # connection was closed over something else, in whatever words.
+        # A channel was closed because of one message in flight, and it is unknown which: all are in doubt, and retried.
+        # A connection was closed for another reason, whatever its text.
         kind = FailureKind.TRANSIENT if isinstance(lost.cause, AMQPChannelError) else FailureKind.UNAVAILABLE
         doubtful = TransportError(str(failed), kind, failed.reason, maybe_applied=True)
         doubtful.__cause__ = failed.__cause__

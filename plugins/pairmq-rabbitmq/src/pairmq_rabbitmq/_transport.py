@@ -28,7 +28,7 @@ CAPABILITIES = Capabilities(
     ordered_consumer=True,
     durable=True,
 )
-"""What RabbitMQ does through this transport; its README tells the fine print."""
+"""What RabbitMQ supports through this transport; its README has the details."""
 
 _RECEIVERS = 1.2  # s
 _CLOSE = 0.5
@@ -38,7 +38,7 @@ class RabbitTransport(Transport):
     """A transport to a RabbitMQ server, 3.8 or newer.
 
     Args:
-        url: ``amqp://`` or ``amqps://``; the options stand in the README.
+        url: ``amqp://`` or ``amqps://``; the options are in the README.
 
     Raises:
         ConfigurationError: the URL can't work.
@@ -77,7 +77,7 @@ class RabbitTransport(Transport):
         if self._closing is None:
             self._context.closed = True
             self._closing = start_task(self._close_all())
-        # A caller that is cancelled leaves the rest to the task, which ends by itself.
+        # A cancelled caller leaves the rest to the task, which ends by itself.
         await asyncio.shield(self._closing)
 
     async def _close_all(self) -> None:

@@ -1,17 +1,17 @@
-"""The bytes between aio-pika and the broker, watched: what the driver keeps to itself has to be known here at once.
+"""The bytes between aio-pika and the broker, observed: what the driver keeps internal has to be known here at once.
 
-aio-pika's driver is given streams of ours. They see every frame before the driver does, and tell
+aio-pika's driver gets streams of this module. They see every frame before the driver does, and report
 
-- that the connection is gone, and why, without waiting for the driver to clean up;
+- that the connection is lost, and why, without waiting for the driver to clean up;
 - whether the broker has blocked it (a memory or disk alarm), for which the driver has no callback;
-- signs of life: whether anything came since some moment.
+- signs of life: whether anything was received since some moment.
 
 Messages and confirms of busy channels don't go through the driver at all: see `_lane`.
 
-They also keep one poisoned message from ending the connection for everyone: a header that the driver's parser can't
-read (a timestamp beyond the year 9999 will do) is replaced by an empty one with a mark, and the message under it is the
-receiver's to put away.
-Exchange names and routing keys that are no text, which are not read here, are blanked.
+They also prevent one poison message from ending the connection for everything on it: a header that the driver's parser
+can't read (a timestamp beyond the year 9999 will do) is replaced by an empty one with a mark, and the receiver
+dead-letters the message under it.
+Exchange names and routing keys that are not valid text, which are not used here, are blanked.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _CONTENT_METHODS = frozenset((_RETURN, _DELIVER, _GET_OK))
 
 
 class Wire:
-    """One connection's streams, as far as they can be seen from outside.
+    """One connection's streams, as seen from outside.
 
     Args:
-        on_lost: called once, when nothing more can come; gets why.
+        on_lost: called once with the cause, when nothing more can be received.
     """
 
     def __init__(self, on_lost: Callable[[BaseException], None]) -> None:
@@ -62,22 +62,22 @@ class Wire:
         return self.lane.frames
 
     def opened(self, writer: asyncio.StreamWriter) -> None:
-        """The socket is there."""
+        """The socket is open."""
         self._writer = writer
 
     def abort(self) -> None:
-        """Drop the socket at once, without a word to the broker."""
+        """Drop the socket at once, without a close handshake."""
         if self._writer is not None:
             self._writer.transport.abort()
 
     def lost(self, cause: BaseException) -> None:
-        """Nothing more will come."""
+        """Nothing more will be received."""
         on_lost, self._on_lost = self._on_lost, None
         if on_lost is not None:
             on_lost(cause)
 
     def saw(self, kind: int, payload: bytes) -> None:
-        """Look at one frame that is the driver's."""
+        """Observe one frame that is passed to the driver."""
         if kind != _METHOD:
             return
         method = payload[:4]
@@ -104,7 +104,7 @@ class WatchedStreams(TransportFactory):
         self._tls = tls
 
     async def create(self, url: URL, **unused: Any) -> tuple[Any, asyncio.StreamWriter]:
-        """Connect; the driver's own idea of TLS is not asked."""
+        """Connect; the driver's own TLS settings are ignored."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(loop=loop)
         protocol = _Parting(reader, self._wire.lane)
@@ -115,7 +115,7 @@ class WatchedStreams(TransportFactory):
 
 
 class _Parting(asyncio.StreamReaderProtocol):
-    """Gives the stream only what is for the driver."""
+    """Passes only the driver's part to the stream."""
 
     def __init__(self, reader: asyncio.StreamReader, lane: Lane) -> None:
         super().__init__(reader)
@@ -163,7 +163,7 @@ class _WatchedReader:
     async def _next(self) -> bytes:
         start = await self._reader.readexactly(_FRAME.size)
         if start.startswith(b"AMQP"):
-            return start  # the broker speaks another version; the driver says so
+            return start  # the broker speaks another version, which the driver reports
         kind, channel, size = _FRAME.unpack(start)
         rest = await self._reader.readexactly(size + 1)
         self._wire.saw(kind, rest)
@@ -177,7 +177,7 @@ class _WatchedReader:
 
 
 def _nameable(start: bytes, rest: bytes) -> bytes:
-    """A method frame of a message that the driver can parse: exchange and routing key, which are not read here, may
+    """A method frame of a message that the driver can parse: exchange and routing key, which are not used here, may
     be any bytes for the broker, and have to be text for the driver."""
     try:
         pamqp.frame.unmarshal(start + rest)
@@ -203,7 +203,7 @@ def _readable(channel: int, start: bytes, rest: bytes) -> bytes:
         try:
             size = _CONTENT.unpack_from(rest)[2]
         except struct.error:
-            return rest  # no header frame at all: the driver may end the connection
+            return rest  # not a header frame at all: the driver may end the connection
         problem = f"{type(error).__name__}: {error}"[:200]
         bare = ContentHeader(body_size=size, properties=commands.Basic.Properties(headers={UNREADABLE: problem}))
         return pamqp.frame.marshal(bare, channel)[_FRAME.size :]

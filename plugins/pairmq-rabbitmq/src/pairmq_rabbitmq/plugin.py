@@ -1,4 +1,4 @@
-"""The entry point: which transports this distribution brings."""
+"""The entry point: the transports of this distribution."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def pairmq_transports() -> Iterable[TransportRecord]:
 
 
 def _local_server() -> LocalServer:
-    from pairmq_rabbitmq.testing import RabbitServer  # only for who asks for a server
+    from pairmq_rabbitmq.testing import RabbitServer  # only when a server is requested
 
     return RabbitServer()

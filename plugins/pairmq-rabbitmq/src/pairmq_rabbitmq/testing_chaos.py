@@ -14,15 +14,15 @@ _START_TIMEOUT = 600.0  # s, on a busy machine: without its server a run has no 
 
 
 class RabbitChaos(ServerBroker):
-    """A rabbitmq-server that keeps its data, with a user of its own for the clients.
+    """A rabbitmq-server that keeps its data, with a separate user for the clients.
 
     Its own faults: ``memory-alarm`` (publishers are blocked), ``down`` (the broker stops, its virtual machine stays),
     ``drop-clients`` (closed by an operator), ``refuse-clients`` (open connections stay), ``queue-full`` (all queues
-    take no more: reject-publish), ``password`` (changed, and everybody is thrown out), ``permissions`` (to write, taken
-    away), ``user-limit`` (the user may open no connection, and everybody is thrown out).
+    reject new messages: reject-publish), ``password`` (changed, and all clients are disconnected), ``permissions`` (to
+    write, revoked), ``user-limit`` (the user may open no connection, and all clients are disconnected).
 
     Args:
-        server: one that runs and holds nothing, which is reset and kept in the end; a new one when left out.
+        server: one that runs and is empty, which is reset and kept in the end; a new one when left out.
     """
 
     attempt_timeout: ClassVar[float] = 1.0
@@ -45,7 +45,7 @@ class RabbitChaos(ServerBroker):
         super().__init__(self._server)
 
     def start(self) -> None:
-        """Start it, and make the clients' user."""
+        """Start it, and create the clients' user."""
         super().start()
         self._server.add_user(_USER, _PASSWORD)
 
@@ -66,14 +66,14 @@ class RabbitChaos(ServerBroker):
             case "memory-alarm":
                 server.block()
             case "down":
-                server.settle()  # it forgets queues that were made a moment ago, as `kill` says
+                server.settle()  # it loses queues that were created a moment ago, as `kill` says
                 server.go_down()
             case "drop-clients":
                 server.drop_clients()
             case "refuse-clients":
                 server.refuse_clients()
             case "queue-full":
-                # One after the other: a queue that learns of the limit first drops all that is over it.
+                # One after the other: a queue that gets the limit first drops all messages beyond it.
                 server.set_policy(_POLICY, ".*", {"overflow": "reject-publish"})
                 server.set_policy(_POLICY, ".*", {"overflow": "reject-publish", "max-length": 1})
             case "password":
@@ -118,11 +118,11 @@ class RabbitChaos(ServerBroker):
             self.cure(fault)
 
     def count(self, queue: str) -> int:
-        """What is ready, and what is delivered and not acknowledged, by the queue itself."""
+        """The ready messages, and those delivered and not acknowledged, as counted by the queue itself."""
         return sum(self._server.queues().get(queue, (0, 0)))
 
     def close(self) -> None:
-        """End it, or make a borrowed one as new."""
+        """End it, or reset a borrowed one."""
         if self._borrowed:
             self._server.reset()
         else:

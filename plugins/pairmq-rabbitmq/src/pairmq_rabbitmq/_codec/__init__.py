@@ -1,21 +1,21 @@
-"""A message as AMQP 0-9-1 properties and body, and back, exactly; readable to those who know nothing of PairMQ.
+"""A message as AMQP 0-9-1 properties and body, and back, without loss; readable by clients that don't know PairMQ.
 
-What AMQP 0-9-1 has a property for travels as that property, the rest as headers that are named after AMQP 1.0 and
+What AMQP 0-9-1 has a property for is sent as that property, the rest as headers that are named after AMQP 1.0 and
 Service Bus (``group-id``, ``to``, ``x-opt-partition-key`` and the like), application properties as headers of their
-own names. Three things need more than that, and only messages that need it carry it:
+own names. Three cases need more than that, and only messages that need it carry it:
 
-- a property that would be taken for something else on the way, or be taken away (``CC`` sends copies elsewhere,
-  ``group-id`` is the session), stands in the table ``application-properties``, where nothing acts on it; so does one
-  whose name is too long for a table: then the whole is an array of names and values in turn;
-- a value that AMQP has no type for is readable text, and the table ``application-property-types`` says what it was. It
-  has the shape of the headers themselves: members by name, elements by their index, and under the name ``""`` that an
-  array was a mapping;
-- text too long for an AMQP property stands in a header instead.
+- an application property whose header would be interpreted or removed on the way (``CC`` sends copies elsewhere,
+  ``group-id`` is the session) is in the table ``application-properties``, which no broker interprets; so is one
+  whose name is too long for a table: then all are sent as an array of alternating names and values;
+- a value that AMQP has no type for is sent as readable text, and the table ``application-property-types`` holds its
+  type. It has the shape of the headers themselves: members by name, elements by their index, and under the name ``""``
+  that an array was a mapping;
+- text too long for an AMQP property is sent in a header instead.
 
 Any client may put anything into a queue: decoding raises `MalformedMessage` and nothing else.
 
-`_encode` and `_decode` are the two directions. Both go by the `_layout` of names and times, and convert `_values` to
-AMQP's types and back. `_dead_letter` writes and reads the copy in a dead-letter queue, and what the broker noted.
+`_encode` and `_decode` are the two directions. Both use the `_layout` of names and times, and convert `_values` to
+AMQP's types and back. `_dead_letter` writes and reads the copy in a dead-letter queue, and the broker's own notes.
 """
 
 from pairmq_rabbitmq._codec._dead_letter import (

@@ -31,11 +31,11 @@ def with_dead_letter(
 ) -> Basic.Properties:
     """Copy a received message's properties for its dead-letter queue.
 
-    What the broker would act on once more is put out of its reach, and reads the same: the message must not expire in
-    the dead-letter queue, go to its ``CC`` again or be refused for another user's ``user_id``.
+    Properties that the broker would act on again are moved out of its reach, and decode to the same: the message must
+    not expire in the dead-letter queue, go to its ``CC`` again or be refused for another user's ``user_id``.
 
     Args:
-        properties: as received; they are left as they are.
+        properties: as received; they are not modified.
         reason: a word or two; cut to `MAX_REASON_LENGTH`.
         description: a sentence; cut likewise.
     """
@@ -72,8 +72,8 @@ def dead_letter_reason(properties: Basic.Properties) -> tuple[str | None, str | 
     """Read why a message is in a dead-letter queue.
 
     Returns:
-        Reason and description as `with_dead_letter` wrote them; else the broker's reason in PairMQ's words, without a
-        description; None for what is not known.
+        Reason and description as `with_dead_letter` wrote them; otherwise the broker's reason in PairMQ's terms,
+        without a description; None for what is not known.
     """
     headers = properties.headers or {}
     reason, description = headers.get(REASON), headers.get(DESCRIPTION)
@@ -91,11 +91,11 @@ def _cut(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """Why RabbitMQ dead-lettered a message, the last time that it did.
+    """Why RabbitMQ dead-lettered a message, the last time it did.
 
     Args:
         reason: ``expired``, ``rejected``, ``maxlen`` or ``delivery_limit``.
-        original_expiration: seconds of its ``expiration``, which RabbitMQ took away; None if it had none.
+        original_expiration: seconds of its ``expiration``, which RabbitMQ removed; None if it had none.
     """
 
     reason: str
@@ -104,10 +104,10 @@ class Death:
 
 
 def death(properties: Basic.Properties) -> Death | None:
-    """Read why the broker dead-lettered a message, the last time that it did.
+    """Read why the broker dead-lettered a message, the last time it did.
 
     Returns:
-        The reason; None for a message that it never dead-lettered, or if what it says can't be read.
+        The reason; None for a message that was never dead-lettered, or if the broker's header can't be read.
     """
     headers = properties.headers
     if not headers:
@@ -115,7 +115,7 @@ def death(properties: Basic.Properties) -> Death | None:
     deaths = headers.get("x-death")
     found = [entry for entry in deaths if isinstance(entry, dict)] if isinstance(deaths, list) else []
     last = {key: headers.get(f"x-last-death-{key}") for key in ("reason", "queue")}
-    # The newest stands first, but RabbitMQ 4 also names it, and has an order of its own for those of one instant.
+    # The newest comes first, but RabbitMQ 4 also names it, and orders those of one instant differently.
     named = [entry for entry in found if all(entry.get(key) == value for key, value in last.items())]
     entry: dict[str, Any] = (named or found or [last])[0]
     reason, queue, expiration = entry.get("reason"), entry.get("queue"), entry.get("original-expiration")
@@ -125,7 +125,7 @@ def death(properties: Basic.Properties) -> Death | None:
 
 
 def delivery_count(properties: Basic.Properties, redelivered: bool) -> int:
-    """Tell how many times a message was delivered.
+    """Return how many times a message was delivered.
 
     Returns:
         The number with this delivery, at least 1; from a classic queue 2 means *more than once*.
@@ -135,7 +135,7 @@ def delivery_count(properties: Basic.Properties, redelivered: bool) -> int:
 
 
 def count_of(before: int | None, redelivered: bool) -> int:
-    """The same, of how often the broker says that it gave the message out before; None if it does not say."""
+    """The same, from the broker's count of earlier deliveries; None if it sends none."""
     if before is not None:
         return before + 1
     return 2 if redelivered else 1

@@ -45,7 +45,7 @@ def decode(properties: Basic.Properties, body: bytes) -> Message:
 
     Returns:
         The message. Properties that a Message has no field for are application properties ``amqp.…``; an
-        ``expiration`` of 0 becomes a time to live of 1 ms, as 0 is none. What the broker noted is left out.
+        ``expiration`` of 0 becomes a time to live of 1 ms, as 0 is invalid. The broker's own notes are left out.
 
     Raises:
         MalformedMessage: a Message can't hold it; the text says what is wrong.
@@ -57,18 +57,18 @@ def decode(properties: Basic.Properties, body: bytes) -> Message:
         return Message(body, **values)
     except MalformedMessage:
         raise
-    except Exception as error:  # the values come from outside, and a receiver must survive each of them
+    except Exception as error:  # the values are untrusted, and a receiver must survive all of them
         raise MalformedMessage((str(error) or type(error).__name__)[:300]) from error
 
 
 def decode_leniently(properties: Basic.Properties, body: bytes) -> Message:
-    """Show a message that may be malformed, so that a person can look at it: what a Message can't hold is left out.
+    """Show a message that may be malformed to a person; what a Message can't hold is left out.
 
     Args:
         body: its bytes.
 
     Returns:
-        The message; its body is always there.
+        The message; its body is always complete.
     """
     try:
         return decode(properties, body)
@@ -105,7 +105,7 @@ def _read(properties: Basic.Properties, refuse: Callable[[str], None]) -> tuple[
     """Find the fields of a message.
 
     Args:
-        refuse: called with what is wrong; returns if it is to be left out.
+        refuse: called with the problem; returns if the value is to be left out.
 
     Returns:
         Values by their field of Message, and application properties, both unchecked.
@@ -116,7 +116,7 @@ def _read(properties: Basic.Properties, refuse: Callable[[str], None]) -> tuple[
         if text is not None:
             values[field] = text
     if not values.get("message_id", True):
-        del values["message_id"]  # an empty one is none
+        del values["message_id"]  # an empty one counts as unset
     if properties.priority is not None:
         values["priority"] = properties.priority
     if properties.expiration is not None:
@@ -124,7 +124,7 @@ def _read(properties: Basic.Properties, refuse: Callable[[str], None]) -> tuple[
         if seconds is not None:
             values["time_to_live"] = seconds
         else:
-            refuse("the property expiration is no number of milliseconds")
+            refuse("the property expiration is not a number of milliseconds")
 
     own: dict[str, Any] = {}
     if properties.headers:
@@ -198,7 +198,7 @@ def _read_mapped(
         if isinstance(at, str):
             parsed = instant(at)
             if parsed is None:
-                refuse(f"the header {SCHEDULED} is no instant with its time zone in ISO 8601")
+                refuse(f"the header {SCHEDULED} is not an ISO 8601 instant with a time zone")
             else:
                 values["scheduled_enqueue_at"] = parsed
         elif isinstance(at, datetime):

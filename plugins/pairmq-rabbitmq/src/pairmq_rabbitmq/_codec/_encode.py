@@ -1,7 +1,7 @@
 """A message as AMQP properties, and these as the bytes of a content header frame, without loss.
 
-`Basic.Properties` of pamqp writes floats with half of their digits, cuts names to 128 bytes and leaves empty texts
-out. So what is made here knows how to write itself, and has to be sent as it is, not copied field by field.
+pamqp's `Basic.Properties` loses half the digits of a float, cuts names to 128 bytes and omits empty strings. So the
+properties made here serialize themselves, and have to be sent as they are, not copied field by field.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def encode(message: Message, *, login: str, priority_aside: bool = False) -> Bas
     """Write a message's properties; its body is the body.
 
     Args:
-        login: the user of the connection that it goes over; RabbitMQ refuses a ``user_id`` of another one.
-        priority_aside: the queue that it goes to must take it for one without priority.
+        login: the user of the connection that sends it; RabbitMQ refuses a ``user_id`` of another one.
+        priority_aside: whether the target queue must treat it as a message without priority.
 
     Returns:
         The properties, to be sent as they are: a field-by-field copy may lose digits and names.
@@ -71,7 +71,7 @@ def encode(message: Message, *, login: str, priority_aside: bool = False) -> Bas
             continue
         if (len(text) > MAX_SHORT_LETTERS or text == DIRECT_REPLY_TO) and unfit(header, text):
             headers[header] = text
-            # A returned message is known by its message_id, so that it has one in any case.
+            # A returned message is matched by its message_id, so it always needs one.
             text = digest(text) if header == "message-id" else None
         setattr(properties, attribute, text)
     for field, header, _ in HEADERS:
@@ -100,7 +100,7 @@ def size(message: Message, *, login: str = "") -> int:
     """Measure a message as it is sent.
 
     Args:
-        login: as for `encode`; it makes a difference of a few bytes to messages with ``amqp.user_id``.
+        login: as for `encode`; it matters by a few bytes for messages with ``amqp.user_id``.
 
     Returns:
         Bytes of its body and of its content header frame. RabbitMQ's own bound counts the body only.
@@ -142,7 +142,7 @@ def _put_properties(
 
 
 def _put_extra(properties: Properties, name: str, value: PropertyValue, login: str) -> bool:
-    """Send a value as AMQP's own property if it can be one."""
+    """Send a value as AMQP's own property if it fits one."""
     if name == TIMESTAMP:
         if isinstance(value, datetime) and is_timestamp(value):
             properties.timestamp = value
@@ -158,9 +158,9 @@ def _put_extra(properties: Properties, name: str, value: PropertyValue, login: s
 
 
 class Properties(Basic.Properties):
-    """Properties that lose nothing on the wire."""
+    """Properties that are serialized without loss."""
 
-    # No __slots__ here: pamqp goes by this attribute, and would find no properties in an empty one.
+    # No __slots__ here: pamqp reads this attribute, and would find no properties in an empty one.
 
     def marshal(self) -> bytes:
         return marshalled(self)
@@ -173,14 +173,14 @@ def header_size(properties: Basic.Properties) -> int:
         Bytes of the whole frame, with its own header and end.
 
     Raises:
-        ValueError: properties that can't be written; never those of `encode`.
+        ValueError: properties that can't be serialized; never those of `encode`.
     """
     return _FRAME_BYTES + len(marshalled(properties))
 
 
 def blank() -> Properties:
-    """Make properties of which none is set but that the message is kept on the disk."""
-    # What pamqp's constructor would do, without its checks: this is on the path of every send.
+    """Create properties of which only the persistent delivery mode is set."""
+    # As pamqp's constructor does, without its checks: this is on the path of every send.
     properties = object.__new__(Properties)
     properties.content_type = None
     properties.content_encoding = None
@@ -200,7 +200,7 @@ def blank() -> Properties:
 
 
 def marshalled(properties: Basic.Properties) -> bytes:
-    """Write the flags and the properties that are set, as pamqp does, but nothing is left out, cut or rounded."""
+    """Serialize the flags and the properties that are set, as pamqp does, but without omitting, cutting or rounding."""
     flags = 0
     parts = [b""]
     put = parts.append
@@ -259,7 +259,7 @@ def _short(text: str) -> bytes:
 
 
 def _field(value: Any) -> bytes:
-    """Write one value of a table, its type first; one call for each level, as received ones may nest deep."""
+    """Serialize one value of a table, its type first; one call for each level, as received ones may nest deep."""
     kind = type(value)
     raw: bytes
     if kind is str:
@@ -292,8 +292,8 @@ def _field(value: Any) -> bytes:
         return b"T" + _pack_timestamp(timestamp_number(value))
     if kind is Decimal:
         sign, digits, exponent = value.as_tuple()
-        # Not by arithmetic: that would depend on the thread's decimal context.
+        # Not by arithmetic, which would depend on the thread's decimal context.
         return _pack_decimal(b"D", -exponent, int(Decimal((sign, digits, 0))))
     if kind is bytes:
-        return _pack_string(b"S", len(value)) + bytes(value)  # a received string that is no UTF-8
+        return _pack_string(b"S", len(value)) + bytes(value)  # a received string that is not UTF-8
     raise ValueError(f"AMQP 0-9-1 has no type for a {kind.__name__}")

@@ -1,4 +1,4 @@
-"""Where each part of a message stands: its property or header, the names that mean something on the way, and times."""
+"""Where each part of a message is: its property or header, the names with a meaning in transit, and times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_SHORT: Final = 255
 """Bytes of a property's text, and of a name in a table."""
 
 MAX_SHORT_LETTERS: Final = MAX_SHORT // 4
-"""That many letters fit, whatever they are."""
+"""That many characters always fit, whatever they are."""
 
 SHELTER: Final = "application-properties"
 TYPES: Final = "application-property-types"
@@ -30,7 +30,7 @@ REASON: Final = "x-dead-letter-reason"
 DESCRIPTION: Final = "x-dead-letter-description"
 
 DELIVERY_COUNT: Final = "x-delivery-count"
-"""Header in which a quorum queue tells how often a message was given out before."""
+"""Header in which a quorum queue reports how often a message was delivered before."""
 
 # Field of Message, property of AMQP, header for what does not fit there.
 TEXTS: Final[tuple[tuple[str, str, str], ...]] = (
@@ -73,9 +73,9 @@ MAPPING: Final = frozenset(
 )
 """Headers that mean something to PairMQ."""
 
-PLAIN, SHELTERED, SENT_AS_PROPERTY = range(3)  # what `place` tells
+PLAIN, SHELTERED, SENT_AS_PROPERTY = range(3)  # what `place` returns
 
-_MAX_EXPIRATION_MS = 2**32 - 1  # the longest that RabbitMQ takes
+_MAX_EXPIRATION_MS = 2**32 - 1  # the largest that RabbitMQ accepts
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND = timedelta(seconds=1)
@@ -114,7 +114,7 @@ def unfit(header: str, text: str) -> bool:
 
 
 def digest(message_id: str) -> str:
-    """The property that stands for a message id which does not fit."""
+    """The property sent in place of a message id which does not fit."""
     return hashlib.sha256(message_id.encode()).hexdigest()
 
 
@@ -126,10 +126,10 @@ def lifetime(seconds: float, *, scheduled: bool) -> tuple[str | None, str | None
     """Write a time to live.
 
     Returns:
-        The property ``expiration``, and the header ``ttl`` where that alone does not tell the time exactly.
+        The property ``expiration``, and the header ``ttl`` where the former is not exact.
     """
     if scheduled:
-        # It waits in a queue that expiration would empty too early.
+        # It is held in a delay queue, from which expiration would remove it too early.
         return None, seconds_text(seconds)
     ms = round(seconds * 1000) if seconds < _MAX_EXPIRATION_MS else 0
     exact = ms > 0 and ms / 1000 == seconds
@@ -141,19 +141,19 @@ def lifetime(seconds: float, *, scheduled: bool) -> tuple[str | None, str | None
 
 
 def seconds_text(seconds: float) -> str:
-    """Write seconds to the microsecond."""
+    """Format seconds to the microsecond."""
     return f"{seconds:.6f}".rstrip("0").rstrip(".")
 
 
 def expiration_seconds(text: str) -> float | None:
-    """Read the property ``expiration``; None if it is no number of milliseconds that a Message can hold."""
+    """Read the property ``expiration``; None if it is not a number of milliseconds that a Message can hold."""
     if not _EXPIRATION.fullmatch(text) or (ms := int(text)) > MAX_TIME_TO_LIVE * 1000:
         return None
     return (ms or 1) / 1000
 
 
 def header_seconds(text: object, expiration: str | None) -> float | None:
-    """Read the header ``ttl`` if it is ours: then it says what ``expiration``, if there is one, says rounded up."""
+    """Read the header ``ttl`` if it is ours: then ``expiration``, if set, is the same value rounded up."""
     if not isinstance(text, str) or not _SECONDS.fullmatch(text):
         return None
     seconds = round(float(text), 6)
@@ -167,7 +167,7 @@ def header_seconds(text: object, expiration: str | None) -> float | None:
 
 
 def instant(text: str) -> datetime | None:
-    """Read an instant in ISO 8601; None if it is none, or one without its time zone."""
+    """Read an instant in ISO 8601; None if it is invalid, or has no time zone."""
     try:
         at = datetime.fromisoformat(text)
         return at.astimezone(UTC) if at.tzinfo is not None else None
@@ -176,11 +176,11 @@ def instant(text: str) -> datetime | None:
 
 
 def is_timestamp(value: datetime) -> bool:
-    """Whether AMQP's timestamp, in whole seconds, says all of an instant."""
+    """Whether AMQP's timestamp, in whole seconds, represents an instant exactly."""
     return not value.microsecond and _EPOCH <= value <= _LAST_TIMESTAMP
 
 
 def timestamp_number(at: datetime) -> int:
-    """The number that stands for an instant on the wire."""
-    # A received one that is not like ours came as milliseconds, and pamqp has divided them.
+    """The number that represents an instant on the wire."""
+    # A received one that differs from ours was in milliseconds, and pamqp has divided it.
     return (at - _EPOCH) // _SECOND if is_timestamp(at) else round((at - _EPOCH) / _MILLISECOND)

@@ -1,6 +1,6 @@
-"""Values of application properties as pamqp's types, and back: the tree of types tells what these can't.
+"""Values of application properties as pamqp's types, and back: the tree of types holds what these can't express.
 
-Properties that a broker would act on, or whose names are too long for a table, stand in a header of their own.
+Properties that a broker would act on, or whose names are too long for a table, are in a header of their own.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ INDEX: Final = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 def to_wire(value: PropertyValue) -> tuple[Any, Any]:
-    """Bring a value to pamqp's types.
+    """Convert a value to pamqp's types.
 
     Returns:
-        The value, and what the types' tree says of it; None if it speaks for itself.
+        The value, and its entry in the types' tree; None if it needs none.
     """
     if type(value) in NATIVE:
         return value, None
@@ -66,7 +66,7 @@ def _array_to_wire(values: tuple[PropertyValue, ...]) -> tuple[list[Any], dict[s
 
 
 def table_to_wire(values: Mapping[str, PropertyValue]) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Bring a mapping whose names fit a table to pamqp's types; else as `to_wire`."""
+    """Convert a mapping whose names fit a table to pamqp's types; otherwise as `to_wire`."""
     table: dict[str, Any] = {}
     nodes: dict[str, Any] = {}
     for name, value in values.items():
@@ -77,15 +77,15 @@ def table_to_wire(values: Mapping[str, PropertyValue]) -> tuple[dict[str, Any], 
 
 
 def pairs_to_wire(values: Mapping[str, PropertyValue]) -> tuple[list[Any], dict[str, Any] | None]:
-    """The same where a name is too long for a table: names and values stand in turn in an array."""
+    """The same where a name is too long for a table: names and values alternate in an array."""
     return _array_to_wire(tuple(part for pair in values.items() for part in pair))
 
 
 def converted(values: dict[str, Any], types: Mapping[str, Any], refuse: Callable[[str], None]) -> dict[str, Any]:
-    """Bring received values to the types of application properties.
+    """Convert received values to the types of application properties.
 
     Args:
-        refuse: called with what is wrong; returns if it is to be left out.
+        refuse: called with the problem; returns if the value is to be left out.
     """
     found = {}
     for name, value in values.items():
@@ -95,7 +95,7 @@ def converted(values: dict[str, Any], types: Mapping[str, Any], refuse: Callable
         except MalformedMessage as error:
             refuse(str(error))
             if node is not None and type(value) in SIMPLE:
-                found[name] = value  # at least as it came
+                found[name] = value  # at least as received
     for name in types:
         if name not in values:
             refuse(misfit(name))
@@ -103,7 +103,7 @@ def converted(values: dict[str, Any], types: Mapping[str, Any], refuse: Callable
 
 
 def _from_wire(value: Any, node: Any, name: str, depth: int) -> Any:
-    """Bring one value, and what is in it, to the types of application properties."""
+    """Convert one value, and its elements, to the types of application properties."""
     if node is not None and type(node) is not dict:
         return _from_text(value, node, name)
     if isinstance(value, dict | list):
@@ -149,12 +149,12 @@ def _from_text(value: Any, kind: Any, name: str) -> Any:
 
 
 def misfit(name: str) -> str:
-    """Say that the types' tree tells of a property what can't be."""
+    """Describe a property whose value contradicts the types' tree."""
     return f"the header {TYPES} does not fit the property {name[:128]!r}"
 
 
 def sheltered_in(header: object) -> dict[str, Any] | None:
-    """Read the header of sheltered properties; None if it is not of our making."""
+    """Read the header of sheltered properties; None if PairMQ did not write it."""
     if isinstance(header, dict):
         found = header
         ours = bool(found)
@@ -167,7 +167,7 @@ def sheltered_in(header: object) -> dict[str, Any] | None:
 
 
 def types_by_name(pairs: list[Any], node: dict[str, Any], refuse: Callable[[str], None]) -> dict[str, Any]:
-    """Turn what the types' tree says of names and values in turn, by index, into the same by name."""
+    """Convert the types' tree of alternating names and values, by index, to one by name."""
     named = {}
     for index, inner in node.items():
         if INDEX.fullmatch(index) and int(index) < len(pairs) and int(index) % 2:
@@ -178,7 +178,7 @@ def types_by_name(pairs: list[Any], node: dict[str, Any], refuse: Callable[[str]
 
 
 def shelter(headers: dict[str, Any], name: str) -> None:
-    """Move a foreign header to where nothing acts on it and `decode` finds it."""
+    """Move a foreign header to where no broker acts on it and `decode` finds it."""
     value = headers.pop(name)
     there = headers.get(SHELTER)
     if there is None:

@@ -1,9 +1,9 @@
-"""Receiving under peek-lock: how messages come, who holds them until when, and what becomes of them.
+"""Receiving under peek-lock: how messages arrive, who holds them until when, and how they are settled.
 
-The `RabbitReceiver` has the calls, decodes what came and hands it out. Messages come on a `DeliveryChannel`, or on an
-`OrderedChannel` where the queue is for one consumer at a time. Each keeps the time of the locks, and its `Settling`
-reports to the broker what became of a message, and counts what this process holds. `_dead_letter` puts what no caller
-can get into the dead-letter queue.
+The `RabbitReceiver` has the calls, decodes messages and returns them. Messages arrive on a `DeliveryChannel`, or on an
+`OrderedChannel` where the queue is for one consumer at a time. Each tracks the locks' ends, and its `Settling`
+settles messages with the broker, and counts what this process holds. `_dead_letter` dead-letters what can't be returned
+to a caller.
 """
 
 from pairmq_rabbitmq._receiving._ordered_channel import is_for_one_consumer, visit

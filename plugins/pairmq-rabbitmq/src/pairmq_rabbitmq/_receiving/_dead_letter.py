@@ -1,4 +1,4 @@
-"""What no caller can get is put into the dead-letter queue, which is made when it does not exist."""
+"""Messages that can't be returned to a caller are moved to the dead-letter queue, which is created when missing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Entry(NamedTuple):
 
 
 class DeadLetters:
-    """The messages that one receiver dead-letters: those that no caller can get, and those that its caller asks for."""
+    """The messages that one receiver dead-letters: those it can't return, and those that its caller asks for."""
 
     def __init__(self, context: Context, queue: str, scope: Scope, waits: Waits, doing: str) -> None:
         self._context = context
@@ -55,9 +55,9 @@ class DeadLetters:
         self._entries[locked] = _Entry(channel, reason, description)
 
     async def flush(self) -> None:
-        """Dead-letter what was added, and wait a moment for that; what can't be now stays locked, and is tried again.
+        """Dead-letter what was added, and wait a moment for it; what fails stays locked, and is retried.
 
-        A cancelled call lets it go on.
+        A cancelled call lets it continue.
         """
         await self._waits.until(self._waits.begin(self._flush()), seconds=_MOMENT)
 
@@ -96,7 +96,7 @@ class DeadLetters:
                     channel.settle([locked], requeue=True)
                 else:
                     left[locked] = entry
-            # More may have come meanwhile.
+            # More may have been added in the meantime.
             new = {one: entry for one, entry in self._entries.items() if one not in tried and one.state is State.BUSY}
             self._entries = left | new
             for channel, messages in settled.items():
@@ -105,7 +105,7 @@ class DeadLetters:
     def pack(self, properties: Basic.Properties, body: bytes, reason: str, description: str) -> Parcel:
         """Pack a copy of a message, without its properties where no receiver could read them.
 
-        The broker's return of the copy is read too: it must show the message id.
+        The broker's return of the copy is read too: its message id must be readable.
         """
         session = self._context.publishing.current
         most = (_FRAME_MAX if session is None else session.frame_max) - _FRAME_OVERHEAD
@@ -113,12 +113,12 @@ class DeadLetters:
         try:
             parcel = self._pack(_codec.with_dead_letter(properties, reason, description, login=login), body)
             if len(parcel.header) > most:
-                problem = "with the reason they are larger than the broker takes"
+                problem = "with the reason they are larger than the broker accepts"
             elif is_costly(parcel.header, sending=True):
                 problem = "with the reason they hold more values than a receiver can read in good time"
             else:
                 return parcel
-        except Exception as error:  # any client may have written them, and the message must leave the queue
+        except Exception as error:  # they are untrusted, and the message must leave the queue
             problem = str(error) or type(error).__name__
         bare = Basic.Properties(message_id=properties.message_id, content_type=properties.content_type)
         description = f"{description[: _codec.MAX_REASON_LENGTH // 2]} (properties are not kept: {problem})"
@@ -126,7 +126,7 @@ class DeadLetters:
 
     def _pack(self, properties: Basic.Properties, body: bytes) -> Parcel:
         if not properties.message_id:
-            # The copy has one that the original had not: without it, a publish that no queue took would not be noticed.
+            # The copy has an id where the original had none: otherwise a publish that no queue took would go unnoticed.
             properties.message_id = uuid4().hex
         return Parcel.of(publish_method("", self._name), properties, body)
 
@@ -147,11 +147,11 @@ class DeadLetters:
         return [self._outcome(answer) for answer in answers]
 
     def release(self) -> None:
-        """Give the channel back to the broker."""
+        """Close the channel."""
         self._publisher.release()
 
     async def _prepare(self, *, missing: bool) -> None:
-        """See to it that the queue is there; one that is being made rejects what comes."""
+        """Ensure that the queue exists; one that is being created rejects publishes."""
         async with self._preparing:
             if not missing:
                 await self._context.count(self._name, self._doing)
@@ -168,7 +168,7 @@ class DeadLetters:
                 about=self._name,
             )
         except TransportError as error:
-            if error.reason is not FailureReason.ALREADY_EXISTS:  # made by someone else meanwhile, and otherwise
+            if error.reason is not FailureReason.ALREADY_EXISTS:  # created by another client, with other arguments
                 raise
 
     def _outcome(self, answer: Answer) -> TransportError | None:
@@ -176,7 +176,7 @@ class DeadLetters:
             case None | TransportError():
                 return answer
             case Returned():
-                return TransportError(f"{self._doing}: the dead-letter queue is not there", FailureKind.UNAVAILABLE)
+                return TransportError(f"{self._doing}: the dead-letter queue does not exist", FailureKind.UNAVAILABLE)
             case Nacked():
                 text = f"{self._doing}: the dead-letter queue rejected the copy"
                 return TransportError(text, FailureKind.UNAVAILABLE, FailureReason.QUOTA)

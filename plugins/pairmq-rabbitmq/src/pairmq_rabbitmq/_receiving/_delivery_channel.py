@@ -1,17 +1,17 @@
-"""One channel on which messages of one queue come while a caller asks for them, and stay locked until they are settled.
+"""One channel on which messages of one queue arrive while a caller asks for them, and stay locked until settled.
 
-The broker keeps a message locked as long as the channel lives. The end of a lock is ours: a message whose time is over
-is given back.
+The broker keeps a message locked as long as the channel lives. The end of a lock is tracked here: a message whose time
+is over is released.
 
 RabbitMQ delivers to a consumer as much as its window allows, whether a caller asks or not. So there is a consumer only
 while a call of ``receive`` lasts, with a window no larger than the call asked for: what was not asked for stays in the
 queue, for the next caller.
 
-For a reader that goes on without a pause (`read_ahead`) the consumer stays, with the window that it was given.
+For a reader that continues without a pause (`read_ahead`) the consumer stays, with the window that it was given.
 
-What a quorum queue sends while its consumer is being cancelled, it takes back, and counts as a delivery that nobody
-has seen. So a window is only as large as what is there (one, while a call waits for the first message): then it is used
-up, and nothing more is sent by the time it is closed.
+What a quorum queue sends while its consumer is being cancelled, it requeues, and counts as a delivery that no consumer
+has seen. So a window is only as large as the number of ready messages (one, while a call waits for the first message):
+then it is used up, and nothing more is sent by the time it is closed.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ LONGEST_HOLD: Final = 25 * 60.0
 """Seconds after which no lock is renewed: the broker closes a channel with a delivery that is unsettled for 30 min."""
 
 _LAST_END = 29 * 60.0
-_LEAST_PAUSE = 0.005  # s between two looks at the locks
+_LEAST_PAUSE = 0.005  # s between two checks of the locks
 
 MAX_WINDOW: Final = 10_000
-"""Most messages of one call; the next one brings more."""
+"""Most messages of one call; the next one returns more."""
 
 _MOST_AHEAD = 10_000
 _QUIET_TURNS = 3  # of the loop without a message, after which no more lies in the buffers of this process
-_FRESH = 0.1  # s: a consumer that is so young may not have got what was there before it
+_FRESH = 0.1  # s: a younger consumer may not have received what was in the queue before it
 _LOOK = 0.5  # s
 _LOOK_AGAIN = 0.02
 
@@ -53,21 +53,21 @@ _numbers = itertools.count(1)
 
 
 class Opening:
-    """A channel on its way."""
+    """A channel that is being opened."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self._calls = Calls(session)
         self.task = start_task(self._open())
-        self.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, whoever waits
+        self.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # retrieved in any case
 
     @property
     def silent(self) -> bool:
-        """Whether nothing has come from the broker since it was asked, some time ago."""
+        """Whether nothing was received from the broker since the request, some time ago."""
         return self._calls.silent()
 
     def forsake(self) -> None:
-        """It will not be used: give it back when it is there."""
+        """It will not be used: close it once it is open."""
         self.task.add_done_callback(self._give_back)
 
     async def _open(self) -> Channel:
@@ -75,7 +75,7 @@ class Opening:
             return await self._calls(self.session.open_channel(confirms=False))
         except Unsent:
             raise
-        except Exception as error:  # the connection ended first, and says why
+        except Exception as error:  # the connection ended first, and has the cause
             raise Unsent(error) from error
 
     def _give_back(self, task: asyncio.Task[Channel]) -> None:
@@ -84,10 +84,10 @@ class Opening:
 
 
 def give_back(session: Session, raw: Channel) -> None:
-    """Close a channel some time; no caller waits."""
+    """Close a channel in the background; no caller waits."""
 
     async def close() -> None:
-        with contextlib.suppress(Exception):  # gone already
+        with contextlib.suppress(Exception):  # closed already
             await session.run(close_channel(raw))
 
     if session.usable and not raw.is_closed:
@@ -97,10 +97,10 @@ def give_back(session: Session, raw: Channel) -> None:
 
 
 class LockingChannel:
-    """A channel with messages of one queue; what brings them is a subclass's business.
+    """A channel with messages of one queue; a subclass fetches them.
 
-    A subclass has all its own attributes before it calls this constructor: a connection that is lost already is told
-    of at once, by `lose`.
+    A subclass sets all its own attributes before it calls this constructor, which calls `lose` at once for a connection
+    that is lost already.
 
     Args:
         lock: seconds that a lock lasts.
@@ -110,7 +110,7 @@ class LockingChannel:
         self.session = session
         self.cause: BaseException | None = None
         self.waiting: deque[Locked] = deque()
-        """What came and was not given to a caller yet, in the broker's order."""
+        """What arrived and was not returned to a caller yet, in the broker's order."""
         self._raw = raw
         self._lock = lock
         self._loop = asyncio.get_running_loop()
@@ -129,20 +129,20 @@ class LockingChannel:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing would be lost with it: nothing is locked on it, or being settled."""
+        """Whether nothing would be lost with it: no message is locked on it, or being settled."""
         return self._settling.empty
 
     @property
     def silent(self) -> bool:
-        """Whether nothing has come from the broker since something was asked, some time ago."""
+        """Whether nothing was received from the broker since a request, some time ago."""
         return self._call.silent()
 
     def stuck(self, seconds: float | None = None) -> bool:
-        """Whether the broker has owed an answer for long: a queue without a leader makes its channels wait."""
+        """Whether the broker has not replied for long: a queue without a leader makes its channels wait."""
         return self._call.stuck(seconds)
 
     def give(self, messages: Sequence[Locked]) -> None:
-        """Give the first messages of `waiting` to a caller; their locks begin."""
+        """Pass the first messages of `waiting` to a caller; their locks begin."""
         until = self._loop.time() + self._lock
         for locked in messages:
             self.waiting.popleft()
@@ -152,29 +152,29 @@ class LockingChannel:
                 self._look_at(locked.until)
 
     def withdraw(self, locked: Locked) -> None:
-        """Take a message that no caller is to get out of `waiting`."""
+        """Remove a message that no caller is to get from `waiting`."""
         self.waiting.remove(locked)
         locked.state = State.BUSY
 
     def settle(self, messages: Sequence[Locked], *, requeue: bool) -> Job:
-        """Begin to settle messages that were given, or withdrawn; as `Settling.settle`."""
+        """Begin to settle messages that were passed to a caller, or withdrawn; as `Settling.settle`."""
         return self._settling.settle(messages, requeue=requeue)
 
     def is_locked(self, locked: Locked) -> bool:
-        """Whether a message that was given can still be settled."""
+        """Whether a message that was passed to a caller can still be settled."""
         return self.usable and locked.state is State.GIVEN and locked.until > self._loop.time()
 
     def renew(self, locked: Locked) -> bool:
-        """Let the lock of a message last anew, without asking the broker.
+        """Restart the lock of a message, without asking the broker.
 
         Returns:
-            False when it is over; then the message is given back.
+            False when it has ended; then the message is released.
         """
         now = self._loop.time()
         if not self.usable or locked.state is State.GONE:
             return False
         if locked.state is not State.GIVEN:
-            return locked.job is None or not locked.job.requeue  # under way to where it shall be
+            return locked.job is None or not locked.job.requeue  # being completed or dead-lettered
         if locked.until <= now:
             return False
         if now >= locked.arrived + min(LONGEST_HOLD, _LAST_END - self._lock):
@@ -184,16 +184,16 @@ class LockingChannel:
         return True
 
     def is_held_long(self, locked: Locked) -> bool:
-        """Whether it is time to give a message back, as the broker would soon close the channel over it."""
+        """Whether a message must be released, as the broker would soon close the channel because of it."""
         return self._loop.time() >= locked.arrived + LONGEST_HOLD
 
     def watch(self, locked: Locked) -> None:
-        """Look after the lock of a message again that was out of the hands of a caller for a while."""
+        """Resume checking the lock of a message that was exempt while being dead-lettered."""
         if locked.state is State.GIVEN and self.cause is None:
             self._look_at(max(locked.until, self._loop.time() + _LEAST_PAUSE))
 
     def _look_at(self, instant: float) -> None:
-        """See to it that a timer looks after the locks at an instant, or before."""
+        """Ensure that a timer checks the locks at an instant, or before."""
         if self._looks_at <= instant:
             return
         if self._timer is not None:
@@ -222,7 +222,7 @@ class LockingChannel:
             self._look_at(max(next_end, now + _LEAST_PAUSE))
 
     def lose(self, cause: BaseException) -> None:
-        """Use it no more: what is not settled will be delivered again."""
+        """Stop using it: what is not settled will be delivered again."""
         if self.cause is not None:
             return
         self.cause = cause if isinstance(cause, Exception) else ConnectionResetError("the connection was lost")
@@ -235,16 +235,16 @@ class LockingChannel:
         self._settling.lose(self.cause)
 
     def discard(self) -> None:
-        """Give the channel back to the broker some time, and all that is locked on it."""
+        """Close the channel in the background, which releases everything that is locked on it."""
         self.lose(ConnectionAbortedError("the channel was given up"))
         give_back(self.session, self._raw)
 
     def _give_rest_back(self) -> None:
-        """Begin to give back what is held."""
+        """Begin to release what is held."""
         rest = [one for one in self._settling.unsettled.values() if one.state is not State.SETTLING]
         if rest and self.cause is None:
             self.waiting.clear()
-            # Closing the channel would give them back as well, but some time later.
+            # Closing the channel would release them as well, but some time later.
             self.settle(rest, requeue=True)
 
     def _on_closing(self, closing: asyncio.Future[Any]) -> None:
@@ -273,28 +273,28 @@ class DeliveryChannel(LockingChannel):
         self._ahead = 0  # window that was asked for
         self._standing: tuple[str, int] | None = None  # the consumer that stays, and its window
         session.wire.lane.open(raw.number, self)
-        # It stays there: the driver calls it in a loop over this set, and its reader would end with a set that changes
-        # meanwhile. The broker's Channel.Close would then get no answer, and the next channel with this number would
-        # end the connection: "second 'channel.open' seen".
+        # It is never removed: the driver calls it in a loop over this set, and its reader would end with a set that
+        # changes meanwhile. The broker's Channel.Close would then get no answer, and the next channel with this number
+        # would end the connection: "second 'channel.open' seen".
         raw.on_consumer_cancel_callbacks.add(self._on_consumer_cancel)
         super().__init__(session, raw, queue, share, lock)
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether messages come without being asked for."""
+        """Whether messages arrive without being asked for."""
         return self._standing is not None and self._standing[1] == self._ahead
 
     def read_ahead(self, messages: int) -> None:
-        """Let so many messages be unsettled here, asked for or not; 0 for none that were not asked for."""
+        """Allow this number of unsettled messages here, asked for or not; 0 for none that were not asked for."""
         self._ahead = min(messages, _MOST_AHEAD)
         if not self._ahead and self._standing is not None and self.fetching is None and self.usable:
             self.fetching = start_task(self._fetch(0, 0.0), loop=self._loop)
 
     def fetch(self, count: int, deadline: float) -> asyncio.Task[None]:
-        """Begin to bring messages to `waiting`; what goes wrong is told by `cause`.
+        """Begin to fetch messages into `waiting`; a failure is reported by `cause`.
 
         Args:
-            deadline: instant of the loop's clock by which the first has come, if there is one.
+            deadline: instant of the loop's clock until which to wait for the first one.
 
         Returns:
             The task that does it, not to be cancelled: `stop` it. There is one at a time.
@@ -304,7 +304,7 @@ class DeliveryChannel(LockingChannel):
         return self.fetching
 
     def stop(self) -> None:
-        """No caller waits any more for what is being fetched; what comes stays for the next call."""
+        """The caller stopped waiting for what is being fetched; what arrives stays for the next call."""
         self._stopped = True
         self._wake()
 
@@ -313,7 +313,7 @@ class DeliveryChannel(LockingChannel):
         if self.cause is not None:
             return
         now = self._loop.time()
-        # No caller asked for it yet: it is given back when half a lock is over.
+        # No caller asked for it yet: it is released when half a lock is over.
         until = now + self._lock / 2
         locked = Locked(tag, redelivered, header, body, now, until)
         self._settling.add(locked)
@@ -326,25 +326,25 @@ class DeliveryChannel(LockingChannel):
             self._wake()
 
     def returned(self, header: bytes) -> None:
-        """Not here: nothing is published on this channel."""
+        """Never called: nothing is published on this channel."""
 
     def confirmed(self, tag: int, multiple: bool, taken: bool) -> None:
-        """Not here."""
+        """Never called, like `returned`."""
 
     def lose(self, cause: BaseException) -> None:
-        """Use it no more: what is not settled will be delivered again."""
+        """Stop using it: what is not settled will be delivered again."""
         super().lose(cause)
         self.session.wire.lane.close(self._raw.number, self)
         self._wake()
 
     async def close(self, timeout: float) -> bool:
-        """Give everything back, and the channel to the broker; what that has not taken in time, it takes later.
+        """Release everything and close the channel; what the broker has not handled in time, it handles later.
 
         Args:
             timeout: seconds.
 
         Returns:
-            Whether the broker has taken it; False if it said nothing at all.
+            Whether the broker has closed it; False if it sent nothing at all.
         """
         silent = False
         try:
@@ -359,7 +359,7 @@ class DeliveryChannel(LockingChannel):
         except TimeoutError:
             silent = self.silent
         except Exception:
-            # The connection ended meanwhile; the broker gives back what was locked on it.
+            # The connection ended meanwhile; the broker requeues what was locked on it.
             silent = False
         finally:
             self.lose(ConnectionAbortedError("the receiver was closed"))
@@ -378,7 +378,7 @@ class DeliveryChannel(LockingChannel):
                 there = await self._settling.ask()
                 if self.waiting and not there:
                     return
-                # No larger than what is there, so that it is used up; with nothing there, a window of one waits.
+                # No larger than the number of ready messages, so that it is used up; with none, a window of one waits.
                 used_up = await self._open(min(max(there, 1), count - len(self.waiting)), deadline)
                 if not used_up:
                     return
@@ -388,7 +388,7 @@ class DeliveryChannel(LockingChannel):
             self.fetching = None
 
     async def _read_on(self, deadline: float) -> None:
-        """Let messages come from now on, and wait for the first."""
+        """Let messages arrive from now on, and wait for the first."""
         if self._standing is None:
             window = self._ahead
             self._standing = (await self._consume(window), window)
@@ -398,7 +398,7 @@ class DeliveryChannel(LockingChannel):
         await self._first(deadline)
 
     async def _consume(self, window: int) -> str:
-        """Open a consumer; gives its tag."""
+        """Open a consumer; returns its tag."""
         if self._prefetch != window:
             await self._call(self._raw.basic_qos(prefetch_count=window))
             self._prefetch = window
@@ -408,7 +408,7 @@ class DeliveryChannel(LockingChannel):
         return tag
 
     async def _open(self, count: int, deadline: float) -> bool:
-        """Let up to so many messages come; tells whether all of them have."""
+        """Let at most this number of messages arrive; returns whether all of them have."""
         before = len(self.waiting)
         tag = await self._consume(count)
         opened_at = self._loop.time()
@@ -420,7 +420,7 @@ class DeliveryChannel(LockingChannel):
         if self.cause is not None:
             return False
         if self._room:
-            # The answer comes behind all that was sent.
+            # The reply comes after all that was sent.
             await self._call(self._raw.basic_cancel(tag))
             return False
         await self._call(self._raw.basic_cancel(tag, nowait=True))
@@ -428,7 +428,7 @@ class DeliveryChannel(LockingChannel):
 
     @property
     def _idle(self) -> bool:
-        """Whether there is no use in waiting for a first message."""
+        """Whether there is no point in waiting for a first message."""
         return bool(self.waiting) or self._stopped or self.cause is not None
 
     async def _first(self, deadline: float) -> None:
@@ -447,7 +447,7 @@ class DeliveryChannel(LockingChannel):
             timer.cancel()
 
     async def _look(self) -> None:
-        """Make sure that what was in the queue before has come: ask, and wait for what the answer promises."""
+        """Make sure that all messages that were ready before have arrived: ask for their number, and wait for them."""
         room, give_up_at = self._room, self._loop.time() + _LOOK
         while await self._settling.ask() and self._room == room and self._loop.time() < give_up_at:
             if self._stopped or self.cause is not None:
@@ -455,7 +455,7 @@ class DeliveryChannel(LockingChannel):
             await self._news_by(self._loop.time() + _LOOK_AGAIN)
 
     async def _collect(self) -> None:
-        """Once there is a message, let those come that are on their way."""
+        """Once there is a message, wait for those in transit."""
         room, quiet = self._room, 0
         while self.waiting and self._room and quiet < _QUIET_TURNS and self.cause is None:
             await asyncio.sleep(0)
@@ -471,4 +471,4 @@ class DeliveryChannel(LockingChannel):
 
 
 async def _unused(_: Any) -> None:
-    """Stands for a consumer's callback in the driver's books."""
+    """Registered with the driver in place of a consumer's callback."""

@@ -1,12 +1,12 @@
-"""The channel of a reader that has a queue for itself: what order needs (SPEC 8).
+"""The channel of a reader that has a queue for itself: what order requires (SPEC 8).
 
-It differs from the plain one in what a quorum queue with a single active consumer makes of it:
+It differs from the plain one because of how a quorum queue with a single active consumer behaves:
 
-- The consumer stays, with the same window as every other one's, and what no caller asked for yet waits here. A consumer
-  that is cancelled lets the next one on at once, ahead of what this channel still holds.
-- Messages are given back by closing the channel, all at once and in their order. One that is given back alone comes
-  again behind those that were given back before it. So when the lock of one ends, all that is held is given back.
-- Markers are met here, and answered once all that came before them is settled; nothing above sees them.
+- The consumer stays, with the same window as every other one's, and what no caller asked for yet waits here. When a
+  consumer is cancelled, the next one is active at once, ahead of what this channel still holds.
+- Messages are released by closing the channel, all at once and in their order. One released alone is redelivered
+  after those that were released before it. So when the lock of one ends, all that is held is released.
+- Markers are received here, and answered once all that preceded them is settled; nothing above sees them.
 
 The queue belongs to this reader while it reads or holds something; soon after that the channel is closed, so that
 another one may have it.
@@ -36,8 +36,8 @@ from pairmq_rabbitmq._properties import QUEUE_TYPE, SINGLE_CONSUMER, arguments_o
 from pairmq_rabbitmq._receiving._delivery_channel import LONGEST_HOLD, MAX_WINDOW, DeliveryChannel, Opening
 from pairmq_rabbitmq._receiving._settling import Job, Locked, Share, State
 
-_REST = 1.0  # s without a call that an empty-handed reader keeps its queue
-_ANSWER = 10.0  # s for an answer, with a connection to be made first; the caller asks again
+_REST = 1.0  # s without a call that a reader without messages keeps its queue
+_ANSWER = 10.0  # s for an answer, with a connection to be opened first; the caller asks again
 _GIVE_BACK = 2.0  # s
 
 _BARE = {QUEUE_TYPE: "quorum", SINGLE_CONSUMER: True}
@@ -47,7 +47,7 @@ _TAKEN_BACK = 0.25
 
 
 class GivenBack(Exception):
-    """The channel was closed to give back what it held; another one reads on."""
+    """The channel was closed to release what it held; reading continues on another one."""
 
 
 class OrderedChannel(DeliveryChannel):
@@ -71,7 +71,7 @@ class OrderedChannel(DeliveryChannel):
         self._consuming = False
         self._asked_at = asyncio.get_running_loop().time()  # end of the last call that wanted a message
         self._unproven: dict[int, Locked] = {}
-        """Messages that the broker has not confirmed to be settled, by tag, in the order of the tags."""
+        """Messages whose settlement the broker has not confirmed, by tag, in the order of the tags."""
         self._markers: deque[tuple[Locked, Marker]] = deque()
         self._giving_back: asyncio.Task[None] | None = None
         self._answers: set[asyncio.Task[None]] = set()
@@ -79,16 +79,16 @@ class OrderedChannel(DeliveryChannel):
 
     @property
     def usable(self) -> bool:
-        """Whether it is open, as far as is known, and nothing is being given back."""
+        """Whether it is open, as far as is known, and nothing is being released."""
         return self._giving_back is None and super().usable
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether messages come without being asked for."""
+        """Whether messages arrive without being asked for."""
         return self._consuming
 
     def read_ahead(self, messages: int) -> None:
-        """Nothing to do: all readers of such a queue read ahead, and equally far."""
+        """Without effect: all readers of such a queue read ahead, with the same window."""
 
     async def _fetch(self, count: int, deadline: float) -> None:
         try:
@@ -121,12 +121,12 @@ class OrderedChannel(DeliveryChannel):
         locked = Locked(tag, redelivered, header, body, self._loop.time(), math.inf)
         locked.state = State.BUSY
         self._settling.add(locked)
-        self._share.count -= 1  # none of those that people count
+        self._share.count -= 1  # markers are not counted as messages
         self._markers.append((locked, marker))
         self._answer_markers()
 
     def settle(self, messages: Sequence[Locked], *, requeue: bool) -> Job:
-        """Begin to settle messages that were given, or withdrawn; to give one back is to give back all."""
+        """Begin to settle messages that were passed to a caller, or withdrawn; releasing one releases all."""
         if requeue:
             return self._give_all_back(messages)
         job = super().settle(messages, requeue=False)
@@ -142,7 +142,7 @@ class OrderedChannel(DeliveryChannel):
                 self._look_at(self._loop.time() + _REST)
 
     def _answer_markers(self) -> None:
-        """Answer the markers before which nothing is unsettled any more."""
+        """Answer the markers before which everything is settled."""
         oldest = next(iter(self._unproven), math.inf)
         met: list[tuple[Locked, Marker]] = []
         while self._markers and self._markers[0][0].tag < oldest:
@@ -158,11 +158,11 @@ class OrderedChannel(DeliveryChannel):
             async with asyncio.timeout(_ANSWER):
                 await self._tell([marker for _, marker in met])
         if self.usable:
-            self._share.count += len(met)  # as settling takes them off
+            self._share.count += len(met)  # as settling subtracts them
             super().settle([locked for locked, _ in met], requeue=False)
 
     def _give_all_back(self, messages: Sequence[Locked]) -> Job:
-        """Give back all that is held, by closing the channel once the settlements under way are done."""
+        """Release all that is held, by closing the channel once the settlements in progress are done."""
         job = Job(messages, requeue=True)
         for locked in messages:
             locked.job = job
@@ -179,10 +179,10 @@ class OrderedChannel(DeliveryChannel):
         return job
 
     async def _give_back(self) -> None:
-        with contextlib.suppress(Exception):  # gone already, and what was locked on it is the broker's again
+        with contextlib.suppress(Exception):  # closed already, and what was locked on it is requeued
             async with asyncio.timeout(_GIVE_BACK):
                 await self._settling.idle()
-                self.lose(GivenBack("it was given back"))
+                self.lose(GivenBack("it was released"))
                 await self._call(close_channel(self._raw))
         self.discard()
 
@@ -206,29 +206,29 @@ class OrderedChannel(DeliveryChannel):
             self._look_at(min([*instants, now + half]))
 
     def lose(self, cause: BaseException) -> None:
-        """Use it no more: what is not settled will be delivered again."""
+        """Stop using it: what is not settled will be delivered again."""
         super().lose(cause)
         self._unproven.clear()
         self._markers.clear()
 
     def _give_rest_back(self) -> None:
-        """Nothing to do: closing the channel gives back, and must not be done for some before the others."""
+        """Without effect: closing the channel releases them, and some must not be released before the others."""
 
 
 async def is_for_one_consumer(context: Context, queue: str, doing: str, link: Link | None = None) -> bool:
-    """Tell whether a queue is for one consumer at a time; asks the broker once, for most queues one question.
+    """Return whether a queue is for one consumer at a time; asks the broker once, with one request for most queues.
 
-    Who may not configure the queue gets no answer, and reads it as one for several: one that keeps order is to be read
-    by those alone who may.
+    A user who may not configure the queue gets no answer, and reads it as one for several: a queue that keeps order
+    must only be read by users who may.
 
     Args:
-        link: whose connection to ask over; the control link's when left out.
+        link: whose connection to use; the control link's when left out.
     """
     known = context.one_consumer.get(queue)
     if known is not None:
         return known
     differs = frozenset((QUEUE_TYPE, SINGLE_CONSUMER))
-    # The second guess is what a backlog queue is: of a queue with a long name the broker can tell no more than that.
+    # The second guess is a backlog queue's: for a queue with a long name the broker's reply has no room for more.
     for guess in (_BARE, arguments_of(_LIKELY, "quorum", dead_letter_of(queue), doing)):
         found = await interrogate(context, queue, guess, doing, until=differs, link=link)
         if found.complete:
@@ -253,14 +253,14 @@ def ordered_channel(context: Context, session: Session, raw: Channel, queue: str
 async def visit(
     context: Context, queue: str, doing: str, enough: Callable[[OrderedChannel], bool], patience: float
 ) -> list[Locked]:
-    """Read a queue for a moment as its one consumer, and give back all that came, in its order.
+    """Read a queue for a moment as its one consumer, and release all that arrived, in its order.
 
-    What it meets of markers is answered; while another consumer reads the queue, nothing comes.
+    Markers among the messages are answered; while another consumer reads the queue, nothing arrives.
 
     Args:
-        patience: seconds after which it has to do.
+        patience: seconds after which it ends.
 
-    A cancelled call gives back what had come.
+    A cancelled call releases what had arrived.
     """
     try:
         session = await context.consuming_of(queue).session()
@@ -279,7 +279,7 @@ async def visit(
         fetching = channel.fetch(1, until)
         while not enough(channel) and channel.cause is None and asyncio.get_running_loop().time() < until:
             await asyncio.wait((fetching,), timeout=_STEP)
-            if fetching.done():  # there is a message, and more may be on their way
+            if fetching.done():  # there is a message, and more may be in transit
                 await asyncio.sleep(_STEP)
         if channel.cause is not None:
             raise _errors.failure(channel.cause, doing)
@@ -287,7 +287,7 @@ async def visit(
         await channel.close(patience)
     finally:
         channel.discard()
-    # The queue takes its time to have them back, and counts too few so long; another consumer may get them first.
+    # The queue takes a moment to requeue them, and reports too few until then; another consumer may get them first.
     until = asyncio.get_running_loop().time() + _TAKEN_BACK
     while found and asyncio.get_running_loop().time() < until:
         back, _ = await context.count(queue, doing)

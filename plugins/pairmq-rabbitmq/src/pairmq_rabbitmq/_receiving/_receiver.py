@@ -1,12 +1,12 @@
-"""The calls of a receiver: they connect when needed, end when their caller stops waiting, and say what became of them.
+"""The calls of a receiver: they connect when needed, end when their caller stops waiting, and return the results.
 
-What comes and how it is settled is `_delivery_channel`'s business, or `_ordered_channel`'s for a queue that is for one
+Fetching and settling messages is done by `_delivery_channel`, or by `_ordered_channel` for a queue that is for one
 consumer at a time, on a channel that each receiver has for itself.
 
-A call that is cut off loses nothing: what had come stays for the next call, and is given back when nobody asks for it
+An interrupted call loses nothing: what had arrived stays for the next call, and is released when no call asks for it
 within half a lock.
 
-The dead-letter queue is a queue of its own. A message is moved there by publishing a copy, and acknowledged when the
+The dead-letter queue is a separate queue. A message is moved there by publishing a copy, and acknowledged when the
 broker has confirmed it: a crash in between leaves two copies, never none.
 """
 
@@ -85,7 +85,7 @@ class RabbitReceiver(Receiver):
             self._channel.read_ahead(messages)
 
     async def _ready(self) -> DeliveryChannel:
-        """The channel to read on; opened when there is none.
+        """The channel to read on; opened if necessary.
 
         Raises:
             TransportError: it can't be opened.
@@ -93,13 +93,13 @@ class RabbitReceiver(Receiver):
         if self._channel is not None and self._channel.usable:
             return self._channel
         try:
-            # A dead-letter queue is made for any number of consumers.
+            # A dead-letter queue is created for any number of consumers.
             ordered = not self._dead and await self._scope.race(
                 is_for_one_consumer(self._context, self._queue, self._doing, self._link)
             )
             session = await self._scope.race(self._link.session())
             if self._opening is None or self._opening.session is not session:
-                # A caller that is cancelled leaves it to the next one.
+                # A cancelled caller leaves it to the next one.
                 self._opening = Opening(session)
             opening = self._opening
             try:
@@ -137,9 +137,9 @@ class RabbitReceiver(Receiver):
         self._check_open(self._doing)
 
     async def _readable(self, channel: DeliveryChannel, most: int) -> list[Locked]:
-        """Find the next messages that a caller may have; the others are put away first.
+        """Find the next messages that a caller may have; the others are dead-lettered first.
 
-        None counts as given before the last await, so that a call that is cut off here loses nothing.
+        None counts as delivered before the last await, so that a call that is interrupted here loses nothing.
         """
         first = list(islice(channel.waiting, most))
         bad = False
@@ -160,11 +160,11 @@ class RabbitReceiver(Receiver):
         return found
 
     async def _why(self, channel: DeliveryChannel) -> TransportError:
-        """Say why a channel was lost under a call, and let go of it."""
+        """Return why a channel was lost during a call, and drop it."""
         self._channel = None
         channel.discard()
         cause = channel.cause
-        self._context.one_consumer.pop(self._queue, None)  # it may be made again as another kind of queue
+        self._context.one_consumer.pop(self._queue, None)  # it may be created again as another kind of queue
         if isinstance(cause, Cancelled):
             try:
                 await self._scope.race(self._context.count(self._queue, self._doing))
@@ -203,7 +203,7 @@ class RabbitReceiver(Receiver):
         if token is None or not token.channel.is_locked(token.locked):
             raise _errors.lock_lost(self._moving)
         locked, channel = token.locked, token.channel
-        locked.state = State.BUSY  # its lock does not end while the copy is on its way
+        locked.state = State.BUSY  # its lock does not end while the copy is being published
         try:
             copy = self._dead_letters.pack(locked.properties, locked.body, reason, description)
             [failed] = await self._dead_letters.publish([copy])
@@ -220,13 +220,13 @@ class RabbitReceiver(Receiver):
             raise failed
 
     async def _settle(self, deliveries: Sequence[Delivery], *, requeue: bool) -> list[TransportError | None]:
-        """Settle deliveries with one question to the broker; one outcome each, None for done."""
+        """Settle deliveries with one request to the broker; one outcome each, None for done."""
         try:
             self._check_open(self._settling)
         except TransportError as error:
             return [error for _ in deliveries]
-        # All that can be settled now is on one channel: a receiver has no other one before the last is lost. But what a
-        # call that was cut off had asked for may have been on that one.
+        # All that can be settled now is on one channel: a receiver has no other one before the last is lost. But what
+        # an interrupted call had asked for may have been on that one.
         channel = self._channel if self._channel is not None and self._channel.usable else None
         fresh: list[Locked] = []
         positions: list[int] = []
@@ -242,7 +242,7 @@ class RabbitReceiver(Receiver):
                 fresh.append(locked)
                 positions.append(position)
             elif locked.job is not None and locked.job.forsaken_as(requeue=requeue):
-                waits[position] = (token.channel, locked.job)  # this call takes the place of the one that was cut off
+                waits[position] = (token.channel, locked.job)  # this call takes over from the interrupted one
         if channel is not None and fresh:
             job = channel.settle(fresh, requeue=requeue)
             if len(fresh) == len(deliveries):
@@ -257,7 +257,7 @@ class RabbitReceiver(Receiver):
         return [_errors.lock_lost(self._settling) if wait is None else outcomes[wait[1]] for wait in waits]
 
     async def _settled(self, channel: DeliveryChannel, job: Job) -> TransportError | None:
-        """Wait for what becomes of settlements."""
+        """Wait for the result of settlements."""
         job.forsaken = False
         try:
             await self._waits.until(job.done)
@@ -278,7 +278,7 @@ class RabbitReceiver(Receiver):
         if self._closing is None:
             self._scope.close(lambda begun: _errors.closed(self._doing, maybe_applied=begun))
             self._closing = start_task(self._close())
-        # A caller that is cancelled leaves the rest to the task, which ends by itself.
+        # A cancelled caller leaves the rest to the task, which ends by itself.
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
@@ -293,20 +293,20 @@ class RabbitReceiver(Receiver):
         self._waits.cancel()
 
     def _check_open(self, doing: str) -> None:
-        """Refuse to begin, or to go on, when closed.
+        """Refuse to begin, or to continue, when closed.
 
         Raises:
-            TransportError: of reason *closed*.
+            TransportError: with reason *closed*.
         """
         if self._scope.closed or self._context.closed:
             raise _errors.closed(doing)
 
     def _doubt(self, channel: DeliveryChannel) -> None:
-        """A call was given up: see what that says about the channel and the connection.
+        """A call was cancelled: decide what that means for the channel and the connection.
 
-        Other receivers go on with the connection, and other calls with what is locked here: a broker that is far off,
-        or stalls for a moment, looks like one that is gone. One that is gone misses the driver's heartbeats. A single
-        queue can be gone as well, and its channel is given up when it owes an answer for as long.
+        Other receivers keep using the connection, and other calls what is locked here: a broker that is distant, or
+        stalls for a moment, looks like one that is down. One that is down misses the driver's heartbeats. A single
+        queue can be unavailable as well, and its channel is given up when it has not replied for as long.
         """
         if not channel.usable:
             return
@@ -321,11 +321,11 @@ def read(locked: Locked, dead: bool) -> tuple[str, str] | None:
     """Decode a message once.
 
     Args:
-        locked: the message; what was read is noted there.
-        dead: whether it comes from a dead-letter queue, where every message is shown somehow.
+        locked: the message; what was read is stored there.
+        dead: whether it is from a dead-letter queue, where every message is shown somehow.
 
     Returns:
-        Reason and description if no caller is to get it; else None.
+        Reason and description if it must not be returned to a caller; otherwise None.
     """
     if locked.message is not None:
         return None
@@ -346,7 +346,7 @@ def read(locked: Locked, dead: bool) -> tuple[str, str] | None:
     except _codec.MalformedMessage as problem:
         return "malformed", str(problem)
     if message.scheduled_enqueue_at is not None and message.time_to_live is not None:
-        # It came by way of a queue for waiting, where the broker could not let it expire at the right time.
+        # It was in a delay queue, where the broker could not let it expire at the right time.
         try:
             end = message.scheduled_enqueue_at + timedelta(seconds=message.time_to_live)
         except OverflowError:
@@ -369,7 +369,7 @@ class Token:
 
 
 def deliveries_of(found: Sequence[Locked], channel: DeliveryChannel, owner: object, dead: bool) -> list[Delivery]:
-    """Hand out messages."""
+    """Make deliveries of messages."""
     now, clock = asyncio.get_running_loop().time(), datetime.now(UTC)
     deliveries: list[Delivery] = []
     until, locked_until = now, clock

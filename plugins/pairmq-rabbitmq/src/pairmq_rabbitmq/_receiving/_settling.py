@@ -1,14 +1,14 @@
-"""Confirmed settling on one channel, and the book of what is unsettled there.
+"""Confirmed settling on one channel, and the record of what is unsettled there.
 
-AMQP 0-9-1 has no answer to an acknowledgement. So what is to be settled is written, and then the broker is asked about
-the queue on the same channel: the answer shows that the channel and the queue's process have taken what came before.
-One question answers for all that was written before it, so that concurrent calls share it.
+AMQP 0-9-1 has no reply to an acknowledgement. So settlements are written, and then the broker is asked about the queue
+on the same channel: the reply shows that the channel and the queue's process have handled what came before.
+One request confirms all that was written before it, so concurrent calls share it.
 
-An acknowledgement of a message that the channel does not know closes the channel, with everything else that is locked
-on it. The book sees to it that none is ever written.
+An acknowledgement of a message that the channel does not know closes the channel, and everything else that is locked
+on it is requeued. The record ensures that none is ever written.
 
-RabbitMQ tells its clients how many messages of a queue wait, and not how many are delivered and unsettled: what this
-process holds is counted here.
+RabbitMQ reports to its clients how many messages of a queue are ready, and not how many are delivered and unsettled:
+what this process holds is counted here.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from pairmq_rabbitmq._link import Session
 
 T = TypeVar("T")
 
-_SILENCE = 0.1  # s without a frame from the broker after which giving up a call says something about the connection
+_SILENCE = 0.1  # s without a frame from the broker after which cancelling a call puts the connection in doubt
 _STUCK = 1.0  # s
-_HELD_BACK = 30  # settlements that RabbitMQ passes on before a quorum queue has written them to its log, about
+_HELD_BACK = 30  # settlements, about, that RabbitMQ passes on before a quorum queue has written them to its log
 _LOG_WRITE = 0.01  # s
 
-_lock = threading.Lock()  # transports may live in several threads, each with a loop of its own
+_lock = threading.Lock()  # transports may be used in several threads, each with a loop of its own
 _shares: dict[tuple[tuple[str, ...], str], list[Share]] = {}
 
 
 class State(enum.Enum):
-    """Where a message is that the broker gave to this channel."""
+    """The state of a message that the broker delivered to this channel."""
 
-    WAITING = "not given to anyone yet"
-    GIVEN = "given, and not settled"
-    BUSY = "on its way to the dead-letter queue"
+    WAITING = "not passed to a caller yet"
+    GIVEN = "passed to a caller, and not settled"
+    BUSY = "being published to the dead-letter queue"
     SETTLING = "being settled"
-    GONE = "settled, given back, or lost with the channel"
+    GONE = "settled, released, or lost with the channel"
 
 
 class Locked:
-    """A message that the broker gave to a channel.
+    """A message that the broker delivered to a channel.
 
     Args:
         arrived: instant of the loop's clock.
@@ -78,7 +78,7 @@ class Locked:
         self._properties: Basic.Properties | None = None
         self.body = body
         self.arrived = arrived
-        self.until = until  # instant of the loop's clock when it is given back
+        self.until = until  # instant of the loop's clock when it is released
         self.state = State.WAITING
         self.message: Message | None = None  # once it was decoded, and then
         self.count = 1  # how many times it was delivered
@@ -86,14 +86,14 @@ class Locked:
 
     @property
     def properties(self) -> Basic.Properties:
-        """As they came; read when they are first asked for."""
+        """As received; parsed on first use."""
         if self._properties is None:
             self._properties = _header.read(self.header)
         return self._properties
 
 
 class Job:
-    """Settlements that were asked for together."""
+    """Settlements that were requested together."""
 
     __slots__ = ("done", "forsaken", "messages", "requeue", "written")
 
@@ -103,15 +103,15 @@ class Job:
         self.written = False
         self.forsaken = False  # its caller stopped waiting, and may ask again
         self.done: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
-        """None when the broker has taken them, an `Unsent` if they were not written, or why no answer came."""
+        """None when the broker has handled them, an `Unsent` if they were not written, or why no reply arrived."""
 
     def forsaken_as(self, *, requeue: bool) -> bool:
-        """Whether a call like this one was cut off, and the job has not failed."""
+        """Whether a call like this one was interrupted, and the job has not failed."""
         failed = self.done.done() and self.done.result() is not None
         return self.forsaken and self.requeue == requeue and not failed
 
     def end(self, cause: BaseException | None) -> None:
-        """Say what became of it."""
+        """Set the result."""
         for locked in self.messages:
             locked.state = State.GONE
         if not self.done.done():
@@ -135,12 +135,12 @@ class Calls:
             del self._waiting[key]
 
     def stuck(self, seconds: float | None = None) -> bool:
-        """Whether an answer has been waited for that long, much longer than answers take when left out."""
+        """Whether a reply has been waited for that long, by default much longer than replies take."""
         since = asyncio.get_running_loop().time() - (_STUCK if seconds is None else seconds)
         return any(asked_at <= since for asked_at, _ in self._waiting.values())
 
     def silent(self) -> bool:
-        """Whether nothing at all has come from the broker since something was asked, some time ago."""
+        """Whether nothing at all was received from the broker since a request, some time ago."""
         now, frames = asyncio.get_running_loop().time(), self._session.wire.frames
         return any(asked_at <= now - _SILENCE and then == frames for asked_at, then in self._waiting.values())
 
@@ -149,14 +149,14 @@ class Settling:
     """The unsettled messages of one channel.
 
     Args:
-        failed: told why the channel can't be used any more.
+        failed: called with the cause when the channel can't be used any more.
     """
 
     def __init__(
         self, raw: Channel, queue: str, calls: Calls, share: Share, failed: Callable[[BaseException], None]
     ) -> None:
         self.unsettled: dict[int, Locked] = {}
-        """What no settlement was written for yet, by tag, in the order of the tags."""
+        """Messages that no settlement was written for yet, by tag, in the order of the tags."""
         self._raw = raw
         self._queue = queue
         self._call = calls
@@ -168,12 +168,12 @@ class Settling:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, locked: Locked) -> None:
-        """Note a message that came; tags only grow."""
+        """Add a message that was received; tags only grow."""
         self.unsettled[locked.tag] = locked
         self._share.count += 1
 
     def settle(self, messages: Sequence[Locked], *, requeue: bool) -> Job:
-        """Begin to settle messages; it goes on whether or not a caller waits."""
+        """Begin to settle messages; it continues whether or not a caller waits."""
         job = Job(messages, requeue=requeue)
         if self._lost is not None:
             job.end(Unsent(self._lost))
@@ -197,7 +197,7 @@ class Settling:
             await asyncio.wait((self._task,))
 
     def lose(self, cause: BaseException) -> None:
-        """The channel is gone: what was not settled will be delivered again."""
+        """The channel is lost: what was not settled will be delivered again."""
         self._lost = cause
         jobs = [*self._under_way, *self._jobs]
         self._under_way, self._jobs = [], []
@@ -209,7 +209,7 @@ class Settling:
             job.end(cause if job.written else Unsent(cause))
 
     async def ask(self) -> int:
-        """Ask how many messages of the queue wait; the answer shows that all written before has been taken."""
+        """Ask how many messages of the queue are ready; the reply shows that all written before has been handled."""
         found = await self._call(self._raw.queue_declare(self._queue, passive=True))
         return found.message_count or 0
 
@@ -231,7 +231,7 @@ class Settling:
         frames = self._frames(jobs)
         payload = ChannelFrame.marshall(self._raw.number, frames)
         if self._raw.is_closed or self._raw.connection.channels.get(self._raw.number) is not self._raw:
-            # The number may be another channel's by now.
+            # Another channel may have the number by now.
             raise ConnectionAbortedError("the broker closed the channel")
         for job in jobs:
             job.written = True
@@ -242,12 +242,12 @@ class Settling:
             queue.put_nowait(payload)
         await self.ask()
         if len(frames) > _HELD_BACK:
-            # The broker's channel keeps the others to itself until then, and loses them if it is closed before.
+            # The broker's channel buffers the others until then, and loses them if it is closed before.
             await asyncio.sleep(_LOG_WRITE)
             await self.ask()
 
     def _frames(self, jobs: list[Job]) -> list[Basic.Ack | Basic.Reject]:
-        """Say what becomes of messages, in few frames: one completes all up to it, if all are to be."""
+        """Express settlements in few frames: one completes all up to it, if all of them are to be completed."""
         requeue = {locked.tag: job.requeue for job in jobs for locked in job.messages}
         frames: list[Basic.Ack | Basic.Reject] = []
         run: list[int] = []
@@ -270,16 +270,16 @@ class Settling:
 
 
 def _settle_run(tags: Sequence[int], requeue: bool) -> list[Basic.Ack | Basic.Reject]:
-    """Settle all messages of some tags, before which nothing is unsettled or which are only one."""
+    """Settle all messages with some tags, before which nothing is unsettled or which are only one."""
     if requeue:
-        # A nack could say it in one frame, but from RabbitMQ 4.3 on it counts as no delivery: a message that is given
-        # back each time would go round forever.
+        # A nack could do it in one frame, but from RabbitMQ 4.3 on it counts as no delivery: a message that is released
+        # each time would be redelivered without limit.
         return [Basic.Reject(delivery_tag=tag, requeue=True) for tag in tags]
     return [Basic.Ack(delivery_tag=tags[-1], multiple=len(tags) > 1)]
 
 
 def held_by_this_process(identity: tuple[str, ...], queue: str) -> int:
-    """Count what receivers of this process hold, given to a caller or not: all transports, loops and threads."""
+    """Count what receivers of this process hold, passed to a caller or not: all transports, loops and threads."""
     with _lock:
         return sum(share.count for share in _shares.get((identity, queue), ()))
 
@@ -289,13 +289,13 @@ class Share:
 
     def __init__(self, identity: tuple[str, ...], queue: str) -> None:
         self.count = 0
-        """Changed by the channel's own thread alone, for each message that comes and goes; read by any."""
+        """Changed by the channel's own thread only, for each message received or settled; read by any."""
         self._key = (identity, queue)
         with _lock:
             _shares.setdefault(self._key, []).append(self)
 
     def release(self) -> None:
-        """Hold nothing from now on: the channel is gone, and its messages are the broker's again."""
+        """Hold nothing from now on: the channel is closed, and its messages are requeued."""
         with _lock:
             shares = _shares.get(self._key, [])
             if self in shares:

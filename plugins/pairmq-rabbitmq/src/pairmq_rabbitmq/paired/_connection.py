@@ -27,21 +27,21 @@ from pairmq import ConfigurationError, Pair, PairOptions
 from pairmq.transport import start_task
 from pairmq_rabbitmq.paired._publisher import OnReceipt, Publisher
 
-_CONNECT_TIMEOUT: Final = 5.0  # s, where the program gives none: a broker that hangs must not hold up its start
+_CONNECT_TIMEOUT: Final = 5.0  # s, unless the program sets one: an unresponsive broker must not delay its start
 _TLS: Final = {"cafile": "ssl_ca_certs", "certfile": "ssl_certfile", "keyfile": "ssl_keyfile"}
 _TLS_ELSEWHERE: Final = ("auth", "cadata", "capath")
 _REFUSALS: Final = (AuthenticationError, ProbableAuthenticationError, ConnectionNotAllowed, RuntimeError)
 
 
 class PairedExchange(RobustExchange):
-    """``aio_pika.RobustExchange`` that publishes to the primary, or to the backlog while that is away.
+    """``aio_pika.RobustExchange`` that publishes to the primary, or to the backlog while that is unavailable.
 
-    Made by a `PairedChannel`, or by `paired_exchange`. Declaring, binding and deleting are aio-pika's own.
+    Created by a `PairedChannel`, or by `paired_exchange`. Declaring, binding and deleting are aio-pika's own.
 
     Args:
-        channel: aio-pika's; a `PairedChannel` brings the publisher with it.
+        channel: aio-pika's; a `PairedChannel` has its own publisher.
         name: the exchange's name, empty for the default one.
-        publisher: publishes, where the channel brings none.
+        publisher: publishes, where the channel has none.
         options: as for ``aio_pika.RobustExchange``.
     """
 
@@ -66,7 +66,7 @@ class PairedExchange(RobustExchange):
             message: aio-pika's.
             routing_key: as aio-pika's.
             mandatory: whether a message that no queue takes is returned; else it is dropped.
-            immediate: RabbitMQ knows it no more.
+            immediate: RabbitMQ no longer supports it.
             timeout: seconds for everything, the pair's ``send_timeout`` when left out.
 
         Returns:
@@ -112,10 +112,10 @@ class PairedExchange(RobustExchange):
 
 
 def paired_exchange(exchange: AbstractExchange, pair: Pair, *, on_receipt: OnReceipt | None = None) -> PairedExchange:
-    """Make an exchange that publishes through a pair of one of aio-pika's.
+    """Make an exchange that publishes through a pair from one of aio-pika's.
 
     Args:
-        exchange: any, on any channel; it is left as it is.
+        exchange: any, on any channel; it is not modified.
         pair: open, with this RabbitMQ as its primary.
         on_receipt: called with the receipt of each accepted message.
 
@@ -137,28 +137,28 @@ def paired_exchange(exchange: AbstractExchange, pair: Pair, *, on_receipt: OnRec
 
 
 class PairedChannel(RobustChannel):
-    """``aio_pika.RobustChannel`` that can be had while the primary is away: its exchanges publish all the same.
+    """``aio_pika.RobustChannel`` that can be created while the primary is unavailable: its exchanges publish anyway.
 
-    It opens when the primary is back; what needs the primary (declaring, consuming) waits until then.
+    It opens when the primary is available again; what needs the primary (declaring, consuming) waits until then.
     """
 
     EXCHANGE_CLASS = PairedExchange
 
     @property
     def publisher(self) -> Publisher:
-        """What its exchanges publish with; its connection's."""
+        """The publisher of its exchanges; its connection's."""
         publisher: Publisher = cast(Any, self._connection).publisher
         return publisher
 
     async def initialize(self, timeout: float | None = None) -> None:
-        """Open the channel, or let it be opened with the connection when the primary is back.
+        """Open the channel, or let it be opened with the connection when the primary is available again.
 
         Args:
             timeout: as aio-pika's.
 
         Raises:
             RuntimeError: it was opened before.
-            AMQPError: the primary is there, and refuses it.
+            AMQPError: the primary is reachable, and refuses it.
         """
         connected = cast(Any, self._connection).connected
         if connected.is_set():
@@ -170,7 +170,7 @@ class PairedChannel(RobustChannel):
             else:
                 return
         if not hasattr(self, "default_exchange"):
-            # aio-pika's plain channel makes the exchange here and does nothing else; the robust one asks the broker.
+            # aio-pika's plain channel creates the exchange here and does nothing else; the robust one asks the broker.
             await Channel._on_open(self)
 
     def transaction(self) -> NoReturn:
@@ -185,7 +185,7 @@ class PairedChannel(RobustChannel):
 class PairedConnection(RobustConnection):
     """``aio_pika.RobustConnection`` to the primary, with a pair beside it that publishes.
 
-    Made by `connect_robust`.
+    Created by `connect_robust`.
 
     Args:
         url: aio-pika's.
@@ -217,7 +217,7 @@ class PairedConnection(RobustConnection):
         return self.publisher.pair
 
     def connect_soon(self, timeout: float) -> None:
-        """Connect in the background, as often as it takes.
+        """Connect in the background, with as many attempts as needed.
 
         Args:
             timeout: seconds of each attempt.
@@ -230,7 +230,7 @@ class PairedConnection(RobustConnection):
         publisher_confirms: bool = True,
         on_return_raises: bool = False,
     ) -> PairedChannel:
-        """Make a channel, also while the primary is away.
+        """Create a channel, also while the primary is unavailable.
 
         Args:
             channel_number: as aio-pika's.
@@ -241,7 +241,7 @@ class PairedConnection(RobustConnection):
             made = super().channel(channel_number, publisher_confirms, on_return_raises)
         else:
             made = self.CHANNEL_CLASS(self, channel_number, publisher_confirms, on_return_raises)
-            # Where aio-pika keeps the channels that it opens again; it makes none itself without a connection.
+            # Where aio-pika keeps the channels that it reopens; it creates none itself without a connection.
             self._RobustConnection__channels.add(made)  # type: ignore[attr-defined]
         assert isinstance(made, PairedChannel)  # noqa: S101  # for mypy
         return made
@@ -283,8 +283,8 @@ async def connect_robust(
 ) -> PairedConnection:
     """Connect as ``aio_pika.connect_robust``, with a second broker for what is published.
 
-    Neither broker has to be there: without the primary the connection is made in the background, and publishes are
-    diverted meanwhile.
+    Neither broker has to be reachable: without the primary the connection is opened in the background, and publishes
+    are diverted meanwhile.
 
     Args:
         url: the primary's, as aio-pika's; also the pair's.
@@ -303,7 +303,7 @@ async def connect_robust(
 
     Raises:
         ConfigurationError: the URL, an option or the secondary can't work.
-        TransportError: the secondary refuses to let the backlog queues be made.
+        TransportError: the secondary refuses to create the backlog queues.
         AMQPConnectionError: the primary refuses this user or virtual host.
 
     A cancelled call leaves nothing open.
@@ -348,20 +348,20 @@ async def connect_robust(
 
 
 def pair_url(url: URL, ssl_context: SSLContext | None = None) -> str:
-    """Write aio-pika's URL as the pair's transport reads it.
+    """Convert aio-pika's URL to the one of the pair's transport.
 
     Args:
         url: with aio-pika's options in its query, of which those of TLS and the heartbeat concern the pair.
-        ssl_context: what aio-pika was given.
+        ssl_context: as passed to aio-pika.
 
     Raises:
-        ConfigurationError: it says what only aio-pika can be told.
+        ConfigurationError: the URL has an option that only aio-pika supports.
     """
     elsewhere = [name for name in _TLS_ELSEWHERE if name in url.query]
     if ssl_context is not None or elsewhere:
         what = ", ".join(["ssl_context"] * (ssl_context is not None) + elsewhere)
         raise ConfigurationError(
-            f"{what} can't be told to the pair's own connections: make the pair, and give it as pair=Pair.connect(…)"
+            f"{what} can't be applied to the pair's own connections: create the pair, and pass pair=Pair.connect(…)"
         )
     query = {name: url.query[old] for old, name in _TLS.items() if old in url.query}
     if url.query.get("no_verify_ssl", "0") not in ("0", ""):

@@ -1,8 +1,8 @@
-"""Publishing by a pair, for the drop-in's exchanges or the middleware of a framework.
+"""Publishing through a pair, for the drop-in's exchanges or the middleware of a framework.
 
-The properties are read as if they had come from the wire, so that what a consumer gets by the pair is what it would
-have got from aio-pika. What that would not be true of is refused here, before anything is sent. PairMQ's errors become
-the ones that aio-pika raises, so that existing except clauses keep their meaning.
+The properties are read as if they had been received, so that a consumer gets the same from the pair as from aio-pika.
+Messages for which that is impossible are refused here, before anything is sent. PairMQ's errors are converted to those
+that aio-pika raises, so that existing except clauses keep their meaning.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Confirmation(Basic.Ack):
             off.
     """
 
-    # pamqp goes by __slots__ when it writes a frame, so that this class has none of its own.
+    # pamqp reads __slots__ when it writes a frame, so this class has none of its own.
 
     def __init__(self, receipt: Receipt | None) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Publisher:
     """Publishes aio-pika's messages through a pair. Any number of tasks may share one.
 
     Args:
-        pair: its primary is RabbitMQ; open when the first message comes.
+        pair: its primary is RabbitMQ; open when the first message is published.
         on_receipt: called with the receipt of each accepted message.
     """
 
@@ -92,11 +92,11 @@ class Publisher:
 
     @staticmethod
     def carries(exchange: str, routing_key: str, reply_to: str | None = None) -> bool:
-        """Whether the pair is for such messages; the others are aio-pika's.
+        """Whether the pair handles such messages; the others are aio-pika's.
 
-        The names that belong to the broker (``amq.…``, among them direct replies and queues with made-up names), and
-        those that aio-pika makes up (``amq_…``), live and die with the primary's connections. Neither a message to them
-        nor a request whose answer is to go there may wait in a backlog, to be carried out when its caller has given up.
+        The broker's own names (``amq.…``, among them direct replies and queues with generated names), and those
+        that aio-pika generates (``amq_…``), live and die with the primary's connections. Neither a message to them
+        nor a request whose answer is to go there may wait in a backlog, to be handled when its caller has given up.
 
         Args:
             exchange: the name, empty for the default exchange.
@@ -127,14 +127,14 @@ class Publisher:
             exchange: the name, empty for the default exchange.
             exchange_type: ``topic``, ``fanout`` and so on; None if it is not known.
             mandatory: raise if no queue of the primary takes it; else it is dropped, as RabbitMQ does.
-            immediate: RabbitMQ knows it no more.
+            immediate: RabbitMQ no longer supports it.
             timeout: seconds for everything, the pair's ``send_timeout`` when left out.
 
         Returns:
             The confirmation, with the receipt.
 
         Raises:
-            ValueError: a pair can't carry it, or have such a name; nothing was sent.
+            ValueError: a pair can't carry it, or an entity name is invalid; nothing was sent.
             PublishError: no queue of the primary takes it.
             AMQPError: not accepted, or perhaps not; the subclasses say why, and the pair's error is the cause.
             ChannelInvalidStateError: the pair is closed.
@@ -142,7 +142,7 @@ class Publisher:
         A cancelled publish's outcome is unknown.
         """
         if immediate:
-            raise MethodNotImplemented("immediate=True: RabbitMQ closes the connection over it since 3.0")
+            raise MethodNotImplemented("immediate=True: RabbitMQ closes the connection because of it since 3.0")
         made = convert(message, exchange=exchange, exchange_type=exchange_type, routing_key=routing_key)
         entity = Entity(exchange, EntityKind.TOPIC) if exchange else Entity(routing_key)
         try:
@@ -154,7 +154,7 @@ class Publisher:
                 return Confirmation(None)
             raise _returned(message, exchange, routing_key) from error
         except PairMQError as error:
-            if isinstance(error, ValueError):  # a setting, or a name that no entity can have
+            if isinstance(error, ValueError):  # an invalid setting or entity name
                 raise
             raise as_client_error(error) from error
         if self._on_receipt is not None:
@@ -174,20 +174,20 @@ class Publisher:
 
 
 def _no_exchange(error: EntityNotFound) -> bool:
-    """Whether the exchange itself is missing, over which RabbitMQ closes a channel, and not a queue behind it."""
+    """Whether the exchange itself is missing, for which RabbitMQ closes a channel, and not a queue behind it."""
     return any(isinstance(cause.__cause__, ChannelNotFoundEntity) for cause in error.causes)
 
 
 def _returned(message: AbstractMessage, exchange: str, routing_key: str) -> PublishError:
-    """The error that aio-pika makes of what the broker returns."""
+    """The error that aio-pika makes of a message that the broker returned."""
     frame = Basic.Return(reply_code=_NO_ROUTE, reply_text="NO_ROUTE", exchange=exchange, routing_key=routing_key)
     header = ContentHeader(properties=message.properties, body_size=len(message.body))
-    # There is no channel that it came back on: nothing can settle a returned message.
+    # There is no channel that it was returned on: nothing can settle a returned message.
     return PublishError(DeliveredMessage(frame, header, message.body, cast(Any, None)), frame)
 
 
 def convert(message: AbstractMessage, *, exchange: str, exchange_type: str | None, routing_key: str) -> Message:
-    """Make a message that the pair sends to where aio-pika would have published it.
+    """Make the message that the pair sends to where aio-pika would have published it.
 
     Args:
         message: aio-pika's.
@@ -199,7 +199,7 @@ def convert(message: AbstractMessage, *, exchange: str, exchange_type: str | Non
         The message; one to an exchange has the routing key as its subject.
 
     Raises:
-        ValueError: a pair can't carry it; the text names what.
+        ValueError: a pair can't carry it; the text names the reason.
     """
     headers = dict(message.headers or {})
     for name in _COPIES & headers.keys():
@@ -217,7 +217,7 @@ def convert(message: AbstractMessage, *, exchange: str, exchange_type: str | Non
 
 
 def _subject(message_type: str | None, exchange_type: str | None, routing_key: str) -> str | None:
-    """The one text that has to be both: a topic's messages are routed by their subject, which is AMQP's ``type``."""
+    """The one text for both: a topic's messages are routed by their subject, which is AMQP's ``type``."""
     if message_type is None or message_type == routing_key:
         return routing_key or None
     if not routing_key and exchange_type in _KEYLESS:
@@ -229,7 +229,7 @@ def _subject(message_type: str | None, exchange_type: str | None, routing_key: s
 
 
 def _value(value: Any) -> Any:
-    """A header's value as AMQP 0-9-1 has it: instants in whole seconds, in UTC."""
+    """A header's value as it is in AMQP 0-9-1: instants in whole seconds, in UTC."""
     if isinstance(value, datetime):
         return (
             value.astimezone(UTC).replace(microsecond=0) if value.tzinfo else value.replace(microsecond=0, tzinfo=UTC)
@@ -244,7 +244,7 @@ def _value(value: Any) -> Any:
 class NotDeliveredError(AMQPConnectionError, TimeoutError):
     """Neither broker took the message in time; certainly nothing holds it.
 
-    It is aio-pika's error of a lost connection and asyncio's of a ``timeout`` that ran out, since it may be both.
+    It is both aio-pika's error of a lost connection and asyncio's of an expired ``timeout``, since it may be either.
     """
 
 
@@ -256,7 +256,7 @@ class PublishOutcomeUnknownError(AMQPConnectionError, TimeoutError):
 
 
 class ReservedHeaderError(AMQPError, ValueError):
-    """The message has a header of a name that a pair needs for itself (``x-ms-path`` and its like)."""
+    """The message has a header of a name that a pair needs for itself (``x-ms-path`` and the like)."""
 
 
 _CLASSES: Final[tuple[tuple[type[PairMQError], type[Exception]], ...]] = (
@@ -273,7 +273,7 @@ _CLASSES: Final[tuple[tuple[type[PairMQError], type[Exception]], ...]] = (
 
 
 def as_client_error(error: PairMQError) -> Exception:
-    """Make aio-pika's error of PairMQ's.
+    """Convert PairMQ's error to aio-pika's.
 
     Args:
         error: what the pair raised.

@@ -25,11 +25,11 @@ class RabbitHarness(ServerHarness):
         self._gone = False
 
     def start(self) -> Server:
-        """Take the server."""
+        """Take the server from the pool."""
         return pool.take(1)[0]
 
     def clear(self, server: Server) -> str:
-        """Make it as new; one that can't be is replaced by the pool."""
+        """Reset it; one that can't be reset is replaced by the pool."""
         self._server = rabbit = pool.take(1)[0]
         return f"{rabbit.url}?connect_timeout=30"
 
@@ -38,9 +38,9 @@ class RabbitHarness(ServerHarness):
         return f"{url}&lock_duration={self.lock_duration:g}"
 
     async def interrupt(self, how: Interruption) -> None:
-        """Take the broker away and leave its virtual machine, or pause all of it."""
+        """Stop the broker but keep its virtual machine running, or pause all of it."""
         if how is Interruption.FREEZE:
-            await self.by_hand(self._rabbit().settle)  # it may be killed from there
+            await self.by_hand(self._rabbit().settle)  # it may be killed in this state
             await super().interrupt(how)
         elif self._paused:
             await super().interrupt(how)
@@ -59,7 +59,7 @@ class RabbitHarness(ServerHarness):
         return True
 
     async def restore(self) -> None:
-        """Bring the broker back."""
+        """Start the broker again."""
         await super().restore()
         if self._gone:
             await self.by_hand(self._rabbit().come_up)
@@ -68,7 +68,7 @@ class RabbitHarness(ServerHarness):
         await self.by_hand(lambda: self._rabbit().erl(KEEP_RUNNING))
 
     def close(self) -> None:
-        """End the pool, since no other user of it is left at the end of the run."""
+        """End the pool, since it has no other user at the end of the run."""
         self._server = None
         super().close()
         pool.close()

@@ -23,11 +23,11 @@ NODE: Final = "pairmq@localhost"
 # The wrapper of the same name on PATH switches to the user rabbitmq, and refuses everyone but root and that user.
 _PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 
-# Two schedulers and one thread for files boot in 3 s where the defaults take 5 on two cores; many would only
-# compete with the tests. A node with a name from the start does not spend a second on looking for an epmd.
+# Two schedulers and one file thread boot in 3 s where the defaults take 5 on two cores; many would only compete with
+# the tests. A node with a name from the start does not spend a second on looking for an epmd.
 _ERLANG_FLAGS = "+S 2:2 +SDcpu 1:1 +A 1 -start_epmd false -kernel inet_dist_use_interface {127,0,0,1}"
 
-# Gives the value, or the error, as text that no printing of terms can mangle.
+# Returns the value, or the error, as text that is unaffected by how Erlang prints terms.
 _ERLANG_CALL = """
 begin PairmqText = fun(T) -> base64:encode_to_string(unicode:characters_to_binary(T)) end,
 try begin PairmqValue = begin %s end, PairmqText(%s) end of Ok -> "ok " ++ Ok
@@ -60,26 +60,26 @@ def find_program() -> Path | None:
     """Find rabbitmq-server itself."""
     if _PROGRAM.exists():
         return _PROGRAM
-    # Elsewhere the programs lie beside each other, without wrappers.
+    # Otherwise the programs are beside each other, without wrappers.
     command = shutil.which("rabbitmqctl")
     beside = Path(command).resolve().with_name("rabbitmq-server") if command else None
     return beside if beside is not None and beside.exists() else None
 
 
 def foreign_variables() -> dict[str, None]:
-    """Name what is to be unset: what another RabbitMQ or Erlang is told, and where systemd would hear of this one."""
+    """Name what is to be unset: variables of another RabbitMQ or Erlang, and systemd's notification socket."""
     foreign = {name: None for name in os.environ if name.startswith(("RABBITMQ_", "ERL_"))}
     return {**foreign, "NOTIFY_SOCKET": None}
 
 
 def environment_of(home: Path, ports: Ports) -> dict[str, str | None]:
-    """Say what a node's process has in its environment.
+    """Return the environment of a node's process.
 
     Args:
         home: the node's own directory, resolved.
         ports: the node's.
 
-    Returns:
+        Variables; None removes one.
         Variables; None takes one away.
     """
     return {
@@ -102,7 +102,7 @@ def environment_of(home: Path, ports: Ports) -> dict[str, str | None]:
             f"{_ERLANG_FLAGS} -sname {NODE} -kernel inet_dist_listen_min {ports.distribution}"
             f" -kernel inet_dist_listen_max {ports.distribution}"
         ),
-        # Makes the script become the server, so that the process id is the server's.
+        # Makes the script replace itself by the server, so that the process id is the server's.
         "RUNNING_UNDER_SYSTEMD": "true",
     }
 
@@ -160,7 +160,7 @@ class Evaluator(abc.ABC):
 
     @abc.abstractmethod
     def erl(self, expression: str, *, timeout: float = 30.0) -> str:
-        """Evaluate an expression in the server, and give the value as Erlang writes it.
+        """Evaluate an expression in the server, and return the value as Erlang writes it.
 
         Raises:
             ServerError: the server does not run, does not answer in time, or the expression failed.
@@ -168,7 +168,7 @@ class Evaluator(abc.ABC):
 
     @abc.abstractmethod
     def _json(self, expression: str) -> Any:
-        """The same, of a value that JSON can hold."""
+        """The same, for a value that JSON can represent."""
 
 
 def call(
@@ -192,8 +192,8 @@ def call(
         ServerError: the node does not answer in time, or the expression failed.
     """
     try:
-        done = subprocess.run(  # Erlang's own program, nothing from outside
-            # Under its own name all calls have one, and the server refuses one while it still knows another.
+        done = subprocess.run(  # Erlang's own program with arguments of this module
+            # By default all calls share one node name, and the server refuses one while it still knows another.
             [program, "-sname", node, "-h", f"call{os.getpid()}n{next(_calls)}", "-e"],
             input=_ERLANG_CALL % (expression, as_text),
             env=dict(environment),
@@ -212,7 +212,7 @@ def call(
 
 def binary(text: str) -> str:
     """Write a text as an Erlang binary."""
-    # Readable where that is safe, since errors show it; else by its bytes, so that nothing has to be escaped.
+    # Readable where that is safe, since errors show it; otherwise as bytes, so that nothing has to be escaped.
     if re.fullmatch(r"[\w ./*^$#:-]*", text, re.ASCII):
         return f'<<"{text}">>'
     return f"<<{','.join(str(byte) for byte in text.encode())}>>"

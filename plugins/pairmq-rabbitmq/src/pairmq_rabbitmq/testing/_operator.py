@@ -1,4 +1,4 @@
-"""What operators do to a running broker and what they can see; and faults of it that take no kill, and their ends."""
+"""What operators do to a running broker and what they can see; and faults that need no kill, and their ends."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pairmq_rabbitmq.testing._node import Evaluator, binary, string
 
 DEFAULT_VHOST: Final = "/"
 
-# Who the server's records say it was.
+# The user in the server's records.
 _ACTOR = '<<"pairmq">>'
 
 
 class Operator(Evaluator):
-    """Commands to a broker, carried out when they return."""
+    """Commands to a broker, which have taken effect when they return."""
 
     def add_user(
         self,
@@ -28,7 +28,7 @@ class Operator(Evaluator):
         read: str = ".*",
         tags: Sequence[str] = (),
     ) -> None:
-        """Make a user.
+        """Create a user.
 
         Args:
             name: the user's.
@@ -40,7 +40,7 @@ class Operator(Evaluator):
             tags: such as ``("administrator",)``.
 
         Raises:
-            ServerError: there is such a user, or the server does not answer.
+            ServerError: the user exists already, or the server does not answer.
         """
         words = ", ".join(f"binary_to_atom({binary(tag)})" for tag in tags)
         self.erl(
@@ -51,7 +51,7 @@ class Operator(Evaluator):
             self.set_permissions(name, vhost=vhost, configure=configure, write=write, read=read)
 
     def change_password(self, name: str, password: str) -> None:
-        """Give a user another password; connections that are open stay.
+        """Change a user's password; open connections stay.
 
         Args:
             name: the user's.
@@ -65,7 +65,7 @@ class Operator(Evaluator):
     def set_permissions(
         self, name: str, *, vhost: str = DEFAULT_VHOST, configure: str = ".*", write: str = ".*", read: str = ".*"
     ) -> None:
-        """Set what a user may do; open channels go on for a while with what they were once allowed.
+        """Set a user's permissions; open channels use the previous ones for a while.
 
         Args:
             name: the user's.
@@ -92,20 +92,20 @@ class Operator(Evaluator):
         self.erl(f"ok = rabbit_auth_backend_internal:delete_user({binary(name)}, {_ACTOR})")
 
     def add_vhost(self, name: str, *, user: str = "guest") -> None:
-        """Make a virtual host.
+        """Create a virtual host.
 
         Args:
             name: the virtual host's.
             user: who may do everything in it.
 
         Raises:
-            ServerError: there is such a virtual host or no such user, or the server does not answer.
+            ServerError: the virtual host exists already, the user does not, or the server does not answer.
         """
         self.erl(f"false = rabbit_vhost:exists({binary(name)}), rabbit_vhost:add({binary(name)}, {_ACTOR})")
         self.set_permissions(user, vhost=name)
 
     def delete_vhost(self, name: str) -> None:
-        """Delete a virtual host and all in it; its connections are closed.
+        """Delete a virtual host and everything in it; its connections are closed.
 
         Args:
             name: the virtual host's.
@@ -168,10 +168,10 @@ class Operator(Evaluator):
         found = self._json(
             f"true = rabbit_vhost:exists({binary(vhost)}),"
             " [begin [R, U] = case amqqueue:get_type(Q) of"
-            # What the server itself tells of a quorum queue is some seconds old: its leader knows.
+            # What the server itself reports about a quorum queue is some seconds old: its leader knows.
             " rabbit_quorum_queue -> Id = amqqueue:get_pid(Q), {ok, {_, O}, _} ="
             " try ra:leader_query(Id, fun rabbit_fifo:overview/1, 10000)"
-            # From 4.3 on it takes a function by its name only.
+            # From 4.3 on it accepts a function by its name only.
             " catch error:function_clause -> ra:leader_query(Id, {rabbit_fifo, overview, []}, 10000) end,"
             " [maps:get(K, O) || K <- [num_ready_messages, num_checked_out]];"
             " _ -> [N || {_, N} <- rabbit_amqqueue:info(Q, [messages_ready, messages_unacknowledged])] end,"
@@ -196,7 +196,7 @@ class Faults(Evaluator):
     """The share of memory that raised no alarm, while one is raised."""
 
     def go_down(self) -> None:
-        """Take the broker away in 0.1 s and leave its virtual machine: clients are cut off, new ones refused.
+        """Stop the broker in 0.1 s but keep its virtual machine: clients are disconnected, new ones refused.
 
         Raises:
             ServerError: it does not run or does not answer.
@@ -204,7 +204,7 @@ class Faults(Evaluator):
         self.erl("rabbit:stop()", timeout=60)
 
     def come_up(self) -> None:
-        """Bring the broker back after `go_down`, in 0.6 s; without effect when it is there.
+        """Start the broker again after `go_down`, in 0.6 s; without effect when it is running.
 
         Raises:
             ServerError: it does not run, or the broker does not start.
@@ -220,7 +220,7 @@ class Faults(Evaluator):
         """
         if self._watermark is None:
             self._watermark = self.erl("vm_memory_monitor:get_vm_memory_high_watermark()")
-        # Asking for the alarms waits until this one has been told to the connections.
+        # Asking for the alarms waits until this one has been sent to the connections.
         self._set_watermark(
             "0.0", "true = lists:keymember({resource_limit, memory, node()}, 1, rabbit_alarm:get_alarms())"
         )
@@ -247,7 +247,7 @@ class Faults(Evaluator):
         self.erl("rabbit_maintenance:suspend_all_client_listeners()")
 
     def accept_clients(self) -> None:
-        """Take new connections again after `refuse_clients`.
+        """Accept new connections again after `refuse_clients`.
 
         Raises:
             ServerError: it does not run or does not answer.
@@ -255,10 +255,10 @@ class Faults(Evaluator):
         self.erl("rabbit_maintenance:resume_all_client_listeners()")
 
     def drop_clients(self, reason: str = "dropped by a test") -> None:
-        """Close all connections in order, as an operator does (reply code 320); new ones are taken.
+        """Close all connections in order, as an operator does (reply code 320); new ones are accepted.
 
         Args:
-            reason: what the clients are told.
+            reason: what is reported to the clients.
 
         Raises:
             ServerError: it does not run or does not answer.

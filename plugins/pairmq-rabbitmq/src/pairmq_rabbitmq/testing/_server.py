@@ -1,4 +1,4 @@
-"""rabbitmq-server processes for tests: one, and a pool that is kept from test to test and made as new for each."""
+"""rabbitmq-server processes for tests: one, and a pool that is kept from test to test and reset for each."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from pairmq_rabbitmq.testing._node import (
 )
 from pairmq_rabbitmq.testing._operator import DEFAULT_VHOST, Faults, Operator
 
-# Everything that tests make; what a server has from the start stays, with its first values. The supervisor of quorum
-# queues' dead-lettering ends for good when two of its workers fail within 5 s, as they may when a queue is deleted in
-# the midst of its work; without it no such queue can be made or deleted. Hence the restarts, and two attempts.
+# Everything that tests create; what a server has from the start stays, with its initial values. The supervisor of
+# quorum queues' dead-lettering ends permanently when two of its workers fail within 5 s, as they may when a queue is
+# deleted during their work; without it no such queue can be created or deleted. Hence the restarts, and two attempts.
 RESET: Final = """
 Us = <<"pairmq-reset">>, Vh = <<"/">>,
 Restart = fun() -> case whereis(rabbit_fifo_dlx_sup) of
@@ -61,8 +61,8 @@ rabbit_auth_backend_internal:set_permissions(Guest, Vh, <<".*">>, <<".*">>, <<".
 length(rabbit_amqqueue:list())
 """
 
-# The same supervisor may also end a moment after the reset, or in a test that takes the broker down with quorum queues
-# in it. This process starts it again whenever that happens; it lives as long as the virtual machine.
+# The same supervisor may also end a moment after the reset, or in a test that stops the broker with quorum queues
+# in it. This process restarts it whenever that happens; it lives as long as the virtual machine.
 KEEP_RUNNING: Final = """
 case whereis(pairmq_keeper) of
  undefined -> Us = self(), spawn(fun() -> true = register(pairmq_keeper, self()), Us ! watching,
@@ -73,7 +73,7 @@ case whereis(pairmq_keeper) of
  _ -> ok end
 """
 
-# The process of this name is there until the boot is over; looking at nothing else, `rabbit:start` would do nothing.
+# A process with this name exists until the boot is over; during it, `rabbit:start` would do nothing.
 _AWAIT_BOOT = """
 ok = rabbit:await_startup(),
 (fun Wait() -> case whereis(rabbit_boot) of undefined -> ok; _ -> timer:sleep(5), Wait() end end)()
@@ -96,7 +96,7 @@ class RabbitServer(Faults, Operator, ServerProcess):
     Args:
         tls: (certificate file, key file, file of authorities) for a second listener that speaks TLS and asks clients
             for no certificate; none when left out.
-        management: whether it serves its HTTP interface too; that makes booting slower.
+        management: whether it serves its HTTP API too; that makes booting slower.
         plugins: names of more plugins of the server, such as ``("rabbitmq_shovel",)``.
         config: more lines of its configuration file.
         port: TCP port for AMQP; a free one when left out.
@@ -154,7 +154,7 @@ class RabbitServer(Faults, Operator, ServerProcess):
         write_files(self.directory, self._ports, tls, plugins, config)
 
     def url_for(self, user: str = "guest", password: str = "guest", vhost: str = DEFAULT_VHOST) -> str:  # noqa: S107
-        """Give the address for a client.
+        """Return the address for a client.
 
         Args:
             user: who connects.
@@ -196,11 +196,11 @@ class RabbitServer(Faults, Operator, ServerProcess):
         return f"http://{HOST}:{self._ports.management}"
 
     def kill(self, *, settle: bool = True) -> None:
-        """End it with SIGKILL and wait until it is gone; without effect when it does not run.
+        """End it with SIGKILL and wait until it has ended; without effect when it does not run.
 
         Args:
-            settle: call `settle` before, if it answers: most tests that kill a server don't ask what becomes of
-                queues that were made a moment ago.
+            settle: call `settle` before, if it answers: most tests that kill a server don't check what happens to
+                queues that were created a moment ago.
         """
         if settle and self.running and not self._paused:
             with contextlib.suppress(ServerError):
@@ -209,7 +209,7 @@ class RabbitServer(Faults, Operator, ServerProcess):
         self._epmd.kill()
 
     def settle(self, *, timeout: float = 30.0) -> None:
-        """Have it write to the disk which queues there are: it does so some seconds late, messages it writes at once.
+        """Have it write its queues' definitions to disk: it does so some seconds late, and messages at once.
 
         Args:
             timeout: seconds; a busy disk may take some.
@@ -220,7 +220,7 @@ class RabbitServer(Faults, Operator, ServerProcess):
         self.erl(_SETTLE, timeout=timeout)
 
     def stop(self, timeout: float = 20.0) -> None:
-        """Ask it to end with SIGTERM, which takes it a second, and kill it when it does not.
+        """Ask it to end with SIGTERM, which takes a second, and kill it when it does not.
 
         Args:
             timeout: seconds to wait for it.
@@ -237,7 +237,7 @@ class RabbitServer(Faults, Operator, ServerProcess):
         return super().log_tail(lines)
 
     def reset(self) -> None:
-        """Make it as new in some 50 ms: running, no fault, no client, and nothing in it that a test has made.
+        """Reset it in some 50 ms: running, no fault, no client, and nothing in it that a test has created.
 
         Raises:
             ServerError: it cannot be started.
@@ -253,14 +253,14 @@ class RabbitServer(Faults, Operator, ServerProcess):
         self.erl(RESET)
 
     def erl(self, expression: str, *, timeout: float = 30.0) -> str:
-        """Evaluate an expression in the server, in some 20 ms, and give the value as Erlang writes it.
+        """Evaluate an expression in the server, in some 20 ms, and return the value as Erlang writes it.
 
         Args:
             expression: Erlang expressions, separated by commas, without the full stop.
             timeout: seconds.
 
         Raises:
-            ServerError: the server does not run, does not answer in time, or the expression failed or gave
+            ServerError: the server does not run, does not answer in time, or the expression failed or returned
                 ``{error, …}``.
         """
         value = self._call(expression, 'io_lib:format("~0tp", [PairmqValue])', timeout)
@@ -275,7 +275,7 @@ class RabbitServer(Faults, Operator, ServerProcess):
 
     def _await_ready(self) -> None:
         super()._await_ready()
-        # It takes clients a little before its boot is over, and a broker that goes down before that never comes up.
+        # It accepts clients a little before its boot is over, and a broker stopped before that never starts again.
         try:
             self.erl(_AWAIT_BOOT, timeout=self._start_timeout)
         except ServerError:
@@ -308,7 +308,7 @@ class RabbitPool:
         self._servers: list[RabbitServer] = []
 
     def take(self, count: int) -> list[RabbitServer]:
-        """Give servers that run and hold nothing; those that a test killed or broke are started again.
+        """Return servers that run and are empty; those that a test killed or broke are started again.
 
         The same servers each time, so two callers must not use them at once. They end with the thread that called
         this (see `pairmq.testing.servers`), so call it in the main thread.
@@ -329,7 +329,7 @@ class RabbitPool:
             try:
                 server.reset()
             except ServerError as error:
-                # Nothing of a broken server is worth keeping, its data may be what is broken.
+                # A broken server is replaced entirely, as its data may be the cause.
                 _log.warning("a server is replaced, since it could not be reset: %s\n%s", error, server.log_tail())
                 server.close()
                 server = self._servers[position] = taken[position] = RabbitServer()
