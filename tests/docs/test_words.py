@@ -80,6 +80,7 @@ SEARCHED = (
             "plugins/pairmq-faststream/src/**/*.py",
             "plugins/pairmq-kombu/src/**/*.py",
             "plugins/pairmq-rabbitmq/src/**/*.py",
+            "plugins/pairmq-redis/src/**/*.py",
             "plugins/pairmq-web/src/**/*.py",
             "benchmarks/*.py",
             "scripts/*.py",
@@ -93,6 +94,10 @@ LEFT_OUT = {
     "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_context.py": "to be rewritten",
     "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_link.py": "to be rewritten",
     "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_url.py": "to be rewritten",
+    "plugins/pairmq-redis/src/pairmq_redis/_context.py": "to be rewritten",
+    "plugins/pairmq-redis/src/pairmq_redis/_link.py": "to be rewritten",
+    "plugins/pairmq-redis/src/pairmq_redis/_memory.py": "to be rewritten",
+    "plugins/pairmq-redis/src/pairmq_redis/_url.py": "to be rewritten",
 }
 # The tagline of the project, which is English, and a public argument.
 ALLOWED = {"README.md": {"goes away"}, "src/pairmq/pipeline/follow/__init__.py": {"told"}}

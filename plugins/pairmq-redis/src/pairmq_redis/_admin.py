@@ -21,13 +21,13 @@ from pairmq_redis._wire import Command, Reply
 DEFAULT_LOCK_DURATION = 60.0
 _DEFAULTS = QueueProperties(lock_duration=DEFAULT_LOCK_DURATION)
 MAX_SECONDS = 10**9
-"""Longest duration of a setting: thirty years, far from where Redis' own numbers end."""
+"""Longest duration of a setting: thirty years, far below the limits of Redis' own numbers."""
 
 _SCAN_STEP = b"1000"
 
 
 class RedisAdmin(Admin):
-    """Looks after queues and topics in Redis."""
+    """Manages queues and topics in Redis."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -48,10 +48,10 @@ class RedisAdmin(Admin):
         return entity.kind is EntityKind.TOPIC or bool(stream)
 
     async def create(self, entity: Entity, properties: QueueProperties | None = None) -> bool:
-        """Make a queue or topic; what Redis does with each setting stands in the README.
+        """Create a queue or topic; the effect of each setting in Redis is in the README.
 
         ``lock_duration``, ``max_delivery_count``, ``default_time_to_live``, ``dead_letter_on_expiration``
-        and, for a queue, ``single_consumer`` are kept to. The others are remembered and told by `properties`, and
+        and, for a queue, ``single_consumer`` are supported. The others are stored and returned by `properties`, and
         have no effect: Redis has no quota for one stream, deletes no idle one, and always batches. A lock
         duration of None becomes 60 s, since no lock here is bound to a connection.
         """
@@ -77,7 +77,7 @@ class RedisAdmin(Admin):
         return bool(await self._script(_scripts.CREATE, all_keys, arguments, doing, replicate=True))
 
     async def create_subscription(self, topic: Entity, name: str) -> bool:
-        """Make a subscription. A topic without any discards what it is sent, as there is nobody to keep it for."""
+        """Create a subscription. A topic without any discards what it is sent, as no subscription would keep it."""
         source = SourceKeys(Source(topic, subscription=name))
         stream, dead, meta, _, _ = source.keys
         doing = f"create subscription {source.source}"
@@ -94,18 +94,18 @@ class RedisAdmin(Admin):
 
     async def counts(self, source: Source) -> QueueCounts:
         """Count exactly, in one step. Ended locks count as active, and so do expired messages until a
-        receiver meets them.
+        receiver finds them.
 
-        For a topic, ``scheduled`` tells the whole topic's, and ``active`` is found by walking over what the
+        For a topic, ``scheduled`` counts the whole topic's, and ``active`` is found by walking over what the
         subscription has not read.
         """
         active, locked, scheduled, dead = await self._source_script(_scripts.COUNT, source, f"count {source}")
         return QueueCounts(active=active, locked=locked, scheduled=scheduled, dead_letter=dead)
 
     async def positions(self, entity: Entity) -> QueuePositions:
-        """Tell ids of the queue's stream, from which an entry goes as soon as it is settled. Exact, in one step.
+        """The positions are ids of the queue's stream, from which an entry is removed once settled. Exact, in one step.
 
-        What is scheduled has no position before its time.
+        A scheduled message has no position before it is due.
         """
         doing = f"look at {entity}"
         oldest, newest = await self._source_script(_scripts.POSITIONS, Source(entity), doing)
@@ -147,10 +147,10 @@ class RedisAdmin(Admin):
         return int(await self._source_script(_scripts.PURGE, source, f"purge {source}"))
 
     async def probe(self, entity: Entity) -> None:
-        """Write a message to the entity's own stream and take it out again, in one script.
+        """Write a message to the entity's own stream and remove it, in one script.
 
-        It proves that the server is there and lets this user in, that the entity exists and is of this
-        kind, and that the server takes writes to this very stream at this moment: out of memory, a full or
+        It proves that the server is reachable and accepts this user, that the entity exists and is of this
+        kind, and that the server accepts writes to this very stream at this moment: out of memory, a full or
         failing disk (``MISCONF``), a master turned replica and a revoked permission refuse the script just
         as they refuse a send. With ``wait_replicas`` it proves that so many replicas follow. No consumer
         ever sees it: readers are served only after a script has ended.
@@ -163,11 +163,11 @@ class RedisAdmin(Admin):
         await self._script(_scripts.PROBE, (keys.stream, keys.meta), [kind], f"probe {entity}", replicate=True)
 
     def is_system_entity(self, entity: Entity) -> bool:
-        """Redis has no entities of its own, and this transport makes none: nothing is reserved."""
+        """Redis has no entities of its own, and this transport creates none: nothing is reserved."""
         return False
 
     async def confirm_risks(self, queue: Entity | None = None) -> Sequence[ConfirmRisk]:
-        """Look at persistence, eviction and replication of the server; a queue adds nothing to these."""
+        """Check the server's persistence, eviction and replication; a queue has no risks of its own."""
         if queue is not None:
             return ()
         doing = "read the server's settings"
@@ -180,7 +180,7 @@ class RedisAdmin(Admin):
             text = (
                 f"this user may not read the server's settings, so that it is unknown what a confirm is worth: {error}"
             )
-            return (ConfirmRisk(text, "allow it CONFIG GET and INFO, or look at appendonly and maxmemory-policy"),)
+            return (ConfirmRisk(text, "allow it CONFIG GET and INFO, or check appendonly and maxmemory-policy"),)
         appendfsync, save = (reply[1].decode() if isinstance(reply, list) and reply[1:] else "" for reply in replies)
         return tuple(_risks(told, appendfsync, save, self._context.url.wait_replicas))
 
@@ -203,7 +203,7 @@ class RedisAdmin(Admin):
 
 
 def _check(asked: QueueProperties, doing: str) -> None:
-    """Refuse settings that Redis can't keep to.
+    """Refuse settings that Redis can't support.
 
     Raises:
         TransportError: reason *malformed*, or *not-supported*; the text names the setting.
@@ -227,7 +227,7 @@ def _sections(info: Reply) -> dict[str, str]:
 
 
 def _risks(told: dict[str, str], appendfsync: str, save: str, wait_replicas: int) -> Iterator[ConfirmRisk]:
-    """What of a server's settings may lose what it has confirmed."""
+    """The server's settings that may lose what it has confirmed."""
     if told.get("aof_enabled") == "0":
         kept = f"all since the last snapshot (save {save})" if save else "everything, as it makes no snapshots either"
         text = f"appendonly is no: a server that ends loses {kept}"
@@ -238,7 +238,7 @@ def _risks(told: dict[str, str], appendfsync: str, save: str, wait_replicas: int
         yield ConfirmRisk(text, "CONFIG SET appendfsync always, which makes each send wait for the disk, or accept it")
     policy = told.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
-        # Queues never expire, so that the volatile policies take only the claims of deduplicators.
+        # Queues never expire, so the volatile policies evict only the claims of deduplicators.
         victims = "claims of deduplicators" if policy.startswith("volatile-") else "whole queues"
         when = "when it is full" if told.get("maxmemory", "0") != "0" else "as soon as maxmemory is set"
         text = f"maxmemory-policy is {policy}: {when}, the server deletes {victims}"
@@ -258,7 +258,7 @@ def _malformed(text: str) -> TransportError:
 
 
 def _settings_of(stored: bytes | None) -> QueueProperties:
-    """Read remembered settings; what can't be read is told as the default, since nothing depends on it."""
+    """Read stored settings; what can't be read is returned as the default, since nothing depends on it."""
     try:
         values: Any = json.loads(stored or b"{}")
         known = {entry.name for entry in fields(QueueProperties)}

@@ -1,6 +1,6 @@
 """Claims that several consumers share, in Redis: one small key for each message.
 
-The key holds ``held`` and whose claim it is, or ``done``, and ends by itself.
+The key holds ``held`` and the owner's token, or ``done``, and expires by itself.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class RedisClaims(ClaimStore):
 
     Args:
         url: ``redis://``, ``rediss://`` or ``fakeredis://``, as for the transport; its own connection. With
-            ``wait_replicas`` in it, what was handled is confirmed by so many replicas.
-        prefix: what the keys begin with, to tell them from others; 1 to 100 characters of printable ASCII.
+            ``wait_replicas`` in it, handling a message is confirmed by so many replicas.
+        prefix: of the keys, to distinguish them from others; 1 to 100 characters of printable ASCII.
 
     Raises:
-        ConfigurationError: the URL can't work, or the prefix can't be one.
+        ConfigurationError: the URL can't work, or the prefix is invalid.
 
     A key lives as long as its lease or window, by the server's clock, so that the memory needed is that of the ids of
     one window: about 200 bytes each. A server that evicts keys (``maxmemory-policy``), or that loses its last writes in
@@ -106,5 +106,5 @@ class RedisClaims(ClaimStore):
 
 
 def _milliseconds(seconds: float) -> bytes:
-    """For PX, which takes at least 1, and at most what fits 63 bits beside the present time."""
+    """For PX, which accepts at least 1, and at most what fits into 63 bits beside the present time."""
     return b"%d" % min(max(1, round(seconds * 1000)), 10**15)

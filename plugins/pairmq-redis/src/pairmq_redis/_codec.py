@@ -1,9 +1,9 @@
 """A message as the fields of a stream entry, and back, exactly.
 
-One letter a field, and only those that are set, so that *unset* and *empty* stay different. The body always
-stands there: an entry without it is not ours. Application properties are one JSON object, in which JSON's
-own types carry str, bool, int, float (Python keeps 1, 1.0 and true apart), None and tuples, and an object
-with one tagged member carries the rest, nested mappings included. Fields that this version does not know are
+One letter a field, and only those that are set, so that *unset* and *empty* stay different. The body is always
+included: an entry without it is not PairMQ's. Application properties are one JSON object, in which JSON's
+own types represent str, bool, int, float (Python keeps 1, 1.0 and true apart), None and tuples, and an object
+with one tagged member represents the rest, nested mappings included. Fields that this version does not know are
 ignored, so that a newer one may add some; names that begin with ``!`` are the dead-letter queue's.
 
 Any client of Redis can put anything into a stream: decoding raises `MalformedEntry` and nothing
@@ -25,7 +25,7 @@ from uuid import UUID
 from pairmq.model import MAX_ID_LENGTH, MAX_NESTING, Message, PropertyValue
 
 TTL_FIELD = b"t"
-"""The time-to-live's field. It always stands first: the scripts look for it there and nowhere else."""
+"""The time-to-live's field. It always comes first: the scripts read it there and nowhere else."""
 
 _BODY = b"b"
 _ID = b"i"
@@ -55,7 +55,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class MalformedEntry(Exception):
-    """A stream entry that is no message of ours; the text says why in a sentence."""
+    """A stream entry that is not a message of PairMQ; the text says why in a sentence."""
 
 
 def encode(message: Message) -> list[bytes]:
@@ -64,7 +64,7 @@ def encode(message: Message) -> list[bytes]:
     put = fields.append
     if message.time_to_live is not None:
         put(TTL_FIELD)
-        put(repr(message.time_to_live).encode())  # repr of a float reads back as the same float
+        put(repr(message.time_to_live).encode())  # repr of a float is parsed to the same float
     put(_BODY)
     put(message.body)
     for letter, text in zip(_LETTERS, _texts_of(message), strict=True):
@@ -122,13 +122,13 @@ def decode(fields: Sequence[bytes]) -> Message:
     except MalformedEntry:
         raise
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        # The values come from outside and so does the text: it is cut, and never holds more than one field
+        # The values are untrusted and so is the text: it is cut, and never holds more than one field
         # of it.
         raise MalformedEntry(f"{type(error).__name__}: {error}"[:200]) from error
 
 
 def decode_leniently(fields: Sequence[bytes]) -> Message:
-    """Show an entry that may be malformed, so that a person can look at it: fields that can't be read
+    """Show an entry that may be malformed to a person: fields that can't be read
     become properties.
     """
     try:
@@ -152,7 +152,7 @@ def due_at_ms(message: Message) -> int:
 
 
 def instant(ms: float) -> datetime:
-    """Milliseconds since 1970 UTC as an instant; what no calendar holds is cut to the year 9999."""
+    """Milliseconds since 1970 UTC as an instant; what exceeds the calendar is cut to the year 9999."""
     try:
         return _EPOCH + timedelta(milliseconds=ms)
     except OverflowError:
@@ -160,7 +160,7 @@ def instant(ms: float) -> datetime:
 
 
 def _microseconds(at: datetime) -> int:
-    return (at - _EPOCH) // _MICROSECOND  # whole numbers all the way: exact
+    return (at - _EPOCH) // _MICROSECOND  # integers throughout: exact
 
 
 def _encode_properties(properties: Mapping[str, PropertyValue]) -> bytes:
@@ -186,8 +186,8 @@ def _tagged(value: PropertyValue) -> object:
 def _decode_properties(value: bytes) -> dict[str, PropertyValue]:
     decoded = _read(value.decode())
     if not isinstance(decoded, dict):
-        raise MalformedEntry("the application properties are no JSON object")
-    # Most are text, the envelope's all.
+        raise MalformedEntry("the application properties are not a JSON object")
+    # Most are text, all of the envelope's.
     return {key: entry if type(entry) is str else _untagged(entry, 0) for key, entry in decoded.items()}
 
 
@@ -198,7 +198,7 @@ def _text(value: bytes | None) -> str | None:
 def _plain_properties(value: bytes) -> dict[str, PropertyValue] | None:
     """Read properties that are all short names of text, as nearly all are; None for others, to be read with all checks.
 
-    Without an escape in it, whatever was UTF-8 is text that every broker can hold.
+    Without an escape in it, any valid UTF-8 is text that every broker can hold.
     """
     text = value.decode()
     if "\\" in text:
@@ -239,9 +239,9 @@ def _deeper(depth: int) -> int:
 
 
 def _small_number(value: bytes) -> int:
-    # int() alone takes signs, spaces and underscores too.
+    # int() alone accepts signs, spaces and underscores too.
     if not _SMALL_NUMBER.fullmatch(value):
-        raise MalformedEntry("the priority is no whole number from 0 to 255")
+        raise MalformedEntry("the priority is not a whole number from 0 to 255")
     return int(value)
 
 
@@ -249,7 +249,7 @@ def _no_constant(name: str) -> float:
     raise MalformedEntry(f"an application property is {name}")
 
 
-# With options, `json.dumps` and `json.loads` would make one of these for each message.
+# With options, `json.dumps` and `json.loads` would create one of these for each message.
 _write = json.JSONEncoder(separators=(",", ":")).encode
 _decoder = json.JSONDecoder(parse_constant=_no_constant)
 _read, _read_at = _decoder.decode, _decoder.raw_decode

@@ -1,19 +1,19 @@
 """The one place where redis-py's exceptions and Redis' error replies become failure kinds (SPEC 3.6).
 
-The first row that fits decides. What is worth a second look:
+The first row that matches decides. Rows that need an explanation:
 
-- Out of memory (``OOM``) is *unavailable*, although the server answers: like a publisher that a memory
-  alarm blocks, nobody can send until somebody makes room, and that is what the backlog is for. The same
-  goes for ``MISCONF`` (it can't write to its disk), ``READONLY`` (it became a replica) and ``NOREPLICAS``.
+- Out of memory (``OOM``) is *unavailable*, although the server answers: as with publishers that a memory
+  alarm blocks, no client can send until there is room, and that is what the backlog is for. The same
+  applies to ``MISCONF`` (it can't write to its disk), ``READONLY`` (it became a replica) and ``NOREPLICAS``.
 - ``BUSY`` (a script is running) passes by itself: *busy*. Too many clients is *unavailable*: this process
-  can't get in.
-- A server that answered with an error did not do what was asked. One that did not answer may have, if a
-  byte had left.
-- Some answers are about the server and not about the call: it is no master (any more), or does not know this client.
+  can't connect.
+- A server that answered with an error did not do what was asked. One that did not answer may have, if any
+  byte had been sent.
+- Some replies are about the server and not about the call: it is no master (any more), or does not know this client.
   The address may lead to another server by now (a failover behind a DNS name or a virtual IP), and a connection that is
   kept would never find out (SPEC 14.2). These rows are marked ``elsewhere``. ``NOREPLICAS`` is among them: a master
   that lost its replicas may be the old one, cut off. ``OOM``, ``MISCONF`` and ``NOPERM`` are not: a new connection to
-  the same server gets the same answer, and a server that was replaced in such a state ends its connections or
+  the same server gets the same reply, and a server that was replaced in such a state ends its connections or
   answers ``READONLY``.
 """
 
@@ -50,7 +50,7 @@ class _Row:
     match: str | type[BaseException]  # the first words of the error reply, or the driver's exception
     kind: FailureKind
     reason: FailureReason
-    text: str | None = None  # what to say instead of the server's words
+    text: str | None = None  # used instead of the server's text
     elsewhere: bool = False  # a new connection may lead to a server that can do it
 
 
@@ -58,7 +58,7 @@ _NOT_ALLOWED = "the broker does not let this user in, or do this: check user, pa
 _NO_ENTITY = "the broker has no such queue, topic or subscription"
 _CLUSTER = "this is a node of a Redis Cluster: PairMQ needs a single master"
 
-# redis-py takes the code away from those replies that it knows, which are matched by class; which these are depends on
+# redis-py removes the code from those replies that it knows, which are matched by class; which these are depends on
 # its version.
 _ANSWERS: tuple[_Row, ...] = (
     # NOAUTH and WRONGPASS: a new connection logs in again.
@@ -67,7 +67,7 @@ _ANSWERS: tuple[_Row, ...] = (
     _Row(driver.NoPermissionError, _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
     _Row("ERR AUTH", _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
     _Row("AUTH ", _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
-    # Of whoever has not logged in the server reads no long command, and says no more than this.
+    # From a client that has not logged in the server reads no long command, and this is its only reply.
     _Row("Protocol error: unauthenticated", _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
     _Row("ACL failure", _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
     _Row("The user executing the script", _REFUSED, FailureReason.UNAUTHORIZED, _NOT_ALLOWED),
@@ -107,7 +107,7 @@ _ANSWERS: tuple[_Row, ...] = (
     _Row(driver.ResponseError, _REFUSED, FailureReason.OTHER),
 )
 
-# No answer at all: ResponseError is not among these.
+# No reply at all: ResponseError is not among these.
 _SILENCES: tuple[_Row, ...] = (
     _Row(driver.TimeoutError, _UNAVAILABLE, FailureReason.TIMEOUT, "the broker did not answer in time"),
     _Row(TimeoutError, _UNAVAILABLE, FailureReason.TIMEOUT, "the broker did not answer in time"),
@@ -119,20 +119,20 @@ _SILENCES: tuple[_Row, ...] = (
 
 
 def is_answer(error: BaseException) -> bool:
-    """Tell whether the server itself said this, so that the connection's other replies can still be read."""
-    if isinstance(error, driver.ConnectionError):  # redis-py gives some error replies a ConnectionError's class
+    """Return whether this is the server's own reply, so that the connection's other replies can still be read."""
+    if isinstance(error, driver.ConnectionError):  # redis-py maps some error replies to a subclass of ConnectionError
         refusals = driver.AuthenticationError | driver.AuthorizationError | driver.BusyLoadingError
         return isinstance(error, refusals) or "max number of clients" in str(error)
     return isinstance(error, driver.ResponseError)
 
 
 def is_unknown_script(reply: object) -> bool:
-    """Tell whether the server does not know a script by this name, and therefore ran nothing."""
+    """Return whether the server does not know a script by this name, and therefore ran nothing."""
     return isinstance(reply, driver.NoScriptError)
 
 
 def leads_elsewhere(reply: Exception) -> bool:
-    """Tell whether an error reply is about the server, so that a new connection may lead to one that can do it."""
+    """Return whether an error reply is about the server, so that a new connection may lead to one that can do it."""
     return is_answer(reply) and next(row for row in _ANSWERS if _fits(row, reply)).elsewhere
 
 
@@ -152,7 +152,7 @@ def failure(error: BaseException, doing: str) -> TransportError:
         row.reason,
         maybe_applied=isinstance(error, Unanswered) and not answered,
     )
-    # What Redis says about a refused user names the user, who stands in no error of ours.
+    # Redis' text about a refused user names the user, which must not be in PairMQ's errors.
     made.__cause__ = None if row.reason is FailureReason.UNAUTHORIZED else cause
     return made
 

@@ -1,9 +1,9 @@
-"""Where an entity lives in Redis.
+"""The keys of an entity in Redis.
 
 Every key of one entity holds the same ``{path}``, so that Redis keeps them together (a *hash tag*) and one
 Lua script may use them all. Curly brackets in a path would end the tag early, or let one entity's keys run
 into another's, and are refused. A queue's and a topic's stream have different names, so that a sender of
-the wrong kind meets no stream and is told so, at no cost.
+the wrong kind finds no stream and gets an error, at no cost.
 
 ===========================  ======================================================================
 ``pairmq:{orders}:meta``     hash: kind and settings; the entity exists when this does
@@ -31,7 +31,7 @@ class EntityKeys:
     """The keys of one entity.
 
     Args:
-        entity: whose.
+        entity: whose keys.
 
     Raises:
         TransportError: reason *malformed* when the path holds a curly bracket.
@@ -82,7 +82,7 @@ class SourceKeys:
 
 
 def path_of(meta_key: bytes) -> str | None:
-    """Read an entity's path out of its meta key; None when it is no such key."""
+    """Parse an entity's path from its meta key; None when it is not one."""
     prefix, suffix = b"pairmq:{", b"}:meta"
     if not (meta_key.startswith(prefix) and meta_key.endswith(suffix)):
         return None

@@ -1,21 +1,21 @@
-"""Receiving under peek-lock, out of a consumer group's list of pending entries.
+"""Receiving under peek-lock, from a consumer group's list of pending entries.
 
 Each receiver is a consumer with a name of its own. An entry that it read is pending for it, and locked as
 long as it has been idle for less than the lock's duration; settling checks both in the server. One script
-gives a receiver its next messages: what came back first (in the stream's order), then new ones. Only when
+returns a receiver's next messages: first those to be redelivered (in the stream's order), then new ones. Only when
 it finds none does the receiver wait, in ``XREADGROUP BLOCK``, which costs the server nothing and is woken
 by the next message.
 
-New messages end that wait; what comes back to the queue does not: scheduled messages, ended locks,
+New messages end that wait; messages that become available again do not: scheduled messages, ended locks,
 abandoned deliveries. So it is cut into slices that end at the next such instant that the script knew of,
-and after ``poll_interval`` for the others. A queue with one consumer at a time is asked by the script
-alone, after growing pauses up to ``poll_interval``: a blocking read would not ask whose turn it is.
+and after ``poll_interval`` for the others. A queue with one consumer at a time is read by the script
+alone, after growing pauses up to ``poll_interval``: a blocking read would not check whose turn it is.
 
-A call that was cut off (cancelled, connection lost) may have fetched messages that no caller was given. Until
-their locks would have ended, the next calls hand the script the ids that *were* given, and it puts back the
-others. Locks don't end with a connection: a receiver that closes while the server is out of reach leaves them behind,
-and the transport's next receiver of the same source gives them back before it asks (SPEC 7.6). Only locks of this
-process' closed receivers: what another one holds is in use.
+An interrupted call (cancelled, connection lost) may have fetched messages that it never returned. Until
+their locks would have ended, the next calls pass to the script the ids that *were* returned, and it releases the
+others. Locks don't end with a connection: a receiver that closes while the server is unreachable leaves them behind,
+and the transport's next receiver of the same source releases them before it reads (SPEC 7.6). Only locks of this
+process' closed receivers: what another process holds is in use.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from pairmq_redis._scripts import Script
 from pairmq_redis._wire import Reply
 
 MAX_TAKE = 1000
-"""Most messages of one call, so that no script runs long; the next call brings more."""
+"""Most messages of one call, so that no script runs long; the next call returns more."""
 
 MAX_BLOCKED = 8
-"""Most messages that a wait ends with: they come in one reply of unknown size, and more are had at once."""
+"""Most messages that a wait ends with: they arrive in one reply of unknown size, and more can be read at once."""
 
 MAX_DESCRIPTION = 1024
 MIN_SLICE = 0.005
 _FIRST_PAUSE = 0.01
 ANSWER_GRACE = 5.0
-"""Seconds after a slice's end until the server counts as gone: a half-open connection would never tell."""
+"""Seconds after a slice's end until the server counts as unavailable: a half-open connection would never fail."""
 
 CLOSE_TIMEOUT = 1.5
 CLEAN_INTERVAL = 60.0
@@ -77,7 +77,7 @@ class RedisReceiver(Receiver):
     """Reads a queue, a subscription or a dead-letter queue.
 
     Raises:
-        TransportError: reason *malformed* when Redis can't keep such a name.
+        TransportError: reason *malformed* when Redis can't have such a name.
     """
 
     def __init__(self, context: Context, source: Source) -> None:
@@ -92,7 +92,7 @@ class RedisReceiver(Receiver):
         self._given: dict[bytes, float] = {}  # id of each unsettled delivery: when its lock ends, on the wall clock
         self._sweep_at = b"0"
         self._next_at_ms = 0.0
-        self._more = False  # the last take only put expired messages away, and there are more
+        self._more = False  # the last take only dead-lettered or dropped expired messages, and there are more
         self._single = False  # one consumer at a time: only the script knows whose turn it is
         self._lock_ms = 60_000.0
         self._clock_offset_ms = 0.0  # our wall clock minus the server's, never too large
@@ -136,7 +136,7 @@ class RedisReceiver(Receiver):
             raise
 
     async def _take(self, want: int) -> tuple[list[Delivery], float]:
-        """Ask the script for messages; also tells the server's clock in ms."""
+        """Ask the script for messages; also returns the server's clock in ms."""
         left = self._context.take_left_locks(self._source)
         if left:
             try:
@@ -168,11 +168,11 @@ class RedisReceiver(Receiver):
         """Wait for new messages in the server, until the poll interval or ``seconds`` are over."""
         loop = asyncio.get_running_loop()
         poll = self._context.url.poll_interval
-        block_ms = max(math.ceil(min(seconds, poll) * 1000), 1)  # 0 would be forever
+        block_ms = max(math.ceil(min(seconds, poll) * 1000), 1)  # 0 would block forever
         read = (b"XREADGROUP", b"GROUP", self._source.group, self._name, b"COUNT", b"%d" % min(want, MAX_BLOCKED))
         waiting = (*read, b"BLOCK", b"%d" % block_ms, b"STREAMS", self._source.stream, b">")
-        # Redis notices that a wait is over when anything happens, but else up to 100 ms late: where the instant
-        # matters, we see to it that something happens.
+        # Redis notices that a wait is over when it handles any event, but otherwise up to 100 ms late: where the
+        # instant matters, we cause an event.
         nudge = loop.call_later(block_ms / 1000 + 0.001, self._nudge) if seconds < poll else None
         try:
             async with asyncio.timeout(block_ms / 1000 + ANSWER_GRACE):
@@ -193,9 +193,9 @@ class RedisReceiver(Receiver):
         return await self._deliver(entries, now_ms)
 
     async def _deliver(self, entries: Iterable[Any], now_ms: float) -> list[Delivery]:
-        """Make deliveries of entries; what can't be read goes to the dead-letter queue.
+        """Make deliveries of entries; what can't be read is dead-lettered.
 
-        None counts as given before the last await, so that a call that is cut off here loses nothing.
+        None counts as returned before the last await, so that a call that is interrupted here loses nothing.
         """
         until_ms = now_ms + self._lock_ms + self._clock_offset_ms
         locked_until = _codec.instant(until_ms)
@@ -220,9 +220,9 @@ class RedisReceiver(Receiver):
         return deliveries
 
     async def _put_away(self, script: Script, arguments: Sequence[bytes]) -> bool:
-        """Move entries out of the way that no caller is to get; False when Redis can't now, such as for want of memory.
+        """Remove entries that must not be returned; False when Redis can't now, for example when out of memory.
 
-        Then they stay locked and come back when the lock has ended, and the others are delivered meanwhile.
+        Then they stay locked and are redelivered when the lock has ended, and the others are delivered meanwhile.
         """
         try:
             await self._script(self._context.control, script, arguments, self._doing)
@@ -233,7 +233,7 @@ class RedisReceiver(Receiver):
         return True
 
     def _nudge(self) -> None:
-        """Make the server look at its clock; what comes of it is the waiting call's business."""
+        """Make the server check its clock; the result is for the waiting call."""
 
         async def ping() -> None:
             with contextlib.suppress(NotSent, TransportError):
@@ -331,7 +331,7 @@ class RedisReceiver(Receiver):
         if self._closing is None:
             self._scope.close(lambda begun: _errors.closed(self._doing, maybe_applied=begun))
             self._closing = start_task(self._close())
-        # A caller that is cancelled leaves the rest to the task, which ends by itself.
+        # A cancelled caller leaves the rest to the task, which ends by itself.
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
@@ -345,7 +345,7 @@ class RedisReceiver(Receiver):
                 await self._release(self._context.control, Scope(), [self._name])
 
     async def _release(self, link: Link, scope: Scope, consumers: Sequence[bytes]) -> None:
-        """Give back what closed receivers hold; what can't be released now is left to the next receiver."""
+        """Release what closed receivers hold; what can't be released now is left to the next receiver."""
         keys, text = self._source.keys, _scripts.RELEASE.text
         release = (b"EVAL", text, b"%d" % len(keys), *keys, self._source.mode, self._source.group)
         left = consumers
@@ -356,7 +356,7 @@ class RedisReceiver(Receiver):
             self._context.leave_locks(self._source, left)
 
     def _may_pass(self, reply: Reply) -> bool:
-        """Whether an answer is a failure that may pass; a source that was deleted holds no locks."""
+        """Whether a reply is a failure that may pass; a source that was deleted holds no locks."""
         return isinstance(reply, BaseException) and _errors.failure(reply, "").kind is not FailureKind.REFUSED
 
 
@@ -365,7 +365,7 @@ def delivery_of(
 ) -> Delivery:
     """Make a delivery of a stream entry, with the dead-letter queue's marks where it has them."""
     reason = description = None
-    if len(fields) > 1 and fields[-2].startswith(b"!"):  # the marks stand last, and most messages have none
+    if len(fields) > 1 and fields[-2].startswith(b"!"):  # the marks are last, and most messages have none
         marks = dict(zip(fields[::2], fields[1::2], strict=False))
         reason, description = marks.get(b"!reason"), marks.get(b"!description")
     delivery = _DeliveryDraft()
@@ -382,13 +382,13 @@ def delivery_of(
     return made
 
 
-@lru_cache(maxsize=256)  # many entries are put in one millisecond
+@lru_cache(maxsize=256)  # many entries are added in one millisecond
 def _put_at(ms: bytes) -> datetime:
     return _codec.instant(int(ms))
 
 
 def _entries_of(reply: Reply) -> list[tuple[bytes, list[bytes]]]:
-    """The entries in XREADGROUP's reply about one stream; RESP3-minded servers give a map."""
+    """The entries in XREADGROUP's reply about one stream; RESP3-minded servers return a map."""
     if not reply:
         return []
     entries = next(iter(reply.values())) if isinstance(reply, dict) else reply[0][1]

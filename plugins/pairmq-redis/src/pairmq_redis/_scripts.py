@@ -1,4 +1,4 @@
-"""The Lua scripts: what must happen in one step, in the server, happens here.
+"""The Lua scripts: everything that must happen in one step, in the server.
 
 Every script about a source gets the same five keys (`SourceKeys.keys`): the stream that is read, the
 dead-letter stream, meta, due, waiting; and begins its arguments with mode (queue, topic or dead), group and
@@ -7,8 +7,8 @@ consumer.
 Time is the server's clock throughout, so that clients' clocks don't matter: a lock is the idle time of an
 entry in its group's pending list, a message's age is that of its id.
 
-Numbers are handed to Redis through ``%.0f``, because Lua writes large ones in a form that Redis would not
-read.
+Numbers are passed to Redis through ``%.0f``, because Lua formats large ones in a way that Redis does not
+parse.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One script and the name that Redis gives it."""
+    """One script and its name in Redis."""
 
     text: bytes
     sha: bytes
 
     @classmethod
     def of(cls, *parts: str) -> Script:
-        """Make one of its parts."""
+        """Make one from its parts."""
         text = "\n".join(parts).encode()
         return cls(text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())
 
@@ -34,9 +34,9 @@ class Script:
 _script = Script.of
 
 
-_TOLD = """
--- What an error that redis.pcall gave says; nil when it gave none. Not every server has it as a string.
-local function told(reply)
+_ERROR_TEXT = """
+-- The text of an error that redis.pcall returned; nil when it returned none. Not every server has it as a string.
+local function error_text(reply)
   if type(reply) == 'table' and reply.err then return tostring(reply.err) end
 end
 """
@@ -71,9 +71,9 @@ local function info(flat)  -- XINFO's names and values as a table
   return found
 end
 
--- Remove entries for good. A topic's entry goes only once no other subscription needs it: none has it still
--- to read (its last id is smaller) or has it pending. That is looked up per entry and other subscription; a
--- queue pays nothing.
+-- Remove entries permanently. A topic's entry is removed only once no other subscription needs it: none has still
+-- to read it (its last id is smaller) or has it pending. That is checked per entry and other subscription; for a
+-- queue it costs nothing.
 local function drop(ids)
   if #ids == 0 then return end
   redis.call('XACK', stream, group, unpack(ids))
@@ -100,14 +100,14 @@ local function drop(ids)
   end
 end
 
--- The first fields of an entry, which are all that a message of PairMQ has: Lua can't pass on thousands.
+-- The first fields of an entry, which are all that a message of PairMQ has: Lua can't unpack thousands.
 local function head(fields)
   local first = {}
   for i = 1, math.min(#fields, 2000) do first[i] = fields[i] end
   return first
 end
 
--- Move an entry to the dead-letter stream. The marks stand after the raw fields, so that they win over
+-- Move an entry to the dead-letter stream. The marks follow the raw fields, so that they override
 -- forged ones.
 local function bury(id, fields, reason, description, count)
   local entry = head(fields)
@@ -117,7 +117,7 @@ local function bury(id, fields, reason, description, count)
   drop({id})
 end
 
--- A message lives as long as it says (its first field, see the codec) and as its queue allows.
+-- A message lives as long as its own setting (its first field, see the codec) and its queue allow.
 local function expired(id, fields)
   if mode == 'dead' then return false end
   local ttl = default_ttl
@@ -136,14 +136,14 @@ local function expire(id, fields, count)
   end
 end
 
--- The pending record of an entry if this consumer holds its lock, else nil. The count tells which of its deliveries
--- is meant: a stale one settles nothing. `known` has records that were read a moment ago, by id.
+-- The pending record of an entry if this consumer holds its lock, else nil. The count identifies the
+-- delivery: a stale one settles nothing. `known` has records that were read a moment ago, by id.
 local function held(id, count, known)
   local pending = known and known[id] or redis.call('XPENDING', stream, group, id, id, 1, me)[1]
   if pending and pending[3] < lock and pending[4] == tonumber(count) then return pending end
 end
 
--- XINFO's about this group, or nil.
+-- XINFO's record of this group, or nil.
 local function group_info()
   if redis.call('EXISTS', stream) == 0 then return nil end
   for _, flat in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
@@ -151,25 +151,25 @@ local function group_info()
     if found['name'] == group then return found end
   end
 end
-local nobody = redis.error_reply('NOENTITY no such queue or subscription')
+local missing = redis.error_reply('NOENTITY no such queue or subscription')
 
--- Give an entry back: 'returned' holds it with a lock that ended in 1970, so that the next receiver takes it.
+-- Release an entry: 'returned' holds it with a lock that ended in 1970, so that the next receiver takes it.
 local function give_back(id, count)
   redis.call('XCLAIM', stream, group, 'returned', 0, id, 'TIME', 1, 'RETRYCOUNT', num(count), 'JUSTID')
 end
 """
 
 TAKE = _script(
-    _TOLD,
+    _ERROR_TEXT,
     _SOURCE,
     """
--- ARGV: 4 how many; 5 no lock ends before this instant, as the last take told (0: look); 6 poll interval in ms;
+-- ARGV: 4 how many; 5 no lock ends before this instant, as the last take returned (0: check); 6 poll interval in ms;
 -- 7 '1': clean up consumers without work; 8 '1': what this consumer has pending but is not among 9.. was never
--- handed out
+-- returned to a caller
 local want, sweep_at, poll = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local out = {}
 
--- Large messages come fewer at a time, so that a reply stays near 8 MB, whatever was asked for.
+-- Large messages are returned fewer at a time, so that a reply stays near 8 MB, whatever was asked for.
 local room, used, largest = 8388608, 0, 1
 local function hand_out(id, count, fields)
   out[#out + 1] = {id, count, fields}
@@ -178,18 +178,18 @@ local function hand_out(id, count, fields)
   used, largest = used + size, math.max(largest, size)
 end
 
--- 1. Scheduled messages whose time has come join the stream. Where they can't (out of memory, or the stream is gone)
--- they stay, and are tried again after the poll interval.
+-- 1. Scheduled messages that are due are added to the stream. Where that fails (out of memory, or the stream is
+-- missing) they stay, and are tried again after the poll interval.
 local stuck = false
 if mode ~= 'dead' then
   for _, member in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', num(now), 'LIMIT', 0, 100)) do
     local ms, seq = string.match(member, '^(%d+)-0*(%d+)$')
-    -- Anyone may have put a member there that is no id: it must not stop the others.
+    -- Any client may have added a member that is not an id: it must not stop the others.
     local id = ms and #ms <= 15 and #seq <= 19 and ms .. '-' .. seq
     local found = id and redis.call('XRANGE', waiting, id, id)[1]
     if found then
       local added = redis.pcall('XADD', stream, 'NOMKSTREAM', '*', unpack(head(found[2])))
-      local problem = told(added)
+      local problem = error_text(added)
       if problem and not string.find(problem, 'OOM', 1, true) then return redis.error_reply(problem) end
       stuck = type(added) ~= 'string'
       if stuck then break end
@@ -199,8 +199,8 @@ if mode ~= 'dead' then
   end
 end
 
--- 2. A receive that was cut off may have left entries with this consumer that nobody was given: they go
--- back as if never delivered, since an outage must not use up a message's deliveries.
+-- 2. An interrupted receive may have left entries with this consumer that were never returned: they are released
+-- as if never delivered, since an outage must not use up a message's deliveries.
 if ARGV[8] == '1' then
   local given = {}
   for i = 9, #ARGV do given[ARGV[i]] = true end
@@ -209,7 +209,7 @@ if ARGV[8] == '1' then
   end
 end
 
--- A queue with one consumer at a time gives nothing to anybody else while one holds a lock.
+-- A queue with one consumer at a time returns nothing to any other while one holds a lock.
 local single = mode == 'queue' and set[5] == '1'
 if single then
   for _, other in ipairs(redis.call('XPENDING', stream, group)[4] or {}) do
@@ -221,8 +221,8 @@ if single then
   end
 end
 
--- 3. What was given back, or whose lock ended, is delivered again. The second needs a walk through all that
--- is pending, so it is done only when a lock may have ended; but always where nothing newer may come first.
+-- 3. Released entries, and those whose lock ended, are redelivered. The second needs a walk through all that
+-- is pending, so it is done only when a lock may have ended; but always where nothing newer may be delivered first.
 local sweep = single or now >= sweep_at
 local again
 if sweep then
@@ -236,7 +236,7 @@ while taken < #again and used < room do
   local id, count = again[taken][1], again[taken][4]
   local entry = redis.call('XCLAIM', stream, group, me, 0, id)[1]
   if not entry then
-    drop({id})  -- deleted behind our back
+    drop({id})  -- deleted by another client
   elseif expired(id, entry[2]) then
     expire(id, entry[2], count)
   elseif mode ~= 'dead' and max and count >= max then
@@ -249,15 +249,15 @@ if sweep then
   if #again == want or taken < #again then
     sweep_at = 0  -- there may be more
   else
-    sweep_at = now + lock  -- locks given from now on end no earlier
+    sweep_at = now + lock  -- locks that begin from now on end no earlier
     local pending = redis.call('XPENDING', stream, group, '-', '+', 100)
     for _, p in ipairs(pending) do sweep_at = math.min(sweep_at, now + math.max(lock - p[3], 1)) end
     if #pending == 100 then sweep_at = math.min(sweep_at, now + poll) end
   end
 end
 
--- 4. New ones. Those that expired unread make room for more, up to a bound, since nobody else is served meanwhile.
--- Few at a time, since what is read is handed out: one small message does not tell how large the next ones are.
+-- 4. New ones. Those that expired unread are replaced by more, up to a bound, as no other client is served meanwhile.
+-- Few at a time, since what is read is returned: the size of one message does not predict that of the next ones.
 local step, spent, more = 1, 0, false
 while #out < want and used < room and not (single and #again == want) do
   if spent >= 1000 then
@@ -267,7 +267,7 @@ while #out < want and used < room and not (single and #again == want) do
   local count = math.min(want - #out, step)
   local read = redis.call('XREADGROUP', 'GROUP', group, me, 'COUNT', count, 'STREAMS', stream, '>')
   if not read or not read[1] then break end
-  local fresh = type(read[1]) == 'table' and read[1][2] or read[2]  -- the second is how fakeredis answers
+  local fresh = type(read[1]) == 'table' and read[1][2] or read[2]  -- the second is fakeredis' form
   for _, entry in ipairs(fresh) do
     if expired(entry[1], entry[2]) then
       expire(entry[1], entry[2], 0)
@@ -280,7 +280,7 @@ while #out < want and used < room and not (single and #again == want) do
   step = math.max(1, math.min(2 * step, 8, math.floor((room - used) / largest)))
 end
 
--- 5. Dead receivers' names go once nothing is pending for them; a living one's name comes back by itself.
+-- 5. Dead receivers' names are removed once nothing is pending for them; a live one's name is added again by Redis.
 if ARGV[7] == '1' then
   for _, flat in ipairs(redis.call('XINFO', 'CONSUMERS', stream, group)) do
     local consumer = info(flat)
@@ -298,8 +298,8 @@ end
 return {num(now), num(sweep_at), num(next_at), num(lock), more and 1 or 0, out, single and 1 or 0}
 """,
 )
-"""Give a receiver its next messages: now, next sweep, next event, lock duration (ms), 1 when more expired ones
-are to be put away first, entries (id, count, fields), 1 for a queue with one consumer at a time."""
+"""Return a receiver's next messages: now, next sweep, next event, lock duration (ms), 1 when more expired ones
+are to be removed first, entries (id, count, fields), 1 for a queue with one consumer at a time."""
 
 COMPLETE = _script(
     _SOURCE,
@@ -307,7 +307,7 @@ COMPLETE = _script(
 local done, answer, known = {}, {}, {}
 local asked = (#ARGV - 3) / 2
 if asked > 2 then
-  -- Most often they follow each other: one look finds them all, and what it does not find is looked for by itself.
+  -- They are usually adjacent: one query finds them all, and those that it does not find are queried one by one.
   local from, to = ARGV[4], ARGV[#ARGV - 1]
   for _, pending in ipairs(redis.call('XPENDING', stream, group, from, to, 2 * asked, me)) do
     known[pending[1]] = pending
@@ -335,8 +335,8 @@ if not pending then return 0 end
 if mode ~= 'dead' and max and pending[4] >= max then
   local entry = redis.call('XRANGE', stream, ARGV[4], ARGV[4])[1]
   if entry then
-    local told = 'it was delivered ' .. num(pending[4]) .. ' times and never completed'
-    bury(ARGV[4], entry[2], 'max-delivery-count', told, pending[4])
+    local description = 'it was delivered ' .. num(pending[4]) .. ' times and never completed'
+    bury(ARGV[4], entry[2], 'max-delivery-count', description, pending[4])
     return 1
   end
 end
@@ -344,7 +344,7 @@ give_back(ARGV[4], pending[4])
 return 1
 """,
 )
-"""Give a delivery back, or dead-letter it when that was its last one."""
+"""Release a delivery, or dead-letter it when that was its last one."""
 
 DEAD_LETTER = _script(
     _SOURCE,
@@ -369,17 +369,17 @@ end
 return 1
 """,
 )
-"""Put away deliveries that a blocking read brought although they had expired."""
+"""Remove deliveries that a blocking read returned although they had expired."""
 
 RENEW = _script(
     _SOURCE,
     """
 if not held(ARGV[4], ARGV[5]) then return 0 end
-if #redis.call('XCLAIM', stream, group, me, 0, ARGV[4], 'JUSTID') == 0 then return 0 end  -- the entry is gone
+if #redis.call('XCLAIM', stream, group, me, 0, ARGV[4], 'JUSTID') == 0 then return 0 end  -- the entry was deleted
 return num(now)
 """,
 )
-"""Start a lock again; the server's instant in ms, or 0."""
+"""Restart a lock; the server's instant in ms, or 0."""
 
 RELEASE = _script(
     _SOURCE,
@@ -393,20 +393,20 @@ redis.call('XGROUP', 'DELCONSUMER', stream, group, me)
 return 1
 """,
 )
-"""Give back all that a closing receiver holds, and forget it."""
+"""Release all that a closing receiver holds, and delete its consumer."""
 
 COUNT = _script(
     _SOURCE,
     """
 local this = group_info()
-if not this then return nobody end
+if not this then return missing end
 local pending, last = this['pending'], this['last-delivered-id']
--- XPENDING takes IDLE 0 for no limit at all, which a lock never is.
+-- XPENDING treats IDLE 0 as no limit at all; a lock is never 0.
 local free = 0
 if pending > 0 then free = #redis.call('XPENDING', stream, group, 'IDLE', num(lock), '-', '+', pending) end
 local unread
 if mode == 'topic' then
-  -- Other subscriptions' entries stand in the same stream, so that nothing but a walk tells the truth.
+  -- Other subscriptions' entries are in the same stream, so only a walk gives the exact number.
   unread = 0
   local from = '(' .. last
   while true do
@@ -431,20 +431,20 @@ return {unread + free, pending - free, scheduled, buried}
 POSITIONS = _script(
     _SOURCE,
     """
-if mode ~= 'queue' or not group_info() then return nobody end
--- What is completed or dead-lettered leaves the stream: its first entry is the oldest that is not settled.
+if mode ~= 'queue' or not group_info() then return missing end
+-- What is completed or dead-lettered is removed from the stream: its first entry is the oldest that is not settled.
 local first = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
 return {first and first[1] or '', info(redis.call('XINFO', 'STREAM', stream))['last-generated-id']}
 """,
 )
-"""The ids of the oldest entry there, empty for none, and of the newest ever added."""
+"""The ids of the oldest entry in the queue, empty for none, and of the newest ever added."""
 
 PEEK = _script(
     _SOURCE,
     """
 local want = tonumber(ARGV[4])
 local this = group_info()
-if not this then return nobody end
+if not this then return missing end
 local out = {}
 local function show(entries)
   for _, entry in ipairs(entries) do out[#out + 1] = entry end
@@ -459,7 +459,7 @@ if mode == 'topic' then
 else
   show(redis.call('XRANGE', stream, '-', '+', 'COUNT', want))
 end
--- What is scheduled stays there until somebody receives, even when its time has come: unseen, it would look lost.
+-- What is scheduled stays until a consumer receives, even when it is due: if not shown, it would look lost.
 if mode ~= 'dead' and #out < want then
   for _, member in ipairs(redis.call('ZRANGE', due, 0, want - #out - 1)) do
     local ms, seq = string.match(member, '^(%d+)-0*(%d+)$')
@@ -475,7 +475,7 @@ return out
 PURGE = _script(
     _SOURCE,
     """
--- The group stays and only its records go: destroying it would fail the receivers that wait on it.
+-- The group stays and only its records are removed: destroying it would fail the receivers that wait on it.
 local purged = 0
 while true do
   local pending = redis.call('XPENDING', stream, group, '-', '+', 1000)
@@ -508,7 +508,7 @@ return purged
 """Delete all that a source holds, locked or not; a topic's scheduled messages belong to all subscriptions and stay."""
 
 _GROUPS = """
--- The error when a key holds something else than a stream, so that nothing is made by halves.
+-- The error when a key holds something other than a stream, so that nothing is half created.
 local function foreign(key)
   local kind = redis.call('TYPE', key)
   if type(kind) == 'table' then kind = kind.ok end
@@ -517,16 +517,16 @@ local function foreign(key)
   end
 end
 
--- Make a consumer group, and its stream where there is none; the error if it can't be.
+-- Create a consumer group, and its stream if missing; returns the error if that fails.
 local function group(key, name, from)
   local made = redis.pcall('XGROUP', 'CREATE', key, name, from, 'MKSTREAM')
-  local problem = told(made)
+  local problem = error_text(made)
   if problem and not string.find(problem, 'BUSYGROUP', 1, true) then return redis.error_reply(problem) end
 end
 """
 
 CREATE = _script(
-    _TOLD,
+    _ERROR_TEXT,
     _GROUPS,
     """
 -- KEYS: stream, dead, meta; ARGV: kind, lock ms, max, ttl, bury, settings as JSON, group, single
@@ -550,10 +550,10 @@ if ARGV[8] == '1' then redis.call('HSET', KEYS[3], 'single', '1') end
 return 1
 """,
 )
-"""Make a queue with its dead-letter queue, or a topic, whose stream comes with its first subscription."""
+"""Create a queue with its dead-letter queue, or a topic, whose stream is created with its first subscription."""
 
 SUBSCRIBE = _script(
-    _TOLD,
+    _ERROR_TEXT,
     _GROUPS,
     """
 -- KEYS: stream, the subscription's dead, meta; ARGV: subscription, group of dead-letter streams
@@ -569,7 +569,7 @@ local problem = foreign(KEYS[1]) or foreign(KEYS[2]) or group(KEYS[2], ARGV[2], 
 return problem or 1
 """,
 )
-"""Make a subscription, which sees what is sent from now on."""
+"""Create a subscription, which gets what is sent from now on."""
 
 DELETE = _script(
     """
@@ -591,7 +591,7 @@ return 1
 SCHEDULE = _script(
     """
 -- KEYS: stream, due, waiting, meta; ARGV: due in ms, kind, fields
--- Returns 1 when stored, 2 when there is nobody to keep it for, 0 when there is no such entity.
+-- Returns 1 when stored, 2 when no subscription would keep it, 0 when there is no such entity.
 if redis.call('EXISTS', KEYS[1]) == 0 then
   if ARGV[2] == 'topic' and redis.call('HGET', KEYS[4], 'kind') == 'topic' then return 2 end
   return 0
@@ -602,8 +602,8 @@ for i = 3, #ARGV do fields[i - 2] = ARGV[i] end
 if tonumber(ARGV[1]) <= tonumber(clock[1]) * 1000 + math.floor(tonumber(clock[2]) / 1000) then
   redis.call('XADD', KEYS[1], '*', unpack(fields))
 else
-  -- Equal scores are ordered by name, so the number in it is padded: messages due at once keep the order
-  -- they came in.
+  -- Equal scores are ordered by name, so the number in it is padded: messages due at the same time keep their
+  -- order.
   local id = redis.call('XADD', KEYS[3], '*', unpack(fields))
   local ms, seq = string.match(id, '^(%d+)-(%d+)$')
   redis.call('ZADD', KEYS[2], ARGV[1], ms .. '-' .. string.format('%010d', tonumber(seq)))
@@ -616,7 +616,7 @@ return 1
 PROBE = _script(
     """
 -- KEYS: stream, meta; ARGV: kind
--- A message is written to the very stream and taken out in the same step: waiting readers are served only
+-- A message is written to the stream itself and removed in the same step: waiting readers are served only
 -- after a script.
 local missing = redis.error_reply('NOENTITY no such queue or topic')
 if redis.call('HGET', KEYS[2], 'kind') ~= ARGV[1] then return missing end
@@ -631,4 +631,4 @@ redis.call('XDEL', KEYS[1], redis.call('XADD', KEYS[1], '*', 'b', ''))
 return 1
 """
 )
-"""Prove that the entity takes writes."""
+"""Prove that the entity accepts writes."""

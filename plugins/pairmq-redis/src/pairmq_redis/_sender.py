@@ -1,6 +1,6 @@
-"""Sending: one XADD a message, confirmed by the id that Redis gives it.
+"""Sending: one XADD a message, confirmed by the id that Redis returns.
 
-``XADD … NOMKSTREAM`` answers nil when there is no stream, so that an immediate message costs exactly what
+``XADD … NOMKSTREAM`` returns nil when there is no stream, so that an immediate message costs exactly what
 it costs a bare client. All senders of a transport share one connection, on which concurrent sends are
 pipelined. A batch is a pipeline in chunks; a chunk's replies are awaited while the next chunk is packed.
 """
@@ -29,7 +29,7 @@ class RedisSender(Sender):
     """Sends to one queue or topic.
 
     Raises:
-        TransportError: reason *malformed* when Redis can't keep such a name.
+        TransportError: reason *malformed* when Redis can't have such a name.
     """
 
     def __init__(self, context: Context, entity: Entity) -> None:
@@ -49,7 +49,7 @@ class RedisSender(Sender):
             raise self._too_large(size)
         commands = (command,) if self._wait is None else (command, self._wait)
         call = self._context.sending.call(commands, self._scope)
-        del command, commands  # they are the call's, which drops them when they are written
+        del command, commands  # they belong to the call, which drops them when they are written
         try:
             replies = await call
         except NotSent as error:
@@ -79,8 +79,8 @@ class RedisSender(Sender):
                 outcomes += await under_way[0]
                 under_way.popleft()
         except asyncio.CancelledError as cancellation:
-            # Nothing of this chunk may have been sent, but the chunks before it were, or the one behind it gets out
-            # while this is on its way: a mark would be about all.
+            # Nothing of this chunk may have been sent, but the chunks before it were, or the one behind it is written
+            # while this one is in flight: a mark would apply to all.
             if outcomes or not await _were_unsent(list(under_way)[1:]):
                 raise asyncio.CancelledError(*cancellation.args) from None
             raise
@@ -101,7 +101,7 @@ class RedisSender(Sender):
             raise _errors.closed(self._doing)
 
     def _command(self, message: Message) -> tuple[Command, int]:
-        """Make the command that sends a message, and tell the message's size."""
+        """Make the command that sends a message; also returns the message's size."""
         fields = _codec.encode(message)
         size = sum(map(len, fields))
         if message.scheduled_enqueue_at is None:
@@ -115,7 +115,7 @@ class RedisSender(Sender):
         return (b"EVAL", script, b"4", keys.stream, keys.due, keys.waiting, keys.meta, due, kind, *fields), size
 
     def _chunks(self, messages: Sequence[Message]) -> Iterator[list[tuple[Command, int]]]:
-        """Cut a batch so that a chunk is big enough to fill the pipeline and small enough to be answered soon."""
+        """Split a batch so that a chunk is big enough to fill the pipeline and small enough to be answered soon."""
         chunk: list[tuple[Command, int]] = []
         total = 0
         for message in messages:
@@ -135,7 +135,7 @@ class RedisSender(Sender):
             replies = await self._context.sending.call(commands, self._scope) if fitting else []
         except NotSent as error:
             return [_errors.failure(error, self._doing) for _ in chunk]
-        except TransportError as error:  # closed meanwhile
+        except TransportError as error:  # closed in the meantime
             return [_errors.closed(self._doing, maybe_applied=error.maybe_applied) for _ in chunk]
         waited = replies.pop() if self._wait is not None and replies else None
         answers = iter(replies)
@@ -166,7 +166,7 @@ class RedisSender(Sender):
         return None
 
     async def _why_missing(self) -> TransportError | None:
-        """Tell what nil means: a topic without subscriptions discards what it is sent, anything else does not exist."""
+        """Find what nil means: a topic without subscriptions discards what it is sent, anything else does not exist."""
         if not self._topic:
             return _errors.not_found(self._doing)
         command = (b"HGET", self._keys.meta, b"kind")
@@ -185,7 +185,7 @@ class RedisSender(Sender):
 
 
 async def _were_unsent(chunks: Iterable[asyncio.Task[list[TransportError | None]]]) -> bool:
-    """Cancel chunks, and tell whether all of them had written nothing."""
+    """Cancel chunks, and return whether all of them had written nothing."""
     for chunk in chunks:
         chunk.cancel()
         try:

@@ -35,7 +35,7 @@ CAPABILITIES = Capabilities(
     quiet_peek=True,
     durable=True,
 )
-"""What Redis does. Durable as far as ``appendfsync`` is on; sessions it does not have."""
+"""What Redis supports. Durable as far as ``appendfsync`` is on; it has no sessions."""
 
 _CLOSE_TIMEOUT = 1.8
 
@@ -87,7 +87,7 @@ class RedisTransport(StreamsTransport):
     """A transport to a Redis or Valkey server, 6.2 or newer.
 
     Args:
-        url: ``redis://`` or ``rediss://``; the options stand in the README.
+        url: ``redis://`` or ``rediss://``; the options are in the README.
 
     Raises:
         ConfigurationError: the URL can't work.
@@ -100,9 +100,9 @@ class RedisTransport(StreamsTransport):
 
 
 class _TlsConnection(Connection):
-    """A connection over TLS that trusts exactly whom the context trusts.
+    """A connection over TLS that trusts exactly the authorities of the context.
 
-    redis-py's own one trusts the system's authorities as well as those that it is given, and reads them anew for each
+    redis-py's own one trusts the system's authorities as well as those that it is given, and reads them again for each
     connection.
     """
 
@@ -115,7 +115,7 @@ class _TlsConnection(Connection):
 
 
 def _connection_factory(url: RedisUrl) -> Callable[[], Connection]:
-    """Prepare what makes redis-py's connections, with everything it would do on its own accord switched off."""
+    """Prepare the factory of redis-py's connections, with everything it would do by itself switched off."""
     settings: dict[str, Any] = {
         "host": url.host,
         "port": url.port,
@@ -124,7 +124,7 @@ def _connection_factory(url: RedisUrl) -> Callable[[], Connection]:
         "password": url.password,
         "protocol": 2,  # plain lists as replies, on every server, in every version of redis-py
         "retry": Retry(NoBackoff(), 0),
-        "socket_timeout": None,  # time limits come from above
+        "socket_timeout": None,  # time limits are set above
         "socket_connect_timeout": url.connect_timeout,
         "health_check_interval": 0,
     }

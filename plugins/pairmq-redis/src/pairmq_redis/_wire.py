@@ -2,10 +2,10 @@
 
 redis-py opens it: TCP or TLS, AUTH, SELECT. From then on its transport is used directly, and three things that redis-py
 would do are left out on purpose: retries and reconnections (the core decides about those), health checks, and waiting
-for the socket's buffer when writing, since a wait there could not be told from a hung server; every caller waits for
+for the socket's buffer when writing, since a wait there would look like a hung server; every caller waits for
 its reply anyway, which bounds what is in the buffer. Replies are parsed by hiredis, Redis' own parser: redis-py reads
-each element of a reply with awaits of its own, which was the dearest part of receiving. They go from the socket to whom
-they are for in one step: a task that reads a stream would be woken first, and whoever waits a turn of the loop later.
+each element of a reply with awaits of its own, which was the largest cost of receiving. They are passed from the socket
+to their caller in one step: a task that reads a stream would be woken first, and the caller a turn of the loop later.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Command: TypeAlias = Sequence[bytes]
 """A command's name and arguments."""
 
 Reply: TypeAlias = Any
-"""What the server answered: None, int, bytes, a list of replies, or an exception for an error reply."""
+"""The server's answer: None, int, bytes, a list of replies, or an exception for an error reply."""
 
 
 INCOMPLETE = object()
-"""What the parser gives when the next reply has not come whole."""
+"""What the parser returns when the next reply is incomplete."""
 
 _READ_SIZE = 1 << 18  # bytes
 
@@ -42,7 +42,7 @@ class Wire(Protocol):
         """Send commands, in order, without waiting."""
 
     async def deliver(self, take: Callable[[Reply], None]) -> NoReturn:
-        """Hand every reply to ``take`` as it comes, error replies too, until the connection is lost: then raise why."""
+        """Pass every reply to ``take`` as it arrives, errors too, until the connection is lost: then raise why."""
 
     def abort(self) -> None:
         """Drop the connection at once, whatever the server does; idempotent."""
@@ -71,10 +71,10 @@ class RedisWire:
             raise
 
     async def _ask_to_be_let_in(self) -> None:
-        """Find out whether a server that nobody logs in to wants a login.
+        """Find out whether a server requires a login when the URL has none.
 
-        Of a stranger Redis reads only small commands: upon a larger one it ends the connection, and its word for why
-        may be lost with it (`unauthenticated bulk length`). That would look like an outage, and messages
+        From a client that is not logged in Redis reads only small commands: upon a larger one it ends the connection,
+        and its reason may be lost with it (`unauthenticated bulk length`). That would look like an outage, and messages
         would be diverted that the broker refuses.
         """
         connection = self._connection
@@ -86,10 +86,10 @@ class RedisWire:
         except AuthenticationError:
             raise
         except ResponseError:
-            pass  # whatever else it says, it says to the commands that follow as well
+            pass  # any other error is returned to the commands that follow as well
 
     def _take_over(self) -> None:
-        """Let what the server sends come here, past redis-py, which has read the reply to each of its own commands."""
+        """Receive here what the server sends, past redis-py, which has read the reply to each of its own commands."""
         reader, writer = self._connection._reader, self._connection._writer
         if reader is None or writer is None or reader.at_eof() or writer.transport.is_closing():
             raise ConnectionResetError("the server closed the connection")
@@ -106,7 +106,7 @@ class RedisWire:
         await self._incoming.deliver(take)
 
     def abort(self) -> None:
-        # redis-py's own disconnect first sends what is buffered, which a hung server never takes.
+        # redis-py's own disconnect first sends what is buffered, which a hung server never reads.
         writer = self._connection._writer
         if writer is not None:
             writer.transport.abort()
@@ -114,7 +114,7 @@ class RedisWire:
 
 
 class _Incoming(asyncio.BufferedProtocol):
-    """What comes in on a connection: bytes into one buffer, replies out of it."""
+    """The incoming bytes of a connection: received into one buffer, parsed to replies."""
 
     def __init__(self) -> None:
         self._buffer = memoryview(bytearray(_READ_SIZE))
@@ -123,7 +123,7 @@ class _Incoming(asyncio.BufferedProtocol):
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def deliver(self, take: Callable[[Reply], None]) -> NoReturn:
-        """Hand on replies, those that have come already among them, until the connection is lost."""
+        """Pass on replies, those that have arrived already among them, until the connection is lost."""
         self._take = take
         self._hand_on()
         try:
@@ -158,7 +158,7 @@ class _Incoming(asyncio.BufferedProtocol):
     def _lose(self, why: Exception) -> None:
         if not self._lost.done():
             self._lost.set_exception(why)
-            self._lost.exception()  # who has left already does not ask
+            self._lost.exception()  # retrieved, as no caller may wait any more
 
 
 def reply_parser() -> hiredis.Reader:

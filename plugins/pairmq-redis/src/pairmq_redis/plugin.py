@@ -1,4 +1,4 @@
-"""The entry point: which transports this distribution brings."""
+"""The entry point: the transports of this distribution."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ def pairmq_transports() -> Iterable[TransportRecord]:
 
 
 def _local_server() -> LocalServer:
-    from pairmq_redis.testing import RedisServer  # only for who asks for a server
+    from pairmq_redis.testing import RedisServer  # only when a server is requested
 
     return RedisServer()

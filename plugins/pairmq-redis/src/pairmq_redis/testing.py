@@ -12,7 +12,7 @@ from pairmq.testing.conformance import Server, ServerHarness
 from pairmq.testing.servers import ServerProcess, free_port
 
 _ANSWER_WITHIN = 30.0
-"""Seconds: a server that writes to a busy disk may stand still for some."""
+"""Seconds: a server that writes to a busy disk may not respond for some."""
 
 
 class RedisServer(ServerProcess):
@@ -53,7 +53,7 @@ class RedisServer(ServerProcess):
         )
 
     def command(self, *arguments: str) -> str:
-        """Send one command as a bare client and give the raw reply's first line; for what a test does to a
+        """Send one command as a bare client and return the raw reply's first line; for what a test does to a
         server.
 
         Args:
@@ -97,11 +97,11 @@ class RedisHarness(ServerHarness):
         return f"{self._redis.url}?poll_interval=0.2&connect_timeout=30"
 
     async def refuse_writes(self) -> bool:
-        """Let it be out of memory."""
+        """Make it run out of memory."""
         await self.by_hand(lambda: self._redis.command("CONFIG", "SET", "maxmemory", "1"))
         return True
 
     async def restore(self) -> None:
-        """Bring it back, and give it memory."""
+        """Start it again, and give it memory."""
         await super().restore()
         await self.by_hand(lambda: self._redis.command("CONFIG", "SET", "maxmemory", "0"))

@@ -18,8 +18,8 @@ _OTHER_PASSWORD = "changed by an operator"  # noqa: S105  # of a server that liv
 class RedisChaos(ServerBroker):
     """A redis-server that writes every confirmed command to disk.
 
-    Its own faults: ``out-of-memory`` (writes are refused with OOM), ``replica`` (it becomes one, of a master that is
-    not there: READONLY), ``password`` (changed, and everybody is thrown out), ``permissions`` (to write, taken away:
+    Its own faults: ``out-of-memory`` (writes are refused with OOM), ``replica`` (it becomes one, of an unreachable
+    master: READONLY), ``password`` (changed, and all clients are disconnected), ``permissions`` (to write, revoked:
     NOPERM), ``drop-clients``.
     """
 
@@ -87,7 +87,7 @@ class RedisChaos(ServerBroker):
             self.cure(fault)
 
     def count(self, queue: str) -> int:
-        """The length of the queue's stream, and of what waits for its time."""
+        """The length of the queue's stream, and the number of scheduled messages."""
         keys = EntityKeys(Entity(queue))
         total = 0
         for key in (keys.stream, keys.waiting):
