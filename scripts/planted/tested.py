@@ -457,7 +457,7 @@ TESTED = (
         "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_link.py",
         "        if session.users:\n",
         "        if False:\n",
-        tests=(_RABBIT_RECEIVING_A + "connection_that_nobody_uses_after_a_stall_ends",),
+        tests=(_RABBIT_RECEIVING_A + "connection_without_calls_after_a_stall_ends",),
     ),
     Mutant(
         "RabbitMQ: a retired connection ends in the midst of other calls",

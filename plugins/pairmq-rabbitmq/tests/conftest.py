@@ -14,20 +14,20 @@ from pairmq_rabbitmq.testing import RabbitServer, pool
 
 @pytest.fixture(scope="session")
 def rabbit_servers() -> Iterator[Callable[[int], list[RabbitServer]]]:
-    """Gives any number of servers that run and hold nothing, the same ones each time: ask once in a test."""
+    """Returns any number of running, empty servers, the same ones each time: call it once in a test."""
     yield pool.take
     pool.close()
 
 
 @pytest.fixture
 def rabbit(rabbit_servers: Callable[[int], list[RabbitServer]]) -> RabbitServer:
-    """One server that runs and holds nothing."""
+    """One running, empty server."""
     return rabbit_servers(1)[0]
 
 
 @pytest.fixture
 async def connect(rabbit: RabbitServer) -> AsyncIterator[Callable[..., Transport]]:
-    """Makes transports to the server, each as another process would have; options go into the URL."""
+    """Creates transports to the server, each like one of another process; options go into the URL."""
     made: list[Transport] = []
 
     def connect(**options: object) -> Transport:

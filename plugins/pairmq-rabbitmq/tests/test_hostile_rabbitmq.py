@@ -1,4 +1,4 @@
-"""What others publish into RabbitMQ's queues: receiving goes on, every good neighbour comes, the rest is put away."""
+"""Forged messages in RabbitMQ's queues: receiving continues, valid messages arrive, the rest is dead-lettered."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DEAD = Source(QUEUE, dead_letter=True)
 
 
 class Raw(pika.BasicProperties):
-    """Properties whose bytes are given: flags, and what they announce."""
+    """Properties with the given bytes: flags, and the values they declare."""
 
     def __init__(self, flags: int, payload: bytes) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ def arbitrary(seed: int, count: int) -> Iterator[pika.BasicProperties]:
 
 @contextmanager
 def foreign(server: RabbitServer) -> Iterator[BlockingChannel]:
-    """A client that is not ours."""
+    """A client other than PairMQ."""
     connection = pika.BlockingConnection(pika.URLParameters(server.url))
     try:
         yield connection.channel()
@@ -236,7 +236,7 @@ async def transport(rabbit: RabbitServer, request: pytest.FixtureRequest) -> Asy
 
 
 def left(server: RabbitServer, source: Source) -> tuple[int, int]:
-    """What a source's queue holds, as its leader says: whoever else asks is told 0 where that one is late."""
+    """What a source's queue holds, as counted by its leader: RabbitMQ reports 0 when the leader is late."""
     name = f"{QUEUE.path}/$dead-letter" if source.dead_letter else QUEUE.path
     return server.queues().get(name, (0, 0))
 
@@ -276,8 +276,8 @@ async def test_every_good_neighbour_comes_and_every_forged_message_is_one_or_a_d
     assert left(rabbit, Source(QUEUE)) == (0, 0)
 
 
-async def test_what_came_in_can_be_sent_on(rabbit: RabbitServer, transport: Transport) -> None:
-    """Nothing of a foreign message that was let in makes it impossible to move."""
+async def test_received_message_can_be_sent_on(rabbit: RabbitServer, transport: Transport) -> None:
+    """A foreign message that was received can always be moved."""
     publish(rabbit, FORGED)
     found = await take_all(rabbit, transport, Source(QUEUE))
     assert len(found) + left(rabbit, DEAD)[0] == len(FORGED)
@@ -285,7 +285,7 @@ async def test_what_came_in_can_be_sent_on(rabbit: RabbitServer, transport: Tran
     assert [str(error) for error in results if error] == []
 
 
-async def test_forged_messages_can_be_looked_at(rabbit: RabbitServer, transport: Transport) -> None:
+async def test_forged_messages_can_be_peeked_at_in_rabbitmq(rabbit: RabbitServer, transport: Transport) -> None:
     publish(rabbit, FORGED[:200])
     shown = await transport.admin.peek(Source(QUEUE), 1000)
     assert len(shown) == 200
@@ -319,7 +319,7 @@ def content_header(value: bytes, *, before: bytes = b"") -> bytes:
 
 @pytest.mark.parametrize("value", _WIDE, ids=range(4))
 @pytest.mark.parametrize("before", [b"", short(b"text/plain")])
-def test_headers_of_very_many_values_are_not_given_to_the_parser(value: bytes, before: bytes) -> None:
+def test_headers_of_very_many_values_are_not_passed_to_the_parser(value: bytes, before: bytes) -> None:
     assert is_costly(content_header(value, before=before))
 
 
@@ -329,18 +329,18 @@ def test_headers_of_some_values_or_of_long_ones_are_read(value: bytes) -> None:
 
 
 @pytest.mark.parametrize("more", [1, 3])
-def test_flags_that_go_on_hide_no_values(more: int) -> None:
-    """The parser takes 16 bits of flags more for each set low bit, whatever the broker makes of that."""
+def test_continued_flags_hide_no_values(more: int) -> None:
+    """The parser reads 16 more bits of flags for each set low bit, however the broker interprets that."""
     whole = content_header(_WIDE[0])
     words = struct.pack(">H", 0x2001) + struct.pack(">H", 1) * (more - 1) + b"\0\0"
     assert is_costly(whole[:12] + words + whole[14:])
 
 
-def test_flags_without_an_end_are_the_parsers_business() -> None:
+def test_endless_flags_are_left_to_the_parser() -> None:
     assert not is_costly(struct.pack(">HHQ", 60, 0, 0) + struct.pack(">H", 0x2001) * 20_000)
 
 
-def test_what_may_be_sent_can_be_read_when_the_broker_has_added_its_own_headers() -> None:
+def test_accepted_message_is_readable_when_the_broker_has_added_its_headers() -> None:
     numbers = range(20_000)
     most = bisect(numbers, False, key=lambda n: is_costly(content_header(array(*[b"V"] * n)), sending=True)) - 1
     assert 0 < most < numbers[-1]
@@ -351,7 +351,7 @@ def test_what_may_be_sent_can_be_read_when_the_broker_has_added_its_own_headers(
 
 
 @given(st.binary(max_size=60), st.sampled_from(_WIDE), st.integers(0, 400))
-def test_a_header_that_can_not_be_parsed_is_the_parsers_business(noise: bytes, value: bytes, at: int) -> None:
+def test_unparsable_header_is_left_to_the_parser(noise: bytes, value: bytes, at: int) -> None:
     whole = content_header(value)
     assert isinstance(is_costly(whole[:at] + noise + whole[at:]), bool)
 
@@ -368,9 +368,7 @@ async def test_a_message_of_very_many_values_is_put_away_unread(rabbit: RabbitSe
     assert all("too many values" in str(delivery.dead_letter_description) for delivery in dead)
 
 
-async def test_what_no_receiver_would_read_is_refused_when_it_is_sent(
-    rabbit: RabbitServer, transport: Transport
-) -> None:
+async def test_unreadable_message_is_refused_when_sent(rabbit: RabbitServer, transport: Transport) -> None:
     sender = transport.sender(QUEUE)
     with pytest.raises(TransportError, match="more values") as caught:
         await sender.send(Message(message_id="1", application_properties={"many": (None,) * 60_000}))

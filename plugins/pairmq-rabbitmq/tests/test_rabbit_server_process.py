@@ -1,4 +1,4 @@
-"""The test kit's RabbitMQ: apart from everything, data kept, faults as told, nothing left behind."""
+"""The test kit's RabbitMQ: isolated, durable, with faults on request, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def publish(channel, queue: str, body: bytes = b"x") -> None:
 
 
 def processes_in(directory: Path) -> list[int]:
-    """The processes that run there: all of a server's, also those that we did not start."""
+    """The processes of a server in that directory, also those that the test did not start."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -103,7 +103,7 @@ def answers(port: int, seconds: float) -> bool:
 # ---------------------------------------------------------------------- apart, and kept
 
 
-def test_two_servers_at_once_know_nothing_of_each_other(rabbit_servers, connect):
+def test_two_servers_are_independent(rabbit_servers, connect):
     east, west = rabbit_servers(2)
     connect(east.url).channel().queue_declare("q", durable=True)
     assert east.queues() == {"q": (0, 0)}
@@ -212,13 +212,13 @@ def test_a_plain_user_without_a_home_can_run_it():
     assert done.stdout.split() == ["65534", "65534", "true", "False"]
 
 
-def test_a_missing_program_says_what_to_install(monkeypatch):
+def test_missing_rabbitmq_server_names_the_package_to_install(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(FileNotFoundError, match="apt-get install rabbitmq-server"):
         RabbitServer()
 
 
-def test_a_server_that_cannot_start_shows_its_last_words():
+def test_start_error_shows_the_end_of_the_log():
     server = RabbitServer(config=["no.such.setting = 1"])
     try:
         with pytest.raises(ServerError, match=r"no\.such\.setting"):
@@ -248,7 +248,7 @@ def test_tls_and_management(tmp_path):
         client.close()
 
 
-def test_what_was_not_asked_for_is_not_there(rabbit):
+def test_tls_and_management_urls_raise_when_not_enabled(rabbit):
     with pytest.raises(ValueError, match="without tls"):
         _ = rabbit.tls_url
     with pytest.raises(ValueError, match="without management"):
@@ -459,7 +459,7 @@ def test_reset_leaves_no_trace(rabbit, connect):
     publish(channel, "q-classic")
 
 
-def test_reset_mends_a_server_that_cannot_dead_letter_any_more(rabbit, connect):
+def test_reset_restarts_a_failed_dead_letter_supervisor(rabbit, connect):
     safe = {"x-queue-type": "quorum", "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
     safe |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
     connect(rabbit.url).channel().queue_declare("q", durable=True, arguments=safe)
@@ -473,7 +473,7 @@ def test_reset_mends_a_server_that_cannot_dead_letter_any_more(rabbit, connect):
 # ---------------------------------------------------------------------- the pool
 
 
-def test_the_pool_mends_what_a_test_did(rabbit_servers):
+def test_pool_resets_its_servers(rabbit_servers):
     (server,) = rabbit_servers(1)
     assert rabbit_servers(1) == [server]
     for harm in (server.pause, server.go_down, server.block, server.kill):
@@ -484,7 +484,7 @@ def test_the_pool_mends_what_a_test_did(rabbit_servers):
 
 
 @pytest.mark.long
-def test_the_pool_replaces_a_server_that_cannot_be_mended(rabbit_servers):
+def test_pool_replaces_a_server_when_reset_fails(rabbit_servers):
     (server,) = rabbit_servers(1)
     server.kill()
     (server.directory / "rabbitmq.conf").write_text("broken\n")

@@ -1,4 +1,4 @@
-"""Administration on a real server: what is made, told, counted, shown and deleted."""
+"""Administration on a real server: creating, inspecting, counting, peeking and deleting."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ QUORUM, CLASSIC = {"x-queue-type": "quorum"}, {"x-queue-type": "classic"}
 
 @contextmanager
 def foreign(server: RabbitServer) -> Iterator[BlockingChannel]:
-    """A channel of a client that is not ours."""
+    """A channel of a client other than PairMQ."""
     connection = pika.BlockingConnection(pika.URLParameters(server.url))
     try:
         yield connection.channel()
@@ -62,7 +62,7 @@ def fill(server: RabbitServer, count: int, queue: str = "orders") -> None:
 
 
 def all_queues(server: RabbitServer) -> str:
-    """Everything that the server has of queues, with their arguments."""
+    """All queues of the server, with their arguments."""
     return server.erl(
         "lists:sort([{element(4, amqqueue:get_name(Q)), amqqueue:get_arguments(Q), amqqueue:is_durable(Q),"
         ' amqqueue:is_auto_delete(Q)} || Q <- rabbit_amqqueue:list(<<"/">>)])'
@@ -88,12 +88,12 @@ async def until(true: Callable[[], object]) -> None:
 
 
 async def told(admin: Admin, source: Source, expected: QueueCounts) -> None:
-    """See that counts are told: a quorum queue whose leader takes longer than 0.25 s is said to hold nothing."""
+    """Check the counts: a quorum queue whose leader takes longer than 0.25 s is reported empty."""
     assert await counted(admin, source, expected) == expected
 
 
 async def listed(admin: Admin, prefix: str, expected: list[Entity]) -> None:
-    """See that entities are listed; the plugin's lists may be a moment old."""
+    """Check that entities are listed; the plugin's lists may be a moment old."""
     ends_at = asyncio.get_running_loop().time() + 30
     while (found := await admin.list_entities(prefix)) != expected and asyncio.get_running_loop().time() < ends_at:
         await asyncio.sleep(0.1)
@@ -161,7 +161,7 @@ async def test_classic_queues_by_option(classic: Transport, rabbit: RabbitServer
         QueueProperties(max_delivery_count=2**31, default_time_to_live=4294967.0),
     ],
 )
-async def test_what_was_asked_for_is_told(transport: Transport, asked: QueueProperties) -> None:
+async def test_requested_settings_are_returned(transport: Transport, asked: QueueProperties) -> None:
     assert await transport.admin.create(QUEUE, asked)
     told = await transport.admin.properties(QUEUE)
     assert asked.differences(told) == ()
@@ -176,7 +176,7 @@ async def test_what_was_asked_for_is_told(transport: Transport, asked: QueueProp
         *(("max_size_megabytes", value) for value in (0, 0.5, 2**50)),
     ],
 )
-async def test_a_setting_that_rabbitmq_cannot_keep_to_is_refused(
+async def test_unsupported_setting_is_refused_by_rabbitmq_admin(
     transport: Transport, setting: str, value: float
 ) -> None:
     with pytest.raises(TransportError, match=setting) as caught:
@@ -185,7 +185,7 @@ async def test_a_setting_that_rabbitmq_cannot_keep_to_is_refused(
     assert not await transport.admin.exists(QUEUE)
 
 
-async def test_a_queue_of_another_maker_is_left_as_it_is(transport: Transport, rabbit: RabbitServer) -> None:
+async def test_queue_of_another_client_is_not_changed(transport: Transport, rabbit: RabbitServer) -> None:
     declare(rabbit, arguments={"x-max-length": 7, "x-message-ttl": 5000}, auto_delete=True, durable=False)
     before = all_queues(rabbit)
     assert not await transport.admin.create(QUEUE, BACKLOG)
@@ -193,7 +193,7 @@ async def test_a_queue_of_another_maker_is_left_as_it_is(transport: Transport, r
     assert all_queues(rabbit) == before
 
 
-async def test_one_that_is_made_meanwhile_is_left_as_it_is(
+async def test_queue_created_meanwhile_is_not_changed(
     transport: Transport, rabbit: RabbitServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def not_yet(*_: object) -> bool:
@@ -240,7 +240,7 @@ async def test_any_name_that_rabbitmq_takes(transport: Transport, rabbit: Rabbit
 async def test_a_long_name_that_is_not_ascii_is_asked_about_over_connections_of_its_own(
     transport: Transport, rabbit: RabbitServer
 ) -> None:
-    """RabbitMQ 4 closes a connection on which it should refuse something with such a name in its words."""
+    """RabbitMQ 4 closes the connection when its refusal would contain such a name."""
     entity = Entity("ü" * 60)
     assert isinstance(transport, RabbitTransport)
     context = transport._context
@@ -264,7 +264,7 @@ async def test_a_long_name_that_is_not_ascii_is_asked_about_over_connections_of_
     assert (context.consuming.current, context.control.current) == (consuming, control)
 
 
-async def test_an_answer_that_the_broker_can_not_write_tells_nothing(
+async def test_settings_are_unknown_when_the_reply_does_not_fit(
     transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entity = Entity("ü" * 60)
@@ -299,7 +299,7 @@ def test_old_servers_get_classic_queues() -> None:
     assert queue_type_for(None, (3, 9), "quorum") == "classic"
 
 
-def test_newer_servers_bound_deliveries_that_nobody_bounded() -> None:
+def test_newer_servers_have_a_default_delivery_limit() -> None:
     assert properties_of({"x-queue-type": "quorum"}, 60.0, server_version=(4, 0, 3)).max_delivery_count == 21
     assert properties_of({"x-queue-type": "classic"}, 60.0, server_version=(4, 0, 3)).max_delivery_count is None
     unlimited = {"x-queue-type": "quorum", "x-delivery-limit": -1}
@@ -349,7 +349,7 @@ def test_newer_servers_bound_deliveries_that_nobody_bounded() -> None:
         ),
     ],
 )
-async def test_a_foreign_queue_is_told_without_management(
+async def test_settings_of_a_foreign_queue_are_found_without_management(
     transport: Transport, classic: Transport, rabbit: RabbitServer, arguments: dict[str, Any], expected: QueueProperties
 ) -> None:
     declare(rabbit, arguments=arguments)
@@ -385,7 +385,7 @@ async def test_settings_of_what_does_not_exist(transport: Transport, rabbit: Rab
 
 
 @pytest.mark.parametrize("type_", ["classic", "quorum"])
-async def test_asking_never_makes_a_queue(
+async def test_interrogation_never_creates_a_queue(
     transport: Transport, rabbit: RabbitServer, monkeypatch: pytest.MonkeyPatch, type_: str
 ) -> None:
     declare(rabbit, arguments={"x-queue-type": type_, "x-message-ttl": 9000})
@@ -401,7 +401,7 @@ async def test_asking_never_makes_a_queue(
     assert rabbit.queues() == {}
 
 
-async def test_words_that_nobody_understands_end_the_questions(
+async def test_interrogation_ends_when_a_reply_is_not_understood(
     transport: Transport, rabbit: RabbitServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     declare(rabbit, arguments={"x-message-ttl": 9000, "x-expires": 60_000})
@@ -416,7 +416,7 @@ async def test_words_that_nobody_understands_end_the_questions(
     assert (told.default_time_to_live, told.auto_delete_after, told.max_size_megabytes) == (9.0, 60.0, None)
 
 
-async def test_a_user_who_may_not_configure_is_told_nothing_wrong(rabbit: RabbitServer) -> None:
+async def test_settings_are_unknown_when_the_user_may_not_configure(rabbit: RabbitServer) -> None:
     declare(rabbit, arguments={"x-message-ttl": 9000})
     rabbit.add_user("reader", "secret", vhost="/", configure="")
     async with registry.transport(rabbit.url_for("reader", "secret")) as transport:
@@ -449,7 +449,9 @@ async def test_counts_and_purge(rabbit: RabbitServer, type_: str) -> None:
         assert await admin.purge(dead) == 0
 
 
-async def test_counting_what_is_not_there(transport: Transport, rabbit: RabbitServer) -> None:
+async def test_counts_purge_and_peek_raise_not_found_when_the_queue_is_missing(
+    transport: Transport, rabbit: RabbitServer
+) -> None:
     admin, dead = transport.admin, Source(QUEUE, dead_letter=True)
     for source in (Source(QUEUE), dead, Source(TOPIC, "s")):
         assert await reason_of(admin.counts(source)) is FailureReason.NOT_FOUND
@@ -462,7 +464,9 @@ async def test_counting_what_is_not_there(transport: Transport, rabbit: RabbitSe
 
 
 @pytest.mark.parametrize("arguments", [CLASSIC, QUORUM])
-async def test_peek_shows_and_gives_back(transport: Transport, rabbit: RabbitServer, arguments: dict[str, Any]) -> None:
+async def test_peek_shows_messages_and_releases_them(
+    transport: Transport, rabbit: RabbitServer, arguments: dict[str, Any]
+) -> None:
     declare(rabbit, arguments=arguments)
     fill(rabbit, 20)
     shown: list[Delivery] = []
@@ -489,7 +493,9 @@ async def test_peek_shows_why_a_message_is_dead(transport: Transport) -> None:
     assert (shown.dead_letter_reason, shown.dead_letter_description) == ("bad", "a sentence")
 
 
-async def test_peek_while_somebody_else_takes_them(transport: Transport, rabbit: RabbitServer) -> None:
+async def test_peek_shows_the_rest_when_another_client_holds_messages(
+    transport: Transport, rabbit: RabbitServer
+) -> None:
     declare(rabbit)
     fill(rabbit, 5)
     with foreign(rabbit) as channel:
@@ -499,7 +505,7 @@ async def test_peek_while_somebody_else_takes_them(transport: Transport, rabbit:
         assert [delivery.message.body for delivery in found] == [b"3", b"4"]
 
 
-async def test_a_peek_that_is_cancelled_gives_back_what_it_fetched(transport: Transport, rabbit: RabbitServer) -> None:
+async def test_peek_releases_what_it_fetched_when_cancelled(transport: Transport, rabbit: RabbitServer) -> None:
     declare(rabbit)
     fill(rabbit, 5)
     for delay in (0.0, 0.001, 0.002, 0.004, 0.008):
@@ -523,7 +529,7 @@ async def test_delete_takes_the_dead_letter_queue_along(transport: Transport, ra
     assert await reason_of(transport.sender(QUEUE).send(Message(b"", message_id="x"))) is FailureReason.NOT_FOUND
 
 
-async def test_cancelled_questions_leave_no_channels(transport: Transport, rabbit: RabbitServer) -> None:
+async def test_cancelled_interrogations_leave_no_channels(transport: Transport, rabbit: RabbitServer) -> None:
     await transport.admin.check()
     for turn in range(40):
         task = asyncio.create_task(transport.admin.create_subscription(TOPIC, "s"))
@@ -536,7 +542,9 @@ async def test_cancelled_questions_leave_no_channels(transport: Transport, rabbi
     await until(lambda: int(rabbit.erl("length(rabbit_channel:list())")) < 8)  # some are being closed
 
 
-async def test_a_broker_that_is_away(transport: Transport, rabbit: RabbitServer) -> None:
+async def test_admin_calls_raise_unavailable_when_the_broker_is_down(
+    transport: Transport, rabbit: RabbitServer
+) -> None:
     await transport.admin.create(QUEUE)
     rabbit.go_down()
     for call in (
@@ -638,10 +646,10 @@ async def test_settings_with_policies(managed: Transport, managed_server: Rabbit
 
 
 @pytest.mark.parametrize("operator", [False, True])
-async def test_a_policy_that_makes_backlog_queues_drop_is_told(
+async def test_policy_that_makes_backlog_queues_drop_is_reported(
     managed: Transport, managed_server: RabbitServer, operator: bool
 ) -> None:
-    """Also of a queue that was made this moment."""
+    """Also for a queue that was created just now."""
     if operator:
         definition = '[{<<"message-ttl">>, 1000}]'
         managed_server.erl(
@@ -693,7 +701,7 @@ def test_policies_count_as_the_broker_counts_them() -> None:
     assert effective(own, policy, operator)["x-max-length"] == 5
 
 
-async def test_management_that_refuses_or_is_away(managed_server: RabbitServer) -> None:
+async def test_management_errors_are_raised_when_it_refuses_or_is_down(managed_server: RabbitServer) -> None:
     managed_server.reset()
     managed_server.add_user("plain", "s3cret-word")
     where = managed_server.management_url

@@ -1,4 +1,4 @@
-"""Messages as AMQP properties: everything comes back as it was, and foreigners are understood or told why not."""
+"""Messages as AMQP properties: round trips are exact, and foreign messages are decoded or refused with a reason."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def over_the_wire(properties: Basic.Properties, body: bytes = b"") -> Basic.Prop
 
 
 def exactly(value: object) -> object:
-    """What == does not tell apart: 1 from True and 1.0, 0.0 from -0.0, 1.50 from 1.5, an order from a set."""
+    """Distinguishes what == does not: 1 from True and 1.0, 0.0 from -0.0, 1.50 from 1.5, an order from a set."""
     if isinstance(value, dict):
         return {key: exactly(entry) for key, entry in value.items()}
     if isinstance(value, tuple):
@@ -132,7 +132,7 @@ def assert_same(back: Message, message: Message) -> None:
 
 
 @given(messages(), logins)
-def test_every_message_comes_back_as_it_was(message: Message, login: str) -> None:
+def test_message_survives_the_amqp_codec_unchanged(message: Message, login: str) -> None:
     properties = over_the_wire(_codec.encode(message, login=login), message.body)
     assert_same(_codec.decode(properties, message.body), message)
     assert_same(_codec.decode_leniently(properties, message.body), message)
@@ -164,7 +164,7 @@ def test_the_size_is_what_is_sent(message: Message) -> None:
 # --------------------------------------------------------------------------- what it looks like to others
 
 
-def test_a_plain_message_has_no_header_of_ours() -> None:
+def test_plain_message_has_no_header_of_pairmq() -> None:
     message = Message(
         b"1",
         message_id="id",
@@ -193,7 +193,7 @@ def test_a_plain_message_has_no_header_of_ours() -> None:
 
 
 @pytest.mark.parametrize("priority", [None, 0, 9, 255])
-def test_a_priority_that_is_put_aside_comes_back(priority: int | None) -> None:
+def test_priority_is_restored_when_sent_in_a_header(priority: int | None) -> None:
     """Where queues have lanes for priorities, a delay queue's messages would overtake each other."""
     message = Message(b"x", message_id="1", priority=priority, application_properties={"x-opt-priority": 3})
     properties = over_the_wire(_codec.encode(message, login="guest", priority_aside=True))
@@ -277,7 +277,7 @@ def test_what_amqp_has_no_type_for_is_readable_text() -> None:
     }
 
 
-def test_names_too_long_for_a_table_stand_in_an_array() -> None:
+def test_names_are_in_an_array_when_too_long_for_a_table() -> None:
     long = "😀" * 64
     message = Message(application_properties={long: UUID(int=1), "CC": 2, "n": {long: UUID(int=3)}})
     assert _codec.encode(message, login="").headers == {
@@ -310,7 +310,7 @@ def test_the_time_to_live_is_whole_milliseconds_and_exact_beside_it(
     assert (properties.headers or {}).get("ttl") == header
 
 
-def test_long_text_stands_in_a_header_and_a_returned_message_still_has_an_id() -> None:
+def test_long_text_is_in_a_header_and_a_returned_message_still_has_an_id() -> None:
     long = "é" * 128
     properties = _codec.encode(Message(message_id=long, subject=long, reply_to=_codec.DIRECT_REPLY_TO), login="")
     assert properties.headers == {"message-id": long, "subject": long, "reply-to": "amq.rabbitmq.reply-to"}
@@ -483,7 +483,7 @@ def test_a_dead_lettered_message_reads_as_before(
 
 
 def _same(properties: Basic.Properties) -> Basic.Properties:
-    """These properties, able to be written by our own bytes; pamqp can't write all that it reads."""
+    """These properties, serializable by PairMQ; pamqp can't write all that it reads."""
     copy = _encode.blank()
     for name in Basic.Properties.__slots__:
         setattr(copy, name, getattr(properties, name))
@@ -491,13 +491,13 @@ def _same(properties: Basic.Properties) -> Basic.Properties:
 
 
 @given(messages(), st.text(max_size=20))
-def test_our_own_dead_lettered_message_reads_as_before(message: Message, login: str) -> None:
+def test_dead_lettered_message_of_pairmq_decodes_to_the_original(message: Message, login: str) -> None:
     properties = over_the_wire(_codec.encode(message, login=login))
     copy = over_the_wire(_codec.with_dead_letter(properties, "r", "d", login=login))
     assert_same(_codec.decode(copy, message.body), message)
 
 
-def test_a_header_that_is_not_of_our_making_is_an_application_property() -> None:
+def test_foreign_header_is_an_application_property() -> None:
     headers: dict[str, Any] = {
         "to": 5,
         "group-id": "",
@@ -528,7 +528,7 @@ def test_a_header_beside_its_property_is_an_application_property() -> None:
     assert message.application_properties == {"subject": long, "message-id": long, "ttl": "5"}
 
 
-def test_what_the_broker_noted_is_no_application_property() -> None:
+def test_notes_of_the_broker_are_not_application_properties() -> None:
     headers: dict[str, Any] = {
         "x-death": [{"reason": "expired"}],
         "x-first-death-queue": "q",
@@ -634,7 +634,7 @@ def test_what_a_message_cannot_hold_is_named(properties: dict[str, Any], word: s
     assert _codec.decode_leniently(received, b"body").body == b"body"
 
 
-def test_leniently_what_cannot_be_held_is_left_out() -> None:
+def test_lenient_decoding_leaves_out_invalid_values() -> None:
     properties = Basic.Properties(
         message_id="x" * 129,
         content_type="text/plain",
@@ -746,7 +746,7 @@ def test_deep_nesting_on_the_wire_is_malformed() -> None:
     assert over_the_wire(copy).headers == copy.headers
 
 
-def test_text_that_is_no_utf8_comes_as_bytes() -> None:
+def test_text_decodes_to_bytes_when_not_utf8() -> None:
     header = ContentHeader()
     header.unmarshal(
         struct.pack(">HHQH", 60, 0, 0, 0x2000)
@@ -757,7 +757,7 @@ def test_text_that_is_no_utf8_comes_as_bytes() -> None:
     assert over_the_wire(_codec.with_dead_letter(header.properties, "", "")).headers["latin"] == b"\xe9"  # type: ignore[index]
 
 
-def test_what_does_not_fit_is_told_and_not_cut() -> None:
+def test_oversized_value_raises_and_is_not_cut() -> None:
     for properties in (
         Basic.Properties(app_id="x" * 256),
         Basic.Properties(headers={"x" * 256: 1}),
@@ -817,7 +817,7 @@ def test_the_death_that_the_broker_names_last_counts_before_the_order() -> None:
         {"x-death": [{"reason": "expired"}]},
     ],
 )
-def test_a_death_that_cannot_be_read_is_none(headers: Any) -> None:
+def test_unreadable_death_is_ignored(headers: Any) -> None:
     assert _codec.death(Basic.Properties(headers=headers)) is None
     assert _codec.dead_letter_reason(Basic.Properties(headers=headers)) == (None, None)
 
@@ -832,7 +832,7 @@ def test_a_death_that_cannot_be_read_is_none(headers: Any) -> None:
         ("new", "new"),
     ],
 )
-def test_the_brokers_reasons_in_our_words(reason: str, told: str) -> None:
+def test_reasons_of_the_broker_are_translated(reason: str, told: str) -> None:
     properties = Basic.Properties(headers={"x-death": [{"reason": reason, "queue": "q"}]})
     assert _codec.dead_letter_reason(properties) == (told, None)
     ours = _codec.with_dead_letter(properties, "mine", "why")

@@ -1,4 +1,4 @@
-"""What of aiormq's log an application sees: of its own connections everything, of PairMQ's what it asks for."""
+"""What an application sees of aiormq's log: everything about its own connections, PairMQ's only on request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def loud(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def drivers(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    """What the driver and PairMQ said; asyncio may have something to say of what another test has left."""
+    """The records of the driver and PairMQ; asyncio may log something that another test has left."""
     return [each for each in caplog.records if each.name.startswith(("aiormq", "aio_pika", "pairmq", "root"))]
 
 
@@ -37,20 +37,20 @@ async def refused_attempt() -> None:
             await transport.admin.check()
 
 
-async def test_a_refused_connection_of_ours_is_told_by_exception_only(caplog: pytest.LogCaptureFixture) -> None:
+async def test_refused_connection_of_pairmq_is_raised_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         await refused_attempt()
     assert drivers(caplog) == []
 
 
-async def test_whoever_debugs_is_told_of_it(caplog: pytest.LogCaptureFixture) -> None:
+async def test_driver_records_are_logged_when_debugging(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         await refused_attempt()
     levels = {record.levelname for record in caplog.records if "creating transport" in record.getMessage()}
     assert levels == {"DEBUG"}
 
 
-async def test_an_applications_own_connections_are_told_of_as_ever(caplog: pytest.LogCaptureFixture) -> None:
+async def test_application_connections_are_logged_unchanged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         await asyncio.gather(refused_attempt(), _own_attempt(), refused_attempt())
     assert [record.levelname for record in drivers(caplog)] == ["ERROR"]

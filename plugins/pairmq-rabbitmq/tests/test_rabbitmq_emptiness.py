@@ -1,4 +1,4 @@
-"""When RabbitMQ says that nothing is in a queue of PairMQ's, and when that is so."""
+"""When RabbitMQ reports a queue of PairMQ as empty, and when it is."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def make(transport: Transport, messages: int) -> None:
 
 @contextmanager
 def suspended(server: RabbitServer) -> Iterator[None]:
-    """The queue's leader answers nobody, as one that lost its majority or is overloaded."""
+    """The queue's leader does not answer, like one that lost its majority or is overloaded."""
     leader = 'binary_to_atom(<<"%2F_orders">>)'
     server.erl(f"sys:suspend({leader})")
     try:
@@ -48,7 +48,7 @@ def suspended(server: RabbitServer) -> Iterator[None]:
 
 
 async def hold(server: RabbitServer, messages: int) -> aiormq.abc.AbstractConnection:
-    """A consumer of somebody else who never settles what it gets."""
+    """A consumer of another client that never settles its deliveries."""
     connection = await aiormq.connect(server.url)
     channel = await connection.channel()
     held = asyncio.Semaphore(0)
@@ -64,14 +64,14 @@ async def hold(server: RabbitServer, messages: int) -> aiormq.abc.AbstractConnec
 
 
 async def first_count(transport: Transport) -> QueueCounts:
-    """What is told first: a connection may still have to find out that its server is gone."""
+    """The first count returned: a connection may still have to find out that its server has ended."""
     async with asyncio.timeout(60):
         while True:
             with contextlib.suppress(TransportError):
                 return await transport.admin.counts(SOURCE)
 
 
-async def test_what_a_killed_server_had_delivered_is_counted_as_soon_as_it_is_back(
+async def test_delivered_messages_are_counted_when_a_killed_server_restarts(
     transport: Transport, rabbit: RabbitServer
 ) -> None:
     await make(transport, 30)
@@ -83,7 +83,7 @@ async def test_what_a_killed_server_had_delivered_is_counted_as_soon_as_it_is_ba
     await connection.close()
 
 
-async def test_a_queue_whose_leader_is_silent_is_not_called_empty(transport: Transport, rabbit: RabbitServer) -> None:
+async def test_queue_is_not_counted_empty_when_its_leader_is_silent(transport: Transport, rabbit: RabbitServer) -> None:
     await make(transport, 3)
     with suspended(rabbit):
         asked = asyncio.create_task(transport.admin.counts(SOURCE))
@@ -92,7 +92,7 @@ async def test_a_queue_whose_leader_is_silent_is_not_called_empty(transport: Tra
     assert await asked == QueueCounts(active=3)
 
 
-async def test_a_count_that_is_given_up_holds_no_message_back(transport: Transport, rabbit: RabbitServer) -> None:
+async def test_count_holds_no_message_when_cancelled(transport: Transport, rabbit: RabbitServer) -> None:
     await make(transport, 3)
     with suspended(rabbit), pytest.raises(TimeoutError):
         async with asyncio.timeout(1):
@@ -109,7 +109,7 @@ async def test_a_count_that_is_given_up_holds_no_message_back(transport: Transpo
 
 
 @pytest.mark.parametrize("arguments", [{}, {"x-single-active-consumer": True}], ids=["plain", "single active consumer"])
-async def test_queues_of_other_makers_are_counted_as_certainly(
+async def test_queues_of_other_clients_are_counted_as_certainly(
     transport: Transport, rabbit: RabbitServer, arguments: dict[str, Any]
 ) -> None:
     connection = await aiormq.connect(rabbit.url)
@@ -126,7 +126,9 @@ async def test_queues_of_other_makers_are_counted_as_certainly(
     await connection.close()
 
 
-async def test_a_user_who_may_not_read_is_told_what_rabbitmq_tells(transport: Transport, rabbit: RabbitServer) -> None:
+async def test_count_of_rabbitmq_is_returned_when_the_user_may_not_read(
+    transport: Transport, rabbit: RabbitServer
+) -> None:
     await make(transport, 0)
     rabbit.add_user("writer", "secret", read="")
     async with registry.transport(rabbit.url_for("writer", "secret")) as poor:

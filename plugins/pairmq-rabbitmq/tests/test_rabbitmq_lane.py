@@ -1,4 +1,4 @@
-"""Messages and confirms past the driver: nothing is lost, changed or put in another order by the way they come."""
+"""Messages and confirms past the driver: nothing is lost, changed or reordered."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TAKEN, DRIVERS = 1, 2  # channels
 
 
 class Listener:
-    """Writes down what it is told."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[Any, ...]] = []
@@ -60,7 +60,7 @@ bodies = st.binary(max_size=40)
 
 @st.composite
 def events(draw: st.DrawFn) -> tuple[bytes, tuple[Any, ...] | None]:
-    """Bytes on the wire, and what the taker hears of them; None where they are the driver's."""
+    """Bytes on the wire, and the taker's calls for them; None where they are for the driver."""
     kind = draw(st.sampled_from(["delivered", "returned", "confirmed", "answer", "heartbeat", "other channel"]))
     body, piece, tag = draw(bodies), draw(st.integers(1, 50)), draw(st.integers(1, 2**63 - 1))
     yes = draw(st.booleans())
@@ -97,7 +97,7 @@ def test_every_frame_goes_where_it_belongs_however_the_stream_is_cut(
     assert for_driver == b"".join(raw for raw, heard in sent if heard is None)
 
 
-def test_a_driver_that_sees_nothing_but_messages_pass_is_shown_signs_of_life() -> None:
+def test_driver_gets_heartbeats_when_it_sees_only_messages_pass() -> None:
     now = 0.0
     lane = Lane(lambda: now)
     lane.open(TAKEN, Listener())
@@ -110,14 +110,14 @@ def test_a_driver_that_sees_nothing_but_messages_pass_is_shown_signs_of_life() -
 
 
 @pytest.mark.parametrize("start", [b"AMQP\x00\x00\x09\x01", b"HTTP/1.1 400 Bad Request\r\n"])
-def test_what_is_no_frame_is_the_drivers_with_all_that_follows(start: bytes) -> None:
+def test_invalid_frame_is_passed_to_the_driver_with_all_that_follows(start: bytes) -> None:
     lane = Lane(lambda: 0.0)
     lane.open(TAKEN, Listener())
     more = frame(Basic.Ack(1, False), TAKEN)
     assert lane.part(start + b"\x00" * 16) + lane.part(more) == start + b"\x00" * 16 + more
 
 
-def test_a_channel_that_ends_does_not_take_its_numbers_next_owner_along() -> None:
+def test_ended_channel_leaves_the_next_owner_of_its_number_alone() -> None:
     lane, old, new = Lane(lambda: 0.0), Listener(), Listener()
     lane.open(TAKEN, old)
     lane.open(TAKEN, new)
@@ -139,7 +139,7 @@ def by_the_driver(payload: bytes) -> Basic.Properties | None:
 
 
 def shown(properties: Basic.Properties) -> list[str]:
-    """What == does not tell apart, as 1 and True."""
+    """Distinguishes what == does not, such as 1 and True."""
     return [f"{name}: {getattr(properties, name)!r}" for name in Basic.Properties.__slots__]
 
 
@@ -203,7 +203,7 @@ def test_damaged_properties_are_read_as_the_driver_reads_them_or_marked(
 
 
 class Model:
-    """A channel with stand-ins for its connection, and beside it what each publish has been told, one by one."""
+    """A channel with a fake connection, and beside it the answers to each publish, one by one."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -291,7 +291,7 @@ async def test_a_lost_channel_answers_all_that_has_no_answer() -> None:
     assert model.session.forsaken == 0
 
 
-async def test_a_return_that_cannot_be_told_from_others_leaves_no_publish_confirmed() -> None:
+async def test_unidentified_return_leaves_no_publish_confirmed() -> None:
     model = Model()
     await model.publish(3)
     model.channel.confirmed(1, False, True)
@@ -304,7 +304,7 @@ async def test_a_return_that_cannot_be_told_from_others_leaves_no_publish_confir
     assert (model.channel.usable, model.channel.idle, model.session.forsaken, model.unused) == (False, True, 0, 1)
 
 
-async def test_a_return_that_cannot_be_told_from_others_ends_what_a_retired_channel_waits_for() -> None:
+async def test_unidentified_return_ends_the_waits_of_a_retired_channel() -> None:
     model = Model()
     await model.publish(2)
     model.channel.retire()

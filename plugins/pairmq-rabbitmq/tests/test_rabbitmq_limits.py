@@ -1,4 +1,4 @@
-"""What RabbitMQ can never take, found out without a server."""
+"""Messages that RabbitMQ can never accept, refused without a server."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def test_a_message_within_all_limits_passes():
     RabbitTransport("amqp://127.0.0.1:1/").check_message(TOPIC, message)
 
 
-def test_a_limit_that_the_server_has_told_counts():
+def test_known_limit_of_the_server_is_applied():
     transport = RabbitTransport("amqp://127.0.0.1:1/")
     transport._context.max_body_bytes = 1000
     with pytest.raises(TransportError, match="at most 1000"):
         transport.check_message(QUEUE, Message(bytes(1001)))
 
 
-async def test_a_refusal_tells_the_limit_of_the_server():
+async def test_limit_of_the_server_is_learned_from_a_refusal():
     transport = RabbitTransport("amqp://127.0.0.1:1/")
     sender = transport.sender(QUEUE)
     told = "PRECONDITION_FAILED - message size 20971520 is larger than configured max size 16777216"

@@ -55,7 +55,7 @@ def test_what_has_a_body_is_a_message() -> None:
     assert marker_of(header_of(as_delivered(), 1), b"x") is None
 
 
-def test_a_header_that_cannot_be_read_is_no_marker() -> None:
+def test_unreadable_header_is_not_a_marker() -> None:
     assert marker_of(header_of(as_delivered())[:-3] + b"\xff\xff\xff", b"") is None
 
 

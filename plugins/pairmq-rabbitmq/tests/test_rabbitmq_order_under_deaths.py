@@ -23,7 +23,7 @@ PATIENCE = 200.0  # s
 
 
 class World:
-    """Senders that number their messages, readers that bring them home and die, and somebody who looks.
+    """Senders that number their messages, readers that complete them and die, and a process that reads the positions.
 
     Args:
         url: of the server.
@@ -53,7 +53,7 @@ class World:
                 await asyncio.sleep(self.chance.random() * 0.02)
 
     async def read(self) -> None:
-        """One reader after another, each of which dies holding something: in order, or of a lost connection."""
+        """One reader after another, each of which ends while holding messages: by a close, or by a lost connection."""
         while not self.seen_enough:
             transport = registry.transport(self.url)
             with contextlib.suppress(TransportError):

@@ -1,4 +1,4 @@
-"""Reading a queue for one consumer at a time, on a real server: what one reader leaves comes first, in its order."""
+"""Reading a queue for one consumer at a time, on a real server: what one reader releases comes first, in order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.real_server
 
 @pytest.fixture
 async def transport(connect: Connect) -> Transport:
-    """With the queue made."""
+    """With the queue created."""
     return await with_queue(connect())
 
 
@@ -68,7 +68,7 @@ async def test_a_connection_that_is_lost_while_its_channel_opens_is_the_channels
     assert str(ordered_channel(transport._context, session, raw, QUEUE.path).cause) == "it died"
 
 
-async def test_giving_one_back_gives_back_all_that_is_held_in_its_order(transport: Transport) -> None:
+async def test_release_of_one_message_releases_all_in_order(transport: Transport) -> None:
     await put(transport, "abcd")
     reader = transport.receiver(SOURCE)
     held = await receive(reader, 3)
@@ -79,7 +79,7 @@ async def test_giving_one_back_gives_back_all_that_is_held_in_its_order(transpor
     assert bodies(await receive(reader, 4)) == "abcd"
 
 
-async def test_giving_back_loses_no_settlement_that_was_begun_before(transport: Transport) -> None:
+async def test_release_loses_no_settlement_begun_before(transport: Transport) -> None:
     await put(transport, "abcd")
     reader = transport.receiver(SOURCE)
     held = await receive(reader, 3)
@@ -90,9 +90,7 @@ async def test_giving_back_loses_no_settlement_that_was_begun_before(transport: 
     assert bodies(await receive(reader, 3)) == "bcd"
 
 
-async def test_the_end_of_one_lock_gives_back_all_that_is_held_in_its_order(
-    transport: Transport, connect: Connect
-) -> None:
+async def test_end_of_one_lock_releases_all_in_order(transport: Transport, connect: Connect) -> None:
     await put(transport, "abcd")
     reader = connect(lock_duration=3).receiver(SOURCE)
     await receive(reader, 1)
@@ -117,7 +115,7 @@ async def test_a_poll_under_way_goes_on_when_a_lock_ends(transport: Transport, c
     assert bodies(await receive(reader, 1)) == "a", "it came again, to the same poll"
 
 
-async def test_what_waits_in_a_reader_that_asks_for_no_more_is_given_back(
+async def test_waiting_messages_are_released_when_the_reader_stops_asking(
     transport: Transport, connect: Connect
 ) -> None:
     await put(transport, "ab")
@@ -128,7 +126,7 @@ async def test_what_waits_in_a_reader_that_asks_for_no_more_is_given_back(
 
 
 async def let_go(reader: Receiver) -> None:
-    """Wait until a reader has closed the channel that it has the queue with: it rests for a while before."""
+    """Wait until a reader has closed the channel on which it reads the queue, which it does after a pause."""
     assert isinstance(reader, RabbitReceiver)
     assert reader._channel is not None
     async with asyncio.timeout(PATIENCE):
@@ -184,7 +182,7 @@ async def test_more_than_a_window_is_read_in_order(transport: Transport) -> None
     assert [int(each.message.body) for each in found] == list(range(700))
 
 
-async def test_malformed_messages_are_put_away_and_the_rest_keeps_its_order(
+async def test_ordered_reader_dead_letters_malformed_messages_and_keeps_the_order(
     transport: Transport, rabbit: RabbitServer
 ) -> None:
     await put(transport, "a")
@@ -209,13 +207,13 @@ async def test_it_is_a_quorum_queue_with_a_single_active_consumer(transport: Tra
     assert ORDERED.differences(await transport.admin.properties(QUEUE)) == ()
 
 
-async def test_a_classic_queue_is_refused_as_anybody_may_take_messages_from_it(connect: Connect) -> None:
+async def test_classic_queue_is_refused_for_one_consumer_at_a_time(connect: Connect) -> None:
     with pytest.raises(TransportError, match="quorum") as told:
         await connect(queue_type="classic").admin.create(QUEUE, ORDERED)
     assert (told.value.kind, told.value.reason) == (FailureKind.REFUSED, FailureReason.NOT_SUPPORTED)
 
 
-async def test_a_classic_queue_with_a_single_active_consumer_is_not_told_as_one(
+async def test_classic_queue_with_a_single_active_consumer_is_not_reported_as_one(
     rabbit: RabbitServer, connect: Connect
 ) -> None:
     connection = pika.BlockingConnection(pika.URLParameters(rabbit.url))
@@ -232,7 +230,7 @@ async def test_a_queue_with_a_long_name_is_recognised_by_other_processes(connect
     assert await connect().receiver(Source(long)).receive(1, 0.3) == [], "another one reads it, and has its turn"
 
 
-async def test_a_queue_that_was_made_anew_is_looked_at_anew(transport: Transport, connect: Connect) -> None:
+async def test_queue_is_checked_again_when_created_again(transport: Transport, connect: Connect) -> None:
     other = connect()
     plain = Entity("plain")
     await other.admin.create(plain)
@@ -252,13 +250,13 @@ async def test_a_queue_that_was_made_anew_is_looked_at_anew(transport: Transport
 # --------------------------------------------------------------------------- looking in
 
 
-async def test_a_look_into_it_leaves_it_as_it_is(transport: Transport, connect: Connect) -> None:
+async def test_peek_into_an_ordered_queue_keeps_its_order(transport: Transport, connect: Connect) -> None:
     await put(transport, "abc")
     assert bodies(await transport.admin.peek(SOURCE, 2)) == "ab"
     assert bodies(await receive(connect().receiver(SOURCE), 3)) == "abc"
 
 
-async def test_nobody_looks_into_it_while_somebody_reads_it(transport: Transport, connect: Connect) -> None:
+async def test_peek_is_refused_when_a_consumer_reads_the_queue(transport: Transport, connect: Connect) -> None:
     messages = [Message(b"", message_id=f"m{number}") for number in range(WINDOW + 10)]
     assert not any(await transport.sender(QUEUE).send_batch(messages))
     reader = connect().receiver(SOURCE)

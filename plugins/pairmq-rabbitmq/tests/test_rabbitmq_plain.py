@@ -1,4 +1,4 @@
-"""The short way between messages and headers: what it takes, it reads and writes as the long way does."""
+"""The fast path between messages and headers: it reads and writes the same as the general path."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ plain_messages = st.builds(
 
 
 def header(message: Message) -> bytes:
-    """By the long way."""
+    """By the general path."""
     return Parcel.of(b"", _codec.encode(message, login=""), message.body).header
 
 
 def exactly(message: Message) -> tuple[object, ...]:
-    """What == does not tell apart: 1 from True."""
+    """Distinguishes what == does not: 1 from True."""
     fields = [repr(getattr(message, name)) for name in Message.__slots__[:-1]]
     return (*fields, sorted(map(repr, message.application_properties.items())))
 
 
 @given(messages | plain_messages)
-def test_what_it_writes_is_what_the_long_way_writes(message: Message) -> None:
+def test_fast_path_writes_the_same_as_the_general_path(message: Message) -> None:
     parcel = _plain.pack(b"method", message)
     if parcel is not None:
         assert parcel == Parcel.of(b"method", _codec.encode(message, login=""), message.body)
@@ -66,7 +66,7 @@ def test_what_it_writes_is_what_the_long_way_writes(message: Message) -> None:
 
 @given(messages | plain_messages, st.lists(st.tuples(st.integers(12, 400), st.integers(0, 255)), max_size=3))
 @example(Message(b"", "i", application_properties={"a": "b"}), [(12, 0x20)])
-def test_what_it_reads_is_what_the_long_way_reads(message: Message, damage: list[tuple[int, int]]) -> None:
+def test_fast_path_reads_the_same_as_the_general_path(message: Message, damage: list[tuple[int, int]]) -> None:
     damaged = bytearray(header(message))
     for place, octet in damage:
         damaged[12 + (place - 12) % (len(damaged) - 12)] = octet
@@ -78,13 +78,13 @@ def test_what_it_reads_is_what_the_long_way_reads(message: Message, damage: list
 
 
 @pytest.mark.parametrize("cut", range(1, 40))
-def test_a_header_that_was_cut_off_is_left_to_the_long_way(cut: int) -> None:
+def test_truncated_header_is_left_to_the_general_path(cut: int) -> None:
     whole = header(Message(b"", "some-id", application_properties={"a": "b", "c": 1}))
     assert _plain.read(whole, b"") is not None
     assert _plain.read(whole[:-cut], b"") is None
 
 
-def test_a_diverted_message_takes_the_short_way_home() -> None:
+def test_diverted_message_takes_the_fast_path() -> None:
     message = Message(b"1", "m", content_type="text/plain", application_properties={"tenant": "acme"})
     diverted = divert(message, Diversion(Entity("orders"), datetime.now(UTC), "sender", 1))
     sent = _plain.pack(b"method", diverted)

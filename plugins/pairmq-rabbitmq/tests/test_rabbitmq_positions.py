@@ -1,4 +1,4 @@
-"""What markers prove on a real server, and that nobody else notices them."""
+"""What markers prove on a real server, and that no other client notices them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.real_server
 
 @pytest.fixture
 async def looker(connect: Connect) -> Transport:
-    """With the queue made."""
+    """With the queue created."""
     return await with_queue(connect())
 
 
@@ -34,7 +34,7 @@ async def look(transport: Transport) -> QueuePositions:
 
 
 def left_of(told: QueuePositions) -> bool:
-    """Whether something that was confirmed before is told as unsettled."""
+    """Whether something that was confirmed before is reported as unsettled."""
     return told.oldest is not None and told.oldest <= told.newest
 
 
@@ -125,7 +125,7 @@ async def test_a_dead_letter_is_settled_too(looker: Transport, connect: Connect)
     await until(is_settled(looker, mark))
 
 
-async def test_what_came_later_does_not_keep_a_proof_away(looker: Transport, connect: Connect) -> None:
+async def test_later_messages_do_not_delay_a_proof(looker: Transport, connect: Connect) -> None:
     reader = connect().receiver(SOURCE)
     await put(looker, "a")
     [held] = await receive(reader, 1)
@@ -136,7 +136,7 @@ async def test_what_came_later_does_not_keep_a_proof_away(looker: Transport, con
     assert left_of(await look(looker)), "b and c are there"
 
 
-async def test_an_answer_proves_nothing_of_what_stands_behind_its_marker(
+async def test_answer_proves_nothing_about_messages_behind_its_marker(
     looker: Transport, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_contents, "_FIRST_PAUSE", 0.0)  # each look has a marker of its own
@@ -154,9 +154,7 @@ async def test_an_answer_proves_nothing_of_what_stands_behind_its_marker(
     await until(is_settled(looker, later))
 
 
-async def test_a_proof_survives_readers_that_die_with_what_stands_before_it(
-    looker: Transport, connect: Connect
-) -> None:
+async def test_proof_survives_readers_that_die_with_messages_before_it(looker: Transport, connect: Connect) -> None:
     await put(looker, "a", "b")
     mark = (await look(looker)).newest
     for asked in (2, 1):
@@ -224,7 +222,7 @@ async def test_a_lost_connection_is_followed_by_another_marker(
     await until(ask)
 
 
-async def test_markers_of_processes_that_are_gone_are_cleared_by_whoever_reads(
+async def test_markers_of_ended_processes_are_removed_by_any_reader(
     looker: Transport, connect: Connect, rabbit: RabbitServer
 ) -> None:
     await put(looker, "a")
@@ -298,7 +296,7 @@ async def test_a_forged_marker_is_not_answered_to_a_queue(
     assert rabbit.queues()["victim"] == (0, 0)
 
 
-async def test_a_queue_for_several_consumers_is_not_looked_at(looker: Transport, rabbit: RabbitServer) -> None:
+async def test_positions_are_refused_for_a_queue_of_several_consumers(looker: Transport, rabbit: RabbitServer) -> None:
     await looker.admin.create(Entity("plain"))
     with pytest.raises(TransportError) as told:
         await looker.admin.positions(Entity("plain"))
@@ -306,7 +304,7 @@ async def test_a_queue_for_several_consumers_is_not_looked_at(looker: Transport,
     assert rabbit.queues()["plain"] == (0, 0)
 
 
-async def test_a_queue_that_was_deleted_is_told(looker: Transport, connect: Connect) -> None:
+async def test_positions_raise_not_found_when_the_queue_was_deleted(looker: Transport, connect: Connect) -> None:
     await look(looker)
     await connect().admin.delete(QUEUE)
     with pytest.raises(TransportError) as told:

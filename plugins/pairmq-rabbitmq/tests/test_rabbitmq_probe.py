@@ -1,4 +1,4 @@
-"""The probe on a real server: it fails when sends would, and nobody ever sees it."""
+"""The probe on a real server: it fails when sends would, and no consumer ever sees it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOPIC = Entity("prices", EntityKind.TOPIC)
 
 @contextmanager
 def foreign(server: RabbitServer) -> Iterator[BlockingChannel]:
-    """A channel of a client that is not ours."""
+    """A channel of a client other than PairMQ."""
     connection = pika.BlockingConnection(pika.URLParameters(server.url))
     try:
         yield connection.channel()
@@ -89,7 +89,7 @@ async def test_what_is_missing(transport: Transport, rabbit: RabbitServer) -> No
     assert await failure(transport) == missing
 
 
-async def test_a_ping_queue_that_was_deleted_is_made_again(transport: Transport, rabbit: RabbitServer) -> None:
+async def test_ping_queue_is_created_again_when_deleted(transport: Transport, rabbit: RabbitServer) -> None:
     declare(rabbit)
     await transport.admin.probe(QUEUE)
     rabbit.delete_queue(PING_QUEUE)
@@ -153,7 +153,7 @@ async def test_a_queue_that_was_full_and_is_empty_has_room(transport: Transport,
 
 
 async def test_a_quorum_queue_whose_leader_does_not_answer(transport: Transport, rabbit: RabbitServer) -> None:
-    """RabbitMQ goes on telling how many messages it holds."""
+    """RabbitMQ continues to report how many messages it holds."""
     declare(rabbit, "größe", x_queue_type="quorum")
     queue = Entity("größe")
     await transport.admin.probe(queue)
@@ -204,7 +204,7 @@ async def test_the_mark_of_a_full_queue_rises_with_it(transport: Transport, rabb
     assert full == {}
 
 
-async def test_a_user_who_may_not_make_the_ping_queue(rabbit: RabbitServer) -> None:
+async def test_probe_works_when_the_user_may_not_create_the_ping_queue(rabbit: RabbitServer) -> None:
     declare(rabbit)
     with foreign(rabbit) as channel:
         channel.exchange_declare("prices", "topic", durable=True)
@@ -238,7 +238,7 @@ async def test_a_ping_queue_that_rejects_is_not_needed(transport: Transport, rab
         await transport.admin.probe(QUEUE)
 
 
-async def test_a_broker_that_hangs_or_is_away(transport: Transport, rabbit: RabbitServer) -> None:
+async def test_probe_fails_when_the_broker_is_unresponsive_or_down(transport: Transport, rabbit: RabbitServer) -> None:
     declare(rabbit)
     await transport.admin.probe(QUEUE)
     rabbit.pause()

@@ -1,4 +1,4 @@
-"""A publisher's channel, whatever becomes of those who asked for it: no broker is needed to see it."""
+"""A publisher's channel, whatever happens to the calls that requested it, without a broker."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ PARCEL = Parcel(b"", "m", b"", b"")
 
 
 class Broker:
-    """A link whose connections, and the channels on them, come when the test says so.
+    """A link whose connections, and the channels on them, open when the test lets them.
 
-    Of the connections it does the part that a publisher asks for.
+    Of a connection it implements the part that a publisher uses.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Broker:
             self.current = None
 
     def connection(self) -> Session:
-        """One that is open, and answers nothing yet."""
+        """An open one, which has not answered yet."""
         wire = SimpleNamespace(frames=0, blocked=False, lane=Lane(lambda: 0.0))
 
         async def open_channel(*, confirms: bool) -> object:
@@ -99,12 +99,12 @@ async def given_up(call: asyncio.Task[Any]) -> None:
 
 
 async def settled() -> None:
-    """Let everything happen that nothing holds up."""
+    """Run everything that is ready."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
-async def test_the_failure_of_an_attempt_that_nobody_waited_for_is_told_to_no_later_send(
+async def test_failure_of_an_abandoned_attempt_is_not_raised_to_later_sends(
     broker: Broker, publisher: Publisher
 ) -> None:
     first = asyncio.create_task(publisher.publish([PARCEL], Scope()))
@@ -175,7 +175,7 @@ async def test_an_opening_that_was_given_up_leaves_its_successor_alone_while_tha
     assert (len(broker.openings), broker.closed) == (2, [hung])
 
 
-async def test_a_channel_that_comes_after_the_release_is_given_back(broker: Broker, publisher: Publisher) -> None:
+async def test_channel_is_closed_when_opened_after_the_release(broker: Broker, publisher: Publisher) -> None:
     broker.current = broker.connection()
     first = asyncio.create_task(publisher.open(Scope()))
     await until(lambda: broker.openings)

@@ -1,4 +1,4 @@
-"""Receiving under peek-lock from a real server: who holds a message, until when, and what becomes of it."""
+"""Receiving under peek-lock from a real server: who holds a message, until when, and how it is settled."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def publish(server: RabbitServer, *bodies: str, queue: str = QUEUE, **properties
 
 
 def publish_many(server: RabbitServer, count: int, *, wait: bool = True) -> None:
-    """Publish messages 0, 1, 2, … as fast as it goes, and wait until all are there unless somebody reads them."""
+    """Publish messages 0, 1, 2, … as fast as possible, and wait until all are ready unless a consumer reads them."""
     with foreign(server) as confirmed:
         channel = confirmed.connection.channel()
         for number in range(count):
@@ -85,7 +85,7 @@ def ready_in(channel: BlockingChannel, queue: str = QUEUE) -> int:
 
 
 def ready(server: RabbitServer, queue: str = QUEUE) -> int:
-    """Messages that wait, as the leader of the queue counts them: else 0 is told where that one is late."""
+    """Ready messages, as counted by the leader of the queue: RabbitMQ reports 0 when the leader is late."""
     return server.queues()[queue][0]
 
 
@@ -96,7 +96,7 @@ def declare(server: RabbitServer, kind: str, queue: str = QUEUE, **arguments: ob
 
 
 def drained(server: RabbitServer, queue: str) -> list[tuple[pika.BasicProperties, bytes]]:
-    """Everything that waits in a queue."""
+    """All ready messages of a queue."""
     found = []
     with foreign(server) as channel:
         while True:
@@ -130,7 +130,7 @@ def server(rabbit: RabbitServer, kind: str) -> RabbitServer:
 
 @pytest.fixture
 async def contexts(rabbit: RabbitServer, kind: str) -> AsyncIterator[MakeContext]:
-    """Makes transports' contexts with locks of so many seconds."""
+    """Creates transports' contexts with locks of that many seconds."""
     made: list[Context] = []
 
     def make(lock: float = 60, server: Any = rabbit, **options: object) -> Context:
@@ -171,7 +171,7 @@ def counts(deliveries: list[Delivery]) -> list[int]:
 
 
 def channels(server: RabbitServer) -> int:
-    """How many channels the clients have, closed ones included that wait for their queue."""
+    """How many channels the clients have, including closed ones that wait for their queue."""
     return int(server.erl("length(rabbit_channel:list_local())"))
 
 
@@ -190,7 +190,7 @@ async def lost(receiver: RabbitReceiver, delivery: Delivery) -> None:
 
 
 async def take(receiver: RabbitReceiver, count: int) -> list[Delivery]:
-    """Exactly so many messages, in as many calls as it takes: a quorum queue whose leader is late gives fewer."""
+    """Exactly that many messages, in as many calls as it takes: a quorum queue whose leader is late returns fewer."""
     found: list[Delivery] = []
     async with asyncio.timeout(WAIT):
         while len(found) < count:
@@ -199,7 +199,7 @@ async def take(receiver: RabbitReceiver, count: int) -> list[Delivery]:
 
 
 async def there(receiver: RabbitReceiver, count: int, kind: str, *, most: int = 10, wait: float = 0) -> list[Delivery]:
-    """What a receiver finds without waiting: so many messages; in one call, but for a quorum queue, as `take`."""
+    """That many messages without waiting; in one call, or, for a quorum queue, as `take`."""
     found = await receiver.receive(most, wait)
     async with asyncio.timeout(WAIT):
         while kind == "quorum" and len(found) < count:
@@ -209,13 +209,13 @@ async def there(receiver: RabbitReceiver, count: int, kind: str, *, most: int = 
 
 
 async def hang(server: RabbitServer) -> None:
-    """Stop a server in its tracks; on a busy machine it takes its threads a moment."""
+    """Suspend a server; on a busy machine it takes its threads a moment."""
     server.pause()
     await asyncio.sleep(0.2)
 
 
 async def persistently(receiver: RabbitReceiver, wait: float) -> list[Delivery]:
-    """Receive as the syphon does: with a time limit, and again after what passes."""
+    """Receive as the syphon does: with a time limit, and again after transient failures."""
     ends_at = time.monotonic() + 100
     while True:
         try:
@@ -240,7 +240,7 @@ async def test_messages_come_in_order_and_in_batches(server: RabbitServer, recei
     assert await receiver.receive(10, 0) == []
 
 
-async def test_a_delivery_tells_all_about_itself(server: RabbitServer, receiver: RabbitReceiver) -> None:
+async def test_delivery_has_all_its_attributes(server: RabbitServer, receiver: RabbitReceiver) -> None:
     publish(server, "a", content_type="text/plain", headers={"colour": "blue"})
     before = datetime.now(UTC)
     [delivery] = await receiver.receive(1, WAIT)
@@ -255,7 +255,7 @@ async def test_a_delivery_tells_all_about_itself(server: RabbitServer, receiver:
     assert before - slightly < delivery.locked_until - timedelta(seconds=60) < after + slightly
 
 
-async def test_a_large_and_an_empty_body_come_as_they_are(server: RabbitServer, receiver: RabbitReceiver) -> None:
+async def test_large_and_empty_bodies_are_received_unchanged(server: RabbitServer, receiver: RabbitReceiver) -> None:
     large = random.Random(1).randbytes(1_000_000)
     with foreign(server) as channel:
         for body in (large, b"", large[:131_064], large[:131_065]):
@@ -265,7 +265,7 @@ async def test_a_large_and_an_empty_body_come_as_they_are(server: RabbitServer, 
 
 
 @pytest.mark.parametrize("wait", [0, 0.001])
-async def test_without_waiting_what_is_there_comes_every_time(
+async def test_receive_returns_ready_messages_when_not_waiting(
     server: RabbitServer, context: Context, kind: str, wait: float
 ) -> None:
     with foreign(server) as channel:
@@ -286,7 +286,7 @@ async def test_without_waiting_what_is_there_comes_every_time(
             await receiver.close()
 
 
-async def test_what_another_receiver_gives_back_on_closing_is_there_at_once(
+async def test_messages_are_available_at_once_when_another_receiver_closes(
     server: RabbitServer, context: Context, kind: str
 ) -> None:
     publish(server, "a", "b", "c")
@@ -337,7 +337,7 @@ async def test_no_more_is_locked_than_asked_for(
     assert (ready(server), held(context)) == (1, 0)
 
 
-async def test_reading_ahead_locks_as_many_as_it_was_told_and_gives_them_out_in_order(
+async def test_read_ahead_locks_its_number_of_messages_and_returns_them_in_order(
     server: RabbitServer, context: Context, receiver: RabbitReceiver
 ) -> None:
     publish(server, *map(str, range(50)))
@@ -375,7 +375,7 @@ async def test_a_hint_to_read_ahead_that_is_taken_back_leaves_the_rest_in_the_qu
     assert (ready(server), held(context)) == (27, 3)
 
 
-async def test_without_waiting_a_reader_ahead_sees_what_is_there(
+async def test_read_ahead_returns_ready_messages_when_not_waiting(
     server: RabbitServer, context: Context, receiver: RabbitReceiver, kind: str
 ) -> None:
     receiver.read_ahead(20)
@@ -412,7 +412,7 @@ async def test_more_than_a_window_can_hold_is_asked_for(server: RabbitServer, re
     assert bodies(await receiver.receive(1_000_000, WAIT)) == ["a"]
 
 
-async def test_a_missing_queue_is_told_and_found_when_it_is_made(
+async def test_missing_queue_is_raised_and_found_once_created(
     rabbit: RabbitServer, context: Context, kind: str
 ) -> None:
     receiver = RabbitReceiver(context, SOURCE)
@@ -432,7 +432,7 @@ async def test_a_queue_deleted_under_a_long_poll_ends_it(server: RabbitServer, r
     assert (error.kind, error.reason) == (REFUSED, FailureReason.NOT_FOUND)
 
 
-async def test_a_forbidden_queue_is_told(server: RabbitServer, contexts: MakeContext) -> None:
+async def test_receive_is_refused_when_the_user_may_not_read(server: RabbitServer, contexts: MakeContext) -> None:
     server.add_user("blind", "x", read="")
     context = contexts()
     url = parse_rabbitmq_url(server.url_for("blind", "x"))
@@ -445,7 +445,7 @@ async def test_a_forbidden_queue_is_told(server: RabbitServer, contexts: MakeCon
     assert context.url.host
 
 
-async def test_a_server_that_is_away_is_unavailable(server: RabbitServer, receiver: RabbitReceiver) -> None:
+async def test_receive_is_unavailable_when_the_server_is_down(server: RabbitServer, receiver: RabbitReceiver) -> None:
     server.go_down()
     error = await error_of(receiver.receive(1, 1))
     assert (error.kind, error.reason, error.maybe_applied) == (UNAVAILABLE, FailureReason.CONNECTION, False)
@@ -499,7 +499,7 @@ async def test_cancels_at_any_moment_lose_nothing(server: RabbitServer, contexts
     await eventually(lambda: (ready(server), held(context)) == (0, 0))
 
 
-async def test_what_a_cancelled_call_had_fetched_is_given_back_after_half_a_lock(
+async def test_messages_of_a_cancelled_call_are_released_after_half_a_lock(
     server: RabbitServer, contexts: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context, patient = contexts(lock=8), contexts()
@@ -596,7 +596,9 @@ async def test_completing_in_any_order_and_beside_each_other(
     assert set(counts(again)) == {2}
 
 
-async def test_settling_twice_is_told_and_harms_nobody(server: RabbitServer, receiver: RabbitReceiver) -> None:
+async def test_settling_twice_raises_and_affects_no_other_delivery(
+    server: RabbitServer, receiver: RabbitReceiver
+) -> None:
     publish(server, "a", "b")
     first, second = await take(receiver, 2)
     await receiver.complete(first)
@@ -610,7 +612,7 @@ async def test_settling_twice_is_told_and_harms_nobody(server: RabbitServer, rec
     await lost(receiver, third)
 
 
-async def test_a_delivery_of_another_receiver_is_none(server: RabbitServer, context: Context) -> None:
+async def test_delivery_of_another_receiver_is_refused(server: RabbitServer, context: Context) -> None:
     publish(server, "a")
     one, other = RabbitReceiver(context, SOURCE), RabbitReceiver(context, SOURCE)
     [delivery] = await one.receive(1, WAIT)
@@ -619,7 +621,7 @@ async def test_a_delivery_of_another_receiver_is_none(server: RabbitServer, cont
     await one.complete(delivery)
 
 
-async def test_an_abandoned_message_comes_back_at_once_and_counts(
+async def test_abandoned_message_is_redelivered_at_once_and_counted(
     server: RabbitServer, context: Context, kind: str
 ) -> None:
     publish(server, "a", "b", "c", "d")
@@ -695,7 +697,7 @@ async def test_a_lock_that_ends_gives_the_message_to_another(server: RabbitServe
     await eventually(lambda: held(context) == 0)
 
 
-async def test_a_lock_that_has_ended_is_lost_even_if_nobody_took_the_message(
+async def test_ended_lock_is_lost_when_no_receiver_took_the_message(
     server: RabbitServer, contexts: MakeContext
 ) -> None:
     publish(server, "a")
@@ -713,7 +715,7 @@ async def test_a_renewed_lock_lasts(server: RabbitServer, contexts: MakeContext)
     slightly, lasts = timedelta(seconds=0.1), timedelta(seconds=lock)
 
     async def once() -> bool:
-        """False when this machine stood still until the lock was over, which proves nothing."""
+        """False when this machine stalled until the lock had ended, which proves nothing."""
         publish(server, "a", "b")
         one, other = RabbitReceiver(context, SOURCE), RabbitReceiver(patient, SOURCE)
         clock = LockClock(lock)
@@ -786,7 +788,7 @@ async def test_many_locks_end_one_by_one(server: RabbitServer, contexts: MakeCon
 # --------------------------------------------------------------------------- dead-letter
 
 
-async def test_a_dead_letter_tells_why_and_keeps_what_it_was(
+async def test_dead_letter_has_a_reason_and_keeps_its_content(
     server: RabbitServer, context: Context, receiver: RabbitReceiver
 ) -> None:
     publish(server, "a", content_type="text/plain", headers={"colour": "blue", "count": 3}, expiration="600000")
@@ -828,7 +830,7 @@ async def test_messages_without_or_with_one_id_are_dead_lettered_beside_each_oth
     assert ready(server) == 0
 
 
-async def test_what_cannot_be_dead_lettered_stays(server: RabbitServer, receiver: RabbitReceiver) -> None:
+async def test_message_stays_when_dead_lettering_fails(server: RabbitServer, receiver: RabbitReceiver) -> None:
     declare(server, "classic", DEAD, x_max_length=1, x_overflow="reject-publish")
     publish(server, "a", "b", "c")
     first, second, third = await take(receiver, 3)
@@ -858,7 +860,7 @@ def poisoned_header() -> dict[str, Any]:
 
 
 def publish_unreadable(server: RabbitServer, body: bytes) -> None:
-    """Publish a message whose header has a timestamp beyond the year 9999, which only bytes of our own can say."""
+    """Publish a message whose header has a timestamp beyond the year 9999, which only raw bytes can express."""
     with foreign(server) as channel:
         original = pika.data.encode_value
 
@@ -874,7 +876,7 @@ def publish_unreadable(server: RabbitServer, body: bytes) -> None:
             channel.basic_publish("", QUEUE, body, properties, mandatory=True)
 
 
-async def test_malformed_messages_are_put_away_and_block_nobody(
+async def test_malformed_messages_are_dead_lettered_and_block_no_receiver(
     server: RabbitServer, context: Context, receiver: RabbitReceiver
 ) -> None:
     publish(server, "good 1")
@@ -916,7 +918,7 @@ async def test_malformed_messages_wait_for_the_end_of_an_alarm(
     assert [body for _, body in drained(server, DEAD)] == [b"bad"]
 
 
-async def test_a_message_that_expired_while_it_was_scheduled_is_put_away(
+async def test_scheduled_message_is_dead_lettered_when_it_expired(
     server: RabbitServer, context: Context, receiver: RabbitReceiver
 ) -> None:
     earlier = (datetime.now(UTC) - timedelta(seconds=60)).isoformat()
@@ -927,7 +929,7 @@ async def test_a_message_that_expired_while_it_was_scheduled_is_put_away(
     assert (bodies([found]), found.dead_letter_reason) == (["late"], "expired")
 
 
-async def test_headers_too_long_to_be_copied_are_left_behind(server: RabbitServer, receiver: RabbitReceiver) -> None:
+async def test_headers_are_not_copied_when_too_long(server: RabbitServer, receiver: RabbitReceiver) -> None:
     publish(server, "a", headers={"long": "x" * 131_000})
     [delivery] = await receiver.receive(1, WAIT)
     await receiver.dead_letter(delivery, "r", "d" * 2000)
@@ -937,9 +939,7 @@ async def test_headers_too_long_to_be_copied_are_left_behind(server: RabbitServe
     assert ready(server) == 0
 
 
-async def test_headers_too_laborious_to_be_copied_are_left_behind(
-    server: RabbitServer, receiver: RabbitReceiver
-) -> None:
+async def test_headers_are_not_copied_when_too_costly(server: RabbitServer, receiver: RabbitReceiver) -> None:
     # As many as are read, just: with the reason nobody would read them, in the broker's return of the copy neither.
     publish(server, "a", headers={f"k{number:05d}": "v" * 26 for number in range(2655)})
     [delivery] = await receiver.receive(1, WAIT)
@@ -951,7 +951,9 @@ async def test_headers_too_laborious_to_be_copied_are_left_behind(
     assert ready(server) == 0
 
 
-async def test_a_broker_that_dead_letters_says_why(rabbit: RabbitServer, contexts: MakeContext, kind: str) -> None:
+async def test_dead_letter_reason_is_read_when_the_broker_dead_letters(
+    rabbit: RabbitServer, contexts: MakeContext, kind: str
+) -> None:
     declare(rabbit, kind, x_dead_letter_exchange="", x_dead_letter_routing_key=DEAD)
     declare(rabbit, kind, DEAD)
     publish(rabbit, "a", expiration="1")
@@ -963,7 +965,7 @@ async def test_a_broker_that_dead_letters_says_why(rabbit: RabbitServer, context
 # --------------------------------------------------------------------------- outages
 
 
-async def test_a_killed_server_ends_a_wait_and_everything_unsettled_comes_again(
+async def test_killed_server_ends_a_wait_and_unsettled_messages_are_redelivered(
     server: RabbitServer, context: Context
 ) -> None:
     publish(server, *"abc")
@@ -1090,7 +1092,7 @@ async def test_closing_a_receiver_in_a_stall_takes_no_lock_of_others(
     await eventually(lambda: ready(server) == 1)  # what the other one held is given back all the same
 
 
-async def test_a_connection_that_nobody_uses_after_a_stall_ends(
+async def test_a_connection_without_calls_after_a_stall_ends(
     server: RabbitServer, context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_link, "_AFTERLIFE", 0.01)
@@ -1110,7 +1112,7 @@ async def test_a_connection_that_nobody_uses_after_a_stall_ends(
 async def test_a_queue_that_is_deleted_while_it_is_asked_about_takes_no_lock_of_others(
     server: RabbitServer, contexts: MakeContext, kind: str
 ) -> None:
-    """Its consumer is cancelled while a question is in flight, for which the broker closes the channel."""
+    """Its consumer is cancelled while a request is in flight, for which the broker closes the channel."""
     publish(server, *"ab")
     with TcpProxy("127.0.0.1", server.port) as proxy:
         context = contexts(server=SimpleNamespace(url=proxy.rewrite(server.url)))
@@ -1151,7 +1153,7 @@ async def test_a_first_call_to_a_hung_server_can_be_cancelled(server: RabbitServ
     assert bodies(await receiver.receive(1, WAIT)) == ["a"]
 
 
-async def test_a_connection_that_breaks_while_a_channel_is_being_opened_is_told_as_what_it_is(
+async def test_lost_connection_is_raised_when_a_channel_is_being_opened(
     server: RabbitServer, contexts: MakeContext
 ) -> None:
     context = contexts()
@@ -1199,7 +1201,7 @@ async def test_a_channel_that_the_broker_closes_is_replaced(
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-async def test_a_batch_is_settled_on_its_channel_beside_what_was_settled_on_an_earlier_one(
+async def test_batch_is_settled_across_its_channel_and_an_earlier_one(
     server: RabbitServer, context: Context, receiver: RabbitReceiver, order: tuple[int, int]
 ) -> None:
     publish(server, "a")
@@ -1244,7 +1246,7 @@ async def test_a_channel_whose_queue_owes_an_answer_is_closed_all_the_same_and_o
         pytest.skip("only a quorum queue can be there without a leader")
 
     async def noted(_: object) -> None:
-        """Nothing comes."""
+        """Nothing arrives."""
 
     monkeypatch.setattr(_driver, "_TURN", 0.05)
     context = contexts(heartbeat=4)
@@ -1265,7 +1267,7 @@ async def test_a_channel_whose_queue_owes_an_answer_is_closed_all_the_same_and_o
 async def test_a_channel_is_closed_once_however_often_that_is_asked_in_a_stall(
     server: RabbitServer, context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker may close a connection on which it is to close a channel that is not there."""
+    """The broker may close a connection on which it is asked to close a channel that does not exist."""
     monkeypatch.setattr(_driver, "_TURN", 0.05)
     session = await context.consuming.session()
     channel = await session.open_channel(confirms=False)
@@ -1292,7 +1294,7 @@ async def test_a_channel_is_closed_once_however_often_that_is_asked_in_a_stall(
 # --------------------------------------------------------------------------- close
 
 
-async def test_closing_gives_back_what_is_not_settled(server: RabbitServer, context: Context) -> None:
+async def test_close_releases_unsettled_messages(server: RabbitServer, context: Context) -> None:
     publish(server, *"abc")
     receiver = RabbitReceiver(context, SOURCE)
     first, second, _ = await take(receiver, 3)
@@ -1325,7 +1327,7 @@ async def test_closing_ends_calls_in_flight(server: RabbitServer, context: Conte
     assert held(context) == 0
 
 
-async def test_closing_in_the_midst_of_everything(server: RabbitServer, context: Context) -> None:
+async def test_close_releases_messages_when_called_during_a_receive(server: RabbitServer, context: Context) -> None:
     publish(server, *map(str, range(20)))
     for delay in (0, 0.0005, 0.001, 0.002, 0.004, 0.008):
         receiver = RabbitReceiver(context, SOURCE)

@@ -52,7 +52,7 @@ async def quorum(rabbit: RabbitServer) -> AsyncIterator[Transport]:
 
 
 async def arrivals(receiver: Receiver, count: int, within: float, came: Times | None = None) -> Times:
-    """When each of so many messages came."""
+    """When each of that many messages arrived."""
     came = {} if came is None else came
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within
@@ -64,7 +64,7 @@ async def arrivals(receiver: Receiver, count: int, within: float, came: Times | 
 
 
 async def all_of_ten(transport: Transport, entity: Entity) -> float:
-    """By how much the last of ten messages is late."""
+    """How late the last of ten messages is."""
     messages = [in_(0.3) for _ in range(10)]
     assert not any(await transport.sender(entity).send_batch(messages))
     receiver = transport.receiver(Source(entity))
@@ -74,7 +74,7 @@ async def all_of_ten(transport: Transport, entity: Entity) -> float:
 
 
 @pytest.mark.parametrize("lanes", [False, True])
-async def test_a_priority_waits_aside_where_queues_have_lanes(
+async def test_priority_is_in_a_header_when_delay_queues_have_lanes(
     quorum: Transport, monkeypatch: pytest.MonkeyPatch, lanes: bool
 ) -> None:
     assert isinstance(quorum, RabbitTransport)
@@ -103,8 +103,8 @@ def lateness(messages: list[Message], came: Times) -> list[float]:
 
 
 async def soon_enough(once: Callable[[], Awaitable[float]]) -> None:
-    """See that what a coroutine does comes in time in one of five attempts: a machine that stands still is not late for
-    ever, and what holds up a message does so each time."""
+    """Check that a coroutine is in time in one of five attempts: a stalled machine is not late forever, and what delays
+    a message does so each time."""
     late = [await once()]
     while late[-1] >= LATE and len(late) < 5:
         late.append(await once())
@@ -144,7 +144,7 @@ async def test_a_batch_and_what_has_waited_long_enough(transport: Transport, rab
     assert all(name.startswith("pairmq.delay.") for name in rabbit.queues())
 
 
-async def test_the_message_comes_as_it_was_sent(transport: Transport) -> None:
+async def test_scheduled_message_is_received_unchanged(transport: Transport) -> None:
     message = in_(
         0.1, subject="s", session_id="g", time_to_live=60.0, reply_to="r", application_properties={"n": 1, "x": "ü"}
     )
@@ -238,7 +238,7 @@ async def test_a_target_that_is_missing(transport: Transport) -> None:
         assert (error.kind, error.reason) == (FailureKind.REFUSED, FailureReason.NOT_FOUND)
 
 
-async def test_a_target_that_is_deleted_meanwhile_holds_up_nobody(transport: Transport, rabbit: RabbitServer) -> None:
+async def test_deleted_target_delays_no_other_message(transport: Transport, rabbit: RabbitServer) -> None:
     gone, stays = Entity("gone"), QUEUE
     await transport.admin.create(gone)
     lost = [in_(6) for _ in range(60)]
@@ -251,7 +251,7 @@ async def test_a_target_that_is_deleted_meanwhile_holds_up_nobody(transport: Tra
     await soon_enough(lambda: all_of_ten(transport, stays))
 
 
-async def test_a_target_that_is_made_anew_gets_what_is_sent_then(transport: Transport) -> None:
+async def test_target_gets_scheduled_messages_when_created_again(transport: Transport) -> None:
     await transport.sender(QUEUE).send(in_(0.1))
     await transport.admin.delete(QUEUE)
     await transport.admin.create(QUEUE)
@@ -319,7 +319,7 @@ async def test_a_scheduled_send_given_up_while_connecting_left_nothing_in_doubt(
             assert is_nothing_sent(caught.value)
 
 
-async def test_what_was_made_is_looked_at_again_on_a_new_connection(transport: Transport, rabbit: RabbitServer) -> None:
+async def test_delay_queues_are_checked_again_on_a_new_connection(transport: Transport, rabbit: RabbitServer) -> None:
     sender = transport.sender(QUEUE)
     await sender.send(in_(0.1))
     assert await arrivals(transport.receiver(Source(QUEUE)), 1, WAIT)
@@ -358,7 +358,7 @@ async def test_a_topics_subscriptions_get_scheduled_messages(transport: Transpor
         assert lateness(messages, came)[0] >= 0
 
 
-async def test_a_topic_that_nobody_reads_holds_up_nobody(transport: Transport, rabbit: RabbitServer) -> None:
+async def test_topic_without_subscriptions_delays_no_other_message(transport: Transport, rabbit: RabbitServer) -> None:
     await transport.admin.create(TOPIC)
     assert await transport.sender(TOPIC).send_batch([in_(2) for _ in range(60)]) == [None] * 60
     await asyncio.sleep(2.5)

@@ -1,4 +1,4 @@
-"""Publishing on a real server: what is confirmed is there, and what is refused is certain."""
+"""Publishing on a real server: what is confirmed is stored, and refusals are certain."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Outcome = tuple[FailureKind, FailureReason, bool]
 
 @contextmanager
 def foreign(server: RabbitServer) -> Iterator[BlockingChannel]:
-    """A channel of a client that is not ours."""
+    """A channel of a client other than PairMQ."""
     parameters = pika.URLParameters(server.url)
     connection = pika.BlockingConnection(parameters)
     try:
@@ -47,7 +47,7 @@ def foreign(server: RabbitServer) -> Iterator[BlockingChannel]:
 
 
 def drained(server: RabbitServer, queue: str = "orders") -> list[tuple[str, bytes]]:
-    """Everything that a foreign reader gets out of a queue: message ids and bodies."""
+    """Everything that a foreign reader gets from a queue: message ids and bodies."""
     found = []
     with foreign(server) as channel:
         while True:
@@ -95,7 +95,7 @@ async def until(true: Callable[[], object]) -> None:
 
 
 def publishing(transport: Transport) -> Session | None:
-    """The connection that it publishes on, as long as it knows of one."""
+    """The connection that it publishes on, if any."""
     return transport._context.publishing.current  # type: ignore[attr-defined,no-any-return]
 
 
@@ -110,7 +110,7 @@ async def test_a_message_is_stored_persistently_under_its_own_id(rabbit: RabbitS
     assert (properties.content_type, properties.type, properties.headers) == ("text/plain", "greeting", None)
 
 
-async def test_a_batch_stands_in_the_queue_in_its_order(rabbit: RabbitServer, sender: Sender) -> None:
+async def test_batch_is_in_the_queue_in_order(rabbit: RabbitServer, sender: Sender) -> None:
     messages = [message(b"%d" % n + b" " * (n % 7 * 300)) for n in range(2000)]
     assert set(await sender.send_batch(messages)) == {None}
     assert [mid for mid, _ in drained(rabbit)] == [one.message_id for one in messages]
@@ -150,7 +150,7 @@ async def test_a_topic_is_published_to_with_the_subject_as_routing_key(
 # ------------------------------------------------------------------------ what is refused
 
 
-async def test_an_unroutable_message_is_refused_and_no_other_send_hears_of_it(
+async def test_unroutable_message_is_refused_and_no_other_send_is_affected(
     rabbit: RabbitServer, transport: Transport, sender: Sender
 ) -> None:
     lost = transport.sender(Entity("nowhere"))
@@ -181,9 +181,7 @@ async def test_a_topic_that_is_missing_or_has_no_queue_for_a_message_refuses_it(
     assert "bound" in str(error)
 
 
-async def test_a_queue_deleted_in_mid_traffic_is_told_by_what_is_confirmed(
-    rabbit: RabbitServer, sender: Sender
-) -> None:
+async def test_sends_are_refused_when_the_queue_is_deleted_during_traffic(rabbit: RabbitServer, sender: Sender) -> None:
     results: list[Outcome | None] = []
 
     async def keep_sending() -> None:
@@ -211,7 +209,7 @@ async def test_what_can_never_be_sent_is_refused_before_it_is_written(rabbit: Ra
 async def test_a_publish_that_closes_the_channel_disturbs_no_other(
     rabbit: RabbitServer, transport: Transport, sender: Sender
 ) -> None:
-    """The server's limit on a message's size is learned the hard way, by a channel that it closes."""
+    """The server's limit on a message's size is learned from a channel that it closes."""
     # RabbitMQ 3 looks at the first one for each channel; from 4 on the second one counts, which is read once.
     limit = "application:set_env(rabbit, max_message_size, {0}), persistent_term:put(max_message_size, {0})"
     before = rabbit.erl("rabbit_misc:get_env(rabbit, max_message_size, 134217728)")
@@ -269,7 +267,7 @@ async def test_a_right_revoked_in_mid_traffic_gives_no_false_refusal(rabbit: Rab
     }
 
 
-async def test_a_full_queue_that_rejects_is_unavailable_and_has_nothing(rabbit: RabbitServer) -> None:
+async def test_full_queue_is_unavailable_and_stores_nothing_that_it_rejects(rabbit: RabbitServer) -> None:
     declare(rabbit, "full", x_max_length=3, x_overflow="reject-publish")
     async with registry.transport(rabbit.url) as transport:
         sender = transport.sender(Entity("full"))
@@ -281,8 +279,8 @@ async def test_a_full_queue_that_rejects_is_unavailable_and_has_nothing(rabbit: 
         await sender.send(message(b"room"))
 
 
-async def test_a_full_backlog_queue_has_nothing_of_what_it_rejects(rabbit: RabbitServer) -> None:
-    """The broker's answer about such a queue is too long: cut off, it left the send in doubt."""
+async def test_full_backlog_queue_stores_nothing_that_it_rejects(rabbit: RabbitServer) -> None:
+    """The broker's reply about such a queue is too long: truncated, it left the send in doubt."""
     queue = Entity("machine-12345--0123456789ab/x-servicebus-transfer/0")
     asked = QueueProperties(max_size_megabytes=1, max_delivery_count=2**31 - 1)
     async with registry.transport(rabbit.url) as transport:
@@ -330,7 +328,7 @@ async def test_an_alarm_blocks_no_caller_and_later_sends_fail_at_once(
     assert [body for _, body in drained(rabbit)] == [b"before", b"in doubt", b"after"]
 
 
-async def test_a_hung_server_holds_no_caller_and_later_sends_work(rabbit: RabbitServer, transport: Transport) -> None:
+async def test_hung_server_blocks_no_caller_and_later_sends_succeed(rabbit: RabbitServer, transport: Transport) -> None:
     sender = transport.sender(QUEUE)
     await sender.send(message(b"before"))
     rabbit.pause()
@@ -426,10 +424,10 @@ async def test_a_send_that_is_given_up_in_a_stall_leaves_the_connection_to_other
     assert [body for _, body in drained(rabbit)].count(b"slow") == 1
 
 
-async def test_a_batch_given_up_in_its_midst_is_in_doubt(
+async def test_batch_is_in_doubt_when_cancelled_halfway(
     rabbit: RabbitServer, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its first part is stored, and the next one has to connect anew, to a server that hangs."""
+    """Its first part is stored, and the next one has to reconnect, to a hung server."""
     sender = transport.sender(QUEUE)
     await sender.send(message())
     answers = Publisher._answers
@@ -451,7 +449,7 @@ async def test_a_batch_given_up_in_its_midst_is_in_doubt(
 
 
 @pytest.mark.parametrize("words", ["vhost maintenance", "access refused for user x", "limit reached"])
-async def test_a_connection_closed_in_unlucky_words_is_no_refusal(
+async def test_connection_close_is_not_a_refusal_when_its_text_resembles_one(
     rabbit: RabbitServer, sender: Sender, words: str
 ) -> None:
     """An operator closes the connections while one message is in flight, which may be stored."""
@@ -480,7 +478,7 @@ async def test_sends_given_up_while_their_channel_is_opened_leak_none(rabbit: Ra
             await until(lambda: int(rabbit.erl("length(rabbit_channel:list())")) <= 6)
 
 
-async def test_a_foreign_message_whose_routing_key_is_no_text_reaches_its_reader(rabbit: RabbitServer) -> None:
+async def test_foreign_message_is_received_when_its_routing_key_is_not_text(rabbit: RabbitServer) -> None:
     declare(rabbit)
     with foreign(rabbit) as channel:
         channel.exchange_declare("any", "fanout")
@@ -528,7 +526,7 @@ async def test_kill_9_fails_sends_at_once_and_keeps_every_confirmed_message(
     assert len(stored) <= len(confirmed) + 1 + sum(error.maybe_applied for error in failures)
 
 
-async def test_dropped_connections_are_told_and_the_next_send_connects_anew(
+async def test_dropped_connection_is_raised_and_the_next_send_reconnects(
     rabbit: RabbitServer, transport: Transport, sender: Sender
 ) -> None:
     for _ in range(3):
@@ -599,7 +597,7 @@ async def _error(call: object) -> TransportError | None:
 
 
 async def _until_sent(sender: Sender, one: Message) -> None:
-    """Send it as often as a server takes to come back; no attempt that fails may have stored it."""
+    """Send it until the server is available again; no failed attempt may have stored it."""
     doubtful: list[TransportError] = []
     async with asyncio.timeout(60):
         while (error := await _error(sender.send(one))) is not None:
@@ -635,7 +633,7 @@ def _raw_publish(connection: socket.socket, exchange: bytes, routing_key: bytes,
 
 
 async def ready(transport: Transport) -> Session:
-    """A transport told that sends may come; its connection, with the channel in reserve open."""
+    """A transport made ready for sends; its connection, with the spare channel open."""
     await transport.sender(QUEUE).make_ready()
     session = transport._context.publishing.current  # type: ignore[attr-defined]
     assert isinstance(session, Session)
@@ -644,7 +642,7 @@ async def ready(transport: Transport) -> Session:
     return session
 
 
-async def test_who_is_ready_opens_no_channel_before_the_first_send_to_another_queue(
+async def test_ready_sender_opens_no_channel_before_the_first_send_to_another_queue(
     transport: Transport, rabbit: RabbitServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     declare(rabbit, "other")

@@ -38,7 +38,7 @@ async def test_a_close_handshake_that_is_cut_off_ends_at_once() -> None:
 
 
 class Broker:
-    """Answers what opens and closes connections and channels, but for what is in ``silent``."""
+    """Answers the methods that open and close connections and channels, except those in ``silent``."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -92,7 +92,7 @@ async def broker() -> AsyncIterator[Broker]:
 
 @pytest.mark.parametrize("end", ["answers", "is silent", "resets", "connects anew", "is connecting"])
 async def test_closing_a_link_leaves_no_task_when_the_broker(broker: Broker, end: str) -> None:
-    """What ended in a loop that was closed by then said so when it was collected, in another test's time."""
+    """A task left behind would be reported when it is collected, during another test."""
     link = Link(parse_rabbitmq_url(broker.url), None, "test")
     before = asyncio.all_tasks()
     session = await link.session()
@@ -118,7 +118,7 @@ async def test_closing_a_link_leaves_no_task_when_the_broker(broker: Broker, end
 
 
 async def test_a_channel_is_not_closed_across_the_answer_to_its_question(broker: Broker) -> None:
-    """Where that is the broker's own close, it would take ours for the next channel's of that number."""
+    """If that is the broker's own close, it would take ours for the one of the next channel with that number."""
     link = Link(parse_rabbitmq_url(broker.url), None, "test")
     channel = await (await link.session()).open_channel(confirms=False)
     question = asyncio.create_task(channel.queue_declare("gone", passive=True))

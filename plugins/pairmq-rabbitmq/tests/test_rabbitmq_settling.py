@@ -1,4 +1,4 @@
-"""What settling writes, frame by frame, to a channel that only notes it."""
+"""The frames that settling writes, to a channel that only records them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pairmq_rabbitmq._receiving._settling import Calls, Locked, Settling, Share
 
 
 class Raw:
-    """A driver's channel on which every question is answered."""
+    """A driver's channel on which every request is answered."""
 
     is_closed = False
     number = 1
@@ -64,7 +64,7 @@ def _of(settling: Settling, *tags: int) -> list[Locked]:
     return [settling.unsettled[tag] for tag in tags]
 
 
-async def test_giving_back_rejects_each_message_by_itself(settling: Settling, raw: Raw) -> None:
+async def test_release_rejects_each_message_separately(settling: Settling, raw: Raw) -> None:
     """From RabbitMQ 4.3 on a nack counts as no delivery, so that `max_delivery_count` would never be reached."""
     await settling.settle(_of(settling, 1, 2, 3, 5), requeue=True).done
     assert raw.written() == [("Basic.Reject", tag, False) for tag in (1, 2, 3, 5)]
@@ -75,7 +75,7 @@ async def test_completing_takes_one_frame_for_all_up_to_a_message(settling: Sett
     assert raw.written() == [("Basic.Ack", 3, True), ("Basic.Ack", 5, False)]
 
 
-async def test_completing_and_giving_back_at_once_settle_each_message_as_asked(settling: Settling, raw: Raw) -> None:
+async def test_concurrent_completion_and_release_settle_each_message_as_requested(settling: Settling, raw: Raw) -> None:
     back = settling.settle(_of(settling, 2, 3), requeue=True)
     done = settling.settle(_of(settling, 1, 4, 5), requeue=False)
     await asyncio.gather(back.done, done.done)

@@ -25,7 +25,7 @@ Receive = Callable[[str], AsyncIterator[bytes]]
 
 @contextmanager
 def foreign(server: RabbitServer) -> Iterator[BlockingChannel]:
-    """A channel of a client that is not ours."""
+    """A channel of a client other than PairMQ."""
     connection = pika.BlockingConnection(pika.URLParameters(server.url))
     try:
         yield connection.channel()
@@ -45,7 +45,7 @@ async def send(transport: Transport, body: bytes, **fields: object) -> None:
 
 
 async def bodies(transport: Transport, source: Source, count: int) -> list[bytes]:
-    """So many messages, and what comes a moment after them."""
+    """That many messages, and what arrives a moment after them."""
     receiver, found = transport.receiver(source), []
     async with asyncio.timeout(WAIT):
         while (deliveries := await receiver.receive(50, 0.3)) or len(found) < count:
@@ -108,7 +108,7 @@ async def test_the_subject_is_the_routing_key_for_foreign_readers(transport: Tra
         assert channel.basic_get("euros", auto_ack=True)[0] is None
 
 
-async def test_a_foreign_exchange_is_a_topic_and_left_as_it_is(transport: Transport, rabbit: RabbitServer) -> None:
+async def test_foreign_exchange_is_a_topic_and_is_not_changed(transport: Transport, rabbit: RabbitServer) -> None:
     with foreign(rabbit) as channel:
         channel.exchange_declare("prices", "fanout", durable=False)
     assert await transport.admin.exists(TOPIC)

@@ -1,4 +1,4 @@
-"""Broker URLs: what they mean, and that a bad one is told in a sentence without secrets."""
+"""Broker URLs: what they mean, and that an invalid one is reported in a sentence without secrets."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_ipv6_is_shown_in_brackets() -> None:
     assert url.management.url == "http://[2001:db8::2]:15672"
 
 
-def test_an_empty_password_is_one() -> None:
+def test_empty_password_is_a_password() -> None:
     assert parse_rabbitmq_url("amqp://u:@h").password == ""
     assert parse_rabbitmq_url("amqp://u@h").password == "guest"
     assert parse_rabbitmq_url("amqp://:p@h").username == "guest"
@@ -153,18 +153,18 @@ def test_certificate_and_host_name_are_checked_unless_switched_off() -> None:
     assert not context.check_hostname
 
 
-def test_the_files_of_tls_are_taken() -> None:
+def test_tls_files_are_loaded() -> None:
     url = parse_rabbitmq_url("amqps://h?ssl_ca_certs=/a%20b&ssl_certfile=c&ssl_keyfile=k")
     assert url.tls == TlsOptions("/a b", "c", "k")
 
 
 @pytest.mark.parametrize("options", [TlsOptions("missing.pem"), TlsOptions(certfile="missing"), TlsOptions("a\0b")])
-def test_a_file_that_cannot_be_used_is_told(options: TlsOptions) -> None:
+def test_unusable_tls_file_is_reported(options: TlsOptions) -> None:
     with pytest.raises(ConfigurationError, match="amqps://h: a TLS file"):
         options.context(for_url="amqps://h")
 
 
-def test_an_encrypted_key_is_told_and_not_asked_for(tmp_path: Path) -> None:
+def test_encrypted_key_is_reported_and_its_password_not_prompted_for(tmp_path: Path) -> None:
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-passout", "pass:secret", "-days", "2"]
     command += ["-subj", "/CN=localhost", "-keyout", "key.pem", "-out", "cert.pem"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
@@ -232,7 +232,7 @@ def test_an_encrypted_key_is_told_and_not_asked_for(tmp_path: Path) -> None:
         ("amqps://h?ssl_keyfile=k", "ssl_certfile"),
     ],
 )
-def test_a_url_that_cannot_work_is_told(url: str, word: str) -> None:
+def test_invalid_url_is_reported(url: str, word: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(word)) as caught:
         parse_rabbitmq_url(url)
     assert "\n" not in str(caught.value)
@@ -259,7 +259,7 @@ def test_a_url_that_cannot_work_is_told(url: str, word: str) -> None:
         "h?management=http://a:hunter2%ff@m",
     ],
 )
-def test_a_bad_url_never_tells_its_password(rest: str) -> None:
+def test_url_error_does_not_contain_the_password(rest: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         parse_rabbitmq_url(f"amqp://alice:hunter2@{rest}")
     assert "hunter2" not in f"{caught.value!r} {caught.value} {caught.value.__cause__!r}"
@@ -282,13 +282,13 @@ def test_a_bad_url_never_tells_its_password(rest: str) -> None:
         "12?heartbeat=10&name=hunter2",
     ],
 )
-def test_a_piece_of_a_password_that_is_not_encoded_is_not_told(password: str) -> None:
+def test_url_error_does_not_contain_an_unencoded_part_of_the_password(password: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         parse_rabbitmq_url(f"amqp://alice:{password}@h:1/v")
     assert not re.search("(?i)hunter|ter2", f"{caught.value!r} {caught.value} {caught.value.__cause__!r}")
 
 
-def test_secrets_stand_nowhere() -> None:
+def test_secrets_appear_in_no_text() -> None:
     for management in ("http://m", "http://bob:hunter2@m"):
         url = parse_rabbitmq_url(f"amqp://alice:hunter2@h:1/v?name=n&management={management}")
         shown = f"{url!r} {url} {url.endpoint!r} {url.endpoint} {url.management!r}"
@@ -329,7 +329,7 @@ def test_pieces_of_urls_raise_nothing_but_a_configuration_error(pieces: list[str
 
 
 @given(st.text(max_size=30), st.text(max_size=30), st.text(min_size=1, max_size=30))
-def test_what_is_percent_encoded_comes_back(user: str, password: str, vhost: str) -> None:
+def test_percent_encoded_parts_are_decoded(user: str, password: str, vhost: str) -> None:
     with contextlib.suppress(ConfigurationError, UnicodeEncodeError):
         url = parse_rabbitmq_url(f"amqp://{quote(user, safe='')}:{quote(password, safe='')}@h/{quote(vhost, safe='')}")
         assert (url.username, url.password, url.vhost) == (user or "guest", password, vhost)

@@ -31,7 +31,7 @@ Connect = Callable[..., Awaitable[PairedConnection]]
 
 @pytest.fixture
 async def connect(rabbit: RabbitServer) -> AsyncIterator[Connect]:
-    """Makes connections that are closed after the test; keyword arguments are the pair's options, or aio-pika's."""
+    """Opens connections that are closed after the test; keyword arguments are the pair's options, or aio-pika's."""
     async with AsyncExitStack() as stack:
 
         async def make(*, on_receipt: Any = None, **given: Any) -> PairedConnection:

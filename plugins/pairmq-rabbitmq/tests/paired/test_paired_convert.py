@@ -1,4 +1,4 @@
-"""What of aio-pika's messages and URLs a pair takes over, and what it refuses by name."""
+"""Which parts of aio-pika's messages and URLs a pair supports, and which it refuses by name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def made(message: Message, exchange: str = "", exchange_type: str | None = None,
     return convert(message, exchange=exchange, exchange_type=exchange_type, routing_key=routing_key)
 
 
-def test_what_pairmq_has_a_field_for_stands_there():
+def test_properties_become_fields_of_the_message():
     message = Message(b"b", message_id="m", correlation_id="c", type="t", expiration=1.5, priority=4, headers={"n": 1})
     found = made(message)
     assert (found.body, found.message_id, found.correlation_id, found.subject) == (b"b", "m", "c", "t")
@@ -42,13 +42,13 @@ NAIVE = datetime(2030, 1, 2, 3, 4, 5, 678)  # noqa: DTZ001  # what programs give
 
 
 @pytest.mark.parametrize("at", [NAIVE, NAIVE.replace(tzinfo=UTC)])
-def test_instants_lose_what_amqp_has_no_room_for(at: datetime):
+def test_instants_are_cut_to_whole_seconds(at: datetime):
     found = made(Message(b"", timestamp=at, headers={"at": at, "in": [{"at": at}]}))
     whole = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
     assert dict(found.application_properties) == {"amqp.timestamp": whole, "at": whole, "in": ({"at": whole},)}
 
 
-def test_the_message_that_was_given_is_left_as_it_was():
+def test_converted_message_is_not_modified():
     at = datetime(2030, 1, 2, 3, 4, 5, 678, UTC)
     message = Message(b"", headers={"at": at}, timestamp=at)
     made(message, "prices", "topic", "steel")
@@ -66,22 +66,22 @@ def test_the_message_that_was_given_is_left_as_it_was():
         (Message(b"", headers={"x": float("nan")}), "x"),
     ],
 )
-def test_what_a_pair_cannot_carry_is_refused_by_name(message: Message, words: str):
+def test_unsupported_message_is_refused_with_the_reason(message: Message, words: str):
     with pytest.raises(ValueError, match=words):
         made(message)
 
 
 @pytest.mark.parametrize(("given", "subject"), [(None, "steel"), ("steel", "steel")])
-def test_to_an_exchange_the_subject_is_the_routing_key(given: str | None, subject: str):
+def test_subject_is_the_routing_key_when_published_to_an_exchange(given: str | None, subject: str):
     assert made(Message(b"", type=given), "prices", "topic", "steel").subject == subject
 
 
-def test_to_an_exchange_without_keys_the_type_is_the_subject():
+def test_subject_is_the_message_type_when_the_exchange_ignores_keys():
     assert made(Message(b"", type="tick"), "prices", "fanout", "").subject == "tick"
 
 
 @pytest.mark.parametrize(("kind", "key"), [("topic", "steel"), ("topic", ""), (None, ""), ("fanout", "steel")])
-def test_a_type_that_is_not_the_routing_key_is_refused(kind: str | None, key: str):
+def test_message_type_is_refused_when_it_differs_from_the_routing_key(kind: str | None, key: str):
     with pytest.raises(ValueError, match="type"):
         made(Message(b"", type="tick"), "prices", kind, key)
 
@@ -99,7 +99,7 @@ def test_a_type_that_is_not_the_routing_key_is_refused(kind: str | None, key: st
         ("", "pairmq.ping", False),
     ],
 )
-def test_the_names_of_the_broker_are_not_for_a_pair(exchange: str, key: str, carried: bool):
+def test_names_of_the_broker_are_not_carried_by_a_pair(exchange: str, key: str, carried: bool):
     assert Publisher.carries(exchange, key) is carried
 
 
@@ -117,7 +117,7 @@ def test_the_names_of_the_broker_are_not_for_a_pair(exchange: str, key: str, car
         (PairClosed("?"), "ChannelInvalidStateError RuntimeError"),
     ],
 )
-def test_errors_are_those_that_users_of_aio_pika_catch(error: Exception, caught: str):
+def test_errors_are_subclasses_of_aio_pika_errors(error: Exception, caught: str):
     client = as_client_error(error)
     assert set(caught.split()) <= {kind.__name__ for kind in type(client).__mro__}
     assert (str(client), client.__cause__) == ("?", error)
@@ -135,7 +135,7 @@ def test_errors_are_those_that_users_of_aio_pika_catch(error: Exception, caught:
         ("amqps://h/?no_verify_ssl=1", "amqps://h/?ssl_cert_reqs=none"),
     ],
 )
-def test_the_pair_reads_the_url_of_aio_pika(url: str, expected: str | None):
+def test_pair_url_converts_the_url_of_aio_pika(url: str, expected: str | None):
     wanted = expected or "amqps://h/?ssl_ca_certs=ca.pem&ssl_certfile=c.pem&ssl_keyfile=k.pem"
     assert pair_url(URL(url)) == wanted
 
@@ -143,6 +143,6 @@ def test_the_pair_reads_the_url_of_aio_pika(url: str, expected: str | None):
 @pytest.mark.parametrize(
     ("url", "context"), [("amqps://h/?capath=x", None), ("amqps://h/", ssl.create_default_context())]
 )
-def test_what_only_aio_pika_can_be_told_is_refused(url: str, context: ssl.SSLContext | None):
+def test_url_option_is_refused_when_only_aio_pika_supports_it(url: str, context: ssl.SSLContext | None):
     with pytest.raises(ConfigurationError, match="pair="):
         pair_url(URL(url), context)

@@ -1,4 +1,4 @@
-"""Programs for aio-pika publish through a pair: to queues and exchanges, with the primary there and away."""
+"""Programs for aio-pika publish through a pair: to queues and exchanges, with the primary available and unavailable."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ READ = [
 
 
 async def received(queue: Any, count: int) -> list[AbstractIncomingMessage]:
-    """So many messages of a queue, however long it takes."""
+    """That many messages from a queue, however long it takes."""
     found: list[AbstractIncomingMessage] = []
     while len(found) < count:
         message = None
@@ -80,7 +80,7 @@ async def test_a_program_publishes_as_with_aio_pika(connect):
         assert message.body == b"42"
 
 
-async def test_messages_published_while_the_primary_is_away_reach_the_consumer(connect, rabbit: RabbitServer):
+async def test_messages_reach_the_consumer_when_published_during_an_outage(connect, rabbit: RabbitServer):
     routes = []
     connection = await connect(on_receipt=lambda receipt: routes.append(receipt.route))
     channel = await connection.channel()
@@ -104,7 +104,7 @@ async def test_messages_published_while_the_primary_is_away_reach_the_consumer(c
     assert sorted(set(arrived)) == [b"0", b"1", b"2", b"3", b"4", b"5"]
 
 
-async def test_what_a_consumer_gets_is_what_aio_pika_would_have_sent(connect, rabbit: RabbitServer):
+async def test_consumer_gets_the_same_message_as_from_aio_pika(connect, rabbit: RabbitServer):
     connection = await connect()
     channel = await connection.channel()
     queue = await channel.declare_queue("orders", durable=True)
@@ -162,7 +162,7 @@ async def test_an_exchange_routes_by_its_key_also_through_the_backlog(connect, r
     ]
 
 
-async def test_a_program_starts_and_publishes_while_the_primary_is_away(connect, rabbit: RabbitServer):
+async def test_program_starts_and_publishes_when_the_primary_is_unavailable(connect, rabbit: RabbitServer):
     connection = await connect()
     async with connection.channel() as channel:
         await channel.declare_queue("orders", durable=True)
@@ -181,7 +181,7 @@ async def test_a_program_starts_and_publishes_while_the_primary_is_away(connect,
 
 
 @pytest.mark.long
-async def test_a_channel_that_was_made_while_the_primary_was_away_survives_the_next_outage(connect, rabbit):
+async def test_channel_survives_the_next_outage_when_created_during_one(connect, rabbit):
     rabbit.go_down()
     try:
         connection = await connect(timeout=2)
@@ -197,7 +197,7 @@ async def test_a_channel_that_was_made_while_the_primary_was_away_survives_the_n
     assert message.body == b"42"
 
 
-async def test_a_message_that_no_queue_takes_is_returned_as_by_aio_pika(connect):
+async def test_unroutable_message_is_returned_as_by_aio_pika(connect):
     connection = await connect()
     channel = await connection.channel()
     seen: list[Any] = []
@@ -209,7 +209,7 @@ async def test_a_message_that_no_queue_takes_is_returned_as_by_aio_pika(connect)
     assert seen == [b"42"]
 
 
-async def test_a_message_that_no_queue_takes_raises_where_the_channel_says_so(connect):
+async def test_unroutable_message_raises_when_the_channel_has_on_return_raises(connect):
     connection = await connect()
     channel = await connection.channel(on_return_raises=True)
     with pytest.raises(PublishError) as caught:
@@ -217,7 +217,7 @@ async def test_a_message_that_no_queue_takes_raises_where_the_channel_says_so(co
     assert caught.value.message.body == b"42"
 
 
-async def test_a_message_that_no_queue_takes_is_dropped_where_it_is_not_mandatory(connect):
+async def test_unroutable_message_is_dropped_when_not_mandatory(connect):
     connection = await connect()
     channel = await connection.channel(on_return_raises=True)
     confirmation = await channel.default_exchange.publish(aio_pika.Message(b"42"), "missing", mandatory=False)
@@ -234,7 +234,7 @@ async def test_a_missing_exchange_is_an_error_that_leaves_the_channel_open(conne
     assert not channel.is_closed
 
 
-async def test_without_any_broker_the_error_is_a_lost_connection_and_a_timeout(connect, rabbit: RabbitServer):
+async def test_error_is_a_lost_connection_and_a_timeout_when_both_brokers_are_down(connect, rabbit: RabbitServer):
     connection = await connect(failover_interval=600.0)
     channel = await connection.channel()
     rabbit.go_down()
@@ -256,14 +256,14 @@ async def test_immediate_and_transactions_are_refused(connect):
         channel.transaction()
 
 
-async def test_a_name_that_no_entity_can_have_is_refused(connect):
+async def test_invalid_entity_name_is_refused_by_the_paired_exchange(connect):
     connection = await connect()
     channel = await connection.channel()
     with pytest.raises(ValueError, match="segment"):
         await channel.default_exchange.publish(aio_pika.Message(b""), "shop//orders")
 
 
-async def test_without_publisher_confirms_nothing_is_returned(connect):
+async def test_publish_returns_none_when_the_channel_has_no_confirms(connect):
     connection = await connect()
     channel = await connection.channel(publisher_confirms=False)
     queue = await channel.declare_queue("orders", durable=True)
@@ -283,7 +283,7 @@ async def test_names_of_the_broker_are_published_by_aio_pika_itself(connect):
     assert routes == []
 
 
-async def test_a_closed_channel_and_a_closed_connection_take_no_messages(connect):
+async def test_publish_is_refused_when_channel_or_connection_is_closed(connect):
     connection = await connect()
     channel, other = await connection.channel(), await connection.channel()
     await channel.close()
@@ -294,7 +294,7 @@ async def test_a_closed_channel_and_a_closed_connection_take_no_messages(connect
         await other.default_exchange.publish(aio_pika.Message(b""), "orders")
 
 
-async def test_an_exchange_of_aio_pika_can_be_paired_alone(rabbit: RabbitServer):
+async def test_single_exchange_of_aio_pika_can_be_paired(rabbit: RabbitServer):
     connection = await aio_pika.connect(rabbit.url)
     async with connection, connection.channel() as channel, Pair.connect(rabbit.url, "memory://alone") as pair:
         queue = await channel.declare_queue("orders", durable=True)
@@ -304,12 +304,12 @@ async def test_an_exchange_of_aio_pika_can_be_paired_alone(rabbit: RabbitServer)
         assert (await received(queue, 1))[0].body == b"42"
 
 
-async def test_a_wrong_password_is_told_at_once(rabbit: RabbitServer):
+async def test_wrong_password_is_raised_by_the_paired_connect(rabbit: RabbitServer):
     with pytest.raises(AMQPConnectionError):
         await connect_robust(rabbit.url_for("guest", "wrong"), secondary="memory://refused")
 
 
-async def test_a_pair_of_ones_own_stays_open(rabbit: RabbitServer):
+async def test_caller_owned_pair_stays_open(rabbit: RabbitServer):
     async with Pair.connect(rabbit.url, "memory://own") as pair:
         connection = await connect_robust(rabbit.url, pair=pair)
         await connection.close()
@@ -317,7 +317,7 @@ async def test_a_pair_of_ones_own_stays_open(rabbit: RabbitServer):
         pair.sender("orders")
 
 
-async def test_a_program_starts_publishes_and_ends_while_the_primary_hangs(connect, rabbit: RabbitServer):
+async def test_program_starts_publishes_and_ends_when_the_primary_is_unresponsive(connect, rabbit: RabbitServer):
     rabbit.pause()
     try:
         connection = await connect(timeout=1, attempt_timeout=1.0)
@@ -342,7 +342,7 @@ async def test_a_publish_under_a_memory_alarm_is_diverted(connect, rabbit: Rabbi
         rabbit.unblock()
 
 
-async def test_what_a_program_leaves_out_is_given_or_mended(connect, rabbit: RabbitServer):
+async def test_missing_or_unusable_properties_are_replaced(connect, rabbit: RabbitServer):
     connection = await connect()
     channel = await connection.channel()
     queue = await channel.declare_queue("orders", durable=True)
@@ -386,7 +386,7 @@ async def test_many_tasks_share_an_exchange_through_an_outage(connect, rabbit: R
         bodies |= {message.body for message in await received(queue, 1)}
 
 
-async def test_senders_of_names_long_unused_are_let_go(rabbit: RabbitServer, monkeypatch: pytest.MonkeyPatch):
+async def test_paired_publisher_closes_senders_of_unused_names(rabbit: RabbitServer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(_publisher, "_MOST_SENDERS", 2)
     async with Pair.connect(rabbit.url, "memory://names") as pair:
         publisher = Publisher(pair)
@@ -398,7 +398,7 @@ async def test_senders_of_names_long_unused_are_let_go(rabbit: RabbitServer, mon
 
 
 @pytest.mark.long
-async def test_a_channel_that_is_made_in_the_middle_of_an_outage_publishes(connect, rabbit: RabbitServer):
+async def test_channel_publishes_when_created_during_an_outage(connect, rabbit: RabbitServer):
     connection = await connect()
     rabbit.go_down()
     try:
@@ -412,7 +412,7 @@ async def test_a_channel_that_is_made_in_the_middle_of_an_outage_publishes(conne
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.05, 0.5])
-async def test_a_connect_that_is_cancelled_leaves_nothing_open(rabbit: RabbitServer, delay: float):
+async def test_connect_leaves_nothing_open_when_cancelled(rabbit: RabbitServer, delay: float):
     before = asyncio.all_tasks()
     rabbit.pause()
     try:
@@ -427,7 +427,7 @@ async def test_a_connect_that_is_cancelled_leaves_nothing_open(rabbit: RabbitSer
         rabbit.resume()
 
 
-async def test_a_request_is_not_carried_out_after_its_caller_has_given_up(connect, rabbit: RabbitServer):
+async def test_request_is_not_handled_when_its_caller_has_given_up(connect, rabbit: RabbitServer):
     routes = []
     connection = await connect(on_receipt=lambda receipt: routes.append(receipt.route))
     calls: list[int] = []
@@ -450,7 +450,7 @@ async def test_a_request_is_not_carried_out_after_its_caller_has_given_up(connec
     assert routes == [Route.PRIMARY]  # that with a queue of its own for the answer
 
 
-def test_a_request_with_a_name_of_the_brokers_in_reply_to_is_aio_pikas():
+def test_request_is_published_by_aio_pika_when_reply_to_is_a_broker_name():
     assert not Publisher.carries("", "orders", "amq.rabbitmq.reply-to")
     assert not Publisher.carries("shop", "orders", "amq.gen-JzTY20BRgKO-HjmUJj0wLg")
     assert not Publisher.carries("", "orders", f"amq_{uuid.uuid4().hex}")
