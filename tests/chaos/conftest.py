@@ -16,8 +16,8 @@ from pairmq.testing.chaos._books import Found, history_of
 from pairmq.testing.chaos._events import event_to_json
 from pairmq.testing.chaos._judge import judged
 from pairmq.testing.chaos._messages import made
+from pairmq.testing.history import CONFIRMED, Told
 from pairmq.testing.simulator import Violation
-from pairmq.testing.simulator._history import CONFIRMED, Told
 from pairmq_rabbitmq.testing import RabbitServer, pool
 
 QUEUE = "chaos/x-servicebus-transfer/0"

@@ -11,8 +11,8 @@ import pytest
 from pairmq.model import Entity, EntityState, Message
 from pairmq.model.events import Cause, SendCompleted, SendOutcome, StateChanged
 from pairmq.testing.chaos._messages import CANARIES_OF_A_SENDER, first_canary, made
+from pairmq.testing.history import CONFIRMED, Told
 from pairmq.testing.simulator import Verdict
-from pairmq.testing.simulator._history import CONFIRMED, Told
 
 if TYPE_CHECKING:
     from conftest import Pen  # for readers: pytest gives it by its fixture

@@ -12,17 +12,10 @@ from history_by_hand import AWAY, ORDERS, OTHER, QUEUE, REFUSED, Book
 from pairmq.core import Diversion, divert
 from pairmq.model import Message
 from pairmq.model.events import Cause, RotationChanged, SendCompleted, SendOutcome
+from pairmq.testing.history import CUT, Copy, Life, Result, Sent, Told
 from pairmq.testing.simulator import ProcessPlan, Verdict
 from pairmq.testing.simulator._broker import instant
-from pairmq.testing.simulator._history import (
-    CUT,
-    Copy,
-    Gap,
-    Life,
-    Result,
-    Sent,
-    Told,
-)
+from pairmq.testing.simulator._history import Gap
 from pairmq.testing.simulator._judge import judged
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from history_by_hand import OTHER, QUEUE, Book
 from pairmq.model import Entity
+from pairmq.testing.history import Result, Sent, Told
+from pairmq.testing.judge import order_judged
 from pairmq.testing.simulator import Verdict
 from pairmq.testing.simulator._broker import instant
 from pairmq.testing.simulator._facts import Facts
-from pairmq.testing.simulator._history import Result, Sent, Told
-from pairmq.testing.simulator._judge_order import order_judged
 
 LOST = Told(False, True, "unavailable", "connection")
 

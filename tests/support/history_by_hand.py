@@ -8,21 +8,10 @@ from typing import Any
 from pairmq.core import Diversion, divert
 from pairmq.model import Entity, EntityState, Message
 from pairmq.model.events import Cause, StateChanged
+from pairmq.testing.history import CONFIRMED, Attempt, Copy, Handover, Life, Note, Result, Sent, Told
 from pairmq.testing.simulator import Fault, ProcessPlan, Scenario, SenderPlan, Setup
 from pairmq.testing.simulator._broker import instant
-from pairmq.testing.simulator._history import (
-    CONFIRMED,
-    Attempt,
-    Copy,
-    Handover,
-    History,
-    Life,
-    Note,
-    Result,
-    Sent,
-    Told,
-    Trouble,
-)
+from pairmq.testing.simulator._history import History, Trouble
 from pairmq.testing.simulator._judge import judged
 
 ORDERS = Entity("orders")

@@ -19,19 +19,9 @@ from pairmq.testing.chaos._ledger import lines
 from pairmq.testing.chaos._messages import made, number_of
 from pairmq.testing.chaos.network import BOTH, DELAY, JITTER
 from pairmq.testing.chaos.plan import ENTITIES, SIDES, Plan
-from pairmq.testing.simulator._history import (
-    Attempt,
-    Copy,
-    Handover,
-    History,
-    Life,
-    Note,
-    Result,
-    Sent,
-    Told,
-    Trouble,
-)
-from pairmq.testing.simulator._scenario import PRIMARY, SECONDARY, Fault, ProcessPlan, Scenario, SenderPlan, Setup
+from pairmq.testing.history import PRIMARY, SECONDARY, Attempt, Copy, Handover, Life, Note, Result, Sent, Told
+from pairmq.testing.simulator._history import History, Trouble
+from pairmq.testing.simulator._scenario import Fault, ProcessPlan, Scenario, SenderPlan, Setup
 
 GRACE = 0.3
 """Seconds by which a send may outlive its deadline, beside what its event loop was late by."""
@@ -78,7 +68,7 @@ class _Books:
     def __init__(self, plan: Plan, found: Found) -> None:
         self._plan = plan
         self._found = found
-        self._history = History(_scenario(plan), virtual=False, grace=GRACE)
+        self._history = History(_scenario(plan), exact=False, grace=GRACE)
         self._lives: dict[str, Life] = {}
         self._attempts: dict[tuple[str, int], Attempt] = {}
         self._marked: set[tuple[int, int | None]] = set()
@@ -255,15 +245,20 @@ class _Books:
             sure = [each for each in attempts if _told(each, number).confirmed]
             if not stored and sure:
                 # It was never delivered; that it was stored was reported to its sender.
-                stored.append(Copy(0, number, SECONDARY, Entity(path), made(number), None, 0.0, 0))
+                stored.append(_unseen(path, number))
             if len(stored) == len(attempts) == len(sure) == 1 and not sure[0].syphon:
                 copy, attempt = stored[0], sure[0]
                 copy.attempt, copy.at, copy.tick = attempt.number, attempt.ended_at or 0.0, attempt.end_tick or 0
                 if (attempt.number, number) in self._marked:
                     copy.message = replace(copy.message, application_properties={MAYBE_DUPLICATE: "true"})
+        for number, path in self._found.backlog.items():
+            if all(copy.gone for copy in copies[path, number]):
+                copies[path, number].append(_unseen(path, number))
         ordered = sorted((copy for group in copies.values() for copy in group), key=self._place)
         for place, copy in enumerate(ordered):
             copy.number = place
+            if not copy.gone and copy.message_number not in self._found.backlog:
+                copy.gone = "dead-lettered" if copy.message_number in self._found.dead else "missing"
         self._history.copies += ordered
 
     def _place(self, copy: Copy) -> tuple[int, int]:
@@ -310,10 +305,8 @@ def _told(attempt: Attempt, number: int) -> Told:
     return attempt.told[attempt.messages.index(number)]
 
 
-def may_have_stored(attempt: Attempt, number: int) -> bool:
-    """Whether a write may have left a copy of a message."""
-    told = _told(attempt, number)
-    return told.confirmed or told.doubtful
+def _unseen(path: str, number: int) -> Copy:
+    return Copy(0, number, SECONDARY, Entity(path), made(number), None, 0.0, 0)
 
 
 def _scenario(plan: Plan) -> Scenario:

@@ -1,20 +1,19 @@
-"""The judge of a chaos run: the simulator's, without facts known only of simulated brokers, plus the final contents."""
+"""The judge of a chaos run: that of all messages, that of pairs, and what real servers show besides."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 from pairmq.model import BacklogUnavailable, PrimaryUnavailable
-from pairmq.model.events import MessageDeadLettered, MessageMoved
-from pairmq.testing.chaos._books import Found, may_have_stored
+from pairmq.model.events import MessageDeadLettered
+from pairmq.testing.chaos._books import Found
+from pairmq.testing.history import SECONDARY, Result, Sent
+from pairmq.testing.judge import Verdict, Violation, messages_judged
 from pairmq.testing.simulator._facts import Facts
-from pairmq.testing.simulator._history import History, Result, Sent
-from pairmq.testing.simulator._judge_ledger import ledger_judged
-from pairmq.testing.simulator._judge_messages import left_wrongly
+from pairmq.testing.simulator._history import History
+from pairmq.testing.simulator._judge_messages import routes_judged
 from pairmq.testing.simulator._judge_pair import pair_judged
-from pairmq.testing.simulator._scenario import BLIPS, PRIMARY, SECONDARY
-from pairmq.testing.simulator._verdict import Verdict, Violation
+from pairmq.testing.simulator._scenario import BLIPS
 
 _NOTHING_TOOK_IT = (BacklogUnavailable.__name__, PrimaryUnavailable.__name__)
 _RECOVERY = 8.0  # s after a fault of the secondary within which its queues must be in use again, on a busy machine
@@ -31,9 +30,14 @@ def judged(history: History, found: Found) -> list[Violation]:
         found: what the brokers held in the end.
     """
     facts = Facts(history)
-    violations = [*ledger_judged(facts), *pair_judged(facts), *_slow(facts), *_refused_without_need(facts)]
-    for sent in history.sent.values():
-        violations += [*_lost(facts, sent, found), *_doubled(facts, sent)]
+    violations = [
+        *messages_judged(facts),
+        *routes_judged(facts),
+        *pair_judged(facts),
+        *_slow(facts),
+        *_refused_without_need(facts),
+        *_dead(facts, found),
+    ]
     return sorted(violations, key=lambda violation: violation.at)
 
 
@@ -43,13 +47,13 @@ def duplicates_explained(history: History) -> int:
     return sum(
         len(copies) - 1
         for number, copies in facts.at_primary.items()
-        if number in history.sent and _explained(facts, history.sent[number])
+        if number in history.sent and facts.explained(history.sent[number])
     )
 
 
 def _slow(facts: Facts) -> Iterator[Violation]:
     """No operation at a broker outlives its limit; with the failover interval that bounds the time to a divert."""
-    limit = facts.options[True].attempt_timeout
+    limit = facts.options.attempt_timeout
     for attempt in facts.history.attempts:
         if attempt.ended_at is None:
             continue
@@ -87,25 +91,13 @@ def _refused_without_need(facts: Facts) -> Iterator[Violation]:
             yield Violation(Verdict.STATE, ended_at, text, sent.number)
 
 
-def _lost(facts: Facts, sent: Sent, found: Found) -> Iterator[Violation]:
-    number, at = sent.number, sent.ended_at or sent.at
-    for copy in facts.at_secondary[number]:
-        problem = left_wrongly(facts, sent, copy)
-        if problem:
-            yield Violation(Verdict.LOST, copy.gone_at or at, f"{number} in {copy.entity}: {problem}", number)
-    set_aside = number in found.dead
-    if set_aside:
-        # No fault of chaos is a message's own: the cause of a refusal is fixed later, and the message should have
-        # waited.
-        text = f"{number} is in the dead-letter queue of {found.dead[number]}{_why_dead(facts, sent)}"
-        yield Violation(Verdict.LOST, at, text, number)
-    if sent.result is None or not sent.result.accepted or facts.at_primary[number] or set_aside:
-        return
-    if number in found.backlog:
-        text = f"{number} was {sent.result}, and is still in {found.backlog[number]}"
-        yield Violation(Verdict.NOT_DRAINED, at, text, number)
-    else:
-        yield Violation(Verdict.LOST, at, f"{number} was {sent.result} and is missing", number)
+def _dead(facts: Facts, found: Found) -> Iterator[Violation]:
+    """No fault of chaos is a message's own: the cause of a refusal is fixed later, and it should have waited."""
+    for number, queue in found.dead.items():
+        sent = facts.history.sent.get(number)
+        if sent is not None:
+            text = f"{number} is in the dead-letter queue of {queue}{_why_dead(facts, sent)}"
+            yield Violation(Verdict.LOST, sent.ended_at or sent.at, text, number)
 
 
 def _why_dead(facts: Facts, sent: Sent) -> str:
@@ -114,54 +106,3 @@ def _why_dead(facts: Facts, sent: Sent) -> str:
         if isinstance(event, MessageDeadLettered) and event.message_id == sent.message.message_id:
             return f", by {note.life}: {event.description}"
     return ""
-
-
-def _doubled(facts: Facts, sent: Sent) -> Iterator[Violation]:
-    number = sent.number
-    home = facts.at_primary[number]
-    yield from _brought_twice(facts, sent)
-    writes = [
-        each
-        for each, _ in (*facts.attempts[number], *facts.by_syphon[number])
-        if each.broker == PRIMARY and may_have_stored(each, number)
-    ]
-    if len(home) > len(writes):
-        text = f"the primary holds {number} {len(home)} times, and {len(writes)} writes may have stored it"
-        yield Violation(Verdict.DUPLICATE if writes else Verdict.PHANTOM, home[-1].at, text, number)
-    elif len(home) > 1 and not _explained(facts, sent):
-        text = f"the primary holds {number} {len(home)} times, and no duplicate was reported to its sender or a syphon"
-        yield Violation(Verdict.DUPLICATE, home[-1].at, text, number)
-
-
-def _explained(facts: Facts, sent: Sent) -> bool:
-    """Whether a possible second copy was reported, or the process was killed before that."""
-    if sent.maybe_duplicate or sent.result in (None, Result.UNKNOWN, Result.CANCELLED):
-        return True
-    for note in facts.moved[sent.message.message_id or ""]:
-        event = note.event
-        if isinstance(event, MessageMoved) and (event.maybe_duplicate or event.redelivered or not event.completed):
-            return True
-    # A syphon that was killed after it had sent the message reports nothing.
-    told = {note.life for note in facts.moved[sent.message.message_id or ""]}
-    return any(facts.lives[each.life].killed and each.life not in told for each, _ in facts.by_syphon[sent.number])
-
-
-def _brought_twice(facts: Facts, sent: Sent) -> Iterator[Violation]:
-    """A syphon remembers what it has moved (ADR 7), and sends only what was delivered to it."""
-    number = sent.number
-    # What a syphon postpones is a second copy until the first one is completed, for which its lock may be over.
-    writes = (*facts.attempts[number], *facts.by_syphon[number])
-    diverted = sum(each.broker == SECONDARY and may_have_stored(each, number) for each, _ in writes)
-    handed = [handover for copy in facts.at_secondary[number] for handover in copy.handovers]
-    brought: Counter[str] = Counter()
-    for attempt, told in facts.by_syphon[number]:
-        if attempt.broker != PRIMARY:
-            continue
-        # Of several copies in the backlog each is moved.
-        if brought[attempt.life] and diverted < 2:
-            text = f"the syphon of {attempt.life} had moved {number} to the primary, and sent it again"
-            yield Violation(Verdict.DUPLICATE, attempt.at, text, number)
-        brought[attempt.life] += told is not None and told.confirmed
-        if not any(each.life == attempt.life and each.tick < attempt.tick for each in handed):
-            text = f"the syphon of {attempt.life} sent {number}, which it had never received"
-            yield Violation(Verdict.PHANTOM, attempt.at, text, number)

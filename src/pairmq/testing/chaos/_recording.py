@@ -13,7 +13,7 @@ from pairmq.core import MAYBE_DUPLICATE
 from pairmq.model import Delivery, Entity, Message, Source, TransportError
 from pairmq.testing.chaos._ledger import Ledger
 from pairmq.testing.chaos._messages import made, number_of
-from pairmq.testing.simulator._history import CONFIRMED, Told
+from pairmq.testing.history import CONFIRMED, Told
 from pairmq.testing.simulator._scenario import PRIMARY
 from pairmq.transport import Admin, Capabilities, Receiver, Sender, SessionReceiver, Transport, is_nothing_sent
 

@@ -40,7 +40,7 @@ from pairmq.testing.chaos._events import event_to_json
 from pairmq.testing.chaos._ledger import Ledger
 from pairmq.testing.chaos._messages import CANARIES_OF_A_SENDER, first_canary, first_number, made
 from pairmq.testing.chaos._recording import SENDING, RecordingTransport
-from pairmq.testing.simulator._history import Result
+from pairmq.testing.history import Result
 
 if TYPE_CHECKING:
     from pairmq.testing.chaos._journal import NotedJournal

@@ -9,9 +9,9 @@ from typing import Any
 from pairmq.model.events import MessageMoved, StateChanged
 from pairmq.testing.chaos._judge import duplicates_explained
 from pairmq.testing.chaos.plan import Plan
+from pairmq.testing.judge import Violation
 from pairmq.testing.simulator._history import History
 from pairmq.testing.simulator._report import Counts, counted, story_of
-from pairmq.testing.simulator._verdict import Violation
 
 _STORIES = 3
 

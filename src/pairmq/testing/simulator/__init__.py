@@ -8,6 +8,7 @@ world (`_world`, `_process`, `_network`, `_broker`, `_transport`) writes a histo
 (`_judge`) compares what was promised with what the brokers hold.
 """
 
+from pairmq.testing.judge import Verdict, Violation
 from pairmq.testing.simulator._campaign import Outcome, campaign
 from pairmq.testing.simulator._generate import scenario_of
 from pairmq.testing.simulator._interrupts import interrupts_noted
@@ -23,7 +24,6 @@ from pairmq.testing.simulator._scenario import (
     Shipment,
 )
 from pairmq.testing.simulator._simulate import replay, shrink, simulate
-from pairmq.testing.simulator._verdict import Verdict, Violation
 
 __all__ = [
     "FAULT_KINDS",

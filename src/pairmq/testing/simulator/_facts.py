@@ -8,55 +8,35 @@ from collections.abc import Iterable
 
 from pairmq.core import RECORD_QUEUE
 from pairmq.model import Entity
-from pairmq.model.events import MessageMoved, PingCompleted, RotationChanged, StateChanged
-from pairmq.testing.simulator._history import Attempt, Copy, History, Life, Note, Sent, Told, Trouble
-from pairmq.testing.simulator._scenario import BLIPS, CONDITIONS, PRIMARY, SECONDARY
+from pairmq.model.events import PingCompleted, RotationChanged, StateChanged
+from pairmq.testing import judge
+from pairmq.testing.history import SECONDARY, Attempt, Copy, Life, Note
+from pairmq.testing.simulator._history import History, Trouble
+from pairmq.testing.simulator._scenario import BLIPS, CONDITIONS
 
-WALLS = 1.5
-"""Seconds by which two processes' wall clocks may differ, and a bit."""
 
-
-class Facts:
+class Facts(judge.Facts):
     """A history, by message, by process and by entity.
 
     Args:
         history: of one simulation, or made by hand.
     """
 
+    history: History
+
     def __init__(self, history: History) -> None:
-        self.history = history
         setup = history.scenario.setup
-        self.options = {syphon: setup.pair_options(syphon=syphon) for syphon in (False, True)}
-        """What the options of all pairs have in common, without a syphon and with one."""
+        super().__init__(history, setup.pair_options(syphon=True))
         self.backlog_queues = setup.backlog_queues()
         """Of all processes."""
         self._own_queues = {plan.name: frozenset(setup.backlog_queues(plan)) for plan in setup.processes}
         self._handed_after = 0.2 + 2 * setup.latency[1]
-        self.lives: dict[str, Life] = {life.name: life for life in history.lives}
-        self.at_primary: dict[int, list[Copy]] = defaultdict(list)
-        self.at_secondary: dict[int, list[Copy]] = defaultdict(list)
-        self.nobodys: list[Copy] = []
-        """Copies at the primary of messages that were never sent."""
-        for copy in history.copies:
-            if copy.message_number is not None:
-                side = self.at_primary if copy.broker == PRIMARY else self.at_secondary
-                side[copy.message_number].append(copy)
-            elif copy.broker == PRIMARY:
-                self.nobodys.append(copy)
-        self.attempts: dict[int, list[tuple[Attempt, Told | None]]] = defaultdict(list)
-        self.by_syphon: dict[int, list[tuple[Attempt, Told | None]]] = defaultdict(list)
-        for attempt in history.attempts:
-            told = attempt.told or (None,) * len(attempt.messages)
-            for number, each in zip(attempt.messages, told, strict=False):
-                if number is not None:
-                    (self.by_syphon if attempt.syphon else self.attempts)[number].append((attempt, each))
         self.changes: dict[tuple[str, Entity], list[Note]] = defaultdict(list)
         self.pings: dict[tuple[str, Entity], list[Note]] = defaultdict(list)
         self.returns: dict[tuple[str, str], list[int]] = defaultdict(list)
         """The ticks at which a process took a backlog queue into use again."""
         self.queues_left: dict[str, list[tuple[int, int]]] = defaultdict(list)
         """How many backlog queues a process had in use, from which tick on."""
-        self.moved: dict[str, list[Note]] = defaultdict(list)
         for note in history.notes:
             if isinstance(note.event, StateChanged):
                 self.changes[note.life, note.event.entity].append(note)
@@ -66,8 +46,6 @@ class Facts:
                     self.returns[note.life, note.event.queue].append(note.tick)
             elif isinstance(note.event, PingCompleted):
                 self.pings[note.life, note.event.entity].append(note)
-            elif isinstance(note.event, MessageMoved):
-                self.moved[note.event.message_id].append(note)
         self._troubles: dict[str, list[Trouble]] = defaultdict(list)
         for trouble in history.troubles:
             self._troubles[trouble.life].append(trouble)
@@ -81,16 +59,6 @@ class Facts:
         ]
         self._faulty = _merged([*spans, *history.disturbed])
         self._fault_starts = [start for start, _ in self._faulty]
-
-    def allowance(self, life: str, since: float, until: float) -> float:
-        """Seconds by which something of a process may be late that was due at an instant and done at another.
-
-        What is done takes several turns of the loop, and each of them may come late.
-        """
-        if until - since <= self.history.grace:
-            return self.history.grace  # it needs no excuse, and the lags of a long run are many
-        lags = (woken - due for due, woken in self.history.lags.get(life, ()) if woken >= since and due <= until)
-        return self.history.grace + sum(lags, start=0.0)
 
     def has_queue(self, life: str, tick: int) -> bool:
         """Whether a process had a backlog queue in use at a tick."""
@@ -114,19 +82,6 @@ class Facts:
             (gap.broker, gap.entity) == (SECONDARY, queue) and gap.until is not None and first <= gap.until <= last
             for gap in self.history.gaps
         )
-
-    def told(self, copy: Copy) -> Told | None:
-        """The result that the writer of a copy got; None if it was killed first."""
-        if copy.attempt is None or copy.message_number is None:
-            return None
-        attempt = self.history.attempts[copy.attempt]
-        if attempt.told is None:
-            return None
-        return attempt.told[attempt.messages.index(copy.message_number)]
-
-    def is_syphons(self, copy: Copy) -> bool:
-        """Whether a syphon wrote it."""
-        return copy.attempt is not None and self.history.attempts[copy.attempt].syphon
 
     def troubles(self, life: str, first_tick: int, last_tick: int) -> list[Trouble]:
         """What failed for a process between two ticks."""
@@ -176,13 +131,6 @@ class Facts:
         # It learns of its lock when the delivery arrives, which is a moment later.
         return any(
             mine[-1].tick < tick < attempt.tick and at + self._handed_after < attempt.at for tick, at in copy.ran_out
-        )
-
-    def doubtful(self, sent: Sent, before: int) -> bool:
-        """Whether an attempt in doubt had been reported to its sender before a tick."""
-        return any(
-            told is not None and told.doubtful and (attempt.end_tick or 0) < before
-            for attempt, told in self.attempts[sent.number]
         )
 
     def redelivery_explained(self, copy: Copy, index: int) -> bool:

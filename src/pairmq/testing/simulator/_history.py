@@ -1,159 +1,16 @@
-"""What happened in a simulation, as facts for the judge: calls, their results, and the brokers' operations.
-
-Truth comes from the brokers' side (`Copy`); what the framework said stands apart (`Sent`, `Note`). Each fact has a
-*tick* beside its instant: in virtual time much happens at one instant, and ticks give the order.
-"""
+"""What happened in a simulation: the history of its messages, and what was done to brokers and processes."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from pairmq.model import Entity, Message
-from pairmq.model.events import Event
+from pairmq.model import Entity
+from pairmq.testing import history
+from pairmq.testing.history import CONFIRMED, CUT, Attempt, Copy, Handover, Life, Told
 from pairmq.testing.simulator._scenario import Fault, Scenario
 
-
-class Result(enum.StrEnum):
-    """The result that a caller got for one message."""
-
-    PRIMARY = "accepted by the primary"
-    BACKLOG = "accepted by a backlog queue"
-    REFUSED = "refused"
-    UNKNOWN = "unknown"
-    CANCELLED = "cancelled by its caller"
-    CRASHED = "an exception that no send may raise"
-
-    @property
-    def accepted(self) -> bool:
-        """Whether it was promised to arrive."""
-        return self in (Result.PRIMARY, Result.BACKLOG)
-
-
-class Told(NamedTuple):
-    """The result that a broker's client got for one message of a write."""
-
-    confirmed: bool
-    doubtful: bool
-    """It may have been applied all the same."""
-    kind: str = ""
-    reason: str = ""
-
-    def __str__(self) -> str:
-        if self.confirmed:
-            return "confirmed"
-        return f"{self.kind} ({self.reason}){', may have been applied' if self.doubtful else ''}"
-
-
-CONFIRMED = Told(True, False)
-CUT = Told(False, True, "cut", "cancelled or timed out")
-
-
-@dataclass(slots=True)
-class Life:
-    """One run of one process, from its start to its end.
-
-    ``left`` and ``locks_left`` are what it left behind after a close: tasks, and messages that it held locked although
-    nothing prevented it from releasing them.
-    """
-
-    process: str
-    number: int
-    syphon: bool
-    options: str
-    skew: float
-    at: float
-    tick: int
-    opened_at: float | None = None
-    closing_at: float | None = None
-    closed_at: float | None = None
-    ended_at: float | None = None
-    killed: bool = False
-    left: tuple[str, ...] = ()
-    locks_left: tuple[int, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """``a/2``: the second run of process a."""
-        return f"{self.process}/{self.number}"
-
-    def __hash__(self) -> int:
-        return hash((self.process, self.number))
-
-
-@dataclass(slots=True)
-class Sent:
-    """One message passed to a pair, and its result."""
-
-    number: int
-    life: str
-    sender: str
-    entity: Entity
-    message: Message
-    at: float
-    tick: int
-    timeout: float
-    result: Result | None = None
-    """None when its process was killed first."""
-    ended_at: float | None = None
-    end_tick: int | None = None
-    maybe_duplicate: bool = False
-    queue: str | None = None
-    error: str = ""
-
-
-@dataclass(slots=True)
-class Attempt:
-    """One write to a broker, of one message or several."""
-
-    number: int
-    life: str
-    broker: str
-    entity: Entity
-    syphon: bool
-    messages: tuple[int | None, ...]
-    at: float
-    tick: int
-    told: tuple[Told, ...] | None = None
-    """One for each message; None when the process was killed first."""
-    ended_at: float | None = None
-    end_tick: int | None = None
-
-
-class Handover(NamedTuple):
-    """One delivery of a copy to a receiver."""
-
-    at: float
-    tick: int
-    life: str
-
-
-@dataclass(slots=True)
-class Copy:
-    """One message in one broker, from the write that was applied until it was gone.
-
-    ``message_number`` is None for foreign messages; ``gone`` is how it ended: ``completed``, ``dead-lettered``,
-    ``expired`` or ``deleted`` (with its queue).
-    """
-
-    number: int
-    message_number: int | None
-    broker: str
-    entity: Entity
-    message: Message
-    attempt: int | None
-    at: float
-    tick: int
-    handovers: list[Handover] = field(default_factory=list)
-    ran_out: list[tuple[int, float]] = field(default_factory=list)
-    """The ticks and instants at which a lock of it ran out of its time."""
-    gone: str = ""
-    gone_at: float | None = None
-    gone_tick: int | None = None
-    gone_by: str = ""
-    reason: str = ""
+__all__ = ["CONFIRMED", "CUT", "Attempt", "Copy", "Gap", "Handover", "History", "Life", "Told", "Trouble"]
 
 
 @dataclass(slots=True)
@@ -179,18 +36,8 @@ class Trouble:
     told: Told
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
-    """An event of the framework's."""
-
-    at: float
-    tick: int
-    life: str
-    event: Event
-
-
 @dataclass(slots=True)
-class History:
+class History(history.History):
     """All facts of one simulation.
 
     Args:
@@ -201,12 +48,7 @@ class History:
     scenario: Scenario
     trace: Callable[[str], None] | None = None
     now: float = 0.0
-    lives: list[Life] = field(default_factory=list)
-    sent: dict[int, Sent] = field(default_factory=dict)
-    attempts: list[Attempt] = field(default_factory=list)
-    copies: list[Copy] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)
     strokes: list[tuple[float, int, Fault]] = field(default_factory=list)
     """Each fault that came to pass: its instant, its tick."""
     gaps: list[Gap] = field(default_factory=list)
@@ -222,20 +64,8 @@ class History:
     reconnects: list[tuple[int, str, str]] = field(default_factory=list)
     """The ticks at which a process dropped its connection to a broker whose role had moved, with both names."""
     ended_at: float = 0.0
-    ticks: int = 0
-    virtual: bool = True
-    """What follows from something else happens at the same instant."""
-    grace: float = 0.05
-    """Seconds by which anything may be late: virtual time has no excuse for more."""
-    lags: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-    """Of each life: when its event loop should have run, and when it did."""
     disturbed: list[tuple[float, float]] = field(default_factory=list)
     """Times in which something was wrong, beside those of the strokes."""
-
-    def tick(self) -> int:
-        """The next tick."""
-        self.ticks += 1
-        return self.ticks
 
     def say(self, who: str, what: str) -> None:
         """Write a line of the trace, where there is one."""

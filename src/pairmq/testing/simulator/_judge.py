@@ -1,22 +1,20 @@
 """The judge: compares what was promised with what the brokers hold, and what was said with what was so.
 
-It knows neither the world nor the framework, only a `History`; a history made by hand is judged as well. Its verdicts
-are those of the guarantees: nothing is lost, nothing comes that was not sent, no second copy without an attempt in
-doubt or a syphon that died or lost its lock, no order lost while nothing fails, everything drains, no send outlives its
-deadline and no close hangs. Two more are for events: a wrong state, and a crash.
+Messages are judged by `pairmq.testing.judge`, as in every history; here is what a simulation shows besides: locks,
+routes, states, drains and closes.
 """
 
 from __future__ import annotations
 
+from pairmq.testing.judge import Violation, messages_judged
 from pairmq.testing.simulator._facts import Facts
 from pairmq.testing.simulator._history import History
-from pairmq.testing.simulator._judge_messages import messages_judged
+from pairmq.testing.simulator._judge_messages import routes_judged, simulated_judged
 from pairmq.testing.simulator._judge_pair import pair_judged
-from pairmq.testing.simulator._verdict import Violation
 
 
 def judged(history: History) -> list[Violation]:
     """Find everything that is wrong in a history, oldest first."""
     facts = Facts(history)
-    found = [*messages_judged(facts), *pair_judged(facts)]
+    found = [*messages_judged(facts), *simulated_judged(facts), *routes_judged(facts), *pair_judged(facts)]
     return sorted(found, key=lambda violation: violation.at)

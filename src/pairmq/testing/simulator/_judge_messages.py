@@ -1,83 +1,42 @@
-"""What the judge asks of each message with the brokers' own word for what they stored, and when: lost, or doubled."""
+"""What the judge asks of simulated messages besides: locks, queues and faults are known there."""
 
 from __future__ import annotations
 
-from collections import Counter
+import itertools
 from collections.abc import Iterator
 
-from pairmq.testing.simulator._facts import WALLS, Facts
-from pairmq.testing.simulator._history import Copy, Result, Sent
-from pairmq.testing.simulator._judge_ledger import ledger_judged, refused_for_good
-from pairmq.testing.simulator._scenario import PRIMARY
+from pairmq.model import BacklogUnavailable, PrimaryUnavailable
+from pairmq.testing.history import PRIMARY, SECONDARY, Sent
+from pairmq.testing.judge import WALLS, Verdict, Violation
+from pairmq.testing.simulator._facts import Facts
 from pairmq.testing.simulator._shipped import size_of
-from pairmq.testing.simulator._verdict import Verdict, Violation
 
 _SETTLED = 25.0  # s without any fault within which a completion must have been tried again
+_TRIALS = 10.0  # s: several of the longest waits between two attempts
+_NOTHING_TOOK_IT = frozenset(error.__name__ for error in (BacklogUnavailable, PrimaryUnavailable))
 
 
-def messages_judged(facts: Facts) -> Iterator[Violation]:
-    """All that is wrong with single messages."""
-    yield from ledger_judged(facts)
+def simulated_judged(facts: Facts) -> Iterator[Violation]:
+    """All that is wrong with single messages where brokers report when they stored, delivered and deleted what."""
     for sent in facts.history.sent.values():
-        yield from _lost(facts, sent)
         yield from _expired(facts, sent)
-        yield from _doubled(facts, sent)
+        yield from _redelivered(facts, sent)
+        yield from _expired_locks(facts, sent)
         yield from _stuck(facts, sent)
         yield from _never_fits(facts, sent)
 
 
-# Lost.
-
-
-def _lost(facts: Facts, sent: Sent) -> Iterator[Violation]:
-    number = sent.number
-    home, backlog = facts.at_primary[number], facts.at_secondary[number]
-    at = sent.ended_at or sent.at
-    if sent.result is Result.PRIMARY and not any(_confirmed(facts, copy) for copy in home):
-        yield Violation(Verdict.LOST, at, f"{sent.number} was accepted by the primary, which never stored it", number)
-    elif sent.result is Result.BACKLOG:
-        if not any(copy.entity.path == sent.queue and _confirmed(facts, copy) for copy in backlog):
-            text = f"{number} was accepted by backlog queue {sent.queue}, which never stored it"
-            yield Violation(Verdict.LOST, at, text, number)
-        elif not home and not any(copy.gone in ("", "deleted", "dead-lettered") for copy in backlog):
-            yield Violation(Verdict.LOST, at, f"{number} was accepted by a backlog queue and is missing", number)
-    for copy in backlog:
-        problem = left_wrongly(facts, sent, copy)
-        if problem:
-            yield Violation(Verdict.LOST, copy.gone_at or at, f"{number}, copy {copy.number}: {problem}", number)
-
-
-def _confirmed(facts: Facts, copy: Copy) -> bool:
-    told = facts.told(copy)
-    return told is not None and told.confirmed
-
-
-def left_wrongly(facts: Facts, sent: Sent, copy: Copy) -> str | None:
-    """Why a copy should not have left its backlog queue; None when all was right."""
-    gone = copy.gone_tick or 0
-    writes = facts.by_syphon[sent.number]
-    if copy.gone == "completed":
-        if any(told is not None and told.confirmed and (each.end_tick or 0) < gone for each, told in writes):
-            return None
-        return "it was completed before anything had confirmed that it arrived"
-    if copy.gone == "expired":
-        return "its time-to-live ran out in the backlog, unseen"
-    if copy.gone != "dead-lettered":
-        return None
-    if copy.reason == "TTLExpiredException":
-        lives, waited = sent.message.time_to_live, (copy.gone_at or 0.0) - sent.at
-        if facts.options[True].ttl_policy == "elapse" and lives is not None and waited >= lives - WALLS:
-            return None
-        return "it was dead-lettered as expired, and was not"
-    if refused_for_good(facts, sent, gone):
-        return None
-    return f"it was dead-lettered ({copy.reason}) although nothing had refused it permanently"
+def routes_judged(facts: Facts) -> Iterator[Violation]:
+    """All that is wrong with the choice of brokers and queues."""
+    for sent in facts.history.sent.values():
+        yield from _other_queue(facts, sent)
+        yield from _given_up(facts, sent)
 
 
 def _expired(facts: Facts, sent: Sent) -> Iterator[Violation]:
     """Where the time in the backlog counts, what has run out of it is not delivered."""
     backlog, lives = facts.at_secondary[sent.number], sent.message.time_to_live
-    if not backlog or lives is None or facts.options[True].ttl_policy != "elapse":
+    if not backlog or lives is None or facts.options.ttl_policy != "elapse":
         return
     diverted_at = max(copy.at for copy in backlog if not facts.is_syphons(copy))
     for attempt, _ in facts.by_syphon[sent.number]:
@@ -106,66 +65,26 @@ def _never_fits(facts: Facts, sent: Sent) -> Iterator[Violation]:
         yield Violation(Verdict.STATE, copy.at, text, sent.number)
 
 
-# Duplicates.
+# Locks.
 
 
-def _doubled(facts: Facts, sent: Sent) -> Iterator[Violation]:
-    number = sent.number
-    home, backlog = facts.at_primary[number], facts.at_secondary[number]
-    confirmed = [each for each, told in facts.attempts[number] if told is not None and told.confirmed]
-    yield from _brought_twice(facts, sent, backlog)
-    redelivered = 0
-    for copy in backlog:
+def _redelivered(facts: Facts, sent: Sent) -> Iterator[Violation]:
+    """A syphon gets a message again only if something has ended its lock."""
+    for copy in facts.at_secondary[sent.number]:
         for index in range(1, len(copy.handovers)):
-            redelivered += 1
             if not facts.redelivery_explained(copy, index):
                 at = copy.handovers[index].at
-                text = f"{number}, copy {copy.number}, was delivered to a syphon again for no reason"
-                yield Violation(Verdict.DUPLICATE, at, text, number)
-    if len(home) < 2:
-        return
-    doubts = 0
-    for copy in (*home, *backlog):
-        if not _confirmed(facts, copy):
-            doubts += 1
-    reasons = len(confirmed) + doubts + redelivered
-    if len(home) > reasons:
-        text = (
-            f"the primary has stored {number} {len(home)} times: {len(confirmed)} confirmed, {doubts} in doubt, "
-            f"{redelivered} redelivered explain {reasons}"
-        )
-        yield Violation(Verdict.DUPLICATE, home[-1].at, text, number)
-    yield from _unsaid(facts, sent, home)
+                text = f"{sent.number}, copy {copy.number}, was delivered to a syphon again for no reason"
+                yield Violation(Verdict.DUPLICATE, at, text, sent.number)
 
 
-def _brought_twice(facts: Facts, sent: Sent, backlog: list[Copy]) -> Iterator[Violation]:
-    """A syphon remembers what it has moved (ADR 7), and sends nothing under an expired lock (SPEC 7.6)."""
-    brought: Counter[str] = Counter()
-    for attempt, told in facts.by_syphon[sent.number]:
-        if attempt.broker != PRIMARY:
-            continue
-        # Of several copies in the backlog each is moved.
-        if brought[attempt.life] and len(backlog) == 1:
-            text = f"the syphon of {attempt.life} had moved {sent.number} to the primary, and sent it again"
-            yield Violation(Verdict.DUPLICATE, attempt.at, text, sent.number)
-        brought[attempt.life] += told is not None and told.confirmed
-        if all(facts.has_run_out(copy, attempt) for copy in backlog):
+def _expired_locks(facts: Facts, sent: Sent) -> Iterator[Violation]:
+    """A syphon sends nothing under an expired lock (SPEC 7.6)."""
+    backlog = facts.at_secondary[sent.number]
+    for attempt, _ in facts.by_syphon[sent.number]:
+        if attempt.broker == PRIMARY and backlog and all(facts.has_run_out(copy, attempt) for copy in backlog):
             text = f"the syphon of {attempt.life} sent {sent.number} to the primary under an expired lock"
             yield Violation(Verdict.DUPLICATE, attempt.at, text, sent.number)
-
-
-def _unsaid(facts: Facts, sent: Sent, home: list[Copy]) -> Iterator[Violation]:
-    """A second copy made by the syphon must be reported by an event."""
-    written = [copy for copy in home if facts.is_syphons(copy)]
-    if len(written) < 2 or not _confirmed(facts, written[-1]):
-        return
-    last = written[-1]
-    notes = facts.moved[last.message.message_id or ""]
-    events = [note.event for note in notes]
-    said = any(each.maybe_duplicate or each.redelivered or not each.completed for each in events)  # type: ignore[attr-defined]
-    if any(note.tick > last.tick for note in notes) and not said:
-        text = f"the syphon moved {sent.number} {len(written)} times, and no event reports a possible duplicate"
-        yield Violation(Verdict.DUPLICATE, last.at, text, sent.number)
 
 
 def _stuck(facts: Facts, sent: Sent) -> Iterator[Violation]:
@@ -192,3 +111,51 @@ def _stuck(facts: Facts, sent: Sent) -> Iterator[Violation]:
                 )
                 yield Violation(Verdict.NOT_DRAINED, calm, text, sent.number)
                 return
+
+
+# Routes.
+
+
+def _other_queue(facts: Facts, sent: Sent) -> Iterator[Violation]:
+    """What a backlog queue did not take goes to another one in use (SPEC 5.4), unless order forbids it (SPEC 8.2)."""
+    options = facts.options
+    if options.ordering == "session":
+        return
+    fair = min(options.attempt_timeout, 1.0) - 0.0005
+    attempts = [each for each in facts.attempts[sent.number] if each[0].broker == SECONDARY]
+    for (one, told), (another, _) in itertools.pairwise(attempts):
+        if told is None or one.entity != another.entity or told.kind not in ("unavailable", "refused", "cut"):
+            continue
+        ended_at = one.ended_at or one.at
+        slept = facts.allowance(one.life, one.at, ended_at) - facts.history.grace
+        if told.kind == "cut" and ended_at - one.at - slept < fair:
+            continue
+        if not facts.has_queue(another.life, another.tick):
+            continue  # it was the probing send of a queue (SPEC 5.5)
+        if told.reason == "not-found" and facts.was_made(one.entity, one.at, another.at):
+            continue
+        if not any((one.end_tick or 0) < tick < another.tick for tick in facts.returns[one.life, one.entity.path]):
+            text = f"{one.entity} did not accept {sent.number} ({told}), but was retried"
+            yield Violation(Verdict.STATE, another.at, text, sent.number)
+
+
+# Patience (SPEC 5.5).
+
+
+def _given_up(facts: Facts, sent: Sent) -> Iterator[Violation]:
+    """While no broker takes it a send waits for either until its deadline, and finds out soon that one is back."""
+    life = facts.lives.get(sent.life)
+    if sent.error not in _NOTHING_TOOK_IT or life is None or not facts.history.exact:
+        return
+    ended_at, options = sent.ended_at or sent.at, facts.options
+    if options.while_failing != "wait" or (life.closing_at is not None and life.closing_at <= ended_at):
+        return
+    if ended_at < sent.at + sent.timeout - facts.history.grace:
+        text = f"{sent.number} was refused after {ended_at - sent.at:.3f} s, and had {sent.timeout:.3f} s"
+        yield Violation(Verdict.STATE, ended_at, text, sent.number)
+    began_at = ended_at - _TRIALS - 2 * options.attempt_timeout
+    if options.ordering == "session" and not any(each.at <= began_at for each, _ in facts.attempts[sent.number]):
+        return  # earlier sends of its key had their turn first
+    if began_at > sent.at and facts.is_calm(began_at, ended_at):
+        text = f"{sent.number} was refused, and both brokers worked for the last {ended_at - began_at:.1f} s"
+        yield Violation(Verdict.STATE, ended_at, text, sent.number)

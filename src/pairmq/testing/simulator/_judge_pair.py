@@ -10,11 +10,9 @@ from pairmq.core import RECORD_QUEUE, PairOptions
 from pairmq.model import Entity, EntityState
 from pairmq.model.events import Cause, PingCompleted, RotationChanged, StateChanged
 from pairmq.runner import LOOK_INTERVAL
+from pairmq.testing.history import PRIMARY, SECONDARY, Attempt, Copy, Life, Note, Result, Sent
+from pairmq.testing.judge import Verdict, Violation
 from pairmq.testing.simulator._facts import Facts
-from pairmq.testing.simulator._history import Attempt, Copy, Life, Note, Result, Sent
-from pairmq.testing.simulator._judge_order import order_judged
-from pairmq.testing.simulator._scenario import PRIMARY, SECONDARY
-from pairmq.testing.simulator._verdict import Verdict, Violation
 
 CANARIES = 90_000_000
 """The numbers of the messages that are sent when all is healed, and up."""
@@ -44,10 +42,8 @@ _ALLOWED: dict[tuple[EntityState, Cause], tuple[EntityState, ...]] = {
 def pair_judged(facts: Facts) -> Iterator[Violation]:
     """All that is wrong with pairs, and not with a single message."""
     yield from _order(facts)
-    if facts.options[True].ordering == "none":
+    if facts.options.ordering == "none":
         yield from _kept_queues(facts)
-    else:
-        yield from order_judged(facts)
     for (life, entity), notes in facts.changes.items():
         yield from _states(facts, facts.lives[life], entity, notes)
     for each in facts.lives.values():
@@ -129,7 +125,7 @@ def _all_confirmed(attempt: Attempt) -> bool:
 
 
 def _states(facts: Facts, life: Life, entity: Entity, notes: list[Note]) -> Iterator[Violation]:
-    options = facts.options[life.syphon]
+    options = facts.options
     state = _DRAINING if life.syphon else _HEALTHY  # a pair with a syphon starts dirty (SPEC 4.5)
     dirty = life.syphon
     health_since, on_trial = life.tick, False
@@ -174,7 +170,7 @@ def _cause_is_there(facts: Facts, life: Life, entity: Entity, note: Note, since:
             return False
         if attempt.life != life.name or attempt.entity != entity or attempt.broker != PRIMARY or attempt.syphon:
             continue
-        at_once = attempt.ended_at == note.at or not facts.history.virtual
+        at_once = attempt.ended_at == note.at or not facts.history.exact
         if not at_once or not attempt.told or attempt.end_tick is None or attempt.end_tick > note.tick:
             continue
         confirmed = any(told.confirmed for told in attempt.told)
@@ -205,7 +201,7 @@ def _trial_ended(facts: Facts, life: Life, entity: Entity, since: int, until: in
 
 
 def _said_drained(facts: Facts, life: Life, entity: Entity, note: Note, where: str) -> Iterator[Violation]:
-    options = facts.options[True]
+    options = facts.options
     # One count takes this long at most; what came during it may have been missed.
     counted = note.at - len(facts.backlog_queues) * options.attempt_timeout - 1.0
     # And what others use is known from the record, which may have been read a minute before, by a process that had not
@@ -276,7 +272,7 @@ class _Flaps:
 def _closing(facts: Facts, life: Life) -> Iterator[Violation]:
     if life.closing_at is None or life.killed:
         return
-    grace = facts.options[life.syphon].close_grace
+    grace = facts.options.close_grace
     closed_at = life.closed_at if life.closed_at is not None else float("inf")
     took = closed_at - life.closing_at
     if took > grace + _CLOSING + facts.allowance(life.name, life.closing_at, closed_at):
@@ -292,7 +288,7 @@ def _closing(facts: Facts, life: Life) -> Iterator[Violation]:
 
 def _gaps(facts: Facts) -> Iterator[Violation]:
     """A missing backlog queue is created again, at the latest by a process with a syphon."""
-    options = facts.options[True]
+    options = facts.options
     patience = 60.0 + 2 * options.backlog_retry_interval + 2 * options.attempt_timeout
     for gap in facts.history.gaps:
         if gap.broker != SECONDARY:

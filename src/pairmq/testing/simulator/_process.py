@@ -26,7 +26,7 @@ from pairmq.observe._log import describe
 from pairmq.pair import Pair, PairSender, _active
 from pairmq.runner import Clock
 from pairmq.testing._loop import WALL_EPOCH
-from pairmq.testing.simulator._history import Life, Note, Result, Sent
+from pairmq.testing.history import Life, Note, Result, Sent
 from pairmq.testing.simulator._loop import OWNER
 from pairmq.testing.simulator._network import Connection
 from pairmq.testing.simulator._scenario import ProcessPlan, SenderPlan, Shipment

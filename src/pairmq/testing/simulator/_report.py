@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from pairmq.testing.simulator._history import History, Result, Sent
-from pairmq.testing.simulator._scenario import PRIMARY, Scenario
-from pairmq.testing.simulator._verdict import Verdict, Violation
+from pairmq.testing.history import PRIMARY, Result, Sent
+from pairmq.testing.judge import Verdict, Violation
+from pairmq.testing.simulator._history import History
+from pairmq.testing.simulator._scenario import Scenario
 
 TAIL = 50
 """Lines of the trace that are shown with a violation."""

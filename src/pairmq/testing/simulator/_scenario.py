@@ -14,12 +14,11 @@ from typing import Any, Final, Literal, get_args
 from pairmq.core import PairOptions
 from pairmq.core.options import Ordering
 from pairmq.model import Entity, EntityKind
+from pairmq.testing.history import PRIMARY as PRIMARY
+from pairmq.testing.history import SECONDARY as SECONDARY
 from pairmq.testing.simulator._typed import check_types
 
 Mode = Literal["safety", "liveness"]
-
-PRIMARY: Final = "primary"
-SECONDARY: Final = "secondary"
 
 FORMAT: Final = 1
 

@@ -1,0 +1,195 @@
+"""What happened to messages, as facts for the judge: calls, their results, and the brokers' operations.
+
+Simulations and runs of chaos write the same history, and `pairmq.testing.judge` judges it. Truth comes from the
+brokers' side (`Copy`); what the framework reported stands apart (`Sent`, `Note`). Each fact has a *tick* beside its
+instant: in virtual time much happens at one instant, and ticks give the order.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from pairmq.model import Entity, Message
+from pairmq.model.events import Event
+
+PRIMARY: Final = "primary"
+SECONDARY: Final = "secondary"
+
+
+class Result(enum.StrEnum):
+    """The result that a caller got for one message."""
+
+    PRIMARY = "accepted by the primary"
+    BACKLOG = "accepted by a backlog queue"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+    CANCELLED = "cancelled by its caller"
+    CRASHED = "an exception that no send may raise"
+
+    @property
+    def accepted(self) -> bool:
+        """Whether it was promised to arrive."""
+        return self in (Result.PRIMARY, Result.BACKLOG)
+
+
+class Told(NamedTuple):
+    """The result that a broker's client got for one message of a write."""
+
+    confirmed: bool
+    doubtful: bool
+    """It may have been applied all the same."""
+    kind: str = ""
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.confirmed:
+            return "confirmed"
+        return f"{self.kind} ({self.reason}){', may have been applied' if self.doubtful else ''}"
+
+
+CONFIRMED = Told(True, False)
+CUT = Told(False, True, "cut", "cancelled or timed out")
+
+
+@dataclass(slots=True)
+class Life:
+    """One run of one process, from its start to its end.
+
+    ``left`` and ``locks_left`` are what it left behind after a close: tasks, and messages that it held locked although
+    nothing prevented it from releasing them.
+    """
+
+    process: str
+    number: int
+    syphon: bool
+    options: str
+    skew: float
+    at: float
+    tick: int
+    opened_at: float | None = None
+    closing_at: float | None = None
+    closed_at: float | None = None
+    ended_at: float | None = None
+    killed: bool = False
+    left: tuple[str, ...] = ()
+    locks_left: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """``a/2``: the second run of process a."""
+        return f"{self.process}/{self.number}"
+
+    def __hash__(self) -> int:
+        return hash((self.process, self.number))
+
+
+@dataclass(slots=True)
+class Sent:
+    """One message passed to a pair, and its result."""
+
+    number: int
+    life: str
+    sender: str
+    entity: Entity
+    message: Message
+    at: float
+    tick: int
+    timeout: float
+    result: Result | None = None
+    """None when its process was killed first."""
+    ended_at: float | None = None
+    end_tick: int | None = None
+    maybe_duplicate: bool = False
+    queue: str | None = None
+    error: str = ""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One write to a broker, of one message or several."""
+
+    number: int
+    life: str
+    broker: str
+    entity: Entity
+    syphon: bool
+    messages: tuple[int | None, ...]
+    at: float
+    tick: int
+    told: tuple[Told, ...] | None = None
+    """One for each message; None when the process was killed first."""
+    ended_at: float | None = None
+    end_tick: int | None = None
+
+
+class Handover(NamedTuple):
+    """One delivery of a copy to a receiver."""
+
+    at: float
+    tick: int
+    life: str
+
+
+@dataclass(slots=True)
+class Copy:
+    """One message in one broker, from the write that was applied until it was gone.
+
+    ``message_number`` is None for foreign messages; ``gone`` is how it ended: ``completed``, ``dead-lettered``,
+    ``expired`` or ``deleted`` (with its queue).
+    """
+
+    number: int
+    message_number: int | None
+    broker: str
+    entity: Entity
+    message: Message
+    attempt: int | None
+    at: float
+    tick: int
+    handovers: list[Handover] = field(default_factory=list)
+    ran_out: list[tuple[int, float]] = field(default_factory=list)
+    """The ticks and instants at which a lock of it ran out of its time."""
+    gone: str = ""
+    gone_at: float | None = None
+    gone_tick: int | None = None
+    gone_by: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """An event of the framework's."""
+
+    at: float
+    tick: int
+    life: str
+    event: Event
+
+
+@dataclass(kw_only=True, slots=True)
+class History:
+    """All facts that the judge of messages needs.
+
+    A fact that can't be observed is left out; one that is known only within bounds is written so that it raises no
+    violation.
+    """
+
+    lives: list[Life] = field(default_factory=list)
+    sent: dict[int, Sent] = field(default_factory=dict)
+    attempts: list[Attempt] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    ticks: int = 0
+    exact: bool = True
+    """Brokers report each write with its attempt, and what follows from something else is at the same instant."""
+    grace: float = 0.05
+    """Seconds by which anything may be late: virtual time has no excuse for more."""
+    lags: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    """Of each life: when its event loop should have run, and when it did."""
+
+    def tick(self) -> int:
+        """The next tick."""
+        self.ticks += 1
+        return self.ticks

@@ -1,0 +1,549 @@
+"""The judge of messages: compares what was promised with what the brokers hold, and what was reported with what was so.
+
+It knows neither PairMQ's code nor who wrote the history: simulations, runs of chaos and histories made by hand are
+judged by the same rules. `Account` is the least that it needs of a message: the demo, which counts only, and the state
+machine have that judged.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from pairmq.core import MAYBE_DUPLICATE, PairOptions
+from pairmq.model import Entity, FailureReason, Message, MessageTooLarge, ReservedPropertyError
+from pairmq.model.events import MessageMoved, SendCompleted, SendOutcome
+from pairmq.testing.history import PRIMARY, SECONDARY, Attempt, Copy, History, Life, Note, Result, Sent, Told
+
+WALLS = 1.5
+"""Seconds by which two processes' wall clocks may differ, and a bit."""
+
+# What a syphon must not dead-letter (ADR 4): some refusals pass, and the message has to wait; what the primary can
+# never hold is refused when it is sent (SPEC 3.8).
+_NO_REASON = frozenset(
+    reason.value
+    for reason in (
+        FailureReason.UNAUTHORIZED,
+        FailureReason.QUOTA,
+        FailureReason.DISABLED,
+        FailureReason.CLOSED,
+        FailureReason.TOO_LARGE,
+    )
+)
+
+_UNSEEN = frozenset(error.__name__ for error in (MessageTooLarge, ReservedPropertyError))
+"""Refusals that need no response of a broker."""
+
+
+class Verdict(enum.StrEnum):
+    """What is wrong; `promise` is the guarantee that was broken."""
+
+    LOST = "lost"
+    PHANTOM = "phantom"
+    DUPLICATE = "unexplained duplicate"
+    ORDER = "wrong order"
+    NOT_DRAINED = "not drained"
+    DEADLINE = "outlived its deadline"
+    CLOSE = "hung close"
+    STATE = "wrong state"
+    CRASH = "crash"
+
+    @property
+    def promise(self) -> str:
+        """The guarantee, in a sentence."""
+        return _PROMISES[self]
+
+
+_PROMISES = {
+    Verdict.LOST: "Every accepted send is delivered at least once.",
+    Verdict.PHANTOM: "Nothing is delivered that was not sent, that was changed, or whose send was refused.",
+    Verdict.DUPLICATE: "A second copy comes only from a write in doubt or a redelivery, and is reported as possible.",
+    Verdict.ORDER: "Order is lost only where something failed; with ordering by session it never is.",
+    Verdict.NOT_DRAINED: "When both brokers work, every backlog queue is drained, and sends use the primary again.",
+    Verdict.DEADLINE: "No send and no operation at a broker outlives its time limit.",
+    Verdict.CLOSE: "Closing ends within its limit, and leaves no task and no lock behind.",
+    Verdict.STATE: "Entities change their state, and sends their route, only as specified.",
+    Verdict.CRASH: "No exception escapes but those that are documented.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One broken promise.
+
+    Args:
+        verdict: which.
+        at: the virtual second at which it was so.
+        text: what happened, in a sentence.
+        message: the number of the message, if any.
+    """
+
+    verdict: Verdict
+    at: float
+    text: str
+    message: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.verdict} at {self.at:.3f} s: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What is known of one message in the end.
+
+    Args:
+        results: of each send of it; None where the process was killed first.
+        home: how many copies the primary has stored.
+        stored_in: a place that has stored one; empty if none has.
+        waiting_in: the backlog queue that still holds it although everything had its time; empty if none does.
+        excused: it may be missing at the primary: it waits, or was set aside for a reason of its own.
+        announced: a receipt or an event reports that there may be a second copy.
+        reasons: confirmed sends to the primary, writes in doubt, deliveries from the backlog; None if not counted.
+    """
+
+    results: Sequence[Result | None] = ()
+    home: int = 0
+    stored_in: str = ""
+    waiting_in: str = ""
+    excused: bool = False
+    announced: bool = False
+    reasons: tuple[int, int, int] | None = None
+
+    def judged(self, name: str) -> Iterator[tuple[Verdict, str]]:
+        """Find what is wrong.
+
+        Args:
+            name: of the message, for the text.
+        """
+        accepted = [result for result in self.results if result is not None and result.accepted]
+        kept = [result for result in self.results if result is not Result.REFUSED]
+        if not self.results and self.home:
+            yield Verdict.PHANTOM, f"{name} is at the primary, but was not sent through the pair"
+        elif self.results and not kept and self.stored_in:
+            yield Verdict.PHANTOM, f"{name} was refused, and is stored in {self.stored_in}"
+        elif accepted and not self.home and self.waiting_in:
+            yield Verdict.NOT_DRAINED, f"{name} was {accepted[0]}, and is still in {self.waiting_in}"
+        elif accepted and not self.home and not self.excused:
+            yield Verdict.LOST, f"{name} is lost: it was {accepted[0]}, and is missing"
+        if self.home < 2:
+            return
+        if self.reasons is not None and self.home > sum(self.reasons):
+            confirmed, doubts, brought = self.reasons
+            text = (
+                f"{name} is stored {self.home} times at the primary: {confirmed} confirmed sends, {doubts} writes in "
+                f"doubt and {brought} deliveries from the backlog explain {sum(self.reasons)}"
+            )
+            yield Verdict.DUPLICATE, text
+        # An application that sends one message twice has asked for two copies.
+        elif not self.announced and len(kept) < 2:
+            text = f"{name} is stored {self.home} times at the primary, and no receipt or event says that it may be"
+            yield Verdict.DUPLICATE, text
+
+
+class Facts:
+    """A history, by message and by process.
+
+    Args:
+        history: of any origin.
+        options: that all pairs have in common.
+    """
+
+    def __init__(self, history: History, options: PairOptions) -> None:
+        self.history = history
+        self.options = options
+        self.lives: dict[str, Life] = {life.name: life for life in history.lives}
+        self.at_primary: dict[int, list[Copy]] = defaultdict(list)
+        self.at_secondary: dict[int, list[Copy]] = defaultdict(list)
+        self.nobodys: list[Copy] = []
+        """Copies at the primary of messages that were never sent."""
+        for copy in history.copies:
+            if copy.message_number is not None:
+                side = self.at_primary if copy.broker == PRIMARY else self.at_secondary
+                side[copy.message_number].append(copy)
+            elif copy.broker == PRIMARY:
+                self.nobodys.append(copy)
+        self.attempts: dict[int, list[tuple[Attempt, Told | None]]] = defaultdict(list)
+        self.by_syphon: dict[int, list[tuple[Attempt, Told | None]]] = defaultdict(list)
+        for attempt in history.attempts:
+            told = attempt.told or (None,) * len(attempt.messages)
+            for number, each in zip(attempt.messages, told, strict=False):
+                if number is not None:
+                    (self.by_syphon if attempt.syphon else self.attempts)[number].append((attempt, each))
+        self.completed: dict[str | None, SendCompleted] = {}
+        """The event of each send, by its message's id."""
+        self._moved: dict[str, list[tuple[Note, MessageMoved]]] = defaultdict(list)
+        for note in history.notes:
+            if isinstance(note.event, MessageMoved):
+                self._moved[note.event.message_id].append((note, note.event))
+            elif isinstance(note.event, SendCompleted):
+                self.completed[note.event.message_id] = note.event
+
+    def allowance(self, life: str, since: float, until: float) -> float:
+        """Seconds by which something of a process may be late that was due at an instant and done at another.
+
+        What is done takes several turns of the loop, and each of them may come late.
+        """
+        if until - since <= self.history.grace:
+            return self.history.grace  # it needs no excuse, and the lags of a long run are many
+        lags = (woken - due for due, woken in self.history.lags.get(life, ()) if woken >= since and due <= until)
+        return self.history.grace + sum(lags, start=0.0)
+
+    def told(self, copy: Copy) -> Told | None:
+        """The result that the writer of a copy got; None if it was killed first."""
+        if copy.attempt is None or copy.message_number is None:
+            return None
+        attempt = self.history.attempts[copy.attempt]
+        if attempt.told is None:
+            return None
+        return attempt.told[attempt.messages.index(copy.message_number)]
+
+    def is_confirmed(self, copy: Copy) -> bool:
+        """Whether its writer got the confirmation."""
+        told = self.told(copy)
+        return told is not None and told.confirmed
+
+    def is_syphons(self, copy: Copy) -> bool:
+        """Whether a syphon wrote it."""
+        return copy.attempt is not None and self.history.attempts[copy.attempt].syphon
+
+    def doubtful(self, sent: Sent, before: int) -> bool:
+        """Whether an attempt in doubt had been reported to its sender before a tick."""
+        return any(
+            told is not None and told.doubtful and (attempt.end_tick or 0) < before
+            for attempt, told in self.attempts[sent.number]
+        )
+
+    def writes(self, number: int, broker: str) -> list[tuple[Attempt, Told | None]]:
+        """The attempts that may have stored a message at a broker."""
+        return [
+            (attempt, told)
+            for attempt, told in (*self.attempts[number], *self.by_syphon[number])
+            if attempt.broker == broker and (told is None or told.confirmed or told.doubtful)
+        ]
+
+    def moves(self, sent: Sent) -> list[tuple[Note, MessageMoved]]:
+        """What syphons reported of a message, whose id may be the pair's."""
+        stored = (*self.at_primary[sent.number], *self.at_secondary[sent.number])
+        ids = {sent.message.message_id, *(copy.message.message_id for copy in stored)}
+        return [move for each in ids if each is not None for move in self._moved[each]]
+
+    def explained(self, sent: Sent) -> bool:
+        """Whether a possible second copy was reported, or its process was killed before that."""
+        if sent.maybe_duplicate or sent.result in (None, Result.UNKNOWN, Result.CANCELLED):
+            return True
+        moves = self.moves(sent)
+        if any(_announces(event) for _, event in moves):
+            return True
+        # A syphon reports no write in doubt of a message that expires meanwhile: its dead-letter explains the copies.
+        aside = any(copy.gone == "dead-lettered" for copy in self.at_secondary[sent.number])
+        if aside and not any(self.is_confirmed(copy) for copy in self.at_primary[sent.number]):
+            return True
+        # A syphon that was killed after it had sent the message reports nothing.
+        told = {note.life for note, _ in moves}
+        return any(self.lives[each.life].killed and each.life not in told for each, _ in self.by_syphon[sent.number])
+
+    def account(self, sent: Sent) -> Account:
+        """What is known of a message in the end."""
+        home, backlog = self.at_primary[sent.number], self.at_secondary[sent.number]
+        waiting = [copy.entity.path for copy in backlog if not copy.gone]
+        event = self.completed.get(sent.message.message_id)
+        refused = event is not None and event.outcome is SendOutcome.REFUSED
+        writes = self.writes(sent.number, PRIMARY)
+        sure = [attempt for attempt, told in writes if told is not None and told.confirmed]
+        by_syphon = sum(attempt.syphon for attempt in sure)
+        doubts = min(len(writes) - len(sure), sum(not self.is_confirmed(copy) for copy in home))
+        return Account(
+            (Result.REFUSED if refused else sent.result,),
+            len(home),
+            next((f"{copy.broker} {copy.entity}" for copy in (*home, *backlog)), ""),
+            "" if self.history.exact else next(iter(waiting), ""),
+            bool(waiting) or any(copy.gone in ("deleted", "dead-lettered") for copy in backlog),
+            self.explained(sent),
+            (len(sure) - by_syphon, doubts, min(by_syphon, sum(len(copy.handovers) for copy in backlog))),
+        )
+
+
+def _announces(event: MessageMoved) -> bool:
+    return event.maybe_duplicate or event.redelivered or not event.completed
+
+
+def messages_judged(facts: Facts) -> Iterator[Violation]:
+    """All that is wrong with messages, whoever wrote the history."""
+    for sent in facts.history.sent.values():
+        at = sent.ended_at or sent.at
+        for verdict, text in facts.account(sent).judged(str(sent.number)):
+            yield Violation(verdict, at, text, sent.number)
+        yield from _phantom(facts, sent)
+        yield from _left(facts, sent)
+        yield from _sent_again(facts, sent)
+        yield from _brought_twice(facts, sent)
+        yield from _unsaid(facts, sent)
+        yield from _marks(facts, sent)
+        yield from _late(facts, sent)
+    for copy in facts.nobodys:
+        text = f"the primary stored {copy.message.message_id} in {copy.entity}, which was never sent"
+        yield Violation(Verdict.PHANTOM, copy.at, text)
+    for number, copies in facts.at_primary.items():
+        if number not in facts.history.sent:
+            for verdict, text in Account(home=len(copies), announced=True).judged(str(number)):
+                yield Violation(verdict, copies[0].at, text, number)
+    if facts.options.ordering != "none":
+        yield from order_judged(facts)
+
+
+# Phantoms.
+
+
+def _phantom(facts: Facts, sent: Sent) -> Iterator[Violation]:
+    number, at = sent.number, sent.ended_at or sent.at
+    home, backlog = facts.at_primary[number], facts.at_secondary[number]
+    for copy in home:
+        problem = _altered(facts, sent, copy)
+        if problem:
+            yield Violation(Verdict.PHANTOM, copy.at, f"{number}, copy {copy.number}: {problem}", number)
+    ids = {copy.message.message_id for copy in (*home, *backlog)}
+    if len(ids) > 1:
+        text = f"{number} had more than one message id: {sorted(map(str, ids))}"
+        yield Violation(Verdict.PHANTOM, sent.at, text, number)
+    event = facts.completed.get(sent.message.message_id)
+    called_refused = event is not None and event.outcome is SendOutcome.REFUSED
+    told_refused = sent.result is Result.REFUSED or called_refused
+    if told_refused and not home and not backlog and facts.doubtful(sent, sent.end_tick or 0):
+        text = f"{number} was refused, although an attempt was in doubt"
+        yield Violation(Verdict.PHANTOM, at, text, number)
+    # Of a batch that is cancelled, some may have been refused for certain already: by brokers, or before any saw them.
+    told_of = [told for _, told in facts.attempts[number]]
+    refused = all(told is not None and not (told.doubtful or told.confirmed) for told in told_of)
+    if not told_of:
+        refused = event is not None and event.error in _UNSEEN
+    if sent.result is Result.CANCELLED and called_refused and not refused:
+        yield Violation(Verdict.PHANTOM, at, f"{number} was cancelled, and an event says that it was refused", number)
+    for (one, told), (another, _) in itertools.pairwise(facts.attempts[number]):
+        if told is not None and told.kind == "refused" and one.broker == PRIMARY:
+            text = f"the primary refused {number} ({told.reason}), but it was sent to the {another.broker}"
+            yield Violation(Verdict.PHANTOM, another.at, text, number)
+
+
+def _altered(facts: Facts, sent: Sent, copy: Copy) -> str | None:
+    """How a copy differs from what was sent."""
+    if copy.entity != sent.entity:
+        return f"it was sent to {sent.entity} and came to {copy.entity}"
+    wanted, found = sent.message, copy.message
+    if wanted.message_id is None:
+        wanted = replace(wanted, message_id=found.message_id)
+    if wanted == found:
+        return None
+    elapsed = facts.is_syphons(copy) and facts.options.ttl_policy == "elapse"
+    if elapsed and wanted.time_to_live is not None and found.time_to_live is not None:
+        least = wanted.time_to_live - (copy.at - sent.at) - WALLS
+        if (
+            least <= found.time_to_live <= wanted.time_to_live
+            and replace(found, time_to_live=wanted.time_to_live) == wanted
+        ):
+            return None
+    return f"it was changed in transit: {difference(wanted, found)}"
+
+
+def difference(wanted: Message, found: Message) -> str:
+    """Name the fields in which a copy differs from what was sent; empty if in none."""
+    names = [name for name in type(wanted).__slots__ if getattr(wanted, name) != getattr(found, name)]
+    parts = [f"{name} was {getattr(wanted, name)!r} and is {getattr(found, name)!r}" for name in names]
+    return "; ".join(parts)[:400]
+
+
+# Lost.
+
+
+def _left(facts: Facts, sent: Sent) -> Iterator[Violation]:
+    """A receipt needs a confirmation, and what leaves the backlog needs a reason."""
+    at = sent.ended_at or sent.at
+    sure = [each for each, told in facts.attempts[sent.number] if told is not None and told.confirmed]
+    if sent.result is Result.PRIMARY and not any(each.broker == PRIMARY for each in sure):
+        text = f"{sent.number} was accepted by the primary, which never confirmed it"
+        yield Violation(Verdict.LOST, at, text, sent.number)
+    elif sent.result is Result.BACKLOG and not any(each.entity.path == sent.queue for each in sure):
+        text = f"{sent.number} was accepted by backlog queue {sent.queue}, which never confirmed it"
+        yield Violation(Verdict.LOST, at, text, sent.number)
+    for copy in facts.at_secondary[sent.number]:
+        problem = _left_wrongly(facts, sent, copy)
+        if problem:
+            text = f"{sent.number}, copy {copy.number} in {copy.entity}: {problem}"
+            yield Violation(Verdict.LOST, copy.gone_at or at, text, sent.number)
+
+
+def _left_wrongly(facts: Facts, sent: Sent, copy: Copy) -> str | None:
+    """Why a copy should not have left its backlog queue; None when all was right."""
+    gone = copy.gone_tick or 0
+    writes = facts.by_syphon[sent.number]
+    if copy.gone == "completed":
+        if any(told is not None and told.confirmed and (each.end_tick or 0) < gone for each, told in writes):
+            return None
+        return "it was completed before anything had confirmed that it arrived"
+    if copy.gone == "expired":
+        return "its time-to-live ran out in the backlog, unseen"
+    if copy.gone != "dead-lettered":
+        return None
+    if copy.reason == "TTLExpiredException":
+        lives, waited = sent.message.time_to_live, (copy.gone_at or 0.0) - sent.at
+        if facts.options.ttl_policy == "elapse" and lives is not None and waited >= lives - WALLS:
+            return None
+        return "it was dead-lettered as expired, and was not"
+    if _refused_for_good(facts, sent, gone):
+        return None
+    return f"it was dead-lettered ({copy.reason}) although nothing had refused it permanently"
+
+
+def _refused_for_good(facts: Facts, sent: Sent, before: int) -> bool:
+    """Whether the primary had refused it to a syphon before a tick, permanently (ADR 4)."""
+    for each, told in facts.by_syphon[sent.number]:
+        refused = told is not None and told.kind == "refused" and told.reason not in _NO_REASON
+        if refused and each.entity == sent.entity and (each.end_tick or 0) < before:
+            return True
+    return False
+
+
+# Duplicates.
+
+
+def _sent_again(facts: Facts, sent: Sent) -> Iterator[Violation]:
+    confirmed = [each for each, told in facts.attempts[sent.number] if told is not None and told.confirmed]
+    if len(confirmed) > 1:
+        text = f"{sent.number} was sent again after the {confirmed[0].broker} had confirmed it"
+        yield Violation(Verdict.DUPLICATE, confirmed[1].at, text, sent.number)
+
+
+def _marks(facts: Facts, sent: Sent) -> Iterator[Violation]:
+    """What is said of possible copies must be so."""
+    at = sent.ended_at or sent.at
+    if sent.result is not None and sent.result.accepted:
+        doubtful = facts.doubtful(sent, sent.end_tick or 0)
+        if doubtful and not sent.maybe_duplicate:
+            text = f"an attempt of {sent.number} was in doubt, but its receipt does not report it"
+            yield Violation(Verdict.DUPLICATE, at, text, sent.number)
+        if sent.maybe_duplicate and not doubtful:
+            text = f"the receipt of {sent.number} reports a duplicate, but no attempt was in doubt"
+            yield Violation(Verdict.DUPLICATE, at, text, sent.number)
+    for copy in facts.at_secondary[sent.number]:
+        if copy.attempt is None or facts.is_syphons(copy):
+            continue
+        marked = MAYBE_DUPLICATE in copy.message.application_properties
+        if facts.doubtful(sent, facts.history.attempts[copy.attempt].tick) != marked:
+            text = f"copy {copy.number} of {sent.number} is {'' if marked else 'not '}marked as a possible duplicate"
+            yield Violation(Verdict.DUPLICATE, copy.at, text, sent.number)
+
+
+def _brought_twice(facts: Facts, sent: Sent) -> Iterator[Violation]:
+    """A syphon remembers what it has moved (ADR 7), and sends only what was delivered to it."""
+    number, backlog = sent.number, facts.at_secondary[sent.number]
+    # What a syphon postpones is a second copy until the first one is completed, for which its lock may be over.
+    copies = len(backlog) if facts.history.exact else len(facts.writes(number, SECONDARY))
+    handed = [handover for copy in backlog for handover in copy.handovers]
+    brought: Counter[str] = Counter()
+    for attempt, told in facts.by_syphon[number]:
+        if attempt.broker != PRIMARY:
+            continue
+        # Of several copies in the backlog each is moved.
+        if brought[attempt.life] and copies < 2:
+            text = f"the syphon of {attempt.life} had moved {number} to the primary, and sent it again"
+            yield Violation(Verdict.DUPLICATE, attempt.at, text, number)
+        brought[attempt.life] += told is not None and told.confirmed
+        if not any(each.life == attempt.life and each.tick < attempt.tick for each in handed):
+            text = f"the syphon of {attempt.life} sent {number}, which it had never received"
+            yield Violation(Verdict.PHANTOM, attempt.at, text, number)
+
+
+def _unsaid(facts: Facts, sent: Sent) -> Iterator[Violation]:
+    """A second copy made by the syphon must be reported by an event."""
+    written = [copy for copy in facts.at_primary[sent.number] if facts.is_syphons(copy)]
+    if len(written) < 2 or not facts.is_confirmed(written[-1]):
+        return
+    last = written[-1]
+    moves = facts.moves(sent)
+    if any(note.tick > last.tick for note, _ in moves) and not any(_announces(event) for _, event in moves):
+        text = f"the syphon moved {sent.number} {len(written)} times, and no event reports a possible duplicate"
+        yield Violation(Verdict.DUPLICATE, last.at, text, sent.number)
+
+
+# Deadlines.
+
+
+def _late(facts: Facts, sent: Sent) -> Iterator[Violation]:
+    life = facts.lives.get(sent.life)
+    if sent.result is None:
+        if life is None or not life.killed:
+            yield Violation(Verdict.DEADLINE, sent.at, f"the send of {sent.number} never ended", sent.number)
+        return
+    if life is not None and life.closing_at is not None and sent.at <= life.closing_at:
+        grace = facts.options.close_grace
+        ended_at, ends_at = sent.ended_at or sent.at, life.closing_at + grace
+        over = ended_at - ends_at
+        if over > facts.allowance(sent.life, ends_at, ended_at):
+            text = f"the send of {sent.number} ended {over:.3f} s after the grace of its pair's close"
+            yield Violation(Verdict.CLOSE, sent.ended_at or sent.at, text, sent.number)
+    ended_at = sent.ended_at or sent.at
+    took = ended_at - sent.at
+    if took > sent.timeout + facts.allowance(sent.life, sent.at + sent.timeout, ended_at):
+        text = f"the send of {sent.number} took {took:.3f} s and had {sent.timeout:.3f} s"
+        yield Violation(Verdict.DEADLINE, sent.ended_at or sent.at, text, sent.number)
+
+
+# Order (SPEC 8).
+
+Key = tuple[Entity, str, str]
+
+
+def order_judged(facts: Facts) -> Iterator[Violation]:
+    """All that is wrong with the order of keys."""
+    yield from _first_copies(facts)
+    yield from _one_queue(facts)
+
+
+def _key(sent: Sent) -> Key:
+    """Sessions outlive processes, senders do not."""
+    session = sent.message.session_id
+    return (sent.entity, f"{sent.life} {sent.sender}", "") if session is None else (sent.entity, "", session)
+
+
+def _first_copies(facts: Facts) -> Iterator[Violation]:
+    """The order of a key's receipts is the order of its first copies in the primary (SPEC 8.1)."""
+    keys: dict[Key, list[tuple[int, int, Sent]]] = defaultdict(list)
+    for sent in facts.history.sent.values():
+        home = facts.at_primary[sent.number]
+        if not home or sent.result is None or not sent.result.accepted or sent.end_tick is None:
+            continue
+        if any(copy.gone in ("deleted", "dead-lettered") for copy in facts.at_secondary[sent.number]):
+            continue  # it was not moved from there; a copy in the primary was written late
+        # Where a scheduled message stands is a matter of its time.
+        if sent.message.scheduled_enqueue_at is None:
+            keys[_key(sent)].append((sent.end_tick, home[0].number, sent))
+    for key, sends in keys.items():
+        sends.sort(key=lambda each: each[0])
+        last = None
+        for _, place, sent in sends:
+            if last is not None and place < last[0]:
+                name = key[2] or key[1]
+                text = (
+                    f"{sent.number} of {name} got its receipt after {last[1].number} and stands before it "
+                    f"in {sent.entity}"
+                )
+                yield Violation(Verdict.ORDER, facts.at_primary[last[1].number][0].at, text, last[1].number)
+            else:
+                last = place, sent
+
+
+def _one_queue(facts: Facts) -> Iterator[Violation]:
+    """All diverted sends of a key go to one backlog queue, in every process (SPEC 8.2)."""
+    queues: dict[Key, str] = {}
+    for attempt in facts.history.attempts:
+        if attempt.broker != SECONDARY or attempt.syphon:
+            continue
+        for number in attempt.messages:
+            if number is None:
+                continue
+            key, path = _key(facts.history.sent[number]), attempt.entity.path
+            if queues.setdefault(key, path) != path:
+                text = f"{key[2] or key[1]} was diverted to {queues[key]}, and then to {path}"
+                yield Violation(Verdict.ORDER, attempt.at, text, number)
