@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from pairmq.core import PairOptions
 from pairmq.core.envelope import PATH
@@ -23,28 +23,21 @@ from pairmq.model.events import (
 from pairmq.observe._log import describe
 from pairmq.testing._loop import WALL_EPOCH
 from pairmq.testing._simulated import Operation, SimulatedBroker
+from pairmq.testing.history import Result
+from pairmq.testing.judge import Account, difference
 
 Key = tuple[str, str]
 """One message: the path of its entity, and its id."""
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """A message that a broker has stored.
+class Stored(NamedTuple):
+    """A message that a broker has stored; ``confirmed``: its writer got the confirmation."""
 
-    Args:
-        at: virtual seconds.
-        entity: where; a backlog queue, or an entity of the primary.
-        message: as it was stored.
-        confirmed: its writer got the confirmation.
-        deliveries: returns how many times it was delivered to a receiver so far.
-    """
-
-    at: float
     entity: Entity
     message: Message
     confirmed: bool
     deliveries: Callable[[], int]
+    """Returns how often it was delivered to a receiver so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +73,7 @@ class RecordingBroker(SimulatedBroker):
 
     def __init__(self, name: str, ledger: Ledger) -> None:
         super().__init__(name)
-        self.copies: list[Copy] = []
+        self.copies: list[Stored] = []
         self._ledger = ledger
         self._losing = False
 
@@ -93,15 +86,8 @@ class RecordingBroker(SimulatedBroker):
         """Store a message, and remember it."""
         super().store(entity, message)
         stored = next(reversed(self.queues[entity].stored.values()), None)
-        self.copies.append(
-            Copy(
-                asyncio.get_running_loop().time(),
-                entity,
-                message,
-                not self._losing,
-                (lambda: 0) if stored is None else lambda: stored.deliveries,
-            )
-        )
+        deliveries = (lambda: 0) if stored is None else lambda: stored.deliveries
+        self.copies.append(Stored(entity, message, not self._losing, deliveries))
         suffix = ", and its confirmation is lost" if self._losing else ""
         self._ledger.note(f"the {self.name} stores it in {entity}{suffix}", key_of(entity, message))
 
@@ -174,7 +160,12 @@ def key_of(entity: Entity, message: Message) -> Key:
 Identity = Callable[[Message], Hashable]
 
 _EXACT = 0.05  # s: virtual time has no excuse for more
-_ACCEPTED = (SendOutcome.PRIMARY, SendOutcome.BACKLOG)
+_RESULTS = {
+    SendOutcome.PRIMARY: Result.PRIMARY,
+    SendOutcome.BACKLOG: Result.BACKLOG,
+    SendOutcome.REFUSED: Result.REFUSED,
+    SendOutcome.UNKNOWN: Result.UNKNOWN,
+}
 
 
 class BrokenPromise(AssertionError):
@@ -196,25 +187,18 @@ class Judge:
         self._options = options
         self._identity = identity
         self._copies = primary.copies
-        self._home: dict[Key, list[Copy]] = defaultdict(list)
-        self._parked: dict[Key, list[Copy]] = defaultdict(list)
+        self._home: dict[Key, list[Stored]] = defaultdict(list)
+        self._parked: dict[Key, list[Stored]] = defaultdict(list)
         for broker, copies in ((primary, self._home), (secondary, self._parked)):
             for copy in broker.copies:
                 copies[key_of(copy.entity, copy.message)].append(copy)
 
     def problems(self) -> Iterator[tuple[str, tuple[Key, ...]]]:
         """Everything that is wrong, with the messages that it is about."""
-        for key, sends in self._ledger.sends.items():
-            problem = (
-                self._lost(key, sends)
-                or self._phantom(key, sends)
-                or self._doubled(key, sends)
-                or self._untrue(key, sends)
-            )
-            if problem:
-                yield f"{_named(key)} {problem}", (key,)
-        for key, copies in self._home.items():
-            problem = self._altered(key, copies) or self._unsent(key)
+        for key in {**self._ledger.sends, **self._home}:
+            for _, text in self._account(key).judged(_named(key)):
+                yield text, (key,)
+            problem = self._untrue(key) or self._altered(key)
             if problem:
                 yield f"{_named(key)} {problem}", (key,)
         for promise in self._ledger.promises:
@@ -222,13 +206,29 @@ class Judge:
 
     # What PairMQ promises.
 
-    def _lost(self, key: Key, sends: list[SendCompleted]) -> str | None:
-        accepted = [send for send in sends if send.outcome in _ACCEPTED]
-        if not accepted or self._home[key] or self._rightly_set_aside(key):
-            return None
-        by = accepted[0].backlog_queue or "the primary"
-        aside = "".join(f"; it was dead-lettered: {event.description}" for event in self._ledger.set_aside[key][:1])
-        return f"is lost: it was accepted by {by} and never came to the primary{aside}"
+    def _account(self, key: Key) -> Account:
+        ledger, home, parked = self._ledger, self._home[key], self._parked[key]
+        sends, moves = ledger.sends.get(key, []), ledger.moved[key]
+        results: list[Result | None] = [_RESULTS[send.outcome] for send in sends]
+        if ledger.cut_off or (not sends and key in ledger.originals):
+            results.append(None)
+        confirmed = results.count(Result.PRIMARY)
+        doubts = max(ledger.doubts[key], sum(not copy.confirmed for copy in home))
+        brought = sum(copy.deliveries() for copy in parked)
+        excused = self._rightly_set_aside(key)
+        announced = any(send.maybe_duplicate or send.outcome is SendOutcome.UNKNOWN for send in sends) or any(
+            move.maybe_duplicate or move.redelivered or not move.completed for move in moves
+        )
+        return Account(
+            results,
+            len(home),
+            next((str(copy.entity) for copy in (*home, *parked)), ""),
+            excused=excused,
+            # A syphon that was closed in doubt does not report its attempt. If the message then expires, its
+            # dead-letter explains the copies.
+            announced=announced or (excused and not any(copy.confirmed for copy in home)),
+            reasons=None if ledger.cut_off else (confirmed, doubts, brought),
+        )
 
     def _rightly_set_aside(self, key: Key) -> bool:
         reasons = {event.reason for event in self._ledger.set_aside[key]}
@@ -236,56 +236,21 @@ class Judge:
         forbidden = not self._options.allows(key[0]) and "destination-not-allowed" in reasons
         return expired or forbidden
 
-    def _phantom(self, key: Key, sends: list[SendCompleted]) -> str | None:
-        if all(send.outcome is SendOutcome.REFUSED for send in sends) and not self._ledger.cut_off:
-            for copy in (*self._home[key], *self._parked[key]):
-                return f"was refused, and is stored in {copy.entity} all the same"
-        return None
-
-    def _unsent(self, key: Key) -> str | None:
-        if key in self._ledger.sends or key in self._ledger.originals or self._ledger.cut_off:
-            return None
-        return "is at the primary, but was not sent through the pair"
-
-    def _doubled(self, key: Key, sends: list[SendCompleted]) -> str | None:
-        """A second copy needs a reason, and must have been reported as possible."""
-        copies = len(self._home[key])
-        if copies < 2 or self._ledger.cut_off:
-            return None
-        confirmed = sum(send.outcome is SendOutcome.PRIMARY for send in sends)
-        doubts = max(self._ledger.doubts[key], sum(not copy.confirmed for copy in self._home[key]))
-        brought = sum(copy.deliveries() for copy in self._parked[key])
-        if copies > confirmed + doubts + brought:
-            return (
-                f"is stored {copies} times: {confirmed} confirmed sends, {doubts} in doubt and "
-                f"{brought} deliveries from the backlog explain {confirmed + doubts + brought}"
-            )
-        told = any(send.maybe_duplicate or send.outcome is SendOutcome.UNKNOWN for send in sends) or any(
-            move.maybe_duplicate or move.redelivered or not move.completed for move in self._ledger.moved[key]
-        )
-        # A syphon that was closed in doubt does not report its attempt. If the message then expires, its dead-letter
-        # explains the copies.
-        told = told or (self._rightly_set_aside(key) and not any(copy.confirmed for copy in self._home[key]))
-        # Who sends one message twice has asked for two copies.
-        if not told and len([send for send in sends if send.outcome is not SendOutcome.REFUSED]) < 2:
-            return f"is stored {copies} times, and no receipt or event says that it may be"
-        return None
-
-    def _altered(self, key: Key, copies: list[Copy]) -> str | None:
+    def _altered(self, key: Key) -> str | None:
         original = self._ledger.originals.get(key)
         if original is None:
             return None
-        for copy in copies:
+        for copy in self._home[key]:
             found = copy.message
             if self._options.ttl_policy == "elapse":
                 found = replace(found, time_to_live=original.time_to_live)
-            if found != original:
-                return f"came to the primary altered: it was {original}, and is {found}"
+            if problem := difference(original, found):
+                return f"came to the primary altered: {problem}"
         return None
 
-    def _untrue(self, key: Key, sends: list[SendCompleted]) -> str | None:
+    def _untrue(self, key: Key) -> str | None:
         """The result that the caller of a send got must match the event, and be in time."""
-        for answer, send in zip(self._ledger.answers.get(key, ()), sends, strict=False):
+        for answer, send in zip(self._ledger.answers.get(key, ()), self._ledger.sends.get(key, ()), strict=False):
             if answer.outcome is not send.outcome:
                 return f"was {answer.outcome} to its caller and {send.outcome} to those who watch"
             if answer.took > self._options.send_timeout + _EXACT:
