@@ -51,6 +51,7 @@ class Told(NamedTuple):
 
 CONFIRMED = Told(True, False)
 CUT = Told(False, True, "cut", "cancelled or timed out")
+KILLED = Told(False, True, "cut", "killed")
 
 
 @dataclass(slots=True)
@@ -122,6 +123,10 @@ class Attempt:
     """One for each message; None when the process was killed first."""
     ended_at: float | None = None
     end_tick: int | None = None
+
+    def result(self, number: int) -> Told:
+        """The result for one of its messages."""
+        return KILLED if self.told is None else self.told[self.messages.index(number)]
 
 
 class Handover(NamedTuple):

@@ -242,7 +242,7 @@ class _Books:
             copies[path, number].append(copy)
         for (path, number), attempts in writes.items():
             stored = copies[path, number]
-            sure = [each for each in attempts if _told(each, number).confirmed]
+            sure = [each for each in attempts if each.result(number).confirmed]
             if not stored and sure:
                 # It was never delivered; that it was stored was reported to its sender.
                 stored.append(_unseen(path, number))
@@ -293,16 +293,10 @@ class _Books:
         for attempt in self._history.attempts:
             for number in attempt.messages:
                 if attempt.broker == side and number is not None:
-                    told = _told(attempt, number)
+                    told = attempt.result(number)
                     if told.confirmed or told.doubtful:
                         found[attempt.entity.path, number].append(attempt)
         return found
-
-
-def _told(attempt: Attempt, number: int) -> Told:
-    if attempt.told is None:
-        return Told(False, True, "cut", "killed")
-    return attempt.told[attempt.messages.index(number)]
 
 
 def _unseen(path: str, number: int) -> Copy:

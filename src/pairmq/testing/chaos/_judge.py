@@ -11,7 +11,6 @@ from pairmq.testing.history import SECONDARY, Result, Sent
 from pairmq.testing.judge import Verdict, Violation, messages_judged
 from pairmq.testing.simulator._facts import Facts
 from pairmq.testing.simulator._history import History
-from pairmq.testing.simulator._judge_messages import routes_judged
 from pairmq.testing.simulator._judge_pair import pair_judged
 from pairmq.testing.simulator._scenario import BLIPS
 
@@ -32,7 +31,6 @@ def judged(history: History, found: Found) -> list[Violation]:
     facts = Facts(history)
     violations = [
         *messages_judged(facts),
-        *routes_judged(facts),
         *pair_judged(facts),
         *_slow(facts),
         *_refused_without_need(facts),

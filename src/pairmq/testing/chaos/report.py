@@ -97,10 +97,7 @@ class ChaosReport:
                 name: None if (value := getattr(self, name)) is None else round(value, 3)
                 for name in ("overrun", "lag", "seconds", "drained_after")
             },
-            "violations": [
-                {"verdict": each.verdict.value, "at": round(each.at, 3), "message": each.message, "text": each.text}
-                for each in self.violations
-            ],
+            "violations": [each.to_dict(3) for each in self.violations],
             "timeline": list(self.timeline),
             "stories": {str(number): list(story) for number, story in self.stories.items()},
         }

@@ -1,20 +1,109 @@
-"""The judge: compares what was promised with what the brokers hold, and what was said with what was so.
-
-Messages are judged by `pairmq.testing.judge`, as in every history; here is what a simulation shows besides: locks,
-routes, states, drains and closes.
-"""
+"""The judge of a simulation: that of messages, that of pairs, and what only simulated brokers show, such as locks."""
 
 from __future__ import annotations
 
-from pairmq.testing.judge import Violation, messages_judged
+from collections.abc import Iterator
+
+from pairmq.testing.history import PRIMARY, Sent
+from pairmq.testing.judge import WALLS, Verdict, Violation, messages_judged
 from pairmq.testing.simulator._facts import Facts
 from pairmq.testing.simulator._history import History
-from pairmq.testing.simulator._judge_messages import routes_judged, simulated_judged
 from pairmq.testing.simulator._judge_pair import pair_judged
+from pairmq.testing.simulator._shipped import size_of
+
+_SETTLED = 25.0  # s without any fault within which a completion must have been tried again
 
 
 def judged(history: History) -> list[Violation]:
     """Find everything that is wrong in a history, oldest first."""
     facts = Facts(history)
-    found = [*messages_judged(facts), *simulated_judged(facts), *routes_judged(facts), *pair_judged(facts)]
+    found = [*messages_judged(facts), *pair_judged(facts)]
+    for sent in history.sent.values():
+        found += [
+            *_expired(facts, sent),
+            *_redelivered(facts, sent),
+            *_expired_locks(facts, sent),
+            *_stuck(facts, sent),
+            *_never_fits(facts, sent),
+        ]
     return sorted(found, key=lambda violation: violation.at)
+
+
+def _expired(facts: Facts, sent: Sent) -> Iterator[Violation]:
+    """Where the time in the backlog counts, what has run out of it is not delivered."""
+    backlog, lives = facts.at_secondary[sent.number], sent.message.time_to_live
+    if not backlog or lives is None or facts.options.ttl_policy != "elapse":
+        return
+    diverted_at = max(copy.at for copy in backlog if not facts.is_syphons(copy))
+    for attempt, _ in facts.by_syphon[sent.number]:
+        if attempt.broker == PRIMARY and attempt.at > diverted_at + lives + WALLS:
+            waited = attempt.at - diverted_at
+            text = f"{sent.number} lives {lives:g} s, and was sent to the primary {waited:.3f} s after it was diverted"
+            yield Violation(Verdict.PHANTOM, attempt.at, text, sent.number)
+
+
+# What fits.
+
+
+def _never_fits(facts: Facts, sent: Sent) -> Iterator[Violation]:
+    """What the primary can never hold is refused in every state: no backlog queue takes it (SPEC 3.8)."""
+    setup, message = facts.history.scenario.setup, sent.message
+    problem = None
+    if size_of(message) > setup.most_bytes[0]:
+        problem = f"takes at most {setup.most_bytes[0]} bytes, and it has {size_of(message)}"
+    elif "time_to_live" in setup.primary_lacks and message.time_to_live is not None:
+        problem = "keeps no time-to-live"
+    elif "scheduling" in setup.primary_lacks and message.scheduled_enqueue_at is not None:
+        problem = "keeps no schedule"
+    if problem and facts.at_secondary[sent.number]:
+        copy = facts.at_secondary[sent.number][0]
+        text = f"{copy.entity} took {sent.number}, and the primary can never hold it: it {problem}"
+        yield Violation(Verdict.STATE, copy.at, text, sent.number)
+
+
+# Locks.
+
+
+def _redelivered(facts: Facts, sent: Sent) -> Iterator[Violation]:
+    """A syphon gets a message again only if something has ended its lock."""
+    for copy in facts.at_secondary[sent.number]:
+        for index in range(1, len(copy.handovers)):
+            if not facts.redelivery_explained(copy, index):
+                at = copy.handovers[index].at
+                text = f"{sent.number}, copy {copy.number}, was delivered to a syphon again for no reason"
+                yield Violation(Verdict.DUPLICATE, at, text, sent.number)
+
+
+def _expired_locks(facts: Facts, sent: Sent) -> Iterator[Violation]:
+    """A syphon sends nothing under an expired lock (SPEC 7.6)."""
+    backlog = facts.at_secondary[sent.number]
+    for attempt, _ in facts.by_syphon[sent.number]:
+        if attempt.broker == PRIMARY and backlog and all(facts.has_run_out(copy, attempt) for copy in backlog):
+            text = f"the syphon of {attempt.life} sent {sent.number} to the primary under an expired lock"
+            yield Violation(Verdict.DUPLICATE, attempt.at, text, sent.number)
+
+
+def _stuck(facts: Facts, sent: Sent) -> Iterator[Violation]:
+    """Moved messages are completed as soon as the secondary responds again."""
+    backlog = facts.at_secondary[sent.number]
+    if len(backlog) != 1:
+        return  # with several, the copy of an attempt is unknown
+    copy = backlog[0]
+    for index, handover in enumerate(copy.handovers):
+        life = facts.lives.get(handover.life)
+        if life is None:
+            continue
+        following = copy.handovers[index + 1].at if index + 1 < len(copy.handovers) else copy.gone_at
+        ends = (following, life.ended_at, life.closing_at, facts.history.ended_at)
+        until = min(each for each in ends if each is not None)
+        for attempt, told in facts.by_syphon[sent.number]:
+            if not told.confirmed or attempt.life != life.name or attempt.tick < handover.tick:
+                continue
+            calm = facts.calm_for(attempt.ended_at or attempt.at, until, _SETTLED)
+            if calm is not None and not facts.began_anew(life, copy, attempt.tick):
+                text = (
+                    f"{sent.number} reached the primary, but was not completed as copy {copy.number} in {_SETTLED:g} "
+                    "calm seconds"
+                )
+                yield Violation(Verdict.NOT_DRAINED, calm, text, sent.number)
+                return

@@ -1,4 +1,4 @@
-"""What the judge asks of pairs: order, states, drains, closes."""
+"""What the judge asks of pairs: routes, order, states, drains, closes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from pairmq.core import RECORD_QUEUE, PairOptions
-from pairmq.model import Entity, EntityState
+from pairmq.model import BacklogUnavailable, Entity, EntityState, PrimaryUnavailable
 from pairmq.model.events import Cause, PingCompleted, RotationChanged, StateChanged
 from pairmq.runner import LOOK_INTERVAL
 from pairmq.testing.history import PRIMARY, SECONDARY, Attempt, Copy, Life, Note, Result, Sent
@@ -18,6 +18,8 @@ CANARIES = 90_000_000
 """The numbers of the messages that are sent when all is healed, and up."""
 
 _RECORD_AGE = 100.0  # s that a look at the pair's record may be old, with the wait before a first one is tried again
+_TRIALS = 10.0  # s: several of the longest waits between two attempts
+_NOTHING_TOOK_IT = frozenset(error.__name__ for error in (BacklogUnavailable, PrimaryUnavailable))
 _CLOSING = 14.0  # s over its grace that a close may take: the limits of its parts
 
 _HEALTHY, _FAILING = EntityState.HEALTHY, EntityState.FAILING
@@ -41,6 +43,9 @@ _ALLOWED: dict[tuple[EntityState, Cause], tuple[EntityState, ...]] = {
 
 def pair_judged(facts: Facts) -> Iterator[Violation]:
     """All that is wrong with pairs, and not with a single message."""
+    for sent in facts.history.sent.values():
+        yield from _other_queue(facts, sent)
+        yield from _given_up(facts, sent)
     yield from _order(facts)
     if facts.options.ordering == "none":
         yield from _kept_queues(facts)
@@ -51,6 +56,54 @@ def pair_judged(facts: Facts) -> Iterator[Violation]:
     yield from _drained(facts)
     for at, text in facts.history.crashes:
         yield Violation(Verdict.CRASH, at, text)
+
+
+# Routes.
+
+
+def _other_queue(facts: Facts, sent: Sent) -> Iterator[Violation]:
+    """What a backlog queue did not take goes to another one in use (SPEC 5.4), unless order forbids it (SPEC 8.2)."""
+    options = facts.options
+    if options.ordering == "session":
+        return
+    fair = min(options.attempt_timeout, 1.0) - 0.0005
+    attempts = [each for each in facts.attempts[sent.number] if each[0].broker == SECONDARY]
+    for (one, told), (another, _) in itertools.pairwise(attempts):
+        if one.entity != another.entity or told.kind not in ("unavailable", "refused", "cut"):
+            continue
+        ended_at = one.ended_at or one.at
+        slept = facts.allowance(one.life, one.at, ended_at) - facts.history.grace
+        if told.kind == "cut" and ended_at - one.at - slept < fair:
+            continue
+        if not facts.has_queue(another.life, another.tick):
+            continue  # it was the probing send of a queue (SPEC 5.5)
+        if told.reason == "not-found" and facts.was_made(one.entity, one.at, another.at):
+            continue
+        if not any((one.end_tick or 0) < tick < another.tick for tick in facts.returns[one.life, one.entity.path]):
+            text = f"{one.entity} did not accept {sent.number} ({told}), but was retried"
+            yield Violation(Verdict.STATE, another.at, text, sent.number)
+
+
+# Patience (SPEC 5.5).
+
+
+def _given_up(facts: Facts, sent: Sent) -> Iterator[Violation]:
+    """While no broker takes it a send waits for either until its deadline, and finds out soon that one is back."""
+    life = facts.lives.get(sent.life)
+    if sent.error not in _NOTHING_TOOK_IT or life is None or not facts.history.exact:
+        return
+    ended_at, options = sent.ended_at or sent.at, facts.options
+    if options.while_failing != "wait" or (life.closing_at is not None and life.closing_at <= ended_at):
+        return
+    if ended_at < sent.at + sent.timeout - facts.history.grace:
+        text = f"{sent.number} was refused after {ended_at - sent.at:.3f} s, and had {sent.timeout:.3f} s"
+        yield Violation(Verdict.STATE, ended_at, text, sent.number)
+    began_at = ended_at - _TRIALS - 2 * options.attempt_timeout
+    if options.ordering == "session" and not any(each.at <= began_at for each, _ in facts.attempts[sent.number]):
+        return  # earlier sends of its key had their turn first
+    if began_at > sent.at and facts.is_calm(began_at, ended_at):
+        text = f"{sent.number} was refused, and both brokers worked for the last {ended_at - began_at:.1f} s"
+        yield Violation(Verdict.STATE, ended_at, text, sent.number)
 
 
 # Order (SPEC 7.7).
@@ -223,8 +276,7 @@ def _said_drained(facts: Facts, life: Life, entity: Entity, note: Note, where: s
             continue
         for copy in copies:
             there = copy.tick < note.tick and (copy.gone_tick is None or copy.gone_tick > note.tick)
-            told = facts.told(copy)
-            own = sent.life == life.name and told is not None and told.confirmed and not facts.is_syphons(copy)
+            own = sent.life == life.name and facts.is_confirmed(copy) and not facts.is_syphons(copy)
             seen = copy.at < counted if facts.is_own(life, copy.entity) else agreed and copy.at < known
             if there and (own or seen):
                 text = f"{where}, while {copy.entity} held {number} as copy {copy.number}"

@@ -120,10 +120,7 @@ class Report:
             "hours": round(self.hours, 3),
             "ok": self.ok,
             **{name: getattr(self.counts, name) for name in Counts.__slots__},
-            "violations": [
-                {"verdict": each.verdict.value, "at": round(each.at, 6), "message": each.message, "text": each.text}
-                for each in self.violations
-            ],
+            "violations": [each.to_dict(6) for each in self.violations],
         }
 
 
@@ -162,8 +159,8 @@ def _story(history: History, number: int) -> Iterable[tuple[float, int, str]]:
             where = f"{attempt.broker} {attempt.entity}"
             yield attempt.at, attempt.tick, f"attempt {attempt.number}: {who} of {attempt.life} writes it to {where}"
             if attempt.told and attempt.ended_at is not None:
-                told = attempt.told[attempt.messages.index(number)]
-                yield attempt.ended_at, attempt.end_tick or 0, f"attempt {attempt.number}: {told}"
+                text = f"attempt {attempt.number}: {attempt.result(number)}"
+                yield attempt.ended_at, attempt.end_tick or 0, text
     for copy in history.copies:
         if copy.message_number != number:
             continue
