@@ -6,6 +6,7 @@ The account compares what the sender's receipts say with what a consumer saw.
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from types import TracebackType
@@ -127,8 +128,8 @@ class Fate(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """The account at the end.
+class Totals:
+    """The account of all messages at the end.
 
     Args:
         sent: messages given to the pair.
@@ -262,32 +263,38 @@ class Tally:
         seen = enumerate(zip(self._fates, self._copies, strict=True))
         return sum(1 for i, (fate, copies) in seen if fate in _ACCEPTED and not copies and i not in waiting)
 
-    def verdict(self, waiting: frozenset[int] = frozenset(), *, primary_read: bool = True) -> Verdict:
-        """Settle the account."""
-        left = lost = explained = unexplained = 0
+    def verdict(self, waiting: frozenset[int] = frozenset(), *, primary_read: bool = True) -> Totals:
+        """Settle the account, by the judge of all histories."""
+        # The test kit is loaded for this alone.
+        from pairmq.testing.history import Result
+        from pairmq.testing.judge import Account, Verdict
+
+        results = (None, None, Result.PRIMARY, Result.BACKLOG, Result.REFUSED, Result.UNKNOWN)
+        found: Counter[Verdict | None] = Counter()
         for index, (fate, copies) in enumerate(zip(self._fates, self._copies, strict=True)):
-            if fate in _ACCEPTED and not copies:
-                if index in waiting:
-                    left += 1
-                else:
-                    lost += 1
-            elif copies > 1 and (self._maybe[index] or fate == Fate.UNKNOWN):
-                explained += copies - 1
-            elif copies > 1:
-                unexplained += copies - 1
-            unexplained += bool(copies and fate == Fate.REFUSED)
-        return Verdict(
+            account = Account(
+                (results[fate],),
+                copies,
+                "the primary" if copies else "",
+                waiting_in="the backlog" if index in waiting else "",
+                announced=bool(self._maybe[index]) or fate == Fate.UNKNOWN,
+            )
+            verdicts = {verdict for verdict, _ in account.judged("")}
+            found.update(verdicts - {Verdict.DUPLICATE})
+            found[Verdict.DUPLICATE if Verdict.DUPLICATE in verdicts else None] += max(0, copies - 1)
+        lost = found[Verdict.LOST]
+        return Totals(
             sent=self.sent,
             accepted_primary=self.counts[Fate.PRIMARY],
             accepted_backlog=self.counts[Fate.BACKLOG],
             refused=self.counts[Fate.REFUSED],
             unknown=self.counts[Fate.UNKNOWN] + self.counts[Fate.IN_FLIGHT],
             delivered=self.delivered,
-            left_in_backlog=left,
+            left_in_backlog=found[Verdict.NOT_DRAINED],
             unverified=0 if primary_read else lost,
             lost=lost if primary_read else 0,
-            duplicates_explained=explained,
-            duplicates_unexplained=unexplained,
+            duplicates_explained=found[None],
+            duplicates_unexplained=found[Verdict.DUPLICATE] + found[Verdict.PHANTOM],
             longest_send=self.longest_send,
         )
 

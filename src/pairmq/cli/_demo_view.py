@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pairmq.cli._backlog_counts import Depths
-from pairmq.cli._demo_tally import Fate, Tally, Verdict
+from pairmq.cli._demo_tally import Fate, Tally, Totals
 from pairmq.cli._errors import printable
 from pairmq.cli._values import grouped, plural, short_duration
 from pairmq.model import Entity, EntityState
@@ -236,7 +236,7 @@ class PlainView:
         )
 
 
-def verdict_table(verdict: Verdict, *, stopped: bool) -> RenderableType:
+def verdict_table(verdict: Totals, *, stopped: bool) -> RenderableType:
     """The count of all messages, as a table."""
     table = Table.grid(padding=(0, 2))
     table.add_column()
