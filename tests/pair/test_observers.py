@@ -7,6 +7,7 @@ import types
 import pytest
 
 from pairmq import ConfigurationError, Entity, Message, Pair
+from pairmq.model.events import SendCompleted
 from pairmq.observe.otel import OpenTelemetryObserver
 from pairmq.pair._observers import named_in_environment, observers_of
 from pairmq.plugins import ObserverRecord, Registry, hookimpl
@@ -81,7 +82,7 @@ def test_the_environment_names_observers_whatever_else_is_given(monkeypatch):
 
 async def test_a_pair_is_observed_by_name(monkeypatch):
     seen = []
-    monkeypatch.setattr(OpenTelemetryObserver, "on_values", lambda self, values: seen.append(values))
+    monkeypatch.setattr(OpenTelemetryObserver, "on_event", lambda self, event: seen.append(event))
     async with (
         memory_broker() as east,
         memory_broker() as west,
@@ -89,4 +90,4 @@ async def test_a_pair_is_observed_by_name(monkeypatch):
     ):
         await pair.primary.admin.create(Entity("orders"))
         await pair.sender("orders").send(Message(b"1"))
-    assert len(seen) == 1
+    assert sum(isinstance(event, SendCompleted) for event in seen) == 1

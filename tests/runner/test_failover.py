@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from pairmq import ConfigurationError, EntityNotFound, Message, MessageTooLarge, Pair, Route, Unauthorized
+from pairmq import ConfigurationError, Entity, EntityNotFound, Message, MessageTooLarge, Pair, Route, Unauthorized
 from pairmq.model import EntityState
 from pairmq.model.events import (
     Cause,
@@ -18,6 +18,7 @@ from pairmq.model.events import (
     OperationsCounted,
     PingCompleted,
     SendCompleted,
+    SendOutcome,
     Side,
     StateChanged,
     Warned,
@@ -434,8 +435,8 @@ async def test_operations_are_told_every_minute_to_whoever_has_begun_to_listen()
     ]
 
 
-class TakerOfValues:
-    """Takes sends as values; of each it makes another event, as one does that acts on what it sees."""
+class Reacting:
+    """For each send it emits another event, as an observer does that acts on what it sees."""
 
     def __init__(self, emit=None):
         self.seen = []
@@ -443,20 +444,30 @@ class TakerOfValues:
 
     def on_event(self, event):
         self.seen.append(type(event))
-
-    def on_values(self, values):
-        self.seen.append(values[0])
-        if self.emit is not None:
+        if self.emit is not None and isinstance(event, SendCompleted):
             self.emit(Warned, subject="a send", text="was seen")
 
 
-def test_each_taker_of_values_gets_all_events_in_the_order_in_which_they_happened():
+def test_each_sink_gets_all_events_in_the_order_in_which_they_happened():
     emit = Emitter("east>west", Clock())
-    takers = [TakerOfValues(emit), TakerOfValues()]
-    for taker in takers:
-        emit.add(taker.on_event, values=taker.on_values)
-    emit.send_completed((SendCompleted,))
-    assert [taker.seen for taker in takers] == [[SendCompleted, Warned]] * 2
+    sinks = [Reacting(emit), Reacting()]
+    for sink in sinks:
+        emit.add(sink.on_event)
+    emit.hand_out(
+        SendCompleted(
+            at=1.0,
+            pair="east>west",
+            entity=Entity("orders"),
+            message_id="1",
+            outcome=SendOutcome.PRIMARY,
+            backlog_queue=None,
+            attempts=1,
+            elapsed=0.1,
+            maybe_duplicate=False,
+            size=1,
+        )
+    )
+    assert [sink.seen for sink in sinks] == [[SendCompleted, Warned]] * 2
 
 
 @in_virtual_time

@@ -1,6 +1,7 @@
-"""PairMQ's events, as frozen values (SPEC 10.1).
+"""PairMQ's events (SPEC 10.1).
 
-Observers, `Pair.events` and the journal all get the same events. None contains a body, a password or a key.
+Observers, `Pair.events` and the journal all get the same objects, and must not change them. They are not frozen, as one
+is made for every send, and a frozen one takes several times as long. None contains a body, a password or a key.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Side(enum.StrEnum):
     SECONDARY = "secondary"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class Event:
     """Fields of every event.
 
@@ -66,7 +67,7 @@ class Event:
     pair: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class StateChanged(Event):
     """An entity's visible state changed (SPEC 4.9).
 
@@ -95,7 +96,7 @@ class StateChanged(Event):
     late: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class SendCompleted(Event):
     """A send ended.
 
@@ -135,7 +136,7 @@ class SendCompleted(Event):
     scheduled_enqueue_at: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class AttemptFailed(Event):
     """One attempt of a send failed; the send itself may still be accepted.
 
@@ -158,7 +159,7 @@ class AttemptFailed(Event):
     late: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class PingCompleted(Event):
     """A ping of a failed-over entity ended (SPEC 6).
 
@@ -175,7 +176,7 @@ class PingCompleted(Event):
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class RotationChanged(Event):
     """A backlog queue left or joined the queues in use (SPEC 5.4, 5.5).
 
@@ -192,7 +193,7 @@ class RotationChanged(Event):
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class BacklogQueueChecked(Event):
     """A backlog queue was created or found when pairing (SPEC 5.1, 5.3).
 
@@ -208,7 +209,7 @@ class BacklogQueueChecked(Event):
     differences: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class MessageMoved(Event):
     """The syphon moved a message to the primary: confirmed by the primary, then completed in the backlog (SPEC 7.1).
 
@@ -232,7 +233,7 @@ class MessageMoved(Event):
     completed: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class MessageDeadLettered(Event):
     """The syphon dead-lettered a message that can't be delivered (SPEC 7.4).
 
@@ -251,7 +252,7 @@ class MessageDeadLettered(Event):
     description: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class DestinationChanged(Event):
     """The syphon stopped or resumed delivering to a destination (SPEC 7.3).
 
@@ -266,7 +267,7 @@ class DestinationChanged(Event):
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class SyphonFailed(Event):
     """A pump got an error from the secondary, and will retry (SPEC 7).
 
@@ -281,7 +282,7 @@ class SyphonFailed(Event):
     retry_after: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class Warned(Event):
     """Something that an operator should check, without interruption of service.
 
@@ -294,7 +295,7 @@ class Warned(Event):
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class MessageDelivered(Event):
     """A consumer settled a delivery.
 
@@ -326,7 +327,7 @@ class MessageDelivered(Event):
     receiver: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class OperationsCounted(Event):
     """The pair's operations at one of its brokers in the last interval; a batch is one operation.
 
@@ -349,7 +350,7 @@ class OperationsCounted(Event):
     admin: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class PairOpened(Event):
     """A pair is ready for sends; `PairEnded` is its counterpart, and a pair that does not open has neither.
 
@@ -366,7 +367,7 @@ class PairOpened(Event):
     options: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class PairEnded(Event):
     """A pair that had opened closed, or faulted (SPEC 9): the counterpart of its `PairOpened`.
 
@@ -379,7 +380,7 @@ class PairEnded(Event):
     unknown: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class JournalOpened(Event):
     """A process began to keep its journal; ``pair`` is empty. One without a `JournalClosed` was killed, or still runs.
 
@@ -396,7 +397,7 @@ class JournalOpened(Event):
     sample_healthy: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class EventsDropped(Event):
     """The journal could not keep events: its buffer was full and its disk failed or was too slow; ``pair`` is empty.
 
@@ -409,7 +410,7 @@ class EventsDropped(Event):
     since: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class JournalClosed(Event):
     """A process ended its journal in good order; ``pair`` is empty.
 

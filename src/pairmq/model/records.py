@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType, NoneType
-from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from pairmq.model import events
 from pairmq.model._entity import Entity, EntityKind
@@ -25,9 +25,6 @@ SCHEMA_VERSION = 3
 """Raised with every change of `COLUMNS`. A column is never renamed, and never gets another type."""
 
 ColumnType = Literal["string", "int64", "float64", "bool", "list<string>"]
-
-Values: TypeAlias = tuple[Any, ...]
-"""An event that was not made yet: its kind, then its fields' values in their order; see `values_of`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +52,12 @@ class Field:
 
     Args:
         column: the column's name.
-        index: its place in `Values`.
+        name: the event's attribute.
         part: the attribute of that value which is meant, None for the value itself.
     """
 
     column: str
-    index: int
+    name: str
     part: str | None = None
 
 
@@ -145,13 +142,13 @@ _HINTS: Mapping[type[Event], Mapping[str, Any]] = {
 
 
 def _fields_of(kind: type[Event]) -> Iterator[Field]:
-    for index, entry in enumerate(fields(kind), start=1):
+    for entry in fields(kind):
         name = _NAMES.get((kind, entry.name), entry.name)
         if _HINTS[kind][entry.name] is Entity:
-            yield Field(name, index, "path")
-            yield Field(_ENTITY_KIND, index, "kind")
+            yield Field(name, entry.name, "path")
+            yield Field(_ENTITY_KIND, entry.name, "kind")
         else:
-            yield Field(name, index)
+            yield Field(name, entry.name)
 
 
 FIELDS: Mapping[type[Event], tuple[Field, ...]] = MappingProxyType({kind: tuple(_fields_of(kind)) for kind in _ORDER})
@@ -172,12 +169,13 @@ def _derived() -> Iterator[Column]:
     for kind in _ORDER:
         meanings = _meanings(kind)
         for field in FIELDS[kind]:
-            entry = fields(kind)[field.index - 1].name
-            hint = _HINTS[kind][entry]
+            hint = _HINTS[kind][field.name]
             logical: ColumnType = "string" if hint is Entity else _type_of(hint)
             if types.setdefault(field.column, logical) != logical:
-                raise TypeError(f"{kind.__name__}.{entry} is a {logical}, but not in another kind: name it in _NAMES")
-            text = _MEANINGS.get(field.column) or meanings.get(entry, "")
+                raise TypeError(
+                    f"{kind.__name__}.{field.name} is a {logical}, but not in another kind: name it in _NAMES"
+                )
+            text = _MEANINGS.get(field.column) or meanings.get(field.name, "")
             texts.setdefault(field.column, {})[kind.__name__] = text
     common = {column.name for column in _COMMON}
     for name, by_kind in texts.items():
@@ -205,18 +203,6 @@ COLUMNS: tuple[Column, ...] = _columns()
 """All columns, in the order of the segments."""
 
 
-def values_of(event: Event) -> Values:
-    """Take an event apart: its kind, then the values of its fields in their order."""
-    kind = type(event)
-    return (kind, *[getattr(event, entry.name) for entry in fields(kind)])
-
-
-def event_from(values: Values) -> Event:
-    """Make the event that `values_of` takes apart."""
-    kind: type[Event] = values[0]
-    return kind(**dict(zip((entry.name for entry in fields(kind)), values[1:], strict=True)))
-
-
 def row_of(event: Event) -> dict[str, Any]:
     """Give an event's row.
 
@@ -227,10 +213,9 @@ def row_of(event: Event) -> dict[str, Any]:
         Its columns by name, without ``process`` and ``seq``; what the kind of event lacks is left out. Texts are plain
         strings, lists are tuples.
     """
-    values = values_of(event)
     row: dict[str, Any] = {"kind": type(event).__name__}
     for field in FIELDS[type(event)]:
-        value = values[field.index]
+        value = getattr(event, field.name)
         if field.part is not None and value is not None:
             value = getattr(value, field.part)
         row[field.column] = value.value if isinstance(value, enum.Enum) else value

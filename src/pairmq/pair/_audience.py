@@ -11,7 +11,7 @@ from pairmq.model.events import Event
 from pairmq.observe import LogObserver
 from pairmq.pair._events import EventStream
 from pairmq.pair._tracing import SendTracing
-from pairmq.plugins import Observer, TracingObserver, ValuesObserver
+from pairmq.plugins import Observer, TracingObserver
 from pairmq.runner import FAILURES, Clock, Emitter
 
 _log = logging.getLogger("pairmq")
@@ -37,9 +37,8 @@ class Audience:
         self.emit = Emitter(name, clock)
         """Takes the events."""
         for observer in self._observers:
-            values = observer.on_values if isinstance(observer, ValuesObserver) else None
             follower = observer.on_message_event if isinstance(observer, TracingObserver) else None
-            self.emit.add(observer.on_event, values=values, follower=follower)
+            self.emit.add(observer.on_event, follower=follower)
         tracing = [observer for observer in self._observers if isinstance(observer, TracingObserver)]
         self.tracing = SendTracing(tracing, self.emit) if tracing else None
         """Spans of the sends; None without a tracing observer."""

@@ -9,7 +9,6 @@ from pairmq.plugins._records import (
     SendTrace,
     TracingObserver,
     TransportRecord,
-    ValuesObserver,
 )
 from pairmq.plugins.hookspecs import hookimpl, hookspec
 
@@ -23,7 +22,6 @@ __all__ = [
     "SendTrace",
     "TracingObserver",
     "TransportRecord",
-    "ValuesObserver",
     "hookimpl",
     "hookspec",
     "registry",

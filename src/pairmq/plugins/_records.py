@@ -8,7 +8,6 @@ from typing import Protocol, runtime_checkable
 
 from pairmq.model import Entity, Message, Receipt, SendError
 from pairmq.model.events import Event
-from pairmq.model.records import Values
 from pairmq.transport import Capabilities, Transport
 
 
@@ -101,14 +100,6 @@ class Observer(Protocol):
 
     async def close(self) -> None:
         """Flush; called when the pair closes."""
-
-
-@runtime_checkable
-class ValuesObserver(Observer, Protocol):
-    """An observer that accepts sends as plain values, to avoid the cost of an event object for each."""
-
-    def on_values(self, values: Values) -> None:
-        """Handle the values of a `SendCompleted`, instead of `on_event`."""
 
 
 class SendTrace(Protocol):

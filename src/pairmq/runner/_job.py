@@ -152,33 +152,32 @@ class Results:
         for job in jobs:
             message, result = job.message, job.result
             due = message.scheduled_enqueue_at
-            # A healthy send pays for every line here: nothing is asked twice, and no event is made of the values.
+            # A healthy send pays for every line here: nothing is asked twice.
             if type(result) is Receipt:
                 queue, elapsed, error = result.backlog_queue, result.elapsed, None
                 outcome = _PRIMARY if queue is None else _BACKLOG
             else:
                 queue, elapsed = None, self._clock.now() - started
                 outcome, error = _failure(result)
-            emit.send_completed(
-                (
-                    SendCompleted,
-                    at,
-                    emit.pair,
-                    entity,
-                    message.message_id or "",
-                    outcome,
-                    queue,
-                    job.attempts,
-                    elapsed,
-                    job.unknown,
-                    len(message.body),
-                    error,
-                    state.sender_id,
-                    job.number,
-                    message.session_id,
-                    message.time_to_live,
-                    seen,
-                    None if due is None else due.timestamp(),
+            emit.hand_out(
+                SendCompleted(
+                    at=at,
+                    pair=emit.pair,
+                    entity=entity,
+                    message_id=message.message_id or "",
+                    outcome=outcome,
+                    backlog_queue=queue,
+                    attempts=job.attempts,
+                    elapsed=elapsed,
+                    maybe_duplicate=job.unknown,
+                    size=len(message.body),
+                    error=error,
+                    sender=state.sender_id,
+                    sequence=job.number,
+                    session_id=message.session_id,
+                    time_to_live=message.time_to_live,
+                    state=seen,
+                    scheduled_enqueue_at=None if due is None else due.timestamp(),
                 )
             )
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from journal_events import EPOCH, rows, sent, texts, until, warned
-from pairmq.model.records import SCHEMA_VERSION, values_of
+from pairmq.model.records import SCHEMA_VERSION
 from pairmq.observe.journal import JournalOptions, metadata, segments
 from pairmq.observe.journal._layout import ProcessRun
 from pairmq.observe.journal._part import Part
@@ -30,7 +30,7 @@ class Hand:
         self.writer = Writer(directory, RUN, JournalOptions(**options), self._finished, lambda: self.now)
 
     def write(self, *events: object) -> None:
-        frame = self.writer.frame([values_of(event) for event in events])
+        frame = self.writer.frame(list(events))
         assert frame is not None
         self.writer.write(frame)
 

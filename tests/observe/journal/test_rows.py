@@ -70,7 +70,7 @@ ONE_OF_EACH: tuple[events.Event, ...] = (
 
 def round_trip(given: list[events.Event]) -> list[events.Event]:
     """Through columns and the whole table, without files."""
-    table = widened([batch_of([records.values_of(event) for event in given], 10)], "p")
+    table = widened([batch_of(given, 10)], "p")
     found = table.to_pylist()
     assert [row["seq"] for row in found] == list(range(10, 10 + len(given)))
     return [records.event_of(row) for row in found]
@@ -96,13 +96,6 @@ def test_events_come_back_from_the_segments(journal, tmp_path):
         one.on_event(event)
     assert one.close(30)
     assert [records.event_of(row) for row in rows(tmp_path)] == list(ONE_OF_EACH)
-
-
-def test_values_of_a_send_are_the_send(journal, tmp_path):
-    one = journal()
-    one.on_values(records.values_of(sent(5)))
-    assert one.close(30)
-    assert [records.event_of(row) for row in rows(tmp_path)] == [sent(5)]
 
 
 def test_a_journal_is_bracketed_by_its_own_rows(journal, tmp_path):
@@ -133,7 +126,7 @@ def test_the_keys_of_a_batch_are_those_of_its_ids(ids):
         events.MessageDeadLettered(**AT, queue="q", entity="e", message_id=one, reason="r", description="d")
         for one in ids
     ]
-    table = widened([batch_of([records.values_of(event) for event in given], 0)], "p")
+    table = widened([batch_of(given, 0)], "p")
     assert table["message_key"].to_pylist() == [records.message_key(one) for one in ids]
     assert table["message_id"].to_pylist() == ids
 
@@ -142,7 +135,7 @@ def test_ids_of_pairmq_are_hashed_as_one_by_one():
     dice = random.Random(1)
     ids = [f"{dice.getrandbits(128):032x}" for _ in range(500)]
     given = [sent(number, message_id=one) for number, one in enumerate(ids)]
-    table = widened([batch_of([records.values_of(event) for event in given], 0)], "p")
+    table = widened([batch_of(given, 0)], "p")
     assert table["message_key"].to_pylist() == [records.message_key(one) for one in ids]
     assert table["message_id"].to_pylist() == ids
 

@@ -11,7 +11,6 @@ import pytest
 from pairmq import Entity, EntityState, Message, Pair, SendError
 from pairmq.model import Source, TransportError
 from pairmq.model.events import Cause, PairEnded, PairOpened, SendCompleted, SendOutcome, StateChanged
-from pairmq.model.records import values_of
 from pairmq.observe.otel import OpenTelemetryObserver, watch_backlog
 from pairmq.testing import TEST_OPTIONS, Fault, Operation, SimulatedBroker, in_virtual_time
 
@@ -288,15 +287,6 @@ async def test_a_backlog_is_not_watched_without_a_pause(wrong):
     with pytest.raises(ValueError, match="above 0"):
         async with watch_backlog(None, **wrong):  # type: ignore[arg-type]
             pass
-
-
-def test_a_send_is_the_same_as_values_and_as_an_event(telemetry):
-    observer = telemetry.observer()
-    observer.on_event(opened())
-    observer.on_event(sent(error="X", outcome=SendOutcome.UNKNOWN, maybe_duplicate=True))
-    observer.on_values(values_of(sent(error="X", outcome=SendOutcome.UNKNOWN, maybe_duplicate=True)))
-    assert [point.value for point in telemetry.points("messaging.client.sent.messages")] == [2]
-    assert [point.value for point in telemetry.points("pairmq.send.maybe_duplicates")] == [2]
 
 
 def test_the_brokers_are_named_as_the_conventions_name_them(telemetry):

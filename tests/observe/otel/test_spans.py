@@ -10,13 +10,12 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from pairmq import Message, Receipt, Route, SendError
 from pairmq.observe.otel import processing
-from pairmq.plugins import TracingObserver, ValuesObserver
+from pairmq.plugins import TracingObserver
 from pairmq.testing import Fault, Operation, in_virtual_time
 
 
 def test_the_observer_is_all_that_a_pair_asks_for(telemetry):
     assert isinstance(telemetry.observer(), TracingObserver)
-    assert isinstance(telemetry.observer(), ValuesObserver)
 
 
 @in_virtual_time

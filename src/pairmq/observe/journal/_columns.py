@@ -12,13 +12,14 @@ import sys
 from array import array
 from collections.abc import Sequence
 from itertools import repeat
+from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pairmq.model.events import Event
-from pairmq.model.records import COLUMNS, FIELDS, ColumnType, Values, message_key
+from pairmq.model.records import COLUMNS, FIELDS, ColumnType, message_key
 
 # The first value that Arrow is given makes it look for pandas, with imports that fail while the interpreter ends: the
 # journal of a short program may be written only then. And no send shall wait for them.
@@ -51,7 +52,7 @@ _MOST = 2**63 - 1
 _CODES = {pa.int64(): "q", pa.float64(): "d"}
 
 
-def batch_of(rows: Sequence[Values], first_seq: int) -> pa.RecordBatch:
+def batch_of(rows: Sequence[Event], first_seq: int) -> pa.RecordBatch:
     """Make the columns of some rows.
 
     Args:
@@ -61,19 +62,19 @@ def batch_of(rows: Sequence[Values], first_seq: int) -> pa.RecordBatch:
     Returns:
         A batch without ``process``, and without columns that are null in all rows.
     """
-    alike = len({row[0] for row in rows}) == 1
-    columns = _columns_of(rows[0][0], rows) if alike else _mixed(rows)
+    alike = len(set(map(type, rows))) == 1
+    columns = _columns_of(type(rows[0]), rows) if alike else _mixed(rows)
     columns["seq"] = _numbers(range(first_seq, first_seq + len(rows)), pa.int64())
     return pa.record_batch(
         list(columns.values()), schema=pa.schema([ARROW_FIELDS[name].with_nullable(True) for name in columns])
     )
 
 
-def _mixed(rows: Sequence[Values]) -> dict[str, pa.Array]:
+def _mixed(rows: Sequence[Event]) -> dict[str, pa.Array]:
     """Rows of several kinds: the columns of each kind by themselves, then put into the rows' order."""
     by_kind: dict[type[Event], list[int]] = {}
     for index, row in enumerate(rows):
-        by_kind.setdefault(row[0], []).append(index)
+        by_kind.setdefault(type(row), []).append(index)
     parts = [(len(places), _columns_of(kind, [rows[place] for place in places])) for kind, places in by_kind.items()]
     order = [0] * len(rows)
     for position, place in enumerate(place for places in by_kind.values() for place in places):
@@ -89,13 +90,17 @@ def _mixed(rows: Sequence[Values]) -> dict[str, pa.Array]:
     return whole
 
 
-def _columns_of(kind: type[Event], rows: Sequence[Values]) -> dict[str, pa.Array]:
+_ATTRIBUTES = {kind: tuple(dict.fromkeys(field.name for field in its)) for kind, its in FIELDS.items()}
+
+
+def _columns_of(kind: type[Event], rows: Sequence[Event]) -> dict[str, pa.Array]:
     """The columns of rows of one kind."""
-    by_index = list(zip(*rows, strict=True))
+    names = _ATTRIBUTES[kind]
+    by_name = dict(zip(names, zip(*map(attrgetter(*names), rows), strict=True), strict=True))
     size = len(rows)
     columns = {"kind": pa.repeat(pa.scalar(kind.__name__), size)}
     for field in FIELDS[kind]:
-        values: Sequence[Any] = by_index[field.index]
+        values: Sequence[Any] = by_name[field.name]
         first = values[0]
         # Comparing the last one first finds most varying columns without a full scan.
         if values[-1] is first and values.count(first) == size:

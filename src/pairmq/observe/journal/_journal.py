@@ -22,7 +22,6 @@ from pairmq._version import version
 from pairmq.core import Backoff
 from pairmq.model import ConfigurationError, PairMQError
 from pairmq.model.events import Event, EventsDropped, JournalClosed, JournalOpened
-from pairmq.model.records import Values, values_of
 from pairmq.observe.journal import _layout, _lives
 from pairmq.observe.journal._options import JournalOptions
 from pairmq.observe.journal._part import Frame
@@ -70,7 +69,7 @@ class Journal:
         self._run = _layout.this_run(time.time())
         # Re-entrant, as a signal's handler may close the journal in the middle of anything.
         self._changed = threading.Condition()
-        self._buffer: deque[Values] = deque()
+        self._buffer: deque[Event] = deque()
         self._most = self._options.max_buffered
         self._thread: threading.Thread | None = None
         self._compactor = Compactor(self._directory, self._options.compression)
@@ -104,7 +103,7 @@ class Journal:
         """Events that it could not keep."""
         return self._dropped
 
-    # What pairs call. `on_values` is on the path of every send.
+    # What pairs call. `on_event` is on the path of every send.
 
     def on_event(self, event: Event) -> None:
         """Take an event.
@@ -114,14 +113,10 @@ class Journal:
         Raises:
             JournalClosedError: the journal is closed.
         """
-        self.on_values(values_of(event))
-
-    def on_values(self, values: Values) -> None:
-        """Take an event that was not made yet; as `on_event`."""
         buffer = self._buffer
         if len(buffer) >= self._most and not self._make_room():
             return
-        buffer.append(values)
+        buffer.append(event)
         if self._asleep:
             self._rouse()
 
@@ -257,13 +252,13 @@ class Journal:
         if rows:
             self._write_rows(rows)
 
-    def _write_rows(self, rows: list[Values]) -> None:
+    def _write_rows(self, rows: list[Event]) -> None:
         with self._changed:
             untold, self._untold = self._untold, 0
         self._telling = untold
         if untold:
             self._writer.skip(untold)
-            rows.insert(0, (EventsDropped, time.time(), "", untold, self._dropped_since))
+            rows.insert(0, EventsDropped(at=time.time(), pair="", count=untold, since=self._dropped_since))
         try:
             self._frame = self._writer.frame(rows)
         except Exception:
@@ -335,7 +330,7 @@ class Journal:
 
     def _end(self) -> None:
         if not self._failing:
-            self._write_rows([(JournalClosed, time.time(), "", self._dropped)])
+            self._write_rows([JournalClosed(at=time.time(), pair="", dropped=self._dropped)])
             if self._dropped:
                 _log.warning("journal: %s lacks %d events, which could not be written", self._directory, self._dropped)
         self._writer.finish()
@@ -345,9 +340,16 @@ class Journal:
             self._closed = True
             self._changed.notify_all()
 
-    def _opened(self) -> Values:
+    def _opened(self) -> JournalOpened:
         run = self._run
-        return (JournalOpened, time.time(), "", run.host, run.pid, version(), self._options.sample_healthy)
+        return JournalOpened(
+            at=time.time(),
+            pair="",
+            host=run.host,
+            pid=run.pid,
+            version=version(),
+            sample_healthy=self._options.sample_healthy,
+        )
 
 
 _CLOSING = 1.5  # s that a closing pair waits: less than it gives its observers
@@ -420,17 +422,10 @@ class JournalObserver:
         self._asked = not isinstance(journal, Journal)
         self.journal = journal if isinstance(journal, Journal) else shared_journal(journal)
 
-    # The journal's own methods: one call less for each event.
-
     @property
     def on_event(self) -> Callable[[Event], None]:
-        """Takes an event."""
+        """Takes an event: the journal's own method, one call less for each."""
         return self.journal.on_event
-
-    @property
-    def on_values(self) -> Callable[[Values], None]:
-        """Takes an event that was not made yet."""
-        return self.journal.on_values
 
     async def close(self) -> None:
         """Write what is there, for 1.5 s at most; what is not done then goes on beside the program."""

@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pairmq._version import version
-from pairmq.model.events import EventsDropped, JournalClosed
-from pairmq.model.records import COLUMNS, SCHEMA_VERSION, Values
+from pairmq.model.events import Event, EventsDropped, JournalClosed
+from pairmq.model.records import COLUMNS, SCHEMA_VERSION
 from pairmq.observe.journal import _layout
 from pairmq.observe.journal._columns import UNIQUE, arrow_schema, batch_of
 from pairmq.observe.journal._options import Compression
@@ -79,9 +79,10 @@ def make_loss_segment(directory: Path, mark: Part, loss: _layout.Loss, compressi
     Raises:
         OSError, pyarrow.ArrowException: it can't be written; the mark is as it was.
     """
-    rows: list[Values] = [(EventsDropped, loss.until / 1000, "", loss.count, loss.since / 1000)]
+    until = loss.until / 1000
+    rows: list[Event] = [EventsDropped(at=until, pair="", count=loss.count, since=loss.since / 1000)]
     if loss.dropped is not None:
-        rows.append((JournalClosed, loss.until / 1000, "", loss.dropped))
+        rows.append(JournalClosed(at=until, pair="", dropped=loss.dropped))
     table = widened([batch_of(rows, loss.first_seq + loss.count)], loss.process)
     head = Head(loss.process, "", loss.number, SCHEMA_VERSION, version(), 1.0)
     date = _layout.date_of(loss.until // 86_400_000)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import fields
 from pathlib import Path
 
 from pairmq._version import version
 from pairmq.model import Entity, EntityState
-from pairmq.model.events import SendCompleted, SendOutcome, StateChanged
-from pairmq.model.records import SCHEMA_VERSION, Values, message_key
+from pairmq.model.events import Event, SendCompleted, SendOutcome, StateChanged
+from pairmq.model.records import SCHEMA_VERSION, message_key
 from pairmq.observe.journal._columns import batch_of
 from pairmq.observe.journal._layout import Loss, ProcessRun, loss_path
 from pairmq.observe.journal._options import JournalOptions
@@ -62,7 +61,7 @@ class Writer:
         """Leave out the numbers of rows that were dropped: the gap shows their loss."""
         self._seq += count
 
-    def frame(self, rows: list[Values]) -> Frame | None:
+    def frame(self, rows: list[Event]) -> Frame | None:
         """Number rows and make their frame; None when sampling keeps none of them."""
         kept = self._sampler.kept(rows)
         if not kept:
@@ -154,11 +153,6 @@ class Writer:
         )
 
 
-_SEND = {entry.name: index for index, entry in enumerate(fields(SendCompleted), start=1)}
-_CHANGE = {entry.name: index for index, entry in enumerate(fields(StateChanged), start=1)}
-_AT, _PAIR, _ENTITY = _SEND["at"], _SEND["pair"], _SEND["entity"]
-
-
 class Sampler:
     """Drops a part of the healthy sends, and nothing else.
 
@@ -174,28 +168,27 @@ class Sampler:
         self._all = rate >= 1
         self._changed_at: dict[tuple[str, Entity], float] = {}
 
-    def kept(self, rows: list[Values]) -> list[Values]:
+    def kept(self, rows: list[Event]) -> list[Event]:
         """Give the rows that are kept, in their order."""
         return rows if self._all else [row for row in self._looked_at(rows) if self._keeps(row)]
 
-    def _looked_at(self, rows: Iterable[Values]) -> Iterable[Values]:
+    def _looked_at(self, rows: Iterable[Event]) -> Iterable[Event]:
         for row in rows:
-            if row[0] is StateChanged:
-                self._changed_at[row[_CHANGE["pair"]], row[_CHANGE["entity"]]] = row[_CHANGE["at"]]
+            if isinstance(row, StateChanged):
+                self._changed_at[row.pair, row.entity] = row.at
             yield row
 
-    def _keeps(self, row: Values) -> bool:
-        if row[0] is not SendCompleted or not self._healthy(row):
+    def _keeps(self, row: Event) -> bool:
+        if not isinstance(row, SendCompleted) or not self._healthy(row):
             return True
-        key = message_key(row[_SEND["message_id"]]) or 0
+        key = message_key(row.message_id) or 0
         return key % 2**64 < self._below
 
-    def _healthy(self, row: Values) -> bool:
-        began_at = row[_AT] - row[_SEND["elapsed"]]
+    def _healthy(self, send: SendCompleted) -> bool:
         return (
-            row[_SEND["outcome"]] is SendOutcome.PRIMARY
-            and row[_SEND["attempts"]] == 1
-            and not row[_SEND["maybe_duplicate"]]
-            and row[_SEND["state"]] is EntityState.HEALTHY
-            and began_at > self._changed_at.get((row[_PAIR], row[_ENTITY]), float("-inf"))
+            send.outcome is SendOutcome.PRIMARY
+            and send.attempts == 1
+            and not send.maybe_duplicate
+            and send.state is EntityState.HEALTHY
+            and send.at - send.elapsed > self._changed_at.get((send.pair, send.entity), float("-inf"))
         )

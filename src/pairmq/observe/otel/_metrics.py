@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
-from operator import itemgetter
 from typing import Any, Final, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -34,7 +32,6 @@ from pairmq.model.events import (
     SyphonFailed,
     Warned,
 )
-from pairmq.model.records import Values, values_of
 from pairmq.observe.otel import _names as names
 from pairmq.observe.otel._names import Brokers
 
@@ -155,15 +152,6 @@ _SETTLEMENTS: Final = {"completed": "complete", "abandoned": "abandon", "dead-le
 _OPERATIONS: Final = ("sends", "receives", "settlements", "pings", "admin")
 
 
-def _of_send(*wanted: str) -> Callable[[Values], tuple[Any, ...]]:
-    """Picks fields of a `SendCompleted` that was not constructed, by position."""
-    places = {entry.name: index for index, entry in enumerate(fields(SendCompleted), start=1)}
-    return itemgetter(*(places[name] for name in wanted))
-
-
-_SEND = _of_send("pair", "entity", "outcome", "error", "elapsed", "maybe_duplicate", "state")
-
-
 class Metrics:
     """Feeds the metrics with what happens to the pairs of one observer.
 
@@ -184,6 +172,7 @@ class Metrics:
         self._queues: dict[str, int] = {}  # of each open pair
         self._out: dict[str, set[str]] = {}  # those of them that are out of use
         self._takers: dict[type[Event], Callable[[Any], None]] = {
+            SendCompleted: self.sent,
             StateChanged: self._state_changed,
             AttemptFailed: self._attempt_failed,
             PingCompleted: self._pinged,
@@ -204,20 +193,18 @@ class Metrics:
         taker = self._takers.get(type(event))
         if taker is not None:
             taker(event)
-        elif isinstance(event, SendCompleted):
-            self.take_send(values_of(event))
 
-    def take_send(self, values: Values) -> None:
-        """Take a `SendCompleted` by its values: this is on the path of every send."""
-        pair, entity, outcome, error, elapsed, maybe_duplicate, state = _SEND(values)
+    def sent(self, event: SendCompleted) -> None:
+        """Take the end of a send, which is on the path of every one."""
+        pair, entity, outcome, error = event.pair, event.entity, event.outcome, event.error
         attributes = self._sends.get((pair, entity, outcome, error))
         if attributes is None:
             attributes = self._new_send(pair, entity, outcome, error)
-        if state is not None and (pair, entity) not in self._states:
-            self._saw(pair, entity, state)
+        if event.state is not None and (pair, entity) not in self._states:
+            self._saw(pair, entity, event.state)
         self._to.sent.add(1, attributes)
-        self._to.duration.record(elapsed, attributes)
-        if maybe_duplicate:
+        self._to.duration.record(event.elapsed, attributes)
+        if event.maybe_duplicate:
             self._to.doubtful.add(1, self._of(pair, entity))
 
     # What has a present value.

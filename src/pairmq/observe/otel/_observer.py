@@ -18,8 +18,8 @@ from pairmq.model.events import (
     PairEnded,
     PairOpened,
     PingCompleted,
+    SendCompleted,
 )
-from pairmq.model.records import Values
 from pairmq.observe.otel import _names as names
 from pairmq.observe.otel import _spans as spans
 from pairmq.observe.otel._metrics import Metrics, instruments
@@ -64,6 +64,9 @@ class OpenTelemetryObserver:
 
     def on_event(self, event: Event) -> None:
         """Count it, and make a span of a ping."""
+        if isinstance(event, SendCompleted):
+            self._metrics.sent(event)
+            return
         if isinstance(event, PairOpened):
             self._brokers.opened(event.pair, event.primary, event.secondary)
             self._count_pairs(1)
@@ -74,10 +77,6 @@ class OpenTelemetryObserver:
             spans.pinged(self._tracer, event, self._brokers)
         elif isinstance(event, PairEnded):
             self._count_pairs(-1)
-
-    def on_values(self, values: Values) -> None:
-        """Count a send."""
-        self._metrics.take_send(values)
 
     def begin_send(self, pair: str, entity: Entity, messages: Sequence[Message]) -> spans.SendSpan:
         """Begin the span of a send; it is the current one until the send ends."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from pairmq.model.records import Values, event_from
+from pairmq.model.events import Event
 from pairmq.observe.journal import Journal, JournalOptions
 from pairmq.testing.chaos._events import event_to_json
 from pairmq.testing.chaos._ledger import Ledger
@@ -31,10 +31,10 @@ class NotedJournal(Journal):
         self._ledger = ledger
         ledger.write("journal", process=self.process)
 
-    def on_values(self, values: Values) -> None:
-        """Take an event. Every event comes this way, those of `on_event` too, and raises as that does."""
-        self._ledger.write("event", event=event_to_json(event_from(values)))
-        super().on_values(values)
+    def on_event(self, event: Event) -> None:
+        """Take an event; raises as the journal does."""
+        self._ledger.write("event", event=event_to_json(event))
+        super().on_event(event)
 
     def finish(self) -> None:
         """Close it, and write down between which instants that was: its last row is the journal's own."""
