@@ -96,7 +96,6 @@ LEFT_OUT = {
     "plugins/pairmq-rabbitmq/src/pairmq_rabbitmq/_url.py": "to be rewritten",
     "plugins/pairmq-redis/src/pairmq_redis/_context.py": "to be rewritten",
     "plugins/pairmq-redis/src/pairmq_redis/_link.py": "to be rewritten",
-    "plugins/pairmq-redis/src/pairmq_redis/_memory.py": "to be rewritten",
     "plugins/pairmq-redis/src/pairmq_redis/_url.py": "to be rewritten",
 }
 # The tagline of the project, which is English, and a public argument.

@@ -321,7 +321,7 @@ class Queue:
     # Sessions.
 
     def accept(self, holder: object, name: str | None, now: float) -> Session | None:
-        """Lock a session: a certain one, or the one with the oldest message that is free; None if there is none.
+        """Lock a session: a certain one, or the one with the oldest message that is free; else None.
 
         Raises:
             TransportError: reason *not-supported*, it has no sessions.

@@ -26,7 +26,7 @@ _REMEMBERED: Final = 10_000
 
 
 class Line(Key):
-    """A key, and those who stand in its line."""
+    """A key, and the sends in its line."""
 
     __slots__ = ("turns",)
 

@@ -105,7 +105,7 @@ class Account:
         home: how many copies the primary has stored.
         stored_in: a place that has stored one; empty if none has.
         waiting_in: the backlog queue that still holds it although everything had its time; empty if none does.
-        excused: it may be missing at the primary: it waits, or was set aside for a reason of its own.
+        excused: it may be missing at the primary: it waits, or was dead-lettered for a reason of its own.
         announced: a receipt or an event reports that there may be a second copy.
         reasons: confirmed sends to the primary, writes in doubt, deliveries from the backlog; None if not counted.
     """
@@ -270,7 +270,7 @@ class Facts:
 
 
 def messages_judged(facts: Facts) -> Iterator[Violation]:
-    """All that is wrong with messages, whoever wrote the history."""
+    """All that is wrong with messages, in a history from any source."""
     for sent in facts.history.sent.values():
         at = sent.ended_at or sent.at
         for verdict, text in facts.account(sent).judged(str(sent.number)):

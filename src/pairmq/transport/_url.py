@@ -69,7 +69,7 @@ class UrlOptions(dict[str, str]):
         """Read a number.
 
         Raises:
-            ConfigurationError: it is none within these limits.
+            ConfigurationError: it is not a number within these limits.
         """
         if key not in self:
             return default
@@ -148,7 +148,7 @@ class BrokerUrl:
         """Read the host's name or address, without brackets.
 
         Raises:
-            ConfigurationError: there is none, or it can't be one.
+            ConfigurationError: it is missing, or invalid.
         """
         host = (self.parts.hostname or "").rstrip(".")
         if not host:
@@ -175,7 +175,7 @@ class BrokerUrl:
         return port
 
     def decoded(self, text: str | None, what: str, *, most_bytes: int | None = None) -> str:
-        """Decode a part that is percent-encoded; empty when there is none.
+        """Decode a part that is percent-encoded; empty without one.
 
         Args:
             what: the part, for errors.
@@ -229,7 +229,7 @@ class BrokerUrl:
 
 
 def bracketed(host: str) -> str:
-    """Write a host as it stands in a URL: an IPv6 address in brackets."""
+    """Write a host as in a URL: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
 
 

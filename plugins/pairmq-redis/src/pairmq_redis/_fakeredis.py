@@ -1,11 +1,11 @@
 """``fakeredis://name``: the same transport over fakeredis, in this process.
 
-There is one broker per name and process; what it holds lives as long as the process, or until it is told to
+There is one broker per name and process; what it holds lives as long as the process, or until a control asks it to
 forget. Faults act below the transport, where a real server's would: on the connection and on single
 commands, so that the transport sees what a client of a real server sees.
 
 What differs from fakeredis' own connections, and why: a blocking read is done here, because theirs goes on
-after its client has gone and would take a message for nobody, and because theirs belongs to one event loop;
+after its client has gone and would take a message that no consumer gets, and because theirs belongs to one event loop;
 here it waits by the loop's own timers, so that a loop with virtual time works too. The server's clock
 (locks, time-to-live, schedules) is the wall clock all the same.
 
@@ -37,7 +37,7 @@ FAKEREDIS_CAPABILITIES = replace(CAPABILITIES, durable=False)
 
 _OPEN_TIMEOUT = 5.0
 _BLOCK_AT = 6
-"""Where BLOCK stands in what a receiver waits with; elsewhere the word is a name or a body."""
+"""Where BLOCK is in what a receiver waits with; elsewhere the word is a name or a body."""
 
 # What stores something on a client's behalf: these are refused, or lose their confirmation. Reading, completing and
 # abandoning go on, as they do on a server that is out of memory. So do dead-lettering and due schedules, which such a
@@ -323,7 +323,7 @@ class FakeRedisTransport(StreamsTransport):
 
 
 def fakeredis_control(url: str) -> FakeRedisBroker:
-    """Give the control of the broker that a URL names; it is made if there is none.
+    """Give the control of the broker that a URL names; it is made at first use.
 
     Raises:
         ConfigurationError: as `FakeRedisTransport`.
