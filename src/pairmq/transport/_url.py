@@ -148,7 +148,7 @@ class BrokerUrl:
         """Read the host's name or address, without brackets.
 
         Raises:
-            ConfigurationError: it is missing, or invalid.
+            ConfigurationError: it is missing, or can't be one.
         """
         host = (self.parts.hostname or "").rstrip(".")
         if not host:
@@ -175,7 +175,7 @@ class BrokerUrl:
         return port
 
     def decoded(self, text: str | None, what: str, *, most_bytes: int | None = None) -> str:
-        """Decode a part that is percent-encoded; empty without one.
+        """Decode a part that is percent-encoded; empty when it is not given.
 
         Args:
             what: the part, for errors.
@@ -187,7 +187,7 @@ class BrokerUrl:
         try:
             decoded = unquote(text or "", errors="strict")
         except UnicodeDecodeError:
-            raise ConfigurationError(f"the {what} of {self.where} is no percent-encoded UTF-8") from None
+            raise ConfigurationError(f"the {what} of {self.where} is not percent-encoded UTF-8") from None
         if any(ord(letter) < 0x20 for letter in decoded):
             # A null character would end the field in SASL PLAIN, and give the password another beginning.
             raise ConfigurationError(f"the {what} of {self.where} holds a control character")
@@ -214,7 +214,7 @@ class BrokerUrl:
         try:
             pairs = parse_qsl(query, keep_blank_values=True, errors="strict")
         except ValueError:
-            raise ConfigurationError(f"the options of {self.where} are no percent-encoded UTF-8") from None
+            raise ConfigurationError(f"the options of {self.where} are not percent-encoded UTF-8") from None
         found = UrlOptions(self.where)
         for written, value in pairs:
             key = written.replace("_", "-") if dashes else written
@@ -229,7 +229,7 @@ class BrokerUrl:
 
 
 def bracketed(host: str) -> str:
-    """Write a host as in a URL: an IPv6 address in brackets."""
+    """Write a host as a URL holds it: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
