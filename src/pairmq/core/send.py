@@ -1,7 +1,7 @@
 """One send as a machine: where it goes, for how long, what comes of it, and when it ends (SPEC 3, 5.4, 5.5, 8, 9.1).
 
 Theory. A send goes round until each of its messages has its result: it asks its entity's machine for a route, attempts
-one broker within a part of its time, and takes in what came of it. Every message then is *accepted*, *refused*, or goes
+one broker within a part of its time, and gets the results. Every message then is *accepted*, *refused*, or goes
 round again; what is left at the deadline is refused, or *unknown* if a broker may hold it.
 
 Rules.

@@ -26,7 +26,7 @@ _REMEMBERED: Final = 10_000
 
 
 class Line(Key):
-    """A key, and the sends in its line."""
+    """A key, and the turns of those that wait in its line."""
 
     __slots__ = ("turns",)
 
