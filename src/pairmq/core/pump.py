@@ -437,7 +437,7 @@ class PumpMachine:
                 settle.append(self._dead(item, Poison("destination-not-allowed", text)))
             # Where order is kept, it is for its turn to find out that its time has run out: should it be redelivered,
             # to a process whose wall clock is behind, those behind it must still be there.
-            elif not self.ordered and (poison := self._overdue(item, instant)) is not None:
+            elif self._counts_time and not self.ordered and (poison := self._overdue(item, instant)) is not None:
                 settle.append(self._dead(item, poison))
             elif item.identity in self._delivered:
                 settle.append(self._settle(item, Symbol.KNOWN, Ending.REDELIVERED))
@@ -491,7 +491,8 @@ class PumpMachine:
         return Poison("TTLExpiredException", text)
 
     def _time_left(self, item: Item, instant: datetime) -> float | None:
-        if not self._counts_time or item.diversion is None:
+        """Seconds to live, where the time in the backlog counts."""
+        if item.diversion is None:
             return None
         return elapsed_time_to_live(item.message, item.diversion, instant)
 
@@ -539,18 +540,19 @@ class PumpMachine:
         most = min(line.gate.most, self._most_sent)
         keys: set[tuple[bool, str]] = set()
         size = 0
-        while line.items and len(line.taken) < most and size < _OPERATION_BYTES:
-            item = line.items[0]
-            if not item.lost:
+        waiting, taken = line.items, line.taken
+        while waiting and len(taken) < most and size < _OPERATION_BYTES:
+            item = waiting[0]
+            if item.state is State.WAITING:  # else it is lost
                 if self.ordered:
                     if item.key in keys:
                         break
                     keys.add(item.key)
                 item.step(Symbol.TAKEN)
-                line.taken.append(item)
+                taken.append(item)
                 size += len(item.message.body)
-            line.items.popleft()
-        return line.taken
+            waiting.popleft()
+        return taken
 
     def ended(self, line: Line) -> None:
         """The operation has ended: what was not stored goes back to the line's head."""
