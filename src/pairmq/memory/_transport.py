@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -146,7 +147,7 @@ class MemorySender(Sender):
 
     async def send_batch(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
         def act(now: float) -> list[TransportError | None]:
-            return [_failure_of(lambda: self._store(message, now)) for message in messages]  # noqa: B023
+            return _failures(lambda message: self._store(message, now), messages)
 
         if not messages:
             return []
@@ -214,10 +215,9 @@ class MemoryReceiver(Receiver):
     async def complete_batch(self, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
         def act(now: float) -> list[TransportError | None]:
             queue = self._broker.state.source(self._source)
-            return [
-                _failure_of(lambda: self._completed(queue, queue.held(delivery.lock_token, self, now), now))  # noqa: B023
-                for delivery in deliveries
-            ]
+            return _failures(
+                lambda delivery: self._completed(queue, queue.held(delivery.lock_token, self, now), now), deliveries
+            )
 
         if not deliveries:
             return []
@@ -247,12 +247,12 @@ class MemoryReceiver(Receiver):
     async def close(self) -> None:
         self._calls.close()
         broker = self._broker
-        with broker.lock:
-            if self._locked and _failure_of(lambda: broker.state.source(self._source)) is None:
+        with broker.lock, contextlib.suppress(TransportError):  # its source was deleted
+            if self._locked:
                 queue = broker.state.source(self._source)
                 if queue.release_all(self):
                     broker.wake(queue)
-            self._locked = False
+        self._locked = False
 
     def _completed(self, queue: Queue, stored: Stored, now: float) -> None:
         queue.complete(stored)
@@ -438,12 +438,16 @@ def _size(value: object) -> int:
     return 8
 
 
-def _failure_of(act: Callable[[], object]) -> TransportError | None:
-    try:
-        act()
-    except TransportError as error:
-        return error
-    return None
+def _failures(act: Callable[[T], object], items: Sequence[T]) -> list[TransportError | None]:
+    """Do something with each item; one failure affects no other."""
+    found: list[TransportError | None] = []
+    for item in items:
+        try:
+            act(item)
+            found.append(None)
+        except TransportError as error:
+            found.append(error)
+    return found
 
 
 def _check(properties: QueueProperties, entity: Entity) -> None:
