@@ -82,6 +82,7 @@ SEARCHED = (
             "plugins/pairmq-rabbitmq/src/**/*.py",
             "plugins/pairmq-redis/src/**/*.py",
             "plugins/pairmq-web/src/**/*.py",
+            "plugins/servicebus-local/src/**/*.py",
             "benchmarks/*.py",
             "scripts/*.py",
         ),
