@@ -22,12 +22,7 @@ _ASLEEP = 1.0  # s without processor after which a process is not asked why it r
 
 
 def judged(history: History, found: Found) -> list[Violation]:
-    """Find everything that is wrong in a run, oldest first.
-
-    Args:
-        history: made by `pairmq.testing.chaos._books.history_of`.
-        found: what the brokers held in the end.
-    """
+    """Find everything that is wrong in a run, oldest first."""
     facts = Facts(history)
     violations = [
         *messages_judged(facts),

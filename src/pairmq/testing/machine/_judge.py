@@ -42,13 +42,7 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """The tested code's word that a message will arrive.
-
-    Args:
-        at: virtual seconds.
-        entity: where.
-        identity: of the message, from the machine's ``identity``.
-    """
+    """The tested code's promise, at a virtual second, that a message will arrive; identified by the machine."""
 
     at: float
     entity: Entity
@@ -57,12 +51,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result that the caller of a send got.
-
-    Args:
-        outcome: one of the four ends of a send.
-        took: seconds.
-    """
+    """The result that the caller of a send got, and after how many seconds."""
 
     outcome: SendOutcome
     took: float
@@ -160,12 +149,6 @@ def key_of(entity: Entity, message: Message) -> Key:
 Identity = Callable[[Message], Hashable]
 
 _EXACT = 0.05  # s: virtual time has no excuse for more
-_RESULTS = {
-    SendOutcome.PRIMARY: Result.PRIMARY,
-    SendOutcome.BACKLOG: Result.BACKLOG,
-    SendOutcome.REFUSED: Result.REFUSED,
-    SendOutcome.UNKNOWN: Result.UNKNOWN,
-}
 
 
 class BrokenPromise(AssertionError):
@@ -209,7 +192,7 @@ class Judge:
     def _account(self, key: Key) -> Account:
         ledger, home, parked = self._ledger, self._home[key], self._parked[key]
         sends, moves = ledger.sends.get(key, []), ledger.moved[key]
-        results: list[Result | None] = [_RESULTS[send.outcome] for send in sends]
+        results: list[Result | None] = [Result[send.outcome.name] for send in sends]
         if ledger.cut_off or (not sends and key in ledger.originals):
             results.append(None)
         confirmed = results.count(Result.PRIMARY)

@@ -16,11 +16,7 @@ from pairmq.testing.simulator._scenario import BLIPS, CONDITIONS
 
 
 class Facts(judge.Facts):
-    """A history, by message, by process and by entity.
-
-    Args:
-        history: of one simulation, or made by hand.
-    """
+    """A history of a simulation, by message, by process and by entity."""
 
     history: History
 
