@@ -11,7 +11,7 @@ import pytest
 from history_by_hand import AWAY, ORDERS, OTHER, QUEUE, REFUSED, Book
 from pairmq.core import Diversion, divert
 from pairmq.model import Message
-from pairmq.model.events import Cause, RotationChanged, SendCompleted, SendOutcome
+from pairmq.model.events import Cause, MessageMoved, RotationChanged, SendCompleted, SendOutcome
 from pairmq.testing.history import CUT, Copy, Life, Result, Sent, Told
 from pairmq.testing.simulator import ProcessPlan, Verdict
 from pairmq.testing.simulator._broker import instant
@@ -505,6 +505,23 @@ def test_a_completion_that_failed_excuses_another_delivery():
     book.trouble()
     book.hand(copy)
     assert book.verdicts() == []
+
+
+def test_a_write_in_doubt_that_the_network_delivers_twice_excuses_both_copies():
+    book = Book()
+    sent, parked = diverted(book)
+    copy = book.write(sent, CUT, by="s/1", stored=True)
+    assert copy is not None
+    book.history.copies.append(replace(copy, number=copy.number + 1, tick=book.tick(), at=book.at))
+    book.write(sent, by="s/1")
+    book.gone(parked)
+    book.note("s/1", MessageMoved, **moved_in_doubt())
+    assert book.verdicts() == []
+
+
+def moved_in_doubt() -> dict[str, Any]:
+    flags = {"maybe_duplicate": True, "redelivered": False, "completed": True}
+    return {"queue": QUEUE.path, "entity": ORDERS, "message_id": "id-1", "waited": 1.0, **flags}
 
 
 def test_a_lost_lock_excuses_another_delivery():

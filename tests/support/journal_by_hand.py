@@ -55,7 +55,10 @@ class Journal:
         self._next = 0
 
     def add(self, kind: type[Event], at: float, /, **values: Any) -> Journal:
-        event = kind(at=self._start + at, **{"pair": self.pair, **values})
+        return self.noted(kind(at=self._start + at, **{"pair": self.pair, **values}))
+
+    def noted(self, event: Event) -> Journal:
+        """Add an event that happened somewhere else."""
         blank = dict.fromkeys(column.name for column in COLUMNS)
         self.rows.append(blank | row_of(event) | {"process": self.process, "seq": self._next})
         self._next += 1

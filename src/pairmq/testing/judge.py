@@ -257,7 +257,9 @@ class Facts:
         writes = self.writes(sent.number, PRIMARY)
         sure = [attempt for attempt, told in writes if told.confirmed]
         by_syphon = sum(attempt.syphon for attempt in sure)
-        doubts = min(len(writes) - len(sure), sum(not self.is_confirmed(copy) for copy in home))
+        # A network that fails may deliver one write twice: each copy that is known to be of a write in doubt counts.
+        in_doubt = sum(not self.is_confirmed(copy) for copy in home)
+        doubts = in_doubt if self.history.exact else len(writes) - len(sure)
         return Account(
             (Result.REFUSED if refused and (home or backlog) else sent.result,),
             len(home),
