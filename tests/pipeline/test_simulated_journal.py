@@ -125,7 +125,9 @@ class Both:
 
     history: History
     planted: dict[int, Row]
-    rows: dict[int, Row]
+    rows: dict[int | None, Row]
+    numbers: dict[str | None, int | None]
+    """By message ids, some of which are the pair's."""
 
 
 @pytest.fixture(scope="module")
@@ -136,13 +138,16 @@ def judged_twice(spark) -> dict[Row | None, Both]:
     for case, plant in CASES.items():
         history = simulated()
         number = plain(history)[1]
+        numbers = {copy.message.message_id: copy.message_number for copy in history.copies}
+        numbers |= {sent.message.message_id: sent.number for sent in history.sent.values()}
         plant(history, number)
         journals += journals_of(history, str(case))
-        found[case] = Both(history, {} if case is None else {number: case}, {})
+        found[case] = Both(history, {} if case is None else {number: case}, {}, numbers)
     made = tables_of(rows_of(spark, *journals).cache(), PipelineSettings(patience=PATIENCE))
     for row in made["reconciliation"].collect():
         case = None if row.pair == "None" else Row(row.pair)
-        found[case].rows[int(row.message_id.removeprefix("id-"))] = Row(row.verdict)
+        both = found[case]
+        both.rows[both.numbers[row.message_id]] = Row(row.verdict)
     return found
 
 
