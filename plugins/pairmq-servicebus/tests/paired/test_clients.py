@@ -249,7 +249,6 @@ def test_a_topics_messages_come_home_to_its_subscriptions(primary: ServiceBusSer
 
 
 def test_another_product_may_back(primary: ServiceBusServer, queue: str, given: dict[str, Any]) -> None:
-    pytest.importorskip("pairmq_redis", reason="memory:// is a broker of pairmq-redis, which this plugin does not need")
     receipts: list[Receipt] = []
     options = replace(given["options"], close_grace=1.0)
     with PairedServiceBusClient.from_connection_string(
