@@ -167,7 +167,7 @@ def _end(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-class Scope:
+class Calls:
     """The calls of a sender, a receiver or an administration, which end when it is closed."""
 
     def __init__(self, broker: Broker) -> None:
@@ -219,37 +219,37 @@ class Connection:
         self.broker = broker
         self._life = _NOT_OPEN
 
-    async def call(self, scope: Scope, act: Callable[[float], T], *, stores: bool = False, outlives: bool = True) -> T:
+    async def call(self, calls: Calls, act: Callable[[float], T], *, stores: bool = False, outlives: bool = True) -> T:
         """Let the broker do one step, in a later turn of the loop.
 
         Args:
-            scope: ends the call when it is closed.
+            calls: those of the object, which end when it is closed.
             act: the step; takes the present, in seconds since 1970 UTC.
             stores: it stores something on the caller's behalf, which a broker may refuse, or not confirm.
             outlives: a hanging broker does it when it wakes up, though the caller has left.
 
         Raises:
-            TransportError: the broker is unavailable or refuses, the scope was closed, or as ``act``.
+            TransportError: the broker is unavailable or refuses, the object was closed, or as ``act``.
         """
         broker = self.broker
-        scope.check()
+        calls.check()
         if self._life != broker.life or broker.fault.stopped:
-            await self._open(scope)
+            await self._open(calls)
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError as cancellation:
             nothing_sent(cancellation)
             raise
-        scope.check()
+        calls.check()
         if broker.fault is not _SOUND or self._life != broker.life:
-            await self._get_through(scope, act, stores, outlives)
+            await self._get_through(calls, act, stores, outlives)
         with broker.lock:
             done = act(time.time())
         if stores:
             await asyncio.sleep(0)  # the confirmation's way: who is cancelled now does not know of it
         return done
 
-    async def _open(self, scope: Scope) -> None:
+    async def _open(self, calls: Calls) -> None:
         broker, delayed = self.broker, False
         try:
             while self._life != broker.life or broker.fault.stopped:
@@ -259,15 +259,15 @@ class Connection:
                     raise TransportError(text, FailureKind.UNAVAILABLE, FailureReason.CONNECTION)
                 if fault.hanging or (fault.delay and not delayed):
                     delayed = True
-                    await scope.wait(scope.enter(), None if fault.hanging else fault.delay)
-                    scope.check()
+                    await calls.wait(calls.enter(), None if fault.hanging else fault.delay)
+                    calls.check()
                 else:
                     self._life = broker.life
         except asyncio.CancelledError as cancellation:
             nothing_sent(cancellation)
             raise
 
-    async def _get_through(self, scope: Scope, act: Callable[[float], object], stores: bool, outlives: bool) -> None:
+    async def _get_through(self, calls: Calls, act: Callable[[float], object], stores: bool, outlives: bool) -> None:
         """Suffer the fault that the broker has, as a call that it was sent."""
         broker, life, delayed = self.broker, self._life, False
         try:
@@ -278,8 +278,8 @@ class Connection:
                 if not fault.hanging and (delayed or not fault.delay):
                     break
                 delayed = True
-                await scope.wait(scope.enter(), None if fault.hanging else fault.delay)
-                scope.check(sent=True)
+                await calls.wait(calls.enter(), None if fault.hanging else fault.delay)
+                calls.check(sent=True)
         except (asyncio.CancelledError, TransportError):
             self._life = _NOT_OPEN
             if outlives and broker.life == life:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 from weakref import WeakSet
 
-from pairmq.memory._broker import Broker, Connection, Scope, broker_named
+from pairmq.memory._broker import Broker, Calls, Connection, broker_named
 from pairmq.memory._state import Queue, Session, Stored
 from pairmq.model import (
     ConfigurationError,
@@ -91,7 +92,7 @@ class MemoryTransport(Transport):
         super().__init__(endpoint)
         self.broker = broker_named(name)
         self.connection = Connection(self.broker)
-        self._parts: WeakSet[Scope | MemoryReceiver] = WeakSet()
+        self._parts: WeakSet[Calls | MemoryReceiver] = WeakSet()
         self._admin = MemoryAdmin(self)
 
     @property
@@ -117,16 +118,16 @@ class MemoryTransport(Transport):
     def measure(self, message: Message) -> int:
         return size_of(message)
 
-    def scope(self, part: MemoryReceiver | None = None) -> Scope:
-        """The scope of a new object, which ends with this transport."""
-        scope = Scope(self.broker)
-        self._parts.add(part or scope)
-        scope.closed = self.ended
-        return scope
+    def new_calls(self, part: MemoryReceiver | None = None) -> Calls:
+        """The calls of a new object, which end with this transport."""
+        calls = Calls(self.broker)
+        self._parts.add(part or calls)
+        calls.closed = self.ended
+        return calls
 
     async def _close(self) -> None:
         for part in list(self._parts):
-            if isinstance(part, Scope):
+            if isinstance(part, Calls):
                 part.close()
             else:
                 await part.close()
@@ -138,25 +139,25 @@ class MemorySender(Sender):
     def __init__(self, transport: MemoryTransport, entity: Entity) -> None:
         self._broker = transport.broker
         self._connection = transport.connection
-        self._scope = transport.scope()
+        self._calls = transport.new_calls()
         self._entity = entity
 
     async def send(self, message: Message) -> None:
-        await self._connection.call(self._scope, lambda now: self._store(message, now), stores=True)
+        await self._connection.call(self._calls, lambda now: self._store(message, now), stores=True)
 
     async def send_batch(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
         def act(now: float) -> list[TransportError | None]:
-            return [_failure_of(lambda: self._store(message, now)) for message in messages]  # noqa: B023
+            return _failures(lambda message: self._store(message, now), messages)
 
         if not messages:
             return []
         try:
-            return await self._connection.call(self._scope, act, stores=True)
+            return await self._connection.call(self._calls, act, stores=True)
         except TransportError as error:
             return [error] * len(messages)
 
     async def close(self) -> None:
-        self._scope.close()
+        self._calls.close()
 
     def _store(self, message: Message, now: float) -> None:
         broker = self._broker
@@ -170,7 +171,7 @@ class MemoryReceiver(Receiver):
         self._broker = transport.broker
         self._connection = Connection(self._broker)
         self._source = source
-        self._scope = transport.scope(self)
+        self._calls = transport.new_calls(self)
         self._locked = False
 
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
@@ -200,13 +201,13 @@ class MemoryReceiver(Receiver):
                 return found, None
             # In the same step: what is stored from now on wakes it.
             soon = max(queue.next_change() - now, _SHORTEST_WAIT)
-            return None, (self._scope.enter(queue), min(left, soon), queue)
+            return None, (self._calls.enter(queue), min(left, soon), queue)
 
         while True:
-            found, waiting = await self._connection.call(self._scope, act, outlives=False)
+            found, waiting = await self._connection.call(self._calls, act, outlives=False)
             if waiting is None:
                 return found
-            await self._scope.wait(*waiting)
+            await self._calls.wait(*waiting)
 
     async def complete(self, delivery: Delivery) -> None:
         await self._settle(delivery, self._completed)
@@ -214,15 +215,14 @@ class MemoryReceiver(Receiver):
     async def complete_batch(self, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
         def act(now: float) -> list[TransportError | None]:
             queue = self._broker.state.source(self._source)
-            return [
-                _failure_of(lambda: self._completed(queue, queue.held(delivery.lock_token, self, now), now))  # noqa: B023
-                for delivery in deliveries
-            ]
+            return _failures(
+                lambda delivery: self._completed(queue, queue.held(delivery.lock_token, self, now), now), deliveries
+            )
 
         if not deliveries:
             return []
         try:
-            return await self._connection.call(self._scope, act)
+            return await self._connection.call(self._calls, act)
         except TransportError as error:
             return [error] * len(deliveries)
 
@@ -245,14 +245,14 @@ class MemoryReceiver(Receiver):
         return replace(delivery, locked_until=self._broker.state.instant(until))
 
     async def close(self) -> None:
-        self._scope.close()
+        self._calls.close()
         broker = self._broker
-        with broker.lock:
-            if self._locked and _failure_of(lambda: broker.state.source(self._source)) is None:
+        with broker.lock, contextlib.suppress(TransportError):  # its source was deleted
+            if self._locked:
                 queue = broker.state.source(self._source)
                 if queue.release_all(self):
                     broker.wake(queue)
-            self._locked = False
+        self._locked = False
 
     def _completed(self, queue: Queue, stored: Stored, now: float) -> None:
         queue.complete(stored)
@@ -264,7 +264,7 @@ class MemoryReceiver(Receiver):
             queue = self._broker.state.source(self._source)
             return act(queue, queue.held(delivery.lock_token, self, now), now)
 
-        return await self._connection.call(self._scope, settle)
+        return await self._connection.call(self._calls, settle)
 
 
 class MemorySessionReceiver(MemoryReceiver, SessionReceiver):
@@ -306,7 +306,7 @@ class MemorySessionReceiver(MemoryReceiver, SessionReceiver):
             queue = self._broker.state.source(self._source)
             return act(queue, queue.held_session(self._session, self, now), now)
 
-        return await self._connection.call(self._scope, in_lock)
+        return await self._connection.call(self._calls, in_lock)
 
 
 class MemoryAdmin(Admin):
@@ -315,7 +315,7 @@ class MemoryAdmin(Admin):
     def __init__(self, transport: MemoryTransport) -> None:
         self._broker = transport.broker
         self._connection = transport.connection
-        self._scope = transport.scope()
+        self._calls = transport.new_calls()
 
     async def check(self) -> None:
         await self._call(lambda: None)
@@ -384,7 +384,7 @@ class MemoryAdmin(Admin):
         return False
 
     async def _call(self, act: Callable[[], T], *, stores: bool = False) -> T:
-        return await self._connection.call(self._scope, lambda now: act(), stores=stores)
+        return await self._connection.call(self._calls, lambda now: act(), stores=stores)
 
 
 def control(url: str) -> Broker:
@@ -438,12 +438,16 @@ def _size(value: object) -> int:
     return 8
 
 
-def _failure_of(act: Callable[[], object]) -> TransportError | None:
-    try:
-        act()
-    except TransportError as error:
-        return error
-    return None
+def _failures(act: Callable[[T], object], items: Sequence[T]) -> list[TransportError | None]:
+    """Do something with each item; one failure affects no other."""
+    found: list[TransportError | None] = []
+    for item in items:
+        try:
+            act(item)
+            found.append(None)
+        except TransportError as error:
+            found.append(error)
+    return found
 
 
 def _check(properties: QueueProperties, entity: Entity) -> None:
