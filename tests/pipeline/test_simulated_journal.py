@@ -31,18 +31,18 @@ PATIENCE = 5.0
 SEED = 3
 
 AS_SAID: dict[Row, Callable[[Account], bool]] = {
-    Row.DELIVERED: lambda it: it.home > 0,
-    Row.DUPLICATED: lambda it: it.home > 0 and it.announced,
-    Row.OUT_OF_ORDER: lambda it: it.home > 0,
-    Row.UNSETTLED: lambda it: it.home > 0,
-    Row.IN_FLIGHT: lambda it: it.home > 0,
-    Row.NOT_OBSERVED: lambda it: it.home > 0,
+    Row.DELIVERED: lambda it: it.at_primary > 0,
+    Row.DUPLICATED: lambda it: it.at_primary > 0 and it.announced,
+    Row.OUT_OF_ORDER: lambda it: it.at_primary > 0,
+    Row.UNSETTLED: lambda it: it.at_primary > 0,
+    Row.IN_FLIGHT: lambda it: it.at_primary > 0,
+    Row.NOT_OBSERVED: lambda it: it.at_primary > 0,
     Row.DIVERTED: lambda it: it.results == (Result.BACKLOG,),
-    Row.EXPIRED: lambda it: it.home > 0 or it.excused,
-    Row.DEAD_LETTERED: lambda it: it.home > 0 or it.excused,
+    Row.EXPIRED: lambda it: it.at_primary > 0 or it.excused,
+    Row.DEAD_LETTERED: lambda it: it.at_primary > 0 or it.excused,
     Row.REFUSED: lambda it: it.results == (Result.REFUSED,) and not it.stored_in,
     Row.UNKNOWN: lambda it: it.results[0] in (Result.UNKNOWN, Result.CANCELLED),
-    Row.UNKNOWN_DELIVERED: lambda it: it.results[0] in (Result.UNKNOWN, Result.CANCELLED, None) and it.home > 0,
+    Row.UNKNOWN_DELIVERED: lambda it: it.results[0] in (Result.UNKNOWN, Result.CANCELLED, None) and it.at_primary > 0,
     Row.NOT_JOURNALLED: lambda it: it.results == (None,),
 }
 """What must be so of a message on which the pipeline gives no fault."""

@@ -102,16 +102,16 @@ class Account:
 
     Args:
         results: of each send of it; None where the process was killed first.
-        home: how many copies the primary has stored.
+        at_primary: how many copies the primary has stored.
         stored_in: a place that has stored one; empty if none has.
         waiting_in: the backlog queue that still holds it although everything had its time; empty if none does.
-        excused: it may be missing at the primary: it waits, or was dead-lettered for a reason of its own.
+        excused: it may be missing there: it waits, or was dead-lettered for a reason of its own.
         announced: a receipt or an event reports that there may be a second copy.
         reasons: confirmed sends to the primary, writes in doubt, deliveries from the backlog; None if not counted.
     """
 
     results: Sequence[Result | None] = ()
-    home: int = 0
+    at_primary: int = 0
     stored_in: str = ""
     waiting_in: str = ""
     excused: bool = False
@@ -126,27 +126,24 @@ class Account:
         """
         accepted = [result for result in self.results if result is not None and result.accepted]
         kept = [result for result in self.results if result is not Result.REFUSED]
-        if not self.results and self.home:
+        if not self.results and self.at_primary:
             yield Verdict.PHANTOM, f"{name} is at the primary, but was not sent through the pair"
         elif self.results and not kept and self.stored_in:
             yield Verdict.PHANTOM, f"{name} was refused, and is stored in {self.stored_in}"
-        elif accepted and not self.home and self.waiting_in:
+        elif accepted and not self.at_primary and self.waiting_in:
             yield Verdict.NOT_DRAINED, f"{name} was {accepted[0]}, and is still in {self.waiting_in}"
-        elif accepted and not self.home and not self.excused:
+        elif accepted and not self.at_primary and not self.excused:
             yield Verdict.LOST, f"{name} is lost: it was {accepted[0]}, and is missing"
-        if self.home < 2:
+        if self.at_primary < 2:
             return
-        if self.reasons is not None and self.home > sum(self.reasons):
+        stored = f"{name} is stored {self.at_primary} times at the primary"
+        if self.reasons is not None and self.at_primary > sum(self.reasons):
             confirmed, doubts, brought = self.reasons
-            text = (
-                f"{name} is stored {self.home} times at the primary: {confirmed} confirmed sends, {doubts} writes in "
-                f"doubt and {brought} deliveries from the backlog explain {sum(self.reasons)}"
-            )
-            yield Verdict.DUPLICATE, text
+            reasons = f"{confirmed} confirmed sends, {doubts} writes in doubt and {brought} deliveries from the backlog"
+            yield Verdict.DUPLICATE, f"{stored}: {reasons} explain {sum(self.reasons)}"
         # An application that sends one message twice has asked for two copies.
         elif not self.announced and len(kept) < 2:
-            text = f"{name} is stored {self.home} times at the primary, and no receipt or event says that it may be"
-            yield Verdict.DUPLICATE, text
+            yield Verdict.DUPLICATE, f"{stored}, and no receipt or event says that it may be"
 
 
 class Facts:
@@ -163,14 +160,14 @@ class Facts:
         self.lives: dict[str, Life] = {life.name: life for life in history.lives}
         self.at_primary: dict[int, list[Copy]] = defaultdict(list)
         self.at_secondary: dict[int, list[Copy]] = defaultdict(list)
-        self.nobodys: list[Copy] = []
+        self.foreign: list[Copy] = []
         """Copies at the primary of messages that were never sent."""
         for copy in history.copies:
             if copy.message_number is not None:
                 side = self.at_primary if copy.broker == PRIMARY else self.at_secondary
                 side[copy.message_number].append(copy)
             elif copy.broker == PRIMARY:
-                self.nobodys.append(copy)
+                self.foreign.append(copy)
         self.attempts: dict[int, list[tuple[Attempt, Told]]] = defaultdict(list)
         self.by_syphon: dict[int, list[tuple[Attempt, Told]]] = defaultdict(list)
         for attempt in history.attempts:
@@ -272,7 +269,7 @@ class Facts:
 
 
 def messages_judged(facts: Facts) -> Iterator[Violation]:
-    """All that is wrong with messages, in a history from any source."""
+    """All that is wrong with messages, of any history."""
     for sent in facts.history.sent.values():
         at = sent.ended_at or sent.at
         for verdict, text in facts.account(sent).judged(str(sent.number)):
@@ -283,12 +280,12 @@ def messages_judged(facts: Facts) -> Iterator[Violation]:
         yield from _brought_twice(facts, sent)
         yield from _marks(facts, sent)
         yield from _late(facts, sent)
-    for copy in facts.nobodys:
+    for copy in facts.foreign:
         text = f"the primary stored {copy.message.message_id} in {copy.entity}, which was never sent"
         yield Violation(Verdict.PHANTOM, copy.at, text)
     for number, copies in facts.at_primary.items():
         if number not in facts.history.sent:
-            for verdict, text in Account(home=len(copies), announced=True).judged(str(number)):
+            for verdict, text in Account(at_primary=len(copies), announced=True).judged(str(number)):
                 yield Violation(verdict, copies[0].at, text, number)
     if facts.options.ordering != "none":
         yield from order_judged(facts)
