@@ -18,7 +18,7 @@ from pairmq import Message
 from pairmq.testing import Fault, run_virtual, simulated_pair
 
 SOURCE = Path(__file__).parents[1] / "src" / "pairmq"
-LEFT_OUT = ("testing/",)
+LEFT_OUT = ("memory/", "testing/")
 ENTERED = 6  # a coroutine that is resumed is "called" again, from a later instruction
 
 
