@@ -17,6 +17,7 @@ from pairmq.runner._emitter import Emitter
 from pairmq.transport import (
     Admin,
     Capabilities,
+    ConfirmRisk,
     QueueCounts,
     QueuePositions,
     QueueProperties,
@@ -181,6 +182,10 @@ class _Admin(Admin):
     def probe(self, entity: Entity) -> Call[None]:
         self._operations.pings += 1
         return self._inner.probe(entity)
+
+    def confirm_risks(self, queue: Entity | None = None) -> Call[Sequence[ConfirmRisk]]:
+        self._operations.admin += 1
+        return self._inner.confirm_risks(queue)
 
     def is_system_entity(self, entity: Entity) -> bool:
         return self._inner.is_system_entity(entity)

@@ -85,6 +85,9 @@ class JournalledReceiver(Receiver):
             self._remember(delivery, now)
         return deliveries
 
+    def read_ahead(self, messages: int) -> None:
+        self._inner.read_ahead(messages)
+
     async def complete(self, delivery: Delivery) -> None:
         await self._settle(delivery, self._inner.complete(delivery), Settlement.COMPLETED)
 

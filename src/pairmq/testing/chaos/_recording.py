@@ -104,6 +104,9 @@ class _Sender(Sender):
     async def send_batch(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
         return await self._recorded(messages, self._inner.send_batch(messages))
 
+    async def make_ready(self) -> None:
+        await self._inner.make_ready()
+
     async def close(self) -> None:
         await self._inner.close()
 
@@ -152,6 +155,9 @@ class _Receiver(Receiver):
             if self._link.side == PRIMARY:
                 self._look_at(found)
         return found
+
+    def read_ahead(self, messages: int) -> None:
+        self._inner.read_ahead(messages)
 
     async def complete(self, delivery: Delivery) -> None:
         self._settles("complete", (delivery,))
