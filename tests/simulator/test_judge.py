@@ -558,6 +558,13 @@ def test_a_message_that_was_too_large_may_be_called_refused_although_its_batch_w
     assert book.verdicts() == []
 
 
+def test_a_message_with_a_disclaimed_field_may_be_called_refused_although_its_batch_was_cancelled():
+    book = Book()
+    book.end(book.send(time_to_live=4.5), Result.CANCELLED)
+    called_refused(book, "SendRefused", attempts=0)
+    assert book.verdicts() == []
+
+
 def test_a_killed_process_excuses_a_send_without_an_end():
     book = Book()
     book.send()

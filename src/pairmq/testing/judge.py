@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pairmq.core import MAYBE_DUPLICATE, PairOptions
-from pairmq.model import Entity, FailureReason, Message, MessageTooLarge, ReservedPropertyError
+from pairmq.model import Entity, FailureReason, Message, MessageTooLarge, ReservedPropertyError, SendRefused
 from pairmq.model.events import MessageMoved, SendCompleted, SendOutcome
 from pairmq.testing.history import KILLED, PRIMARY, SECONDARY, Attempt, Copy, History, Life, Note, Result, Sent, Told
 
@@ -315,13 +315,19 @@ def _phantom(facts: Facts, sent: Sent) -> Iterator[Violation]:
     told_of = [told for _, told in facts.attempts[number]]
     refused = all(not (told.doubtful or told.confirmed) for told in told_of)
     if not told_of:
-        refused = event is not None and event.error in _UNSEEN
+        refused = event is not None and (event.error in _UNSEEN or _disclaimed(sent.message, event.error))
     if sent.result is Result.CANCELLED and called_refused and not refused:
         yield Violation(Verdict.PHANTOM, at, f"{number} was cancelled, and an event says that it was refused", number)
     for (one, told), (another, _) in itertools.pairwise(facts.attempts[number]):
         if told.kind == "refused" and one.broker == PRIMARY:
             text = f"the primary refused {number} ({told.reason}), but it was sent to the {another.broker}"
             yield Violation(Verdict.PHANTOM, another.at, text, number)
+
+
+def _disclaimed(message: Message, error: str | None) -> bool:
+    """Whether a message may be refused unseen for a field that a broker does not support."""
+    uses = message.time_to_live is not None or message.scheduled_enqueue_at is not None
+    return uses and error == SendRefused.__name__
 
 
 def _altered(facts: Facts, sent: Sent, copy: Copy) -> str | None:

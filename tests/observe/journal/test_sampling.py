@@ -53,7 +53,7 @@ def test_a_higher_rate_keeps_what_a_lower_one_does():
 
 def test_the_key_of_a_message_decides():
     below = [one for one in IDS if message_key(one) % 2**64 < 2**62]
-    assert {row[4] for row in kept(0.25, *(sent(message_id=one) for one in IDS))} == set(below)
+    assert {row.message_id for row in kept(0.25, *(sent(message_id=one) for one in IDS))} == set(below)
 
 
 NOT_HEALTHY = [
