@@ -164,7 +164,7 @@ class Context:
             await self.count(entity.path, doing)
         except TransportError as error:
             return TransportError(str(error), error.kind, error.reason)
-        # It is there now: made a moment ago, or back from a node that was away.
+        # It exists now: it was just created, or its node has become available again.
         return TransportError(f"{doing}: the queue was not there", FailureKind.TRANSIENT, FailureReason.OTHER)
 
     async def close(self, timeout: float) -> None:
@@ -195,7 +195,7 @@ class Context:
         return await session.open_channel(confirms=False)
 
     def _limit_publishers(self) -> None:
-        """Give back the channels of the entities that were not sent to for the longest time."""
+        """Release the channels of the entities least recently sent to."""
         for entity in list(self._publishers)[: max(0, len(self._publishers) - _MAX_PUBLISHERS)]:
             publisher = self._publishers[entity]
             if publisher.idle:

@@ -73,7 +73,7 @@ class Link:
         return self._session
 
     async def session(self) -> Session:
-        """Give the open connection; make one when there is none. Those who wait share one attempt."""
+        """Return the open connection, or open one. Callers that wait share one attempt."""
         if self._closed:
             raise Unsent(_errors.closed("connect"))
         session = self.current
@@ -244,7 +244,7 @@ class Session:
             self._reserve = self._background(self.open_channel(confirms=True))
 
     def take_publisher(self) -> Channel | None:
-        """The channel in reserve; None when there is none."""
+        """Take the channel in reserve; None without one that is open."""
         reserve = self._reserve
         if reserve is None or not reserve.done():
             return None
@@ -303,7 +303,7 @@ class Session:
             closing = self._background(self._connection.close())
             await asyncio.wait((closing, self._ended), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         self.end(ConnectionAbortedError("the connection was closed"))
-        # Nobody may run the loop any more when this is over, and some tasks of the driver start others when they end.
+        # The loop may stop running once this returns, and some of the driver's tasks start others when they end.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLEARED):
                 while tasks := self._tasks | self._loop.tasks:

@@ -117,7 +117,7 @@ def parse_rabbitmq_url(url: str) -> RabbitUrl:
 def _vhost(read: BrokerUrl) -> str:
     text = read.parts.path[1:]
     if "@" in text:
-        # What stands before it may be the end of a password with a slash in it.
+        # What precedes it may be the end of a password with a slash in it.
         text = f"{read.where} holds '@' behind its host: write '@' as %40, and '/' in a password as %2F"
         raise ConfigurationError(text)
     if "/" in text:
@@ -149,7 +149,7 @@ def _endpoint(identity: tuple[str, ...], host: str, url: str) -> Endpoint:
 
 
 def _as_read(name: str) -> tuple[str, str, str] | None:
-    """The one host, port and virtual host for which a name stands; others that would have the same one get a digest.
+    """The one host, port and virtual host that a name stands for; others that would have the same name get a digest.
 
     ``a-1-5673`` could be the host ``a``, port 1 and virtual host ``5673``, or the host ``a-1`` and port 5673: it stands
     for the likelier one.
