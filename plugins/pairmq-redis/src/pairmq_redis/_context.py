@@ -56,13 +56,13 @@ class Context:
             link.look_up_again()
 
     def leave_locks(self, source: SourceKeys, consumers: Sequence[bytes]) -> None:
-        """Note closed receivers that could not give back what they hold, for want of a connection."""
+        """Note closed receivers that could not release what they hold, for lack of a connection."""
         if consumers:
             place = (source.stream, source.group)
             self._left_locks[place] = [*self._left_locks.get(place, ()), *consumers][-_MOST_LEFT:]
 
     def take_left_locks(self, source: SourceKeys) -> list[bytes]:
-        """The consumers whose locks were left behind at a source, for a receiver that gives them back now."""
+        """The consumers whose locks were left behind at a source, for a receiver that releases them now."""
         return self._left_locks.pop((source.stream, source.group), [])
 
     async def run(self, link: Link, scope: Scope, commands: Sequence[Command], doing: str) -> list[Reply]:

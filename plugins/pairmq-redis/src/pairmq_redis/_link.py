@@ -131,7 +131,7 @@ class _Session:
 
     def _take(self, reply: Reply) -> None:
         if not self._calls:
-            raise ConnectionError("the server sent a reply that nobody asked for")
+            raise ConnectionError("the server sent a reply without a command")
         call = self._calls[0]
         if call.take(reply):
             self._calls.popleft()
@@ -159,16 +159,16 @@ class Link:
         self._closed = False
 
     async def call(self, commands: Sequence[Command], scope: Scope) -> list[Reply]:
-        """Write commands and give their replies.
+        """Write commands and return their replies.
 
         Returns:
-            One reply a command; an error reply, or `Unanswered`, stands in its command's place.
+            One reply per command; an error reply, or `Unanswered`, takes its command's place.
 
         Raises:
             NotSent: there is no connection; nothing was written.
             TransportError: the scope was closed; ``maybe_applied`` is False when nothing was written.
 
-        A call that is cancelled before it wrote says so with `nothing_sent`.
+        A call that is cancelled before it has written reports that with `nothing_sent`.
         """
         scope.check()
         session = self._session
@@ -277,7 +277,7 @@ class Link:
         self._settle(None)
 
     def _settle(self, error: NotSent | None) -> None:
-        """End this attempt, unless all have left it: whoever waits then waits for the next one."""
+        """End this attempt, unless all its callers have left: those that wait by then wait for the next one."""
         if self._attempt is asyncio.current_task():
             self._attempt = None
             self._wake(error)

@@ -38,8 +38,8 @@ class RedisUrl:
         password: None to log in without one.
         wait_replicas: replicas that must have a write before it counts as confirmed.
         wait_timeout: seconds to wait for them.
-        poll_interval: seconds after which a waiting receiver looks for what came back to the queue
-        unannounced. connect_timeout: seconds for connecting and logging in.
+        poll_interval: seconds after which a waiting receiver looks for messages that became available unannounced.
+        connect_timeout: seconds for connecting and logging in.
     """
 
     endpoint: Endpoint
