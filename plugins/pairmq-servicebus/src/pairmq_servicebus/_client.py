@@ -136,7 +136,7 @@ class Namespace:
             self.discard(made, opening)
             raise _errors.timed_out(doing)
         if opening.cancelled() or self.closed:
-            # The namespace was closed meanwhile, which is nobody's cancellation.
+            # The namespace was closed meanwhile: no caller was cancelled.
             self.discard(made)
             raise _errors.closed(doing)
         error = opening.exception()
@@ -181,7 +181,7 @@ class Namespace:
         self.closed = True
         if self._background:
             await asyncio.wait(self._background, timeout=_LAST_MOMENT)
-        # What is left is cut off: the event loop may end next, and then nobody would close its sockets.
+        # What is left is cut off: the event loop may end next, and then its sockets would never be closed.
         left = list(self._background)
         for task in left:
             task.cancel()
@@ -223,7 +223,7 @@ class Namespace:
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._background.discard(task)
         if not task.cancelled():
-            task.exception()  # it was told elsewhere, or concerns nobody
+            task.exception()  # it was reported elsewhere, or concerns no caller
 
     def _made(self) -> ServiceBusClient:
         if self._client is None:

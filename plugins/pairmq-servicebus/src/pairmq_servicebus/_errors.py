@@ -1,12 +1,12 @@
 """The one place where the client's exceptions and the service's conditions become failure kinds (SPEC 3.6).
 
 What decides is the AMQP condition (Service Bus documentation: AMQP errors in Azure Service Bus), else the status of a
-management answer, else the exception's class. The client's own opinion of what may be retried is not used: it
-contradicts its class names. Worth a second look:
+management response, else the exception's class. The client's own opinion of what may be retried is not used: it
+contradicts its class names. Rows that need an explanation:
 
-- A condition that nobody knows is *unavailable*: taken for a refusal, it would lose what failover can still save.
+- An unknown condition is *unavailable*: taken for a refusal, it would lose what failover can still save.
 - *Refused* and *busy* are certain only as the answer to the transfer itself. The same condition on a link that was
-  detached under a send says nothing of the message, unless it is its size, or there is no such entity.
+  detached during a send says nothing about the message, unless it is its size, or there is no such entity.
 - A full entity is *unavailable*, as with the other products: no message fits until consumers make room, and that
   is what the backlog is for. As the answer to a transfer it is certain: the message was not taken.
 - The service's own time-out and internal error leave a send in doubt, even as answers.
@@ -176,7 +176,7 @@ def verdict(error: BaseException) -> Verdict:
 
 
 def condition(error: BaseException) -> str | None:
-    """The AMQP condition behind an exception of the client; None where there is none."""
+    """The AMQP condition behind an exception of the client; None without one."""
     return _private.condition_of(error) if isinstance(error, client.ServiceBusError) else None
 
 
@@ -184,7 +184,7 @@ def failure(error: BaseException, doing: str, *, maybe_applied: bool = False) ->
     """Make the transport error of what the client reported.
 
     Args:
-        error: the client's exception; a `TransportError` is given back as it is.
+        error: the client's exception; a `TransportError` is returned as it is.
 
     Returns:
         The error, its cause set; to be raised or handed out.

@@ -68,14 +68,14 @@ class Job(ABC, Generic[L]):
 
     @abstractmethod
     async def run(self, link: L) -> None:
-        """Do it, and tell its callers. Raises nothing but cancellation; when interrupted, it is run again."""
+        """Do it, and report to its callers. Raises nothing but cancellation; when interrupted, it is run again."""
 
     @abstractmethod
     def fail(self, error: TransportError, *, begun: bool) -> None:
-        """Tell its callers that it will not be done, or that nobody knows whether it was."""
+        """Report to its callers that it will not be done, or that it is unknown whether it was."""
 
     def interrupted(self, link: L) -> None:
-        """Told when it was interrupted, before what is next begins."""
+        """Called when it was interrupted, before the next job begins."""
 
 
 class Call(Job[L], Generic[L, T]):
@@ -117,7 +117,7 @@ class Look(Job[L]):
             await link.look()
 
     def fail(self, error: TransportError, *, begun: bool) -> None:
-        """Nobody waits for it."""
+        """No caller waits for it."""
 
 
 class Lane(Generic[L]):
@@ -219,7 +219,7 @@ class Lane(Generic[L]):
             self.withdraw(job)
 
     def give_way(self, job: Job[L]) -> None:
-        """Told by a job that yields again after it did not: what was submitted meanwhile comes first."""
+        """Called by a job that yields again after it did not: what was submitted meanwhile comes first."""
         if job is self._current and job.yields and any(not other.yields for other in self._jobs):
             self._interrupt()
 
@@ -316,7 +316,7 @@ class Lane(Generic[L]):
                     self._drop()
 
     async def _ready(self, me: asyncio.Task[None] | None) -> L | None:
-        """The link, opened if need be; None when it could not be, and the jobs were told, or when the lane was shut."""
+        """The link, opened if need be; None when it could not be, and the jobs failed, or when the lane was shut."""
         link = self._link
         idle = asyncio.get_running_loop().time() - self._touched_at
         if link is not None and (idle > _LOOK_FIRST or link.unread()):

@@ -27,7 +27,7 @@ def check(entity: Entity, subscription: str | None = None) -> None:
         TransportError: reason *malformed*; the text names the rule.
     """
     if not _PATH.fullmatch(entity.path):
-        text = "Service Bus' paths have letters, digits and . - _ ~ in segments divided by /"
+        text = "Service Bus' paths have letters, digits and . - _ ~ in segments separated by /"
         raise _errors.refused(f"entity {entity}", text, FailureReason.MALFORMED)
     if subscription is not None and (
         not _SUBSCRIPTION.fullmatch(subscription) or len(subscription) > MAX_SUBSCRIPTION_LENGTH

@@ -54,7 +54,7 @@ class SendLink(OpenLink, Protocol):
 class _State(enum.Enum):
     WAITING = "not given to the client"
     IN_FLIGHT = "given to the client"
-    OVER = "answered, or nobody waits for it"
+    OVER = "answered, or no caller waits for it"
 
 
 class Parcel:
@@ -165,7 +165,7 @@ class Outbox:
             self._lane.submit(self._flush)
 
     def taken(self) -> None:
-        """Told by the job when it begins or ends without having begun: it may be queued again."""
+        """Called by the job when it begins or ends without having begun: it may be queued again."""
         self._queued = False
 
     def _withdraw(self, parcels: Sequence[Parcel]) -> bool:

@@ -41,7 +41,7 @@ _MOMENT = 0.001  # s
 
 KEEP_ALIVE: Final[dict[str, Any]] = {"keep_alive": 0}
 """Arguments for a sender: no keep-alive task of the client's own. It sleeps in steps of a second, and closing waits
-for it: a failed send would be told up to a second late. `look` takes its place."""
+for it: a failed send would be reported up to a second late. `look` takes its place."""
 
 
 def typed(type_: str, value: Any) -> dict[str, Any]:
@@ -116,11 +116,11 @@ def _whole(state: Any) -> Any:
 
 
 def fix_arrivals(receiver: ServiceBusReceiver) -> None:
-    """Let the client live through messages that it can't decode: one that says so takes the place of each.
+    """Let the client survive messages that it can't decode: each is replaced by one that says so.
 
-    Its decoder knows no char and no decimal of 32 or 64 bits, which other senders may well write, and takes no map
-    with a list as a key. It raises into whatever reads the link at that time, which costs the link; and as the message
-    was not settled, it comes again and costs the next one.
+    Its decoder knows no char and no decimal of 32 or 64 bits, which other senders may well write, and accepts no
+    map with a list as a key. It raises into whatever reads the link at that time, which breaks the link; and as the
+    message was not settled, it is redelivered and breaks the next one.
     """
     link: Any = getattr(handler_of(receiver), "_link", None)
     arrived = link._incoming_transfer
@@ -226,7 +226,7 @@ def unread(client: ServiceBusSender | ServiceBusReceiver) -> bool:
 async def look(client: ServiceBusSender | ServiceBusReceiver) -> None:
     """Take in what has arrived, without waiting for more; sends a heartbeat that is due, and renews an old token.
 
-    An idle link is read by nobody: that it was detached, or its connection lost, would be seen by the next call only,
+    An idle link is never read: that it was detached, or its connection lost, would be seen by the next call only,
     which then fails. Messages that come late, for credit that was taken back, are released by the client's callback.
     """
     handler: Any = handler_of(client)
@@ -269,7 +269,7 @@ async def give_back(receiver: ServiceBusReceiver) -> None:
 
 
 def session_is_over(receiver: ServiceBusReceiver) -> bool:
-    """Whether the lock of a receiver's session was lost or has ended: its link may not have been told yet."""
+    """Whether the lock of a receiver's session was lost or has ended: its link may not know yet."""
     session: Any = receiver.session
     return bool(session is not None and (session._lock_lost or session._lock_expired))
 
@@ -314,9 +314,9 @@ def settle_by_token(message: ServiceBusReceivedMessage) -> None:
 
 
 def socket_of(client: ServiceBusSender | ServiceBusReceiver) -> asyncio.WriteTransport | None:
-    """The socket, to be shut at once: closing waits for the peer, and forever where that is gone without a word.
+    """The socket, to be closed at once: a close handshake waits for the peer, forever if that has vanished silently.
 
-    The client also forgets to close it after some failures. None while there is none, or through a web socket.
+    The client also forgets to close it after some failures. None while it is not open, or through a web socket.
     """
     connection = getattr(handler_of(client), "_connection", None)
     writer = getattr(getattr(connection, "_transport", None), "writer", None)

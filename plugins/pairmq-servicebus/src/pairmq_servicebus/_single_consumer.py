@@ -1,12 +1,12 @@
 """Queues with one consumer at a time (SPEC 8.2): queues that require sessions, used with one session for everything.
 
-Service Bus gives one receiver at a time the messages of a session, in their order, and what that one gives back comes
-again before anything newer (Service Bus documentation: "Message sessions"). So such a queue is made with
+Service Bus delivers the messages of a session to one receiver at a time, in their order, and redelivers what that one
+abandons before anything newer (Service Bus documentation: "Message sessions"). So such a queue is created with
 ``requires_session``, all that PairMQ sends there has the session id `SESSION`, and its receivers accept that session. A
-message's own session id is kept beside, see `pairmq_servicebus._codec`.
+message's own session id is stored separately, see `pairmq_servicebus._codec`.
 
-That a queue is one of these stands in its user metadata. A transport knows it of those that it made or read the
-settings of; of the others it learns it when the service refuses a message or a receiver without a session.
+A queue of this kind is marked in its user metadata. A transport knows those that it created or read the settings of; it
+learns of the others when the service refuses a message or a receiver without a session.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SESSION: Final = "x-pairmq-single-consumer"
 """The session id of all messages in such a queue."""
 
 MARKER: Final = "application/vnd.pairmq.marker"
-"""The content type of markers, which are no messages and reach nobody: see `pairmq_servicebus._admin._positions`."""
+"""The content type of markers, which are no messages and never handed out: see `pairmq_servicebus._admin._contents`."""
 
 METADATA: Final = "pairmq: single-consumer"
 """What the user metadata of such a queue holds, among whatever else its owner writes there."""
@@ -52,7 +52,7 @@ class SingleConsumers:
         return any(self._known.values())
 
     async def learn(self, entity: Entity) -> bool:
-        """Find out whether a queue that refuses what has no session is one of these; False where nobody can tell."""
+        """Find out whether a queue that refuses what has no session is one of these; False if that is unknown."""
         if entity.kind is EntityKind.QUEUE and self.ask is not None and not self.knows(entity):
             try:
                 await self.ask(entity)

@@ -41,7 +41,7 @@ class ServiceBusTransport(Transport):
     """A transport to a namespace of Azure Service Bus, its emulator, or the local server of this distribution.
 
     Args:
-        url: ``sb://…``; the options stand in the README. Or what such a URL was read to.
+        url: ``sb://…``; the options are in the README. Or such a URL, parsed.
         given: what no URL can hold: a credential object, an SSL context, arguments of the client.
 
     Raises:
@@ -57,7 +57,7 @@ class ServiceBusTransport(Transport):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can do; the message size is the smallest that a link has told so far."""
+        """What it can do; the message size is the smallest that a link has reported so far."""
         told = self._namespace.max_message_bytes
         return CAPABILITIES if told is None else replace(CAPABILITIES, max_message_bytes=told)
 

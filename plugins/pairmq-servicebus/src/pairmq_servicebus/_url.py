@@ -102,7 +102,7 @@ class NamespaceUrl:
 def parse_servicebus_url(url: str, environment: Mapping[str, str] | None = None) -> NamespaceUrl:
     """Read ``sb://KEYNAME:KEY@host[:port]/?options``, ``sb://host?credential=…``, or ``sb://`` with a variable's name.
 
-    A connection string as the portal shows it (``Endpoint=sb://…;SharedAccessKeyName=…``) stands in an environment
+    A connection string as the portal shows it (``Endpoint=sb://…;SharedAccessKeyName=…``) is in an environment
     variable: ``sb://?connection-string-env=NAME``, or ``sb://`` alone for `DEFAULT_VARIABLE`.
 
     Args:
@@ -191,7 +191,9 @@ def _credential(read: BrokerUrl, options: UrlOptions, emulator: bool) -> Credent
     if name or key:
         raise ConfigurationError("the sb:// URL has a key and credential=…: give one of them")
     if kind not in CREDENTIAL_KINDS:
-        raise ConfigurationError(f"the sb:// URL's option credential is none of {', '.join(sorted(CREDENTIAL_KINDS))}")
+        raise ConfigurationError(
+            f"the sb:// URL's option credential is invalid; use one of {', '.join(sorted(CREDENTIAL_KINDS))}"
+        )
     return Identity(kind, options.get("client-id") or None, options.get("tenant-id") or None)
 
 

@@ -181,7 +181,7 @@ class ServiceBusServer(ServerProcess):
         """Delete a queue with all that it holds.
 
         Raises:
-            ServerError: it does not run, or there is none of this name.
+            ServerError: it does not run, or there is no queue of this name.
         """
         self._control("DELETE", f"queues/{quote(queue)}")
 

@@ -37,8 +37,8 @@ _RULES: Mapping[str, tuple[dict[str, Any], bool]] = {
 class ServiceBusChaos(ServerBroker):
     """A local server that keeps its data on disk.
 
-    Its own faults are rules of its fault plan, by the names above; besides ``struck-dumb`` (whoever says a word on an
-    open connection is never answered again) and ``drop-clients``.
+    Its own faults are rules of its fault plan, by the names above; besides ``struck-dumb`` (a client that sends on an
+    open connection never gets another answer) and ``drop-clients``.
     """
 
     attempt_timeout: ClassVar[float] = 2.0

@@ -21,10 +21,10 @@ from pairmq_servicebus._sender import open_send_link
 
 
 class BusAdmin(Admin):
-    """Looks after a namespace's queues and topics.
+    """Manages a namespace's queues and topics.
 
     Most of it needs the claim *Manage*. With a key that may only send and listen, `exists`, `create` of what exists
-    already, `properties` and `check` go by links instead; see each.
+    already, `properties` and `check` use links instead; see each.
     """
 
     def __init__(self, namespace: Namespace) -> None:
@@ -82,7 +82,7 @@ class BusAdmin(Admin):
         return True
 
     async def properties(self, entity: Entity) -> QueueProperties:
-        """Read the settings. A key without *Manage* can't: it is told those that it asked for, or the defaults."""
+        """Read the settings. A key without *Manage* can't: it gets those that it asked for, or the defaults."""
         _names.check(entity)
         doing = f"read the settings of {entity}"
         try:
@@ -293,7 +293,7 @@ async def has_link(namespace: Namespace, entity: Entity, doing: str) -> bool:
     """Whether a link can be attached to it, for sending, or for a key that may only listen, for receiving.
 
     Raises:
-        TransportError: it can't be told.
+        TransportError: it can't be determined.
     """
     try:
         link: OpenLink = await open_send_link(namespace, entity, doing)
@@ -316,7 +316,7 @@ async def requires_session(namespace: Namespace, queue: Entity, doing: str) -> b
     """Whether a queue requires sessions, which shows when a receiver without one is refused.
 
     Raises:
-        TransportError: it can't be told.
+        TransportError: it can't be determined.
     """
     try:
         link = await open_receive_link(namespace, Source(queue), doing)

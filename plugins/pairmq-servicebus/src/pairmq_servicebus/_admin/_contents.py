@@ -41,7 +41,7 @@ MOST_SHOWN: Final = 250
 
 _AT_ONCE = 500  # messages a receive
 _QUIET = 1.0  # s without a message after which it is empty
-_NO_SESSION = 1.0  # s without a free session after which there is none
+_NO_SESSION = 1.0  # s without a free session after which none is left
 
 
 class Contents:
@@ -123,7 +123,7 @@ async def _look(client: ServiceBusSender, queue: Entity) -> QueuePositions:
 
 
 async def _oldest(client: ServiceBusSender, marker: int, queue: Entity) -> int | None:
-    """The position of the oldest message that is not settled, up to a marker; None when there is none."""
+    """The position of the oldest message that is not settled, up to a marker; None without one."""
     last, most = 0, 1
     while shown := await _private.browse(client, last + 1, most):
         for message in shown:
@@ -132,7 +132,7 @@ async def _oldest(client: ServiceBusSender, marker: int, queue: Entity) -> int |
                 return None
             if number > marker:
                 break
-            # What others have sent there under a session of their own is read by nobody, and has no place in the order.
+            # What others have sent there under a session of their own is never read, and has no place in the order.
             if _is_message(message) and message.session_id in (SESSION, None):
                 return number
             last = number
@@ -184,7 +184,7 @@ async def browse_oldest(
 
 
 async def purge(namespace: Namespace, source: Source) -> int:
-    """Delete what a source holds and nobody has locked; one session after the other where it has sessions."""
+    """Delete a source's messages that are not locked; one session after the other where it has sessions."""
     doing = f"purge {source}"
     try:
         return await _receive_all(namespace, source, doing)

@@ -191,8 +191,8 @@ def properties_of(found: QueueDescription | TopicDescription) -> QueueProperties
     if isinstance(found, TopicDescription):
         return QueueProperties(**shared, lock_duration=None, dead_letter_on_expiration=False)  # type: ignore[arg-type]
     lock = _seconds(found.lock_duration)
-    # The partitions of a partitioned queue number their messages apart, and are browsed in no certain order
-    # (Service Bus documentation: "Partitioned queues and topics"): what of it is settled can't be told.
+    # The partitions of a partitioned queue number their messages separately, and are browsed in no certain order
+    # (Service Bus documentation: "Partitioned queues and topics"): what is settled can't be determined.
     sessions, partitioned = bool(found.requires_session), bool(found.enable_partitioning)
     single_consumer = sessions and not partitioned and METADATA in (found.user_metadata or "")
     return QueueProperties(

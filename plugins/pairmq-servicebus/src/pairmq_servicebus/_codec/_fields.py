@@ -76,7 +76,7 @@ def load(value: Any) -> dict[str, Any]:
 
 
 def text(fields: Mapping[str, Any], name: str) -> str | None:
-    """Give an entry that is a text; None where there is none."""
+    """Return an entry that is a string; None if it is missing."""
     value = fields.get(name)
     if value is not None and not isinstance(value, str):
         raise damaged()

@@ -219,7 +219,7 @@ def _rich(value: Any, depth: int) -> PropertyValue:
                 return UUID(_text(inner))
             case "$map":
                 if not isinstance(inner, dict):
-                    raise Malformed("a tagged mapping is none")
+                    raise Malformed("a tagged mapping is not a mapping")
                 value = inner
     return {key: _rich(entry, depth + 1) for key, entry in value.items()}
 

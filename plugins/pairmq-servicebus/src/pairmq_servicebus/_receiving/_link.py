@@ -66,10 +66,10 @@ class ReceiveLink:
         """Do what has to be done before a receive waits."""
 
     def fetched(self) -> None:
-        """Told when a receive of the client has ended, before anything else is read."""
+        """Called when a receive of the client has ended, before anything else is read."""
 
     async def admit(self, messages: Sequence[Received]) -> Sequence[Received]:
-        """Take note of messages that are about to be handed out, in the order given back; none are where this fails."""
+        """Note messages that are about to be handed out, in the order returned; if this fails, none of them is."""
         return messages
 
     def came_before(self, received: Received) -> bool:
@@ -77,7 +77,7 @@ class ReceiveLink:
         return False
 
     def withholds(self, received: Received) -> bool:
-        """Whether a message is for nobody, and completed here."""
+        """Whether a message is for no caller, and is completed here."""
         return False
 
     async def renew(self, received: Received, asked_at: float) -> datetime:
@@ -85,7 +85,7 @@ class ReceiveLink:
         return await self.client.renew_message_lock(received)
 
     async def before_abandon(self, received: Received) -> None:
-        """Do what has to be done before a message is given back."""
+        """Do what has to be done before a message is abandoned."""
 
     def usable(self) -> bool:
         return _private.handler_of(self.client) is self._handler and _private.is_open(self.client)
@@ -140,7 +140,7 @@ async def open_consumer_link(namespace: Namespace, source: Source, doing: str) -
     opened = await open_client(namespace, source, doing, session_id=SESSION, max_wait_time=wait)
     link = ConsumerLink(namespace, *opened)
     try:
-        # Part of the opening: no job's limit counts here, and whoever comes next waits behind it.
+        # Part of the opening: no job's limit counts here, and the next jobs wait for it.
         async with asyncio.timeout(wait):
             await link.read_state()
     except BaseException as error:
@@ -178,7 +178,7 @@ class ConsumerLink(ReceiveLink):
         """Find out up to which number others have handed messages out."""
         state = await self._session.get_state()
         number = bytes(state or b"")
-        # Whoever may read the queue may have written anything, and must not be able to keep others from reading it.
+        # Untrusted: any reader of the queue may have written it, and must not be able to keep others from reading.
         known = number.isdigit() and len(number) <= _MOST_DIGITS
         self._handed_out = self._handed_out_before = int(number) if known else 0
 
@@ -187,15 +187,15 @@ class ConsumerLink(ReceiveLink):
         _private.keep_arrivals(self.client)
 
     async def give_back(self) -> None:
-        """Keep what has arrived: it is the next receive's, and nobody else could have it."""
+        """Keep what has arrived: it is the next receive's, and no other receiver could get it."""
 
     async def admit(self, messages: Sequence[Received]) -> Sequence[Received]:
-        """Write down how far messages are handed out; one that would come after a newer one ends the link.
+        """Record how far messages are handed out; one that would come after a newer one ends the link.
 
         Raises:
-            TransportError: reason *lock-lost*: all of them come again, in order.
+            TransportError: reason *lock-lost*: all of them are redelivered, in order.
         """
-        # What can't be read has no number here; it is set aside, and has no place in the order.
+        # What can't be read has no number here; it is dead-lettered, and has no place in the order.
         numbered = [message for message in messages if message.sequence_number is not None]
         in_order = sorted(numbered, key=_number)
         late = [number for message in in_order if (number := _number(message)) <= self._highest]
@@ -220,7 +220,7 @@ class ConsumerLink(ReceiveLink):
         return not self.ended and super().usable() and not _private.session_is_over(self.client)
 
     async def keep(self) -> None:
-        """Renew the lock when less than two thirds of it are left: nobody else does while nothing is in hand."""
+        """Renew the lock when less than two thirds of it are left: without locked messages, no caller does."""
         if self._left() < self._lasts * 2 / 3:
             await self._renew()
 
@@ -235,7 +235,7 @@ class ConsumerLink(ReceiveLink):
         return await self._renew()
 
     async def before_abandon(self, received: Received) -> None:
-        """Let nothing newer be on its way: it would be handed out before what is given back now."""
+        """Let nothing newer be in transit: it would be handed out before what is abandoned now."""
         self._abandoned.add(_number(received))
         await _private.give_back(self.client)
         _private.keep_arrivals(self.client)

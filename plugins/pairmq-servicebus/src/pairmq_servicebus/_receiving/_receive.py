@@ -1,4 +1,4 @@
-"""One receive of one caller: what is fetched, handed out, or set aside.
+"""One receive of one caller: what is fetched, handed out, or dead-lettered.
 
 A receive is one grant of credit and a wait (Service Bus documentation: AMQP 1.0 protocol guide, "Receiver link"). It is
 interrupted whenever something is to be settled, since the client's settlements would wait for its reads, and goes on
@@ -125,16 +125,16 @@ class Receive(Job[ReceiveLink]):
             self._end(deliveries)
 
     async def _ask_for_no_more(self, link: ReceiveLink) -> None:
-        # What is on its way now belongs to the next receive, or is given back when none comes soon.
+        # What is in transit now belongs to the next receive, or is released if no receive follows soon.
         await _private.take_back_credit(link.client)
         _private.keep_arrivals(link.client)
         self._lane.look_soon = True
 
     async def _set_aside(self, link: ReceiveLink) -> None:
-        """Settle what nobody gets: messages that can't be read, and those whose caller has gone."""
+        """Settle what no caller gets: messages that can't be read, and those whose caller has left."""
         while self._malformed:
             received, text = self._malformed.pop()
-            # It stays locked if this fails, and is set aside when it comes again.
+            # It stays locked if this fails, and is dead-lettered when it is redelivered.
             with contextlib.suppress(Exception):
                 await link.client.dead_letter_message(received, reason=MALFORMED, error_description=text)
         while self._withheld:
@@ -142,11 +142,11 @@ class Receive(Job[ReceiveLink]):
             with contextlib.suppress(Exception):  # as above
                 await link.client.complete_message(received)
         while self._unwanted:
-            # Each is forgotten only when it was given back: an interruption leaves the rest to the next run.
+            # Each is forgotten only when it was abandoned: an interruption leaves the rest to the next run.
             await abandon_all(link, self._shelf, self._unwanted[:1])
             del self._unwanted[:1]
             if not link.usable():
-                # These come again when their locks end.
+                # These are redelivered when their locks end.
                 self._unwanted.clear()
 
     def _end(self, outcome: list[Delivery] | TransportError) -> None:

@@ -68,14 +68,14 @@ class BusReceiver(Receiver):
         namespace.open_objects.add(self)
 
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
-        """As `Receiver.receive`; of a queue whose only consumer is another one, nothing comes before its turn."""
+        """As `Receiver.receive`; a queue whose only consumer is another one yields nothing before this one's turn."""
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + wait
         while True:
             try:
                 deliveries = await self._receive(max_messages, max(0.0, ends_at - loop.time()))
             except TransportError as error:
-                # A lock that was lost is one to be had again: what was held under it comes again, to somebody.
+                # A lost lock can be acquired again: what was held under it is redelivered, to this consumer or another.
                 if not self._takes_turns or not (is_somebody_elses(error) or error.reason is FailureReason.LOCK_LOST):
                     raise
                 left = ends_at - loop.time()
@@ -98,7 +98,7 @@ class BusReceiver(Receiver):
             outcome = await job.done
         except asyncio.CancelledError:
             self._lane.stop(job)
-            self._lane.look_soon = True  # what it had fetched while it was interrupted is given back then
+            self._lane.look_soon = True  # what it had fetched while it was interrupted is released then
             raise
         if isinstance(outcome, TransportError):
             raise outcome

@@ -1,4 +1,4 @@
-"""What a receiver has handed out, and how it is settled, confirmed: completed, given back, dead-lettered, renewed."""
+"""What a receiver has handed out, and how it is settled, confirmed: completed, abandoned, dead-lettered, renewed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Shelf:
         return delivery
 
     def tidy(self) -> None:
-        """Forget what nobody settled before its lock ended."""
+        """Forget what was not settled before its lock ended."""
         for held in [held for held in self._held.values() if held.lock_ended]:
             self.forget(held)
 
@@ -197,17 +197,17 @@ async def renew(link: ReceiveLink, shelf: Shelf, held: Held, asked_at: float, do
 
 
 async def abandon_all(link: ReceiveLink, shelf: Shelf, unsettled: Sequence[Held]) -> None:
-    """Give messages back, as many as can be; the others come again when their locks end."""
+    """Abandon as many messages as possible; the others are redelivered when their locks end."""
     for held in unsettled:
         try:
-            await settle(link, shelf, held, "abandon", "give back")
+            await settle(link, shelf, held, "abandon", "abandon")
         except TransportError as error:
             if error.reason is not FailureReason.LOCK_LOST:
                 return
 
 
 class GiveUp(Job[ReceiveLink]):
-    """Gives back all that a receiver holds, for its closing."""
+    """Abandons all that a receiver holds, for its closing."""
 
     def __init__(self, shelf: Shelf, limit: float) -> None:
         super().__init__(limit)

@@ -56,7 +56,7 @@ class Sides:
         if unknown:
             raise TypeError(
                 f"unknown argument {', '.join(unknown)}: ServiceBusClient's are {', '.join(sorted(KNOWN))}; a pair's "
-                "own settings stand in options=PairOptions(…)"
+                "own settings are in options=PairOptions(…)"
             )
         self._given = {name: value for name, value in client_arguments.items() if value is not None}
         self._allow_remote_emulator = allow_remote_emulator
@@ -85,12 +85,12 @@ class Sides:
 
         Args:
             namespace: the fully qualified name of the namespace.
-            credential: a key, a signature, or something that gets tokens, blocking or not.
+            credential: a key, a signature, or an object that gets tokens, blocking or not.
             admin: as for a connection string.
 
         Raises:
-            ConfigurationError: the name is none.
-            TypeError: the credential is none.
+            ConfigurationError: the name is invalid.
+            TypeError: the credential is invalid.
         """
         host = re.sub(r"^[a-z]+://", "", namespace.strip()).partition("/")[0]
         if isinstance(credential, AzureNamedKeyCredential):
@@ -136,7 +136,7 @@ class Sides:
 
     @property
     def _websocket(self) -> bool:
-        # A proxy needs one, and a custom endpoint has one unless told otherwise: the client's own rules.
+        # A proxy needs one, and a custom endpoint has one by default: the client's own rules.
         default = TransportType.AmqpOverWebsocket if "custom_endpoint_address" in self._given else TransportType.Amqp
         kind = self._given.get("transport_type", default)
         return "http_proxy" in self._given or kind is TransportType.AmqpOverWebsocket

@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 
 class PairedServiceBusClient:
-    """``azure.servicebus.ServiceBusClient`` whose senders have a second broker to go to.
+    """``azure.servicebus.ServiceBusClient`` whose senders fail over to a second broker.
 
-    Senders send to the primary, and to backlog queues of the secondary while the primary is away. Receivers and all the
-    rest are the client's own, on the primary. One client for the life of a process is right: each has a pair of its
+    Senders send to the primary, and to backlog queues of the secondary while the primary is unavailable. Receivers and
+    all the rest are the client's own, on the primary. Use one client for the life of a process: each has a pair of its
     own, with its own view of what is healthy.
 
     The pair opens at ``with``, or at the first message, in a background thread of its own. Any number of threads may
-    use the client; a forked process may not, and is told so.
+    use the client; a forked process may not, and gets an error.
 
     Args:
         fully_qualified_namespace: the primary's, as for ``ServiceBusClient``.
@@ -152,7 +152,7 @@ class PairedServiceBusClient:
             socket_timeout: for what is scheduled at the primary itself; sends have the pair's ``attempt_timeout``.
 
         Raises:
-            ValueError: the name is none, or not the one of the connection string.
+            ValueError: the name is invalid, or not that of the connection string.
         """
         return self._sender(queue_name, "queue", client_identifier, socket_timeout)
 
@@ -280,7 +280,7 @@ class PairedServiceBusClient:
 
 
 class PairedServiceBusSender:
-    """Sends to a queue or topic of the primary, or to the backlog while that is away.
+    """Sends to a queue or topic of the primary, or to the backlog while the primary is unavailable.
 
     Made by the client's ``get_queue_sender`` and ``get_topic_sender``. Any number of threads may share one.
     """
@@ -338,7 +338,7 @@ class PairedServiceBusSender:
             settle(results, self._on_receipt)
 
     def create_message_batch(self, max_size_in_bytes: int | None = None) -> PairedMessageBatch:
-        """Make an empty batch; no IO, so that it works while the primary is away.
+        """Make an empty batch; no I/O, so that it works while the primary is unavailable.
 
         Args:
             max_size_in_bytes: at most 1 MiB; 256 KiB when left out.
@@ -365,7 +365,7 @@ class PairedServiceBusSender:
             Their sequence numbers.
 
         Raises:
-            ServiceBusError: whatever the client raises, while the primary is away above all.
+            ServiceBusError: whatever the client raises, above all while the primary is unavailable.
         """
         with self._own_lock:
             return self._primary().schedule_messages(messages, schedule_time_utc, **kwargs)  # type: ignore[arg-type]
@@ -408,7 +408,7 @@ class PairedServiceBusSender:
         return f"Sender client id: {self.client_identifier}, entity: {self.entity_name}"
 
     def _primary(self) -> ServiceBusSender:
-        # The client's own sender is not made for several threads: whoever calls holds the lock.
+        # The client's own sender is not thread-safe: the caller holds the lock.
         self._check_open()
         if self._own is None:
             self._own = self._make_own(self._name)

@@ -56,7 +56,7 @@ def convert(message: SingleMessage) -> Message:
         The message, with an id only if it has one.
 
     Raises:
-        TypeError: it is none of these, or a field has a type that a pair can't carry; the text names it.
+        TypeError: it is not one of these, or a field has a type that a pair can't carry; the text names it.
         ValueError: it has a field that a pair can't carry, or a value out of range; the text names it.
     """
     raw = _raw(message)
@@ -292,7 +292,7 @@ class PairedMessageBatch(ServiceBusMessageBatch):
 
 
 def make_batch(max_size_in_bytes: int | None) -> PairedMessageBatch:
-    """Make an empty batch, without asking the service for its limit, which may be away.
+    """Make an empty batch, without asking the service, which may be unavailable, for its limit.
 
     Args:
         max_size_in_bytes: at most 1 MiB, what a premium namespace takes; 256 KiB, what every namespace takes, when left

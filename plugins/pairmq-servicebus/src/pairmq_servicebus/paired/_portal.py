@@ -140,7 +140,7 @@ class Portal:
             try:
                 thread = threading.Thread(target=self._serve, args=(loop,), name=self._name, daemon=True)
                 thread.start()
-                # Not before: work given to a loop that nobody runs is waited for forever.
+                # Not before: work given to a loop that does not run is waited for forever.
                 self._loop, self._thread = loop, thread
             except BaseException:
                 loop.close()
@@ -149,7 +149,7 @@ class Portal:
         return self._loop
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
-        with self._lock:  # whoever starts it has it, and by now may have been interrupted
+        with self._lock:  # held by the starting thread, which by now may have been interrupted
             if self._loop is not loop:
                 return
         asyncio.set_event_loop(loop)

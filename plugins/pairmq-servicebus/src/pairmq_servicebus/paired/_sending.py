@@ -52,7 +52,7 @@ def taken(messages: Messages) -> tuple[list[Message], bool]:
     if isinstance(messages, ServiceBusMessageBatch):
         return list(messages_of(messages)), False
     if is_one(messages):
-        return [convert(messages)], True  # type: ignore[arg-type]  # the check above has told
+        return [convert(messages)], True  # type: ignore[arg-type]  # checked above
     return convert_all(messages), False  # type: ignore[arg-type]
 
 
@@ -67,7 +67,7 @@ def check_timeout(timeout: float | None) -> None:
 
 
 class Opening:
-    """Opens a pair once, for whoever comes first; the others wait for the same opening.
+    """Opens a pair once, for the first caller; the others wait for the same opening.
 
     Args:
         pair: not opened yet.

@@ -57,10 +57,10 @@ __all__ = [
 
 
 class PairedServiceBusClient:
-    """``azure.servicebus.aio.ServiceBusClient`` whose senders have a second broker to go to.
+    """``azure.servicebus.aio.ServiceBusClient`` whose senders fail over to a second broker.
 
-    Senders send to the primary, and to backlog queues of the secondary while the primary is away. Receivers and all the
-    rest are the client's own, on the primary. One client for the life of a process is right: each has a pair of its
+    Senders send to the primary, and to backlog queues of the secondary while the primary is unavailable. Receivers and
+    all the rest are the client's own, on the primary. Use one client for the life of a process: each has a pair of its
     own, with its own view of what is healthy.
 
     The pair opens at ``async with``, or at the first message.
@@ -170,7 +170,7 @@ class PairedServiceBusClient:
             socket_timeout: for what is scheduled at the primary itself; sends have the pair's ``attempt_timeout``.
 
         Raises:
-            ValueError: the name is none, or not the one of the connection string.
+            ValueError: the name is invalid, or not that of the connection string.
         """
         return self._sender(queue_name, "queue", client_identifier, socket_timeout)
 
@@ -296,7 +296,7 @@ class PairedServiceBusClient:
 
 
 class PairedServiceBusSender:
-    """Sends to a queue or topic of the primary, or to the backlog while that is away.
+    """Sends to a queue or topic of the primary, or to the backlog while the primary is unavailable.
 
     Made by the client's ``get_queue_sender`` and ``get_topic_sender``. Any number of tasks may share one.
     """
@@ -347,7 +347,7 @@ class PairedServiceBusSender:
             settle(await self._sending.deliver(messages, timeout, single=single), self._on_receipt)
 
     async def create_message_batch(self, max_size_in_bytes: int | None = None) -> PairedMessageBatch:
-        """Make an empty batch; no IO, so that it works while the primary is away.
+        """Make an empty batch; no I/O, so that it works while the primary is unavailable.
 
         Args:
             max_size_in_bytes: at most 1 MiB; 256 KiB when left out.
@@ -374,7 +374,7 @@ class PairedServiceBusSender:
             Their sequence numbers.
 
         Raises:
-            ServiceBusError: whatever the client raises, while the primary is away above all.
+            ServiceBusError: whatever the client raises, above all while the primary is unavailable.
         """
         return await self._primary().schedule_messages(messages, schedule_time_utc, **kwargs)  # type: ignore[arg-type]
 
