@@ -25,7 +25,7 @@ _MOST_DELIVERIES = 2**53
 
 
 class SQLiteAdmin(Admin):
-    """Looks after the queues and topics in a file.
+    """Manages the queues and topics in a file.
 
     Args:
         context: what the transport's objects share.
@@ -42,10 +42,10 @@ class SQLiteAdmin(Admin):
         return await self._run(lambda store: store.exists(entity), f"look for {entity}")
 
     async def create(self, entity: Entity, properties: QueueProperties | None = None) -> bool:
-        """Make a queue or topic; what becomes of each setting stands in the README.
+        """Create a queue or topic; the effect of each setting is in the README.
 
         ``lock_duration``, ``max_delivery_count``, ``default_time_to_live``, ``dead_letter_on_expiration`` and
-        ``single_consumer`` are kept to. The others are remembered and told by `properties`, and have no effect. A lock
+        ``single_consumer`` are supported. The others are stored and returned by `properties`, without effect. A lock
         duration of None becomes 60 s: there is no connection that a lock could be bound to.
         """
         doing = f"create {entity}"
@@ -85,14 +85,14 @@ class SQLiteAdmin(Admin):
         return await self._run(lambda store: store.purge(store.place(source)), f"purge {source}")
 
     async def probe(self, entity: Entity) -> None:
-        """Store a message of 64 KiB and take it back within a transaction, then commit a mark of the transport's own.
+        """Store a message of 64 KiB and remove it within a transaction, then commit a mark of the transport's own.
 
-        It proves that the file is there and that this user may write it, that nobody else keeps it locked, that the
+        It proves that the file exists and that this user may write it, that no other process keeps it locked, that the
         entity exists, that its tables can take a message within the file's size limit, and, by the mark, that a commit
-        reaches the disk now. No consumer ever sees it: the message is gone before the transaction ends.
+        reaches the disk now. No consumer ever sees it: the message is removed before the transaction ends.
 
         It cannot prove that the disk has room for a message: the mark is small, and goes into space that the log may
-        have already. A disk that is all but full can pass the probe and refuse the send that follows.
+        have already. A disk that is almost full can pass the probe and refuse the send that follows.
         """
         await self._run(lambda store: store.probe(entity), f"probe {entity}")
 

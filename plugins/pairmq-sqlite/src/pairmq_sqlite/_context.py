@@ -88,10 +88,10 @@ class Context:
         self._scope = scope
         self.receivers: set[_Closing] = set()
         self.left_locks: dict[Source, list[str]] = {}
-        """Of closed receivers that could not give back what they hold, for their source's next receiver to do so."""
+        """Locks of closed receivers that could not release them, for their source's next receiver to do so."""
 
     def leave_locks(self, source: Source, locks: list[str]) -> None:
-        """Keep the names of locks for the next receiver of a source, which gives them back; patterns for GLOB."""
+        """Keep the names of locks for the next receiver of a source, which releases them; patterns for GLOB."""
         if locks:
             kept = [*self.left_locks.get(source, ()), *locks]
             self.left_locks[source] = kept[-_MOST_LEFT:]

@@ -15,7 +15,7 @@ from pathlib import Path
 from pairmq_sqlite._errors import FileFull, FileGone, LaterVersion, NoSharedMemory, NotOurs
 
 APPLICATION_ID = 0x506D5131
-"""Stands in the file's header, and tells our files from those of other programs ("PmQ1")."""
+"""In the file's header; distinguishes PairMQ's files from those of other programs ("PmQ1")."""
 
 _FIRST = (
     """
@@ -27,7 +27,7 @@ _FIRST = (
         max_delivery_count INTEGER,
         default_time_to_live INTEGER,
         dead_letter_on_expiration INTEGER NOT NULL,
-        settings TEXT NOT NULL  -- all that was asked for, as JSON, to be told again
+        settings TEXT NOT NULL  -- all requested settings, as JSON, to be returned on request
     )
     """,
     # What holds messages: two for each queue and each subscription, one of them for dead letters.
@@ -40,17 +40,17 @@ _FIRST = (
         UNIQUE (entity, subscription, dead_letter)
     )
     """,
-    # What is neither scheduled nor locked has a free_at of 0, not of the instant at which it became free: when the
-    # clock is set back, that lies ahead again, and nobody would get the message until it comes.
-    # AUTOINCREMENT: a number is never given twice, so that a late settlement can't hit a newer message. The body stands
-    # last: SQLite reads a row from its beginning, and a large body lies on pages of its own.
+    # What is neither scheduled nor locked has a free_at of 0, not the instant at which it became free: when the clock
+    # is set back, that instant is in the future again, and the message would not be delivered until then.
+    # AUTOINCREMENT: a number is never reused, so that a late settlement can't affect a newer message. The body is the
+    # last column: SQLite reads a row from its beginning, and a large body is on pages of its own.
     """
     CREATE TABLE message (
         number INTEGER PRIMARY KEY AUTOINCREMENT,
         shelf INTEGER NOT NULL REFERENCES shelf ON DELETE CASCADE,
         enqueued_at INTEGER NOT NULL,
-        free_at INTEGER NOT NULL,  -- nobody gets it before: it is scheduled, or locked until then
-        lock TEXT,  -- who received it last, and in which of its receives; empty until then and when given back
+        free_at INTEGER NOT NULL,  -- not delivered before: it is scheduled, or locked until then
+        lock TEXT,  -- who received it last, and in which of its receives; empty until then and when released
         expires_at INTEGER,
         deliveries INTEGER NOT NULL DEFAULT 0,
         reason TEXT,
@@ -75,7 +75,7 @@ _ONE_CONSUMER_AT_A_TIME = (
 )
 
 STEPS = (_FIRST, _ONE_CONSUMER_AT_A_TIME)
-"""What leads from each version to the next, beginning with an empty file. Whoever changes the tables adds a step."""
+"""What leads from each version to the next, beginning with an empty file. A change to the tables adds a step."""
 
 VERSION = len(STEPS)
 
@@ -86,17 +86,17 @@ _Identity = tuple[int, int]
 
 
 class Database:
-    """An open database file of ours, made if there is none.
+    """An open database file of PairMQ, created if it does not exist.
 
     Args:
         path: the file. Its directory must exist.
-        max_megabytes: what it may hold; None for as much as the disk does.
-        known: which file was used last time. If there is none at all any more, no new one is made in its place: it
-            would be empty, and would take messages that nobody finds when the old one comes back.
+        max_megabytes: the limit of its size; None for no limit but the disk's.
+        known: which file was used last time. If no file exists any more, no new one is created in its place: it would
+            be empty, and would take messages that no consumer finds when the old file is available again.
 
     Raises:
         OSError: it can't be reached.
-        sqlite3.Error: SQLite can't use it, or somebody else holds it locked.
+        sqlite3.Error: SQLite can't use it, or another process keeps it locked.
         FileGone, NotOurs, LaterVersion, NoSharedMemory: as they say.
     """
 
@@ -117,12 +117,12 @@ class Database:
             raise
 
     def begin(self) -> None:
-        """Begin a transaction that holds the write lock from the start: no other process comes between.
+        """Begin a transaction that holds the write lock from the start: no other process can write in between.
 
         Raises:
-            sqlite3.Error: somebody else holds the lock, or worse.
-            FileGone: SQLite would go on writing to a file that has no name any more, or to a log that has none, and
-                nobody would ever find what was written.
+            sqlite3.Error: another process holds the lock, or worse.
+            FileGone: SQLite would go on writing to a file or a log that is no longer at its path, and what was
+                written would never be found.
         """
         self.connection.execute("BEGIN IMMEDIATE")
         if _identity(self._path) != self.identity or _identity(self._log) != self._log_identity:
@@ -152,10 +152,10 @@ class Database:
         self.connection.execute("RELEASE mark")
 
     def check_room(self) -> None:
-        """See whether it holds more than it may.
+        """Check that it does not exceed its limit.
 
         Not left to SQLite (``max_page_count``): a limit for everything would forbid receiving and completing as well,
-        which write a little, and nobody could empty a full file.
+        which write a little, and a full file could never be emptied.
 
         Raises:
             FileFull: it does.
@@ -171,10 +171,10 @@ class Database:
         self.connection.interrupt()
 
     def close(self) -> None:
-        """Close the file; whoever is the last to do so moves what is in the log to the file itself."""
+        """Close the file; the last connection to close moves what is in the log to the file itself."""
         self.rollback()
         with contextlib.suppress(sqlite3.Error):
-            # An interrupt that found nothing to end would end that moving: a new statement makes SQLite forget it.
+            # An interrupt that found no statement to end would end that move: a new statement makes SQLite forget it.
             self.connection.execute("SELECT 1")
         with contextlib.suppress(sqlite3.Error):
             self.connection.close()
@@ -203,7 +203,7 @@ class Database:
             raise NoSharedMemory
         execute("PRAGMA synchronous = FULL")  # without it a power failure loses what was confirmed (SPEC 3.4)
         execute("PRAGMA foreign_keys = ON")
-        execute("PRAGMA trusted_schema = OFF")  # whoever made the file gets no function called by it
+        execute("PRAGMA trusted_schema = OFF")  # an untrusted file can't have functions called
         if self._pragma("user_version") < VERSION:
             self._make_tables()
 
@@ -223,12 +223,12 @@ class Database:
 
 
 def _prepare(path: Path, *, make: bool) -> None:
-    """Make the file if there is none, and see to it that this user may use it.
+    """Create the file if it does not exist, and ensure that this user may use it.
 
-    SQLite tells neither why it can't open a file, nor lets the permissions of a new one be chosen.
+    SQLite neither reports why it can't open a file, nor lets the permissions of a new one be chosen.
     """
     if make:
-        # Made here, a new file is its owner's alone from the start. SQLite gives its log the same permissions.
+        # A new file is private to its owner from the start. SQLite gives its log the same permissions.
         with contextlib.suppress(FileExistsError):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             _sync_directory(path.parent)

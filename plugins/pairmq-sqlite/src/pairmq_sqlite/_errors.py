@@ -1,15 +1,15 @@
 """The one place where failures become failure kinds (SPEC 3.6): errors cross a boundary once.
 
-Below, in `_database` and `_store`, SQLite raises its exceptions and we raise a few of our own. Above, nobody knows
-anything but `TransportError`. The first row of the table that fits decides. The question that each row answers is *what
+Below, in `_database` and `_store`, SQLite raises its exceptions and PairMQ raises a few of its own. Above, only
+`TransportError` is known. The first row of the table that matches decides. The question that each row answers is *what
 should failover do about it*:
 
-- **unavailable**: nobody can use this broker now, and another one can take the message. Locked for longer than a
+- **unavailable**: no client can use this broker now, and another one can take the message. Locked for longer than a
   client waits, a full disk, a damaged file, a directory that was unmounted: all the same to a sender.
-- **refused**: it fails wherever it is sent, or somebody has to fix the configuration. Diverting such a message would
+- **refused**: it fails wherever it is sent, or the configuration has to be fixed. Diverting such a message would
   only hide the mistake. A file that belongs to another program is one.
-- **busy** and **transient** are for brokers that ask for patience. SQLite does not throttle. Waiting for the
-  file's lock is `_worker`'s business, within ``busy_timeout``, and who waited in vain finds it unavailable.
+- **busy** and **transient** are for brokers that ask clients to wait. SQLite does not throttle. `_worker` waits for the
+  file's lock, within ``busy_timeout``; after that, the file is unavailable.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ _TABLE: tuple[_Row, ...] = (
     _Row(sqlite3.SQLITE_TOOBIG, _REFUSED, FailureReason.TOO_LARGE),
     _Row(PermissionError, _REFUSED, FailureReason.UNAUTHORIZED, "this user may not read and write the file"),
     _Row(FileNotFoundError, _UNAVAILABLE, FailureReason.CONNECTION, "there is no such file or directory"),
-    # What nobody thought of counts as an outage: a refusal would lose what failover can still save.
+    # An unknown failure counts as an outage: a refusal would lose what failover can still save.
     _Row(BaseException, _UNAVAILABLE, FailureReason.OTHER),
 )
 

@@ -1,12 +1,12 @@
-"""Receiving under peek-lock: a lock is an instant in the message's row, before which nobody else gets it.
+"""Receiving under peek-lock: a lock is an instant in the message's row, before which no other receiver gets it.
 
-A lock has a name: the receiver's, which is random, and the number of its receive. Settling asks for that name, so that
-a delivery whose lock has ended can't touch what somebody else holds by now.
+A lock has a name: the receiver's, which is random, and the number of its receive. Settling requires that name, so that
+a delivery whose lock has ended can't affect a message that another receiver holds by now.
 
-Nothing tells one process that another has stored something. A waiting receiver looks again and again, soon at first,
-then less often, up to the ``poll_interval``. What the same transport has sent wakes it at once.
+A process is not notified of what another one has stored. A waiting receiver polls, soon at first, then less often, up
+to the ``poll_interval``. What the same transport has sent wakes it at once.
 
-Locks outlast an outage of the file. What a receive has locked whose outcome is not known, and what a receiver held that
+Locks outlast an outage of the file. What a receive with an unknown outcome has locked, and what a receiver held that
 closed meanwhile, is released with the next receive of this process (SPEC 7.6). What another receiver holds is in use.
 """
 
@@ -160,7 +160,7 @@ class SQLiteReceiver(Receiver):
             raise
 
     async def _release(self) -> None:
-        """Give back what is not settled; if that can't be done now, the next receiver does, or the locks end."""
+        """Release what is not settled; if that can't be done now, the next receiver does so, or the locks end."""
         self._context.receivers.discard(self)
         if not self._receives:
             return

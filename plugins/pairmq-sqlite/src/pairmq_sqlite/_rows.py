@@ -25,8 +25,8 @@ class Settings:
         max_delivery_count: deliveries after which a message is dead-lettered; None for no limit.
         default_time_to_live: how long a message lives at most; None forever.
         dead_letter_on_expiration: whether an expired message is dead-lettered, or dropped.
-        single_consumer: whether nobody gets a message while somebody else holds one.
-        told: all settings as JSON, kept to be told again.
+        single_consumer: whether no receiver gets a message while another one holds one.
+        told: all settings as JSON, kept to be returned on request.
     """
 
     lock_duration: int
@@ -44,8 +44,8 @@ class NewRow:
     Args:
         header: all of it but the body.
         body: the body.
-        due_at: before which nobody gets it; None for at once.
-        time_to_live: counted from when it can be had; None for as long as the queue says.
+        due_at: before which it is not delivered; None for at once.
+        time_to_live: counted from when it can be received; None for the queue's default.
     """
 
     header: str

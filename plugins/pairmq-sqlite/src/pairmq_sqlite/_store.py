@@ -1,7 +1,7 @@
-"""All SQL on entities and messages. Everything here blocks, runs in the worker's thread, and stands in a transaction.
+"""All SQL on entities and messages. Everything here blocks, and runs in the worker's thread, in a transaction.
 
-That a transaction holds the write lock from its beginning makes these methods plain: nothing changes between two
-statements. What they raise is SQLite's, or `NoSuchEntity`, `OtherKind` and `LockEnded`; `_errors` knows what it means.
+As a transaction holds the write lock from its beginning, these methods are plain: nothing changes between two
+statements. They raise SQLite's exceptions, or `NoSuchEntity`, `OtherKind` and `LockEnded`, which `_errors` maps.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Store:
         return self._entity(entity)[1]
 
     def delete(self, entity: Entity) -> bool:
-        """Delete an entity with all that it holds; False when there is none."""
+        """Delete an entity with all that it holds; False if it does not exist."""
         query = "DELETE FROM entity WHERE path = ? AND kind = ?"
         return self._execute(query, (entity.path, entity.kind.value)).rowcount > 0
 
@@ -157,7 +157,7 @@ class Store:
         return taken
 
     def next_at(self, place: Place) -> int | None:
-        """Tell when the next scheduled or locked message becomes free; None when there is none."""
+        """Return when the next scheduled or locked message becomes free; None without such a message."""
         query = "SELECT min(free_at) FROM message WHERE shelf = ? AND free_at > ?"
         found: int | None = self._execute(query, (place.shelf, now_us())).fetchone()[0]
         return found
@@ -168,7 +168,7 @@ class Store:
         return self._execute(query, (number, lock, now_us())).rowcount == 1
 
     def abandon(self, number: int, lock: str) -> None:
-        """Give back a message that a lock holds."""
+        """Release a message that a lock holds."""
         query = """
             UPDATE message SET free_at = 0, lock = NULL
             WHERE number = :number AND lock = :lock AND free_at > :now
@@ -194,7 +194,7 @@ class Store:
         _check_held(self._execute(query, {**values, "reason": reason, "description": description}))
 
     def release(self, place: Place, locks: str) -> None:
-        """Give back all that is still held by the locks whose names match a pattern.
+        """Release all that is still held by the locks whose names match a pattern.
 
         Args:
             place: where.
@@ -329,7 +329,7 @@ def now_us() -> int:
 
 
 def _limits(place: Place) -> dict[str, int]:
-    """What a message of this place must keep to, or else nobody gets it. Dead letters neither expire nor wear out."""
+    """What a message of this place must meet to be delivered. Dead letters neither expire nor have a delivery limit."""
     most = None if place.reads_dead else place.settings.max_delivery_count
     return {
         "shelf": place.shelf,

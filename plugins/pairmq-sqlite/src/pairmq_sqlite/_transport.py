@@ -36,7 +36,7 @@ class SQLiteTransport(Transport):
     """Queues and topics in one SQLite file.
 
     Args:
-        url: ``sqlite:///absolute/path/to/file.db``; the options stand in the README.
+        url: ``sqlite:///absolute/path/to/file.db``; the options are in the README.
 
     Raises:
         ConfigurationError: the URL can't work.

@@ -34,13 +34,13 @@ class FileLock:
 class SQLiteHarness(Harness):
     """Files in a temporary directory, a new one for every test.
 
-    There is no server that could be stopped. What comes nearest, and happens, is this:
+    There is no server that could be stopped. The nearest faults that do happen:
 
-    - *STOP*: the disk is unmounted. The file's directory is renamed, so that neither the file nor a way to make
-      a new one is left; whoever has it open finds that it is not where it was.
-    - *No writes*: a trigger on each table refuses them, as a disk does that was mounted read-only.
+    - *STOP*: the disk is unmounted. The file's directory is renamed, so that neither the file nor a way to create
+      a new one is left; a process that has it open finds that it is not at its path.
+    - *No writes*: a trigger on each table refuses them, as a disk that was mounted read-only does.
     - *FREEZE*: a process keeps the write lock and does not go on. This transport does everything under that lock, so
-      that nothing is answered.
+      that no call succeeds.
     """
 
     lock_duration = 1.5  # SQLite keeps to any; a busy machine needs time to renew one
