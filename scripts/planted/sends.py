@@ -69,7 +69,7 @@ SENDS = (
         "",
     ),
     Mutant(
-        "a topic's message comes home as a queue's",
+        "a topic's message is moved back as a queue's",
         "src/pairmq/core/envelope.py",
         "        added[KIND] = diversion.entity.kind.value",
         "        pass",
@@ -251,7 +251,7 @@ SENDS = (
         "        pass",
     ),
     Mutant(
-        "pings go on for ever without an answer",
+        "pings go on forever without an answer",
         "src/pairmq/core/_transitions.py",
         "        _S.PING_OVERDUE: Row(DOWN, (Do.CANCEL_PING, Do.NEXT_PING)),",
         "        _S.PING_OVERDUE: Row(DOWN, (Do.CANCEL_PING,)),",
@@ -269,7 +269,7 @@ SENDS = (
         "        _S.INTERVAL_OVER: Row(FAILING, (Do.STOP_INTERVAL, Do.START_INTERVAL)),",
     ),
     Mutant(
-        "a place among the sends in flight is not given back",
+        "a place among the sends in flight is not released",
         "src/pairmq/runner/_send.py",
         "                self._admission.leave(len(pending))",
         "                self._admission.leave(sum(isinstance(job.result, Receipt) for job in pending))",

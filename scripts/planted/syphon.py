@@ -132,7 +132,7 @@ SYPHON = (
         "    return False",
     ),
     Mutant(
-        "what an operator can mend is poison",
+        "what an operator can fix is poison",
         "src/pairmq/core/pump.py",
         "    return error.kind is FailureKind.REFUSED and error.reason not in _NOT_POISON",
         "    return error.kind is FailureKind.REFUSED",
@@ -174,7 +174,7 @@ SYPHON = (
         "        line.items.extendleft(reversed(items))\n",
     ),
     Mutant(
-        "a batch comes home backwards",
+        "a batch is moved back in reverse order",
         "src/pairmq/runner/pump/_pump.py",
         "        messages = machine.outgoing(",
         "        items = items[::-1]\n        messages = machine.outgoing(",
@@ -186,7 +186,7 @@ SYPHON = (
         "        results = [None] * len(copies)",
     ),
     Mutant(
-        "what is in hand is taken for another message when it comes again",
+        "a held message is taken for another one when it is redelivered",
         "src/pairmq/core/pump.py",
         "        self._renewed_from(item, now)\n        return True",
         "        return False",

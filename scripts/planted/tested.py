@@ -1,4 +1,4 @@
-"""Bugs that single tests have to find: what needs a rare moment, what is only counted or told, and the plugins."""
+"""Bugs that single tests have to find: what needs a rare moment, what is only counted or reported, and the plugins."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ TESTED = (
     ),
     # Time limits.
     Mutant(
-        "a time limit that is reached is told as a cancellation by the caller",
+        "a time limit that is reached is reported as a cancellation by the caller",
         _LIMITS,
         "            timed_out = self.task.uncancel() <= self.cancelling\n",
         "            self.task.uncancel()\n            timed_out = False\n",
@@ -145,14 +145,14 @@ TESTED = (
         tests=("tests/runner/test_drain.py",),
     ),
     Mutant(
-        "a move is told twice when the pump begins anew",
+        "a move is reported twice when the pump restarts",
         _CORE,
         "        del self._settling[item]\n",
         "        item.state = State.LAPSED\n",
         tests=_PUMP_TESTS,
     ),
     Mutant(
-        "a move whose completion hangs is never told",
+        "a move whose completion hangs is never reported",
         _CORE,
         "        for item in tuple(self._settling):\n"
         "            self._lose(item)\n"
@@ -314,7 +314,7 @@ TESTED = (
         tests=_IN_PROCESS_TESTS,
     ),
     Mutant(
-        "locks that could not be given back with one receive are forgotten",
+        "locks that could not be released with one receive are forgotten",
         "plugins/pairmq-redis/src/pairmq_redis/_receiver.py",
         "        left = consumers\n        try:\n",
         "        left: list[bytes] = []\n        try:\n",
@@ -510,7 +510,7 @@ TESTED = (
         tests=(_RABBIT_RECEIVING_A + "channel_is_closed_once_however_often_that_is_asked_in_a_stall",),
     ),
     Mutant(
-        "RabbitMQ: messages are given back by nack, which 4.3 does not count",
+        "RabbitMQ: messages are abandoned by nack, which 4.3 does not count",
         _RABBIT_RECEIVING + "_settling.py",
         "return [Basic.Reject(delivery_tag=tag, requeue=True) for tag in tags]",
         "return [Basic.Nack(delivery_tag=tags[-1], multiple=len(tags) > 1, requeue=True)]",
