@@ -81,7 +81,7 @@ def test_a_message_that_is_to_be_settled_is_never_sent_again():
     reached, last = {State.SETTLING}, set[State]()
     while reached != last:
         last, reached = reached, reached | {after for state in reached for after in ITEM[state].values()}
-    assert reached == {State.SETTLING, State.UNSETTLED, State.LAPSED, State.GONE}
+    assert reached == {State.SETTLING, State.UNSETTLED, State.LAPSED, State.FORFEIT, State.GONE}
 
 
 def test_a_message_is_completed_only_after_it_was_confirmed_or_known_or_is_poison():
@@ -91,7 +91,7 @@ def test_a_message_is_completed_only_after_it_was_confirmed_or_known_or_is_poiso
 
 def test_every_locked_state_can_lose_its_lock():
     lost = {state: ITEM[state].get(Symbol.LOCK_LOST) for state in State if state < State.LOST}
-    assert set(lost.values()) == {State.LOST, State.LAPSED}
+    assert set(lost.values()) == {State.LOST, State.LAPSED, State.FORFEIT}
 
 
 @pytest.mark.parametrize("symbol", Symbol)
@@ -103,6 +103,17 @@ def test_nothing_happens_to_a_message_that_is_gone(symbol):
     with pytest.raises(ImpossibleInputError):
         item.step(symbol)
     assert item.state is State.GONE
+
+
+def test_a_settlement_that_failed_is_tried_once_more_when_its_lock_is_lost():
+    pump = Pump()
+    pump.receive(envelope(1))
+    [item] = pump.send(None).settle
+    pump.settle([item], TransportError("no", FailureKind.UNAVAILABLE, FailureReason.CONNECTION))
+    item.step(Symbol.LOCK_LOST)
+    assert pump.machine.unsettled == [item]
+    pump.settle([item], TransportError("no", FailureKind.REFUSED, FailureReason.LOCK_LOST))
+    assert (item.state, pump.machine.unsettled, pump.machine.moved) == (State.GONE, [], 1)
 
 
 # What a send's results mean.
@@ -662,6 +673,8 @@ class AnyPump:
         somewhere = {item for line in self.operations for item in [*line.items, *line.taken]}
         somewhere.update(item for items, _ in self.settlements for item in items)
         assert {item for item in self.items if self.machine.is_held(item)} <= somewhere | set(self.machine.unsettled)
+        under_way = {item for items, _ in self.settlements for item in items}
+        assert set(self.machine._settling) <= under_way | set(self.machine.unsettled), "nothing would ever report it"
         assert len(self.machine) <= (17 if self.ordered else 6) * self.machine.batch
 
     def end_all(self) -> None:
@@ -673,7 +686,7 @@ class AnyPump:
                 self.machine.sent(line.gate, operation.sent, [AWAY] * len(operation.sent), 0.0)
             self.end(operation)
         assert (len(self.machine), self.machine.unsettled) == (0, [])
-        assert {item.state for item in self.items} <= {State.LOST, State.LAPSED, State.GONE}
+        assert {item.state for item in self.items} <= {State.LOST, State.LAPSED, State.FORFEIT, State.GONE}
 
 
 @pytest.mark.parametrize("ordered", [False, True])

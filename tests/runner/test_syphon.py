@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,12 +11,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pairmq import ConfigurationError, Message, Route
+from pairmq import ConfigurationError, Message, Pair, Route
 from pairmq.core import Diversion, PairOptions, divert
-from pairmq.model import Entity, EntityState, TransportError
+from pairmq.model import Entity, EntityState, FailureKind, FailureReason, TransportError
 from pairmq.model.events import DestinationChanged, MessageDeadLettered, MessageMoved
 from pairmq.runner import Clock, Emitter
 from pairmq.runner._backlog import BacklogQueues
+from pairmq.runner._gates import GateKeeper
 from pairmq.runner._limits import TimeLimits
 from pairmq.runner._syphon import Syphon
 from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
@@ -770,3 +772,50 @@ async def test_a_held_destination_is_remembered_when_a_thousand_others_follow(wo
         await asyncio.sleep(600)
         assert w.home() == []
         assert w.pair.syphon_holds == {ORDERS}
+
+
+@in_virtual_time
+async def test_a_dead_letter_is_logged_when_no_observer_wants_events_of_single_messages(caplog):
+    east, west = SimulatedBroker("east"), SimulatedBroker("west")
+    setup = east.transport()
+    await setup.admin.create(Entity("orders"))
+    options = PairOptions(backlog_queue_count=1, enable_syphon=True)
+    async with Pair(east.transport(), west.transport(), options, clock=Clock(virtual_wall, random.Random(1))):
+        west.store(Entity("east/x-servicebus-transfer/0"), Message(b"forged", message_id="forged"))
+        await asyncio.sleep(5)
+    assert [record.levelname for record in caplog.records if "forged" in record.getMessage()] == ["WARNING"]
+
+
+@in_virtual_time
+async def test_results_of_a_wrong_number_leave_nothing_locked_for_ever(world, monkeypatch):
+    async with world(enable_syphon=True, backlog_queue_count=1) as w:
+        sender = w.pair._engine.syphon._sender(Entity("orders"))
+        send_batch = sender.send_batch
+
+        async def one_too_few(messages):
+            results = await send_batch(messages)
+            return results[:-1] if short.pop() else results
+
+        short = [False] * 1000 + [True]  # the first time
+        monkeypatch.setattr(sender, "send_batch", one_too_few)
+        leave(w, *(envelope(b"%d" % n) for n in range(5)))
+        await drained(w)
+        assert set(w.home()) == {b"%d" % n for n in range(5)}
+
+
+@in_virtual_time
+async def test_a_destination_that_is_held_as_its_gate_opens_is_not_probed():
+    """An observer holds it in the midst of the probe that found it working."""
+    clock, probed = Clock(virtual_wall, random.Random(1)), []
+    emit = Emitter("east>west", clock)
+
+    async def probe(entity: Entity) -> None:
+        probed.append(entity)
+
+    keeper = GateKeeper(probe, 5.0, clock, emit, lambda entity: None)
+    emit.add(lambda event: keeper.hold(ORDERS) if event.open else None)
+    keeper.shut(keeper.gates.of(ORDERS), TransportError("no", FailureKind.UNAVAILABLE, FailureReason.OTHER))
+    await asyncio.sleep(600)
+    assert keeper.held == {ORDERS}
+    assert probed == [ORDERS]
+    await keeper.close()

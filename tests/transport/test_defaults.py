@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
@@ -235,3 +237,21 @@ async def test_a_race_ends_with_the_operation_or_with_the_scope() -> None:
     assert not caught.value.maybe_applied
     with pytest.raises(TransportError):
         await scope.race(wait())
+
+
+def test_scope_that_is_dropped_is_not_kept_by_its_parent():
+    parent = Scope()
+    child = weakref.ref(Scope(parent))
+    gc.collect()
+    assert child() is None
+
+
+def test_child_of_a_closed_scope_has_its_error():
+    parent, faulted = Scope(), TransportError("it has faulted", FailureKind.UNAVAILABLE)
+    parent.close(lambda _: faulted)
+    with pytest.raises(TransportError, match="it has faulted"):
+        Scope(parent, "send to orders").check()
+    closed = Scope()
+    closed.close()
+    with pytest.raises(TransportError, match="send to orders: it was closed"):
+        Scope(closed, "send to orders").check()

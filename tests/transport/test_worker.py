@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator
 
 import pytest
@@ -126,3 +128,56 @@ async def test_a_system_without_threads_fails_what_is_asked_then_and_nothing_lat
             await worker.run(lambda: 1, Scope())
     assert (caught.value.kind, caught.value.maybe_applied) == (FailureKind.UNAVAILABLE, False)
     assert await worker.run(lambda: 1, Scope()) == 1
+
+
+async def test_work_that_raises_what_ends_a_thread_ends_alone(worker: Worker) -> None:
+    def leave() -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(RuntimeError, match="unexpected SystemExit: 3"):
+        await worker.run(leave, Scope())
+    assert await worker.run(lambda: 1, Scope()) == 1
+
+
+async def test_stop_ends_all_calls_when_the_clean_up_fails(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
+    class Untidy(Worker):
+        def clean_up(self) -> None:
+            raise OSError("the disk is gone")
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    worker = Untidy("test")
+    running = asyncio.ensure_future(worker.run(gate, Scope()))
+    await gate.reached()
+    waiting = asyncio.ensure_future(worker.run(lambda: 1, Scope()))
+    await asyncio.sleep(0)
+    stopping = asyncio.ensure_future(worker.stop(PATIENCE))
+    await asyncio.sleep(0)
+    gate.open.set()
+    assert await running == "through"
+    with pytest.raises(TransportError, match="closed"):
+        await waiting
+    await stopping
+
+
+async def test_withdrawn_work_is_not_kept_while_the_thread_is_blocked(worker: Worker, gate: Gate) -> None:
+    class Payload:
+        pass
+
+    running = asyncio.ensure_future(worker.run(gate, Scope()))
+    await gate.reached()
+    payload = Payload()
+    kept = weakref.ref(payload)
+    call = asyncio.ensure_future(worker.run(lambda payload=payload: payload, Scope()))  # type: ignore[misc]
+    await asyncio.sleep(0)
+    assert await cut_off(call)
+    del call, payload
+    gc.collect()
+    assert kept() is None
+    gate.open.set()
+    await running
+
+
+async def test_second_event_loop_is_refused(worker: Worker) -> None:
+    await worker.run(lambda: 1, Scope())
+    with pytest.raises(RuntimeError, match="another event loop"):
+        await asyncio.to_thread(lambda: asyncio.run(worker.run(lambda: 2, Scope())))

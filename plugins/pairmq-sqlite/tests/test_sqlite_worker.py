@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sqlite3
 import threading
 
 import pytest
 
 from pairmq.model import FailureKind, FailureReason, Source, TransportError
-from pairmq.transport import is_nothing_sent
+from pairmq.transport import Job, is_nothing_sent
 from pairmq_sqlite.testing import FileLock
 
 PATIENCE = 100.0
@@ -217,3 +218,21 @@ async def test_a_transport_that_never_got_a_thread_closes(connect, queue, messag
     await failure(transport.receiver(Source(queue)).receive(1, 0))
     async with asyncio.timeout(PATIENCE):
         await transport.close()
+
+
+async def test_jobs_of_a_group_that_failed_are_not_kept(connect, queue, message):
+    transport = connect()
+    sender, worker = transport.sender(queue), transport._context.worker
+
+    def fails(_):
+        raise sqlite3.OperationalError("of one job")
+
+    for _ in range(3):
+        failing = worker.submit(fails)
+        others = [asyncio.ensure_future(sender.send(message(b"%d" % n))) for n in range(20)]
+        with pytest.raises(Exception, match="of one job"):
+            await failing.outcome()
+        await asyncio.gather(*others)
+    del failing, others
+    gc.collect()
+    assert not [kept for kept in gc.get_objects() if isinstance(kept, Job)]

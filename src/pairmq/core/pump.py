@@ -77,8 +77,9 @@ class State(enum.IntEnum):
     SETTLING = 3  # stored elsewhere, or not to be: it is being completed, or dead-lettered
     UNSETTLED = 4  # that has failed in passing, and is tried again
     LOST = 5  # its lock is lost, and it is redelivered: nothing is begun with it any more
-    LAPSED = 6  # its lock is lost, and its settlement is tried once all the same
+    LAPSED = 6  # its lock is lost while a settlement is under way, which may end well
     GONE = 7  # settled, or given up
+    FORFEIT = 8  # its settlement had failed, and then its lock was lost: that is tried once more all the same
 
 
 class Symbol(enum.IntEnum):
@@ -126,7 +127,12 @@ ITEM: dict[State, dict[Symbol, State]] = {
     State.UNSETTLED: {
         _S.SETTLED: State.GONE,
         _S.NOT_SETTLED: State.UNSETTLED,
-        _S.LOCK_LOST: State.LAPSED,
+        _S.LOCK_LOST: State.FORFEIT,
+    },
+    State.FORFEIT: {
+        _S.SETTLED: State.GONE,
+        _S.NOT_SETTLED: State.GONE,
+        _S.LOCK_LOST: State.FORFEIT,
     },
     # Its operation may still be under way, and end well.
     State.LOST: {
@@ -209,7 +215,7 @@ class Item:
     @property
     def lost(self) -> bool:
         """Its lock is lost: the broker redelivers it, unless it was settled at the last moment."""
-        return self.state is State.LOST or self.state is State.LAPSED
+        return self.state is State.LOST or self.state is State.LAPSED or self.state is State.FORFEIT
 
     def step(self, symbol: Symbol) -> None:
         """Take what has happened to it.
@@ -372,7 +378,7 @@ class PumpMachine:
     @property
     def unsettled(self) -> list[Item]:
         """Those whose settlement failed, and is to be tried again."""
-        return [item for item in self._settling if item.state is State.UNSETTLED]
+        return [item for item in self._settling if item.state is State.UNSETTLED or item.state is State.FORFEIT]
 
     def room(self, *, primary_answers: bool | None = None) -> Room:
         """Return whether more may be received.

@@ -108,7 +108,7 @@ class GateKeeper:
             await asyncio.wait(tuple(self._tasks), timeout=1)
 
     async def _watch(self, gate: Gate) -> None:
-        while not gate.is_open:
+        while not gate.is_open and not gate.held:
             wait = self.gates.wait(gate, self._clock.chance())
             await asyncio.sleep(wait)
             self.gates.probing(gate, self._clock.now() + wait)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
 
 from pairmq.model import FailureKind, FailureReason, TransportError
 from pairmq.transport._tasks import start_task
@@ -27,17 +28,19 @@ class Scope:
         doing: what its calls do, for the error's text, such as ``send to orders``.
     """
 
-    __slots__ = ("_doing", "_error", "_in_flight", "_parent")
+    __slots__ = ("__weakref__", "_children", "_doing", "_error", "_in_flight", "_parent")
 
     def __init__(self, parent: Scope | None = None, doing: str = "") -> None:
-        self._in_flight: set[Endable | Scope] = set()
+        self._in_flight: set[Endable] = set()
+        self._children: WeakSet[Scope] = WeakSet()  # a sender that is dropped without a close is not kept
         self._error: Callable[[bool], TransportError] | None = None
         self._parent = parent
         self._doing = doing
         if parent is not None:
-            if parent.closed:
-                self._error = self._closed
-            parent._in_flight.add(self)
+            if not parent.closed:
+                parent._children.add(self)
+            else:
+                self._error = self._closed if parent._error == parent._closed else parent._error
 
     @property
     def closed(self) -> bool:
@@ -55,12 +58,11 @@ class Scope:
             return
         self._error = error or self._closed
         if self._parent is not None:
-            self._parent._in_flight.discard(self)
+            self._parent._children.discard(self)
+        for child in tuple(self._children):
+            child.close(error)
         for call in tuple(self._in_flight):
-            if isinstance(call, Scope):
-                call.close(error)
-            else:
-                call.end(self._error(True))
+            call.end(self._error(True))
 
     def check(self) -> None:
         """Refuse a call of an object that has closed.
@@ -102,6 +104,7 @@ class Scope:
         finally:
             self._in_flight.discard(ending)
             task.cancel()
+            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # seen, if it fails now
 
     def _closed(self, maybe_applied: bool) -> TransportError:
         text = f"{self._doing}: it was closed" if self._doing else "it was closed"

@@ -39,7 +39,7 @@ class Job(Generic[T]):
 
     def __init__(self, worker: Worker, work: Callable[..., T]) -> None:
         self._worker = worker
-        self._ended = asyncio.get_running_loop().create_future()
+        self._ended: asyncio.Future[None] | None = asyncio.get_running_loop().create_future()
         self._state = _State.WAITING
         self._result: T | None = None
         self._error: Exception | None = None
@@ -52,10 +52,12 @@ class Job(Generic[T]):
         A cancelled call withdraws the job, and reports `nothing_sent` unless the job had begun.
         """
         try:
-            await self._ended
+            if self._ended is not None:
+                await self._ended
         except asyncio.CancelledError as cancellation:
             if self.withdraw():
                 nothing_sent(cancellation)
+            self._ended = None  # it keeps the cancellation, and with its trace the callers' frames
             raise
         if self._error is not None:
             raise self._error
@@ -66,6 +68,7 @@ class Job(Generic[T]):
         with self._worker.changed:
             if self._state is _State.WAITING:
                 self._state = _State.WITHDRAWN
+                self.work = _nothing  # it stays in line, and must not keep a message while the thread is blocked
             return self._state is _State.WITHDRAWN
 
     def end(self, error: TransportError) -> None:
@@ -84,9 +87,13 @@ class Job(Generic[T]):
         self._state = _State.WAITING
 
     def _settle(self, result: T | None = None, error: Exception | None = None) -> None:
-        if not self._ended.done():  # else the caller waits no more
+        if self._ended is not None and not self._ended.done():  # else the caller waits no more
             self._result, self._error = result, error
             self._ended.set_result(None)
+
+
+def _nothing(*_: object) -> Any:
+    """What a withdrawn job does."""
 
 
 class Worker:
@@ -137,7 +144,10 @@ class Worker:
 
         Raises:
             TransportError: the worker has stopped, or the system gives no thread.
+            RuntimeError: it is in use by another event loop, where results would end.
         """
+        if self._loop not in (None, asyncio.get_running_loop()):
+            raise RuntimeError("this transport is in use by another event loop: make one for each loop")
         job = Job(self, work)
         with self.changed:
             if self.stopping:
@@ -180,11 +190,13 @@ class Worker:
             if not job.begin():
                 return
         try:
-            result = job.work()
+            outcome: object = job.work()
         except Exception as error:
-            self.settle([(job, error)])
-        else:
-            self.settle([(job, result)])
+            outcome = error
+        except BaseException as error:  # by a client library: it must not end the thread, and with it all other jobs
+            outcome = RuntimeError(f"unexpected {type(error).__name__}: {error}")
+            outcome.__cause__ = error
+        self.settle([(job, outcome)])
 
     def clean_up(self) -> None:
         """Close what the jobs have opened; called once, when the thread ends."""
@@ -211,10 +223,12 @@ class Worker:
             with self.changed:
                 self.stopping = True
                 left = [job for job in self.waiting if job.begin()]
-            self.clean_up()
-            closed = (FailureKind.UNAVAILABLE, FailureReason.CLOSED)
-            self.settle((job, TransportError("it was closed", *closed)) for job in left)
-            self._call(self._set_ended)
+            try:
+                self.clean_up()
+            finally:
+                closed = (FailureKind.UNAVAILABLE, FailureReason.CLOSED)
+                self.settle((job, TransportError("it was closed", *closed)) for job in left)
+                self._call(self._set_ended)
 
     def _wait_for_jobs(self) -> bool:
         with self.changed:

@@ -62,7 +62,9 @@ class SQLiteWorker(Worker):
                 self._fail_waiting(error)
             return
         self._pause = _FIRST_PAUSE
-        self.settle(self._do(database, self._begin_jobs()))
+        jobs = self._begin_jobs()
+        self._alone.difference_update(jobs)
+        self.settle(self._do(database, jobs))
 
     def clean_up(self) -> None:
         with self.changed:
@@ -88,6 +90,8 @@ class SQLiteWorker(Worker):
                 job = self.waiting.popleft()
                 if job.begin():
                     begun.append(job)
+                else:
+                    self._alone.discard(job)
         return begun
 
     def _fail_waiting(self, error: BaseException, *, since: float = float("inf")) -> None:

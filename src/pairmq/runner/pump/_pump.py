@@ -198,6 +198,7 @@ class Pump:
         retry = 0
         while not self._stopping.is_set() and (step := machine.next(line)) is not Next.END:
             if step is Next.WAIT:
+                self._moved_on.set()  # there may be something to be decided about a full line that waits
                 await first((self._context.gates.wait_open(line.gate), self._stopping.wait()))
                 continue
             wait = 0.0

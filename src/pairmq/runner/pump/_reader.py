@@ -78,7 +78,8 @@ class QueueReceiver:
 
     def cut_poll(self) -> None:
         """End the long poll under way, and let none begin until `detach`."""
-        self._polls.end_by(self._clock.now())
+        if self._receiver is not None or self._ending:
+            self._polls.end_by(self._clock.now())
 
     async def limited(self, operation: Awaitable[T]) -> T:
         """Await an operation at either broker, within its time limit."""
@@ -98,9 +99,13 @@ class QueueReceiver:
             count: messages.
         """
         try:
-            return await self.limited(operation)
+            results = await self.limited(operation)
         except TransportError as error:
             return [error] * count
+        if len(results) == count:
+            return results
+        text = f"{len(results)} results for {count} messages"
+        return [TransportError(text, FailureKind.UNAVAILABLE, FailureReason.OTHER, maybe_applied=True)] * count
 
     async def open(self) -> None:
         """Ask the queue for its properties, once for each receiver.
@@ -275,8 +280,6 @@ class Settler:
         self._changed()
 
     def _report(self, reports: Iterable[Report]) -> None:
-        if not self._emit.active:
-            return
         queue = self._receiver.queue.path
         for item, completed in reports:
             message, diversion = item.message, item.diversion
@@ -290,7 +293,7 @@ class Settler:
                     reason=item.poison.reason,
                     description=item.poison.description,
                 )
-            elif diversion is not None:
+            elif diversion is not None and self._emit.active:
                 waited = (self._clock.instant() - diversion.diverted_at).total_seconds()
                 self._emit.of_message(
                     message,
