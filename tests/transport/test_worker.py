@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
-import weakref
 from collections.abc import AsyncIterator
 
 import pytest
@@ -157,24 +155,6 @@ async def test_stop_ends_all_calls_when_the_clean_up_fails(monkeypatch: pytest.M
     with pytest.raises(TransportError, match="closed"):
         await waiting
     await stopping
-
-
-async def test_withdrawn_work_is_not_kept_while_the_thread_is_blocked(worker: Worker, gate: Gate) -> None:
-    class Payload:
-        pass
-
-    running = asyncio.ensure_future(worker.run(gate, Scope()))
-    await gate.reached()
-    payload = Payload()
-    kept = weakref.ref(payload)
-    call = asyncio.ensure_future(worker.run(lambda payload=payload: payload, Scope()))  # type: ignore[misc]
-    await asyncio.sleep(0)
-    assert await cut_off(call)
-    del call, payload
-    gc.collect()
-    assert kept() is None
-    gate.open.set()
-    await running
 
 
 async def test_second_event_loop_is_refused(worker: Worker) -> None:

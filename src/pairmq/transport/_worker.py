@@ -39,7 +39,7 @@ class Job(Generic[T]):
 
     def __init__(self, worker: Worker, work: Callable[..., T]) -> None:
         self._worker = worker
-        self._ended: asyncio.Future[None] | None = asyncio.get_running_loop().create_future()
+        self._ended = asyncio.get_running_loop().create_future()
         self._state = _State.WAITING
         self._result: T | None = None
         self._error: Exception | None = None
@@ -52,12 +52,10 @@ class Job(Generic[T]):
         A cancelled call withdraws the job, and reports `nothing_sent` unless the job had begun.
         """
         try:
-            if self._ended is not None:
-                await self._ended
+            await self._ended
         except asyncio.CancelledError as cancellation:
             if self.withdraw():
                 nothing_sent(cancellation)
-            self._ended = None  # it keeps the cancellation, and with its trace the callers' frames
             raise
         if self._error is not None:
             raise self._error
@@ -68,7 +66,6 @@ class Job(Generic[T]):
         with self._worker.changed:
             if self._state is _State.WAITING:
                 self._state = _State.WITHDRAWN
-                self.work = _nothing  # it stays in line, and must not keep a message while the thread is blocked
             return self._state is _State.WITHDRAWN
 
     def end(self, error: TransportError) -> None:
@@ -87,13 +84,9 @@ class Job(Generic[T]):
         self._state = _State.WAITING
 
     def _settle(self, result: T | None = None, error: Exception | None = None) -> None:
-        if self._ended is not None and not self._ended.done():  # else the caller waits no more
+        if not self._ended.done():  # else the caller waits no more
             self._result, self._error = result, error
             self._ended.set_result(None)
-
-
-def _nothing(*_: object) -> Any:
-    """What a withdrawn job does."""
 
 
 class Worker:
