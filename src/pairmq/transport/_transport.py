@@ -3,7 +3,8 @@
 What must be written is abstract: `Sender.send`, `Receiver.receive` and `Receiver.complete`, `Admin.probe`, and of
 `Transport` its ``capabilities``, ``admin``, ``sender`` and ``_close``. Everything else has a default: one that is built
 on these, or one that raises *not-supported*. A transport that only sends needs no receiver, and can be a primary. A
-secondary needs `Transport.receiver`, `Receiver.renew_lock`, `Admin.create`, `Admin.properties` and `Admin.counts`, too.
+secondary needs `Transport.receiver`, `Receiver.renew_lock`, `Admin.create`, `Admin.properties`, `Admin.counts` and
+`Admin.purge`, too.
 
 Rules for all of them, which the conformance suite checks:
 
