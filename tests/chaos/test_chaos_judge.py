@@ -262,6 +262,13 @@ def dead_lettered_in_an_outage(pen: Pen) -> None:
     pen.dead[1] = BACKLOG
 
 
+def dead_lettered_for_good_and_nowhere(pen: Pen) -> None:
+    pen.diverted(1)
+    pen.handed(1)
+    pen.write(1, REFUSED, life="client-a-1")
+    pen.completed(1, "dead-letter")
+
+
 def dead_lettered_for_what_an_operator_mends(pen: Pen) -> None:
     pen.diverted(1)
     pen.handed(1)
@@ -287,6 +294,12 @@ def refused_and_there(pen: Pen) -> None:
     pen.send(1)
     pen.write(1, AWAY, stored=1)
     pen.told(1, "refused", error="SendRefused")
+
+
+def at_the_primary_that_no_write_may_have_stored(pen: Pen) -> None:
+    pen.send(1)
+    pen.write(1, AWAY, stored=1)
+    pen.told(1, "cancelled by its caller")
 
 
 def refused_although_in_doubt(pen: Pen) -> None:
@@ -445,11 +458,13 @@ WRONG: list[tuple[Verdict, Callable[[Pen], None]]] = [
     (Verdict.LOST, completed_and_never_sent),
     (Verdict.LOST, completed_before_it_was_confirmed),
     (Verdict.LOST, dead_lettered_in_an_outage),
+    (Verdict.LOST, dead_lettered_for_good_and_nowhere),
     (Verdict.LOST, dead_lettered_for_what_an_operator_mends),
     (Verdict.LOST, dead_lettered_by_the_broker),
     (Verdict.PHANTOM, sent_by_nobody),
     (Verdict.PHANTOM, a_number_that_was_never_sent),
     (Verdict.PHANTOM, refused_and_there),
+    (Verdict.PHANTOM, at_the_primary_that_no_write_may_have_stored),
     (Verdict.PHANTOM, refused_although_in_doubt),
     (Verdict.PHANTOM, altered),
     (Verdict.PHANTOM, brought_home_without_having_been_handed),

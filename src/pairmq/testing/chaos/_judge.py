@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pairmq.model import BacklogUnavailable, PrimaryUnavailable
 from pairmq.model.events import MessageDeadLettered
 from pairmq.testing.chaos._books import Found
-from pairmq.testing.history import SECONDARY, Result, Sent
+from pairmq.testing.history import PRIMARY, SECONDARY, Result, Sent
 from pairmq.testing.judge import Verdict, Violation, messages_judged
 from pairmq.testing.simulator._facts import Facts
 from pairmq.testing.simulator._history import History
@@ -30,6 +30,8 @@ def judged(history: History, found: Found) -> list[Violation]:
         *_slow(facts),
         *_refused_without_need(facts),
         *_dead(facts, found),
+        *_unwritten(facts),
+        *_vanished(facts, found),
     ]
     return sorted(violations, key=lambda violation: violation.at)
 
@@ -90,6 +92,24 @@ def _dead(facts: Facts, found: Found) -> Iterator[Violation]:
         sent = facts.history.sent.get(number)
         if sent is not None:
             text = f"{number} is in the dead-letter queue of {queue}{_why_dead(facts, sent)}"
+            yield Violation(Verdict.LOST, sent.ended_at or sent.at, text, number)
+
+
+def _unwritten(facts: Facts) -> Iterator[Violation]:
+    """A write whose error reports it as certainly not applied stores nothing."""
+    for number, copies in facts.at_primary.items():
+        if number in facts.history.sent and copies and not facts.writes(number, PRIMARY):
+            text = f"the primary holds {number}, and no write may have stored it"
+            yield Violation(Verdict.PHANTOM, copies[-1].at, text, number)
+
+
+def _vanished(facts: Facts, found: Found) -> Iterator[Violation]:
+    """A dead-lettering that was only requested excuses nothing: the message must be in a dead-letter queue."""
+    for number, sent in facts.history.sent.items():
+        account = facts.account(sent)
+        kept = number in found.dead or account.waiting_in or account.at_primary
+        if sent.result is not None and sent.result.accepted and account.excused and not kept:
+            text = f"{number} was {sent.result}, and is missing, also in the dead-letter queues"
             yield Violation(Verdict.LOST, sent.ended_at or sent.at, text, number)
 
 
