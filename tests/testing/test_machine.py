@@ -372,6 +372,34 @@ def test_a_send_that_outlives_its_deadline_is_found():
         machine.teardown()
 
 
+def test_two_problems_of_one_message_are_both_reported():
+    machine = SyphonInside()
+    machine.sends(entity="orders", message=Message(b"1"))
+    ledger = machine._world.ledger
+    ((key, answers),) = ledger.answers.items()
+    answers[0] = replace(answers[0], outcome=SendOutcome.UNKNOWN)
+    ledger.originals[key] = replace(ledger.originals[key], body=b"2")
+    with pytest.raises(BrokenPromise, match=r"was unknown to its caller(.|\n)*came to the primary altered"):
+        machine.teardown()
+
+
+def test_sends_of_one_message_that_a_crash_cuts_off_may_all_be_stored():
+    machine = SyphonInside()
+
+    async def send() -> None:
+        await machine.pair.sender("orders").send(Message(b"1", message_id="1"))
+
+    for _ in range(2):
+        machine.broker_is_killed_at_the_next_write(broker="primary", applied=True, seconds=None)
+        machine.broker_fails(broker="secondary", how="hangs", seconds=None)
+        machine.start(send())
+        machine.time_passes(seconds=5)
+        machine.process_crashes()
+        machine.broker_heals(broker="primary")
+    assert len(machine.primary.messages("orders")) == 2
+    machine.teardown()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [({"ttl_policy": "elapse"}, Message(b"1", time_to_live=1.0)), ({"allowed_entities": ("prices",)}, Message(b"1"))],

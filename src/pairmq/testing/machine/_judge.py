@@ -181,9 +181,9 @@ class Judge:
         for key in {**self._ledger.sends, **self._home}:
             for _, text in self._account(key).judged(_named(key)):
                 yield text, (key,)
-            problem = self._untrue(key) or self._altered(key)
-            if problem:
-                yield f"{_named(key)} {problem}", (key,)
+            for problem in (self._untrue(key), self._altered(key)):
+                if problem:
+                    yield f"{_named(key)} {problem}", (key,)
         for promise in self._ledger.promises:
             yield from self._broken(promise)
 
@@ -199,8 +199,11 @@ class Judge:
         doubts = max(ledger.doubts[key], sum(not copy.confirmed for copy in home))
         brought = sum(copy.deliveries() for copy in parked)
         excused = self._rightly_set_aside(key)
-        announced = any(send.maybe_duplicate or send.outcome is SendOutcome.UNKNOWN for send in sends) or any(
-            move.maybe_duplicate or move.redelivered or not move.completed for move in moves
+        # A process that was killed with sends in flight reports none of them.
+        announced = (
+            ledger.cut_off
+            or any(send.maybe_duplicate or send.outcome is SendOutcome.UNKNOWN for send in sends)
+            or any(move.maybe_duplicate or move.redelivered or not move.completed for move in moves)
         )
         return Account(
             results,

@@ -265,8 +265,9 @@ class FailoverMachine(RuleBasedStateMachine):
                 self._world.converge()
                 world = self._world
                 judge = Judge(world.ledger, world.primary, world.secondary, self.options, self.identity)
-                for text, keys in judge.problems():
-                    raise world.broken(text, keys)
+                if problems := list(judge.problems()):
+                    text = "\n".join(text for text, _ in problems)
+                    raise world.broken(text, [key for _, keys in problems for key in keys])
         finally:
             self._world.bury()
 
