@@ -127,6 +127,20 @@ def accepted_and_never_stored(book: Book) -> None:
     book.end(sent, Result.PRIMARY)
 
 
+def confirmed_by_the_primary_and_stored_only_by_a_write_in_doubt(book: Book) -> None:
+    sent = book.send()
+    book.write(sent, CUT, stored=True)
+    book.write(sent, stored=False)
+    book.end(sent, Result.PRIMARY, duplicate=True)
+
+
+def confirmed_by_a_backlog_queue_and_stored_only_in_another(book: Book) -> None:
+    sent = book.send()
+    book.write(sent, CUT, to=OTHER, stored=True)
+    book.write(sent, to=QUEUE, stored=False)
+    book.end(sent, Result.BACKLOG, duplicate=True, queue=QUEUE)
+
+
 def completed_before_it_was_sent(book: Book) -> None:
     _, copy = diverted(book)
     book.gone(copy)
@@ -212,6 +226,14 @@ def cancelled_and_called_refused(book: Book) -> None:
     called_refused(book, "Cancelled", attempts=1)
 
 
+def sent_without_an_id_and_called_refused(book: Book) -> None:
+    sent = book.send()
+    book.write(sent, CUT, stored=True)  # under the id that the pair gives it
+    sent.message = replace(sent.message, message_id=None)
+    book.end(sent, Result.UNKNOWN)
+    called_refused(book, "SendRefused", attempts=1)
+
+
 def cancelled_before_any_attempt_and_called_refused(book: Book) -> None:
     book.end(book.send(), Result.CANCELLED)
     called_refused(book, "Cancelled", attempts=0)
@@ -229,6 +251,18 @@ def brought_home_twice(book: Book) -> None:
     book.write(sent, by="s/1")
     book.write(sent, by="s/1")
     book.gone(copy)
+
+
+def moved_from_a_postponed_copy_and_from_the_one_it_replaces(book: Book) -> None:
+    sent, copy = diverted(book)
+    postponed = book.write(sent, to=QUEUE, by="s/1", message=copy.message)
+    assert postponed is not None
+    book.write(sent, by="s/1")
+    book.gone(copy)
+    book.hand(postponed)
+    book.write(sent, by="s/1")
+    book.gone(postponed)
+    book.lives["s/1"].killed = True
 
 
 def delivered_again_for_no_reason(book: Book) -> None:
@@ -374,6 +408,8 @@ def crashed(book: Book) -> None:
 
 WRONG: list[tuple[Verdict, Callable[[Book], None]]] = [
     (Verdict.LOST, accepted_and_never_stored),
+    (Verdict.LOST, confirmed_by_the_primary_and_stored_only_by_a_write_in_doubt),
+    (Verdict.LOST, confirmed_by_a_backlog_queue_and_stored_only_in_another),
     (Verdict.LOST, completed_before_it_was_sent),
     (Verdict.LOST, completed_before_it_was_confirmed),
     (Verdict.LOST, dead_lettered_in_an_outage),
@@ -386,9 +422,11 @@ WRONG: list[tuple[Verdict, Callable[[Book], None]]] = [
     (Verdict.PHANTOM, refused_and_in_doubt),
     (Verdict.PHANTOM, refused_and_sent_elsewhere),
     (Verdict.PHANTOM, cancelled_and_called_refused),
+    (Verdict.PHANTOM, sent_without_an_id_and_called_refused),
     (Verdict.PHANTOM, cancelled_before_any_attempt_and_called_refused),
     (Verdict.DUPLICATE, sent_again_after_its_confirmation),
     (Verdict.DUPLICATE, brought_home_twice),
+    (Verdict.DUPLICATE, moved_from_a_postponed_copy_and_from_the_one_it_replaces),
     (Verdict.DUPLICATE, delivered_again_for_no_reason),
     (Verdict.DUPLICATE, a_doubt_that_the_receipt_hides),
     (Verdict.DUPLICATE, a_doubt_that_never_was),

@@ -175,14 +175,13 @@ class Facts:
             for number, each in zip(attempt.messages, told, strict=True):
                 if number is not None:
                     (self.by_syphon if attempt.syphon else self.attempts)[number].append((attempt, each))
-        self.completed: dict[str | None, SendCompleted] = {}
-        """The event of each send, by its message's id."""
+        self._completed: dict[str, SendCompleted] = {}
         self._moved: dict[str, list[tuple[Note, MessageMoved]]] = defaultdict(list)
         for note in history.notes:
             if isinstance(note.event, MessageMoved):
                 self._moved[note.event.message_id].append((note, note.event))
             elif isinstance(note.event, SendCompleted):
-                self.completed[note.event.message_id] = note.event
+                self._completed[note.event.message_id] = note.event
 
     def allowance(self, life: str, since: float, until: float) -> float:
         """Seconds by which something of a process may be late that was due at an instant and done at another.
@@ -221,9 +220,7 @@ class Facts:
 
     def moves(self, sent: Sent) -> list[tuple[Note, MessageMoved]]:
         """What syphons reported of a message, whose id may be the pair's."""
-        stored = (*self.at_primary[sent.number], *self.at_secondary[sent.number])
-        ids = {sent.message.message_id, *(copy.message.message_id for copy in stored)}
-        return [move for each in ids if each is not None for move in self._moved[each]]
+        return [move for each in self._ids(sent) for move in self._moved[each]]
 
     def explained(self, sent: Sent) -> bool:
         """Whether a possible second copy was reported, or could not be."""
@@ -245,11 +242,21 @@ class Facts:
         told = {note.life for note, _ in moves}
         return any(self.lives[each.life].killed and each.life not in told for each, _ in self.by_syphon[sent.number])
 
+    def event_of(self, sent: Sent) -> SendCompleted | None:
+        """The event of its send, whose message's id may be the pair's."""
+        return next((self._completed[each] for each in self._ids(sent) if each in self._completed), None)
+
+    def _ids(self, sent: Sent) -> list[str]:
+        """The id of a message, also one that the pair gave it: its stored copies have that."""
+        stored = (*self.at_primary[sent.number], *self.at_secondary[sent.number])
+        ids = (sent.message.message_id, *(copy.message.message_id for copy in stored))
+        return [each for each in dict.fromkeys(ids) if each is not None]
+
     def account(self, sent: Sent) -> Account:
         """What is known of a message in the end."""
         home, backlog = self.at_primary[sent.number], self.at_secondary[sent.number]
         waiting = [copy.entity.path for copy in backlog if not copy.gone]
-        event = self.completed.get(sent.message.message_id)
+        event = self.event_of(sent)
         refused = event is not None and event.outcome is SendOutcome.REFUSED
         writes = self.writes(sent.number, PRIMARY)
         sure = [attempt for attempt, told in writes if told.confirmed]
@@ -257,6 +264,8 @@ class Facts:
         # A network that fails may deliver one write twice: each copy that is known to be of a write in doubt counts.
         in_doubt = sum(not self.is_confirmed(copy) for copy in home)
         doubts = in_doubt if self.history.exact else len(writes) - len(sure)
+        # A copy that a syphon has postponed replaces the delivered one: that delivery explains nothing at the primary.
+        postponed = sum(self.is_syphons(copy) and self.is_confirmed(copy) for copy in backlog)
         return Account(
             (Result.REFUSED if refused and (home or backlog) else sent.result,),
             len(home),
@@ -264,7 +273,7 @@ class Facts:
             "" if self.history.exact else next(iter(waiting), ""),
             bool(waiting) or any(copy.gone in ("deleted", "dead-lettered") for copy in backlog),
             self.explained(sent),
-            (len(sure) - by_syphon, doubts, min(by_syphon, sum(len(copy.handovers) for copy in backlog))),
+            (len(sure) - by_syphon, doubts, min(by_syphon, sum(len(copy.handovers) for copy in backlog) - postponed)),
         )
 
 
@@ -305,7 +314,7 @@ def _phantom(facts: Facts, sent: Sent) -> Iterator[Violation]:
     if len(ids) > 1:
         text = f"{number} had more than one message id: {sorted(map(str, ids))}"
         yield Violation(Verdict.PHANTOM, sent.at, text, number)
-    event = facts.completed.get(sent.message.message_id)
+    event = facts.event_of(sent)
     called_refused = event is not None and event.outcome is SendOutcome.REFUSED
     told_refused = sent.result is Result.REFUSED or called_refused
     if told_refused and not home and not backlog and facts.doubtful(sent, sent.end_tick or 0):
@@ -370,6 +379,12 @@ def _left(facts: Facts, sent: Sent) -> Iterator[Violation]:
     elif sent.result is Result.BACKLOG and not any(each.entity.path == sent.queue for each in sure):
         text = f"{sent.number} was accepted by backlog queue {sent.queue}, which never confirmed it"
         yield Violation(Verdict.LOST, at, text, sent.number)
+    elif facts.history.exact and sent.result is not None and sent.result.accepted:
+        at_secondary = (copy for copy in facts.at_secondary[sent.number] if copy.entity.path == sent.queue)
+        stored = facts.at_primary[sent.number] if sent.result is Result.PRIMARY else at_secondary
+        if not any(facts.is_confirmed(copy) for copy in stored):
+            text = f"{sent.number} was {sent.result}, which confirmed it and never stored it"
+            yield Violation(Verdict.LOST, at, text, sent.number)
     for copy in facts.at_secondary[sent.number]:
         problem = _left_wrongly(facts, sent, copy)
         if problem:
