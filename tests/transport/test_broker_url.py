@@ -39,6 +39,18 @@ def test_an_address_is_written_as_it_stands_in_a_url() -> None:
     assert (bracketed("::1"), bracketed("h")) == ("[::1]", "h")
 
 
+def test_an_ipv6_zone_is_decoded() -> None:
+    host = read("u:p@[FE80::1%25eth0]:5").host()
+    assert (host, bracketed(host)) == ("fe80::1%eth0", "[fe80::1%25eth0]")
+
+
+@pytest.mark.parametrize("text", ["1_0", "%205", "5%0A", "%D9%A3", "inf"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_number_is_refused_unless_it_is_plain_ascii(text: str, whole: bool) -> None:
+    with pytest.raises(ConfigurationError, match="option limit is no"):
+        options(f"limit={text}", "limit").number("limit", 1, 0, float("inf"), whole=whole)
+
+
 def test_dashes_may_be_written_as_underscores() -> None:
     assert read("h?a_b=1").options("a-b", dashes=True) == {"a-b": "1"}
 
@@ -55,9 +67,15 @@ def test_tls_options_are_read() -> None:
         (lambda: read("SECRET\ud800"), "lone surrogate"),
         (lambda: read("SECRET@[::1"), "bracket"),
         (lambda: read("SECRET@h", scheme="http"), "no nats://, natss:// URL: write it as nats://host:port"),
+        (lambda: BrokerUrl("nats:SECRET", "nats://host:port", "nats"), "no nats:// URL: write it as nats://host:port"),
+        (lambda: BrokerUrl("nats:/SECRET", "nats://host:port", "nats"), "no nats:// URL"),
         (lambda: read("SECRET@h#"), "'#'"),
         (lambda: read("SECRET@").host(), "the nats:// URL names no host: write it as nats://host:port"),
         (lambda: read("SECRET@a,b").host(), "the host of the nats:// URL is no name or address"),
+        (lambda: read("SECRET@[::1]x:5").host(), "the host of the nats:// URL is no name or address"),
+        (lambda: read("SECRET@x[::1]:5").host(), "the host of the nats:// URL is no name or address"),
+        (lambda: read("SECRET@[fe80::1%25a%25b]").host(), "the host of the nats:// URL is no name or address|bracket"),
+        (lambda: read("SECRET@h%25eth0").host(), "the host of the nats:// URL is no name or address"),
         (lambda: read("SECRET@h:0").port(1), "the port of the nats:// URL is invalid"),
         (lambda: read("SECRET@h:x").port(1), "the port of the nats:// URL is invalid"),
         (lambda: read("h").decoded("SECRET%FF", "password"), "the password of the nats:// URL is not percent-encoded"),

@@ -52,6 +52,8 @@ def test_options_are_read():
 @pytest.mark.parametrize(
     ("url", "says"),
     [
+        ("sqlite:file.db", "write it as sqlite:///"),
+        ("sqlite:/file.db", "write it as sqlite:///"),
         ("sqlite://", "no file"),
         ("sqlite:///", "no file"),
         ("sqlite:///folder/", "no file"),

@@ -21,6 +21,10 @@ LOOPBACK: Final = frozenset(("localhost", "127.0.0.1", "::1"))
 TLS_OPTIONS: Final = ("ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_keyfile")
 """The options that `UrlOptions.tls` reads."""
 
+_PLAIN_NUMBER = re.compile(r"[-+.0-9eE]+")
+_HOST_AND_PORT = re.compile(r"\[[^][]*\](:[^][]*)?|[^][]*")
+_ADDRESS_WITH_ZONE = re.compile(r"([0-9a-f:.]+)%25([A-Za-z0-9._~-]+)")
+
 
 @dataclass(frozen=True, slots=True)
 class TlsOptions:
@@ -73,8 +77,11 @@ class UrlOptions(dict[str, str]):
         """
         if key not in self:
             return default
+        text = self[key]
         try:
-            value: float = int(self[key]) if whole else float(self[key])
+            if not _PLAIN_NUMBER.fullmatch(text):  # int and float take spaces, underscores and other scripts' digits
+                raise ValueError
+            value: float = int(text) if whole else float(text)
         except ValueError:
             value = float("nan")
         if not least <= value <= most:  # not a number is in no range
@@ -138,14 +145,14 @@ class BrokerUrl:
             # None of the original text: it may quote the URL with its password.
             raise ConfigurationError(f"{what} can't be read: is a bracket of an IPv6 address missing?") from None
         self.scheme = self.parts.scheme.lower()
-        if self.scheme not in schemes:
+        if self.scheme not in schemes or not url[len(self.scheme) :].startswith("://"):
             raise ConfigurationError(f"{what} is no {'://, '.join(schemes)}:// URL: write it as {form}")
         self.where = f"the {self.scheme}:// URL" if what == "the broker URL" else what
         if self.parts.fragment or url.endswith("#"):
             raise ConfigurationError(f"{self.where} holds '#': write it as %23")
 
     def host(self) -> str:
-        """Read the host's name or address, without brackets.
+        """Read the host's name or address, without brackets; an IPv6 zone is decoded: ``fe80::1%eth0``.
 
         Raises:
             ConfigurationError: it is missing, or can't be one.
@@ -153,10 +160,14 @@ class BrokerUrl:
         host = (self.parts.hostname or "").rstrip(".")
         if not host:
             raise ConfigurationError(f"{self.where} names no host: write it as {self.form}")
-        # A comma would be a list of hosts, which other clients know; "%" is an escaped name, or an IPv6 zone.
-        if not host.isprintable() or any(letter in "%,;*'\"<>\\^`{|}" for letter in host):
+        zoned = _ADDRESS_WITH_ZONE.fullmatch(host)
+        name = zoned[1] if zoned else host
+        # urlsplit drops what is between a bracket and the port.
+        is_valid = name.isprintable() and _HOST_AND_PORT.fullmatch(self.parts.netloc.rpartition("@")[2])
+        # A comma would be a list of hosts, which other clients know; "%" is an escaped name.
+        if not is_valid or any(letter in "%,;*'\"<>\\^`{|}" for letter in name):
             raise ConfigurationError(f"the host of {self.where} is no name or address: name one host")
-        return host
+        return f"{zoned[1]}%{zoned[2]}" if zoned else host
 
     def port(self, default: D) -> int | D:
         """Read the port; the default where none is given.
@@ -229,8 +240,8 @@ class BrokerUrl:
 
 
 def bracketed(host: str) -> str:
-    """Write a host as a URL holds it: an IPv6 address in brackets."""
-    return f"[{host}]" if ":" in host else host
+    """Write a host as a URL holds it: an IPv6 address in brackets, its zone percent-encoded."""
+    return f"[{host.replace('%', '%25')}]" if ":" in host else host
 
 
 def _no_passphrase() -> str:
