@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from pairmq.model import ConfigurationError
+from pairmq.transport import BrokerUrl
 
 if TYPE_CHECKING:
     from azure.core.credentials_async import AsyncTokenCredential
-from urllib.parse import urlsplit
 
 CREDENTIAL_KINDS: Final = frozenset(
     ("default", "managed-identity", "workload-identity", "environment", "azure-cli", "azure-developer-cli")
@@ -124,15 +124,11 @@ def read_connection_string(text: str, where: str) -> ConnectionString:
 def _endpoint(text: str, where: str) -> tuple[str, int | None]:
     if not text:
         raise ConfigurationError(f"{where} has no Endpoint: it begins with Endpoint=sb://…")
-    try:
-        parts = urlsplit(text if "://" in text else f"sb://{text}")
-        port = parts.port
-    except ValueError:
-        raise ConfigurationError(f"{where}: its Endpoint can't be read") from None
-    host = (parts.hostname or "").rstrip(".")
-    if not host or parts.username or parts.path not in ("", "/") or not host.isprintable():
+    _, scheme, rest = text.partition("://")
+    read = BrokerUrl(f"sb://{rest if scheme else text}", "sb://host/", "sb", what=f"{where}: its Endpoint")
+    if read.parts.username or read.parts.path not in ("", "/"):
         raise ConfigurationError(f"{where}: its Endpoint is no sb://host/")
-    return host, port
+    return read.host(), read.port(None)
 
 
 def _credential(found: dict[str, str], where: str) -> SharedKey | SharedSignature:

@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 from pairmq.model import ConfigurationError
 from pairmq.transport import (
@@ -217,17 +216,14 @@ def _admin(options: UrlOptions, host: str, emulator: bool, remote_allowed: bool)
     if text is None:
         return AdminAddress(f"{shown}:{DEFAULT_EMULATOR_ADMIN_PORT}", plain=True) if emulator else AdminAddress(shown)
     where = "the sb:// URL's option admin"
-    plain = text.startswith("http://")
-    try:
-        parts = urlsplit(text if "://" in text else f"https://{text}")
-        port = parts.port
-    except ValueError:
-        raise ConfigurationError(f"{where} can't be read: write it as host:port or http://host:port") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.path not in ("", "/"):
-        raise ConfigurationError(f"{where} is no address: write it as host:port, http://host:port or https://host:port")
-    if plain and parts.hostname not in LOOPBACK and not remote_allowed:
+    form = "host:port, http://host:port or https://host:port"
+    read = BrokerUrl(text if "://" in text else f"https://{text}", form, "http", "https", what=where)
+    if read.parts.username or read.parts.path not in ("", "/"):
+        raise ConfigurationError(f"{where} is no address: write it as {form}")
+    address, port, plain = read.host(), read.port(None), read.scheme == "http"
+    if plain and address not in LOOPBACK and not remote_allowed:
         raise ConfigurationError(f"{where} is plain HTTP to another machine: use https://, or allow-remote-emulator")
-    name = bracketed(parts.hostname)
+    name = bracketed(address)
     return AdminAddress(name if port is None else f"{name}:{port}", plain)
 
 
