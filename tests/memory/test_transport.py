@@ -89,15 +89,18 @@ async def test_an_abandoned_session_message_is_received_again_in_its_order() -> 
         ("memory://", "name one broker"),
         ("memory:///x", "name one broker"),
         ("memory://a/b", "name one broker"),
-        ("memory://a#b", "name one broker"),
+        ("memory://a#b", "'#'"),
         ("memory://a b", "space"),
-        ("memory://[a", "write it as memory://name"),
+        ("memory://[a", "bracket"),
         ("memory://a?nonsense=1", "nonsense"),
         ("memory://a?poll_interval=1", "poll_interval"),
         ("memory://a?name=b&name=c", "twice"),
         ("memory://a?name=b/c", "option name"),
-        ("memory://a{", "name of the memory:// broker"),
-        ("memory://a%0ab", "name of the memory:// broker"),
+        ("memory://a{", "name of the memory:// URL"),
+        ("memory://a%0ab", "name of the memory:// URL"),
+        ("memory://%ff", "name of the memory:// URL is not percent-encoded UTF-8"),
+        ("memory://a?name=%ff", "not percent-encoded UTF-8"),
+        ("memory://a#", "'#'"),
     ],
 )
 def test_an_invalid_url_is_refused(url: str, word: str) -> None:
@@ -105,9 +108,10 @@ def test_an_invalid_url_is_refused(url: str, word: str) -> None:
         registry.transport(url)
 
 
-def test_an_option_that_may_be_a_piece_of_a_password_is_not_shown() -> None:
+@pytest.mark.parametrize("rest", ["a?hunter@b", "user:hunter@name", "hunter@"])
+def test_what_may_be_a_password_is_refused_and_not_shown(rest: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        registry.transport("memory://a?hunter@b")
+        registry.transport(f"memory://{rest}")
     assert "hunter" not in str(caught.value)
 
 

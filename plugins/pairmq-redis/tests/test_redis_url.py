@@ -104,6 +104,9 @@ def test_the_connection_verifies_too() -> None:
         ("redis://u%0ax:y@h", "user name"),
         ("fakeredis://", "broker"),
         ("fakeredis://a/b", "broker"),
+        ("fakeredis://%ff", "UTF-8"),
+        ("redis://[::1]x:5", "host"),
+        ("redis://h?wait_replicas=1_0", "wait_replicas"),
         ("fakeredis://a?wait_replicas=1", "wait_replicas"),
         ("fakeredis://a{", "name"),
     ],
@@ -142,6 +145,17 @@ def test_secrets_stand_nowhere() -> None:
     shown = f"{transport!r} {transport} {transport.endpoint!r} {transport.endpoint} {parsed!r}"
     assert "hunter2" not in shown
     assert "alice" not in shown
+
+
+def test_a_fakeredis_url_with_a_password_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="write it as fakeredis://name") as caught:
+        parse_fakeredis_url("fakeredis://alice:hunter2@name")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_an_ipv6_zone_is_part_of_the_host() -> None:
+    url = parse_redis_url("redis://[fe80::1%25eth0]:6380")
+    assert (url.host, url.endpoint.url) == ("fe80::1%eth0", "redis://[fe80::1%25eth0]:6380/0")
 
 
 def test_a_fakeredis_url_names_its_broker() -> None:

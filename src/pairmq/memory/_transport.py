@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TypeVar
-from urllib.parse import parse_qsl, unquote, urlsplit
 from weakref import WeakSet
 
 from pairmq.memory._broker import Broker, Calls, Connection, broker_named
@@ -29,6 +27,7 @@ from pairmq.model import (
 from pairmq.transport import (
     ENDPOINT_OPTIONS,
     Admin,
+    BrokerUrl,
     Capabilities,
     Endpoint,
     QueueCounts,
@@ -474,25 +473,11 @@ def _parsed(url: str) -> tuple[str, Endpoint]:
     Raises:
         ConfigurationError: the URL is invalid; the text says which part and why, without its value.
     """
-    # urlsplit drops tabs and line ends silently.
-    if any(ord(letter) <= 0x20 or ord(letter) == 0x7F for letter in url):
-        raise ConfigurationError("the broker URL has a space or control character: write it percent-encoded")
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        raise ConfigurationError("invalid memory:// URL: write it as memory://name") from None
-    broker = unquote(parts.netloc)  # hostname would be in lower case
-    if parts.scheme.lower() != "memory" or not broker or parts.path not in ("", "/") or parts.fragment:
-        raise ConfigurationError("the memory:// URL does not name one broker: write it as memory://name")
-    options: dict[str, str] = {}
-    for key, value in parse_qsl(parts.query, keep_blank_values=True):
-        if key not in ENDPOINT_OPTIONS:
-            shown = f" {key!r}" if re.fullmatch(r"[a-z_]{1,40}", key) and "@" not in parts.query else ""
-            known = ", ".join(ENDPOINT_OPTIONS)
-            raise ConfigurationError(f"the memory:// URL has an unknown option{shown}: use {known}")
-        if key in options:
-            raise ConfigurationError(f"the memory:// URL has the option {key!r} twice")
-        options[key] = value
-    name = checked_name(broker, "the name of the memory:// broker")
+    read = BrokerUrl(url, "memory://name", "memory")
+    broker = read.decoded(read.parts.netloc, "name")  # hostname would be in lower case
+    if not broker or "@" in read.parts.netloc or read.parts.path not in ("", "/"):
+        raise ConfigurationError(f"{read.where} does not name one broker: write it as {read.form}")
+    options = read.options(*ENDPOINT_OPTIONS)
+    name = checked_name(broker, f"the name of {read.where}")
     endpoint = Endpoint(name, ("memory", name), f"memory://{name}")
-    return broker, chosen_endpoint(endpoint, options, "the memory:// URL")
+    return name, chosen_endpoint(endpoint, options, read.where)

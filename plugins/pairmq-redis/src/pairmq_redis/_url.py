@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from urllib.parse import unquote
 
 from pairmq.model import ConfigurationError
 from pairmq.transport import (
@@ -89,11 +88,11 @@ def parse_fakeredis_url(url: str) -> RedisUrl:
         ConfigurationError: it can't work; the text says which part and why.
     """
     read = BrokerUrl(url, "fakeredis://name", "fakeredis")
-    broker = unquote(read.parts.netloc)  # hostname would be in lower case
-    if not broker or read.parts.path not in ("", "/"):
-        raise ConfigurationError("the fakeredis:// URL does not name one broker: write it as fakeredis://name")
+    broker = read.decoded(read.parts.netloc, "name")  # hostname would be in lower case
+    if not broker or "@" in read.parts.netloc or read.parts.path not in ("", "/"):
+        raise ConfigurationError(f"{read.where} does not name one broker: write it as {read.form}")
     options = read.options(*_FAKEREDIS_OPTIONS)
-    name = checked_name(broker, "the name of the fakeredis:// broker")
+    name = checked_name(broker, f"the name of {read.where}")
     endpoint = Endpoint(name, ("fakeredis", name), f"fakeredis://{name}")
     return RedisUrl(
         endpoint=chosen_endpoint(endpoint, options, read.where),
