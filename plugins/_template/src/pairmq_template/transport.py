@@ -83,11 +83,12 @@ def read_url(url: str) -> tuple[Endpoint, Path]:
     """
     read = BrokerUrl(url, "template:///absolute/path/to/file.db", "template")
     options = read.options(*ENDPOINT_OPTIONS)
-    path = Path(read.decoded(read.parts.path, "path"))
-    if read.parts.netloc or not path.name:
+    written = read.decoded(read.parts.path, "path")
+    path = Path(written).resolve()
+    if read.parts.netloc or not written or not path.name:
         raise ConfigurationError(f"{read.where} names no file: write it as {read.form}")
     # Two URLs of one broker must have one identity: a broker can't be paired with itself.
-    identity = ("template", str(path.resolve()))
+    identity = ("template", str(path))
     default = endpoint_with_default_name(identity, f"template://{path}", path.stem, local=True)
     return chosen_endpoint(default, options, read.where), path
 
