@@ -139,11 +139,10 @@ class Broker:
         """Lock what a poll asks for."""
         history, now, duration = self._history, self._loop.time(), queue.properties.lock_duration
         self._advance(queue)
-        before = len(queue.dead.stored)
+        held, dead = len(queue.stored), len(queue.dead.stored)
         taken = queue.take(poll.holder, poll.most, now)
-        if len(queue.dead.stored) > before:
-            for stored in tuple(queue.dead.stored.values())[before:]:
-                self._gone(self._copies[stored], "expired")
+        if len(queue.stored) < held:
+            self._note_undelivered(queue, dead)
         for stored in taken:
             copy = self._copies[stored]
             copy.handovers.append(Handover(now, history.tick(), poll.life))
@@ -152,6 +151,18 @@ class Broker:
             if history.trace is not None:
                 history.say(self.name, f"delivers {copy.number} ({copy.message.message_id}) to {poll.life}")
         return [self.state.delivery(stored) for stored in taken]
+
+    def _note_undelivered(self, queue: Queue, dead: int) -> None:
+        """A take met messages that had expired or were worn out; so many were dead-lettered before."""
+        for stored in tuple(queue.dead.stored.values())[dead:]:
+            if stored.reason == "expired":
+                self._gone(self._copies[stored], "expired")
+            else:
+                self._copies[stored].reason = stored.reason or ""
+                self._gone(self._copies[stored], "dead-lettered")
+        for stored in [each for each in self._copies if each.queue is queue]:
+            if stored.number not in queue.stored and stored.number not in queue.scheduled:
+                self._gone(self._copies.pop(stored), "expired")
 
     # Settling.
 
@@ -231,22 +242,29 @@ class Broker:
         self._advance(stored.queue)
         self.serve(stored.queue)
 
-    def _advance(self, queue: Queue) -> None:
-        """Let time pass in a queue, and note which locks have ended."""
-        for stored in queue.advance(self._loop.time()):
+    def _advance(self, queue: Queue) -> bool:
+        """Let time pass in a queue, and note which locks have ended; whether any has."""
+        ended = queue.advance(self._loop.time())
+        for stored in ended:
             self._copies[stored].ran_out.append((self._history.tick(), self._loop.time()))
             self._say_released(stored)
+        return bool(ended)
+
+    def _advance_and_serve(self, queue: Queue) -> None:
+        """Let time pass for a count: a lock whose end is noted here is not noted again by its own timer."""
+        if self._advance(queue):
+            self.serve(queue)
 
     # Counting.
 
     def counts(self, queue: Queue) -> QueueCounts:
         """What a queue holds."""
-        self._advance(queue)
+        self._advance_and_serve(queue)
         return queue.counts(self._loop.time())
 
     def positions(self, queue: Queue) -> QueuePositions:
         """How far a queue has been settled."""
-        self._advance(queue)
+        self._advance_and_serve(queue)
         return queue.positions(self._loop.time())
 
     def serve_all(self) -> None:
