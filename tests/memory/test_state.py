@@ -211,6 +211,31 @@ def test_an_expired_message_makes_no_session_worth_reading() -> None:
     assert queue.counts(5.0) == QueueCounts(dead_letter=1)
 
 
+def test_an_empty_session_is_forgotten_when_it_is_purged_or_its_messages_expire() -> None:
+    state, queue = queue_with(requires_session=True)
+    state.store(QUEUE, Message(b"x", session_id="s", time_to_live=5), 0.0)
+    assert queue.accept("one", None, 5.0) is None
+    assert queue.sessions == {}
+    state.store(QUEUE, Message(b"x", session_id="s"), 5.0)
+    queue.purge()
+    assert queue.sessions == {}
+
+
+def test_a_purge_leaves_sessions_that_are_locked_or_have_a_state() -> None:
+    queue = sessions_with(("locked", "a"), ("kept", "b"))
+    kept = queue.accept("one", "kept", 0.0)
+    assert kept is not None
+    kept.state = b"half"
+    queue.release_all("one")
+    locked = queue.accept("two", "locked", 0.0)
+    assert locked is not None
+    queue.purge()
+    assert queue.sessions == {"locked": locked, "kept": kept}
+    assert queue.held_session(locked, "two", 0.0) is locked
+    queue.release_all("two")
+    assert queue.sessions == {"kept": kept}
+
+
 def test_a_queue_with_sessions_is_not_read_without_one() -> None:
     queue = sessions_with(("s", "a"))
     assert reason_of(lambda: queue.take("one", 1, 0.0)) is FailureReason.NOT_SUPPORTED

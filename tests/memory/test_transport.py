@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
+import time
+import weakref
 from typing import Any, cast
 
 import pytest
@@ -13,7 +16,7 @@ from pairmq import ConfigurationError
 from pairmq.memory import MemoryTransport, Queue
 from pairmq.model import Entity, FailureReason, Message, Source, TransportError
 from pairmq.plugins import registry
-from pairmq.testing import in_virtual_time, memory_broker
+from pairmq.testing import in_virtual_time, memory_broker, virtual_wall
 from pairmq.transport import QueueProperties
 
 QUEUE = Entity("orders")
@@ -81,6 +84,47 @@ async def test_an_abandoned_session_message_is_received_again_in_its_order() -> 
         first, _ = await receiver.receive(2, 0)
         await receiver.abandon(first)
         assert [each.message.body for each in await receiver.receive(9, 0)] == [b"a", b"c"]
+
+
+@in_virtual_time
+async def test_a_dead_letter_reader_is_woken_when_accepting_a_session_buries_an_expired_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(time, "time", virtual_wall)
+    async with memory_broker() as broker, broker.transport() as transport:
+        await transport.admin.create(QUEUE, QueueProperties(requires_session=True))
+        await transport.sender(QUEUE).send(Message(b"x", session_id="s", time_to_live=1))
+        reader = asyncio.create_task(transport.receiver(Source(QUEUE, dead_letter=True)).receive(1, 900))
+        await asyncio.sleep(2)
+        assert await transport.accept_session(Source(QUEUE), wait=0) is None
+        await asyncio.sleep(1)
+        assert reader.done()
+        assert [each.dead_letter_reason for each in await reader] == ["expired"]
+
+
+@pytest.mark.parametrize("stores", [True, False])
+async def test_what_waited_in_a_closed_loop_is_forgotten_at_the_next_wake_up(stores: bool) -> None:
+    async with memory_broker() as broker, broker.transport() as transport:
+        await transport.admin.create(QUEUE)
+
+        def wait_and_close() -> weakref.ref[asyncio.AbstractEventLoop]:
+            loop = asyncio.new_event_loop()
+            loop.set_exception_handler(lambda loop, context: None)  # the task is destroyed while it waits
+            receiver = MemoryTransport(broker.url).receiver(Source(QUEUE))
+            waiting = loop.create_task(receiver.receive(1, 900))
+            for _ in range(5):
+                loop.run_until_complete(asyncio.sleep(0))
+            assert not waiting.done()
+            loop.close()
+            return weakref.ref(loop)
+
+        closed = await asyncio.to_thread(wait_and_close)
+        gc.collect()
+        assert closed() is not None
+        await (transport.sender(QUEUE).send(Message(b"x")) if stores else broker.hang())
+        gc.collect()
+        assert closed() is None
+        await broker.restore()
 
 
 @pytest.mark.parametrize(

@@ -150,16 +150,18 @@ class Broker:
             for each in stored:
                 self.wake(each.queue)
 
-    @staticmethod
-    def _wake_all(futures: Iterable[asyncio.Future[None]]) -> None:
+    def _wake_all(self, futures: Iterable[asyncio.Future[None]]) -> None:
         running = asyncio._get_running_loop()
         for future in tuple(futures):
             loop = future.get_loop()
             if loop is running:
                 _end(future)
             else:
-                with contextlib.suppress(RuntimeError):  # that loop is closed
+                try:
                     loop.call_soon_threadsafe(_end, future)
+                except RuntimeError:  # that loop is closed, and its tasks leave nothing any more
+                    for queue in (None, *self._readers):
+                        self.leave(future, queue)
 
 
 def _end(future: asyncio.Future[None]) -> None:

@@ -313,9 +313,10 @@ class Queue:
             stored.lock = None
         for parts in (self.stored, self.scheduled, self._locked, self._ready, self._due):
             parts.clear()
-        for session in self.sessions.values():
+        for session in tuple(self.sessions.values()):
             session.ready.clear()
             session.locked.clear()
+            self._forget_if_empty(session)
         return count
 
     # Sessions.
@@ -332,9 +333,10 @@ class Queue:
         if name is not None:
             session = self.sessions.setdefault(name, Session(name))
         else:
-            for each in self.sessions.values():
+            for each in tuple(self.sessions.values()):
                 while each.ready and self._is_over(each.ready[0], now):
                     heappop(each.ready)
+                self._forget_if_empty(each)
             free = [each for each in self.sessions.values() if each.holder is None and each.ready]
             if not free:
                 return None
@@ -369,7 +371,10 @@ class Queue:
             stored.lock = None
             heappush(session.ready, stored.number)
         session.locked.clear()
-        if not session.ready and session.state is None:
+        self._forget_if_empty(session)
+
+    def _forget_if_empty(self, session: Session) -> None:
+        if session.holder is None and not session.ready and session.state is None:
             del self.sessions[session.name]
 
     def _is_over(self, number: int, now: float) -> bool:

@@ -175,10 +175,7 @@ class MemoryReceiver(Receiver):
 
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
         def look(queue: Queue, now: float) -> list[Delivery]:
-            before = len(queue.dead.stored)
             found = self._take(queue, max_messages, now)
-            if len(queue.dead.stored) != before:
-                self._broker.wake(queue.dead)
             self._locked = self._locked or bool(found)
             return [detached_delivery(self._broker.state.delivery(stored)) for stored in found]
 
@@ -194,7 +191,10 @@ class MemoryReceiver(Receiver):
 
         def act(now: float) -> tuple[T | None, tuple[asyncio.Future[None], float, Queue] | None]:
             queue = self._broker.state.source(self._source)
+            before = len(queue.dead.stored)
             found = look(queue, now)
+            if len(queue.dead.stored) != before:
+                self._broker.wake(queue.dead)
             left = deadline - loop.time()
             if found or left <= 0:
                 return found, None
