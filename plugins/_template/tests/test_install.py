@@ -105,6 +105,10 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     return environment
 
 
+OWN = {"memory": ["memory"], "sqlite": ["sqlite"], "template": ["template"]}
+"""The transports of PairMQ itself and of the two plugins that are installed."""
+
+
 def transports(environment: Environment) -> dict[str, list[str]]:
     found = json.loads(environment.pairmq("plugins", "--json"))["plugins"]
     assert [plugin["error"] for plugin in found] == [None] * len(found)
@@ -112,7 +116,7 @@ def transports(environment: Environment) -> dict[str, list[str]]:
 
 
 def test_installed_plugins_are_found(environment):
-    assert transports(environment) == {"sqlite": ["sqlite"], "template": ["template"]}
+    assert transports(environment) == OWN
 
 
 @pytest.mark.parametrize("scheme", ["sqlite", "template"])
@@ -156,7 +160,7 @@ def test_a_copy_under_another_name_is_found_beside_the_template(environment, tmp
     assert left == [], "names of the template are left"
     built = wheel(copy, tmp_path / "wheel")
     environment.install(built)
-    assert transports(environment) == {"sqlite": ["sqlite"], "template": ["template"], "nats": ["nats"]}
+    assert transports(environment) == OWN | {"nats": ["nats"]}
     broker = {"PAIRMQ_PRIMARY": f"nats://{tmp_path}/primary.db"}
     environment.pairmq("entity", "create", "orders", **broker)
 
