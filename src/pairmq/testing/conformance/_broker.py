@@ -351,7 +351,7 @@ def _marked(marked: F, test: object, name: str) -> F:
     return marked
 
 
-_MAKING = 120.0
+_MAKING = 300.0
 """Seconds in which a harness must have made its broker, the first boot included."""
 
 _FAREWELL = 5.0

@@ -116,7 +116,7 @@ class RabbitServer(Faults, Operator, ServerProcess):
         config: Sequence[str] = (),
         port: int | None = None,
         directory: Path | None = None,
-        start_timeout: float = 120.0,
+        start_timeout: float = 240.0,
     ) -> None:
         program, epmd, erl_call = find_program(), shutil.which("epmd"), shutil.which("erl_call")
         if program is None or epmd is None or erl_call is None:
