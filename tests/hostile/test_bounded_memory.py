@@ -1,6 +1,6 @@
 """Both brokers are unavailable and sends go on being attempted: what waits is bounded, the rest is refused in time.
 
-The number of attempts is 30 000, or what ``PAIRMQ_TEST_SENDS`` says (``make soak`` says a million).
+The number of attempts is 100 000, or what ``PAIRMQ_TEST_SENDS`` says (``make soak`` says a million).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pairmq.testing import Fault, SimulatedBroker, in_virtual_time, virtual_wall
 from pairmq.testing.servers import free_port
 from pairmq_redis.testing import RedisServer
 
-ATTEMPTS = int(os.environ.get("PAIRMQ_TEST_SENDS", "30000"))
+ATTEMPTS = int(os.environ.get("PAIRMQ_TEST_SENDS", "100000"))
 MOST_PENDING = 200
 TASKS = 2_000
 ALLOWED_GROWTH = 8 << 20
