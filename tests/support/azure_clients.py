@@ -23,7 +23,7 @@ LEFT_BY_THE_CLIENT = (
     r"ignore:Exception ignored in. <(socket|function StreamWriter|function _SelectorTransport)"
     ":pytest.PytestUnraisableExceptionWarning"
 )
-"""Azure's client forgets sockets of connections that failed while they were opened, of which nobody else knows."""
+"""Azure's client forgets sockets of connections that failed while they were opened, which nothing else refers to."""
 
 ASKED_BY_THE_CLIENT = "ignore:Testing an element's truth value:DeprecationWarning:azure.servicebus.management._utils"
 """Azure's client asks whether an element of a rule has children in a way that Python 3.12 and newer warn of."""

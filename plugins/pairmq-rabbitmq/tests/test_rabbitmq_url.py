@@ -176,8 +176,8 @@ def test_encrypted_key_is_reported_and_its_password_not_prompted_for(tmp_path: P
 @pytest.mark.parametrize(
     ("url", "word"),
     [
-        ("redis://h", "no amqp://, amqps:// URL"),
-        ("h", "no amqp://, amqps:// URL"),
+        ("redis://h", "does not begin with amqp:// or amqps://"),
+        ("h", "does not begin with amqp:// or amqps://"),
         ("amqp://", "host"),
         ("amqp:///v", "host"),
         ("amqp://:5672", "host"),
@@ -213,7 +213,7 @@ def test_encrypted_key_is_reported_and_its_password_not_prompted_for(tmp_path: P
         ("amqp://h?connect_timeout=0", "connect_timeout"),
         ("amqp://h?heartbeat=0", "heartbeat"),
         ("amqp://h?heartbeat=601", "heartbeat"),
-        ("amqp://h?heartbeat=1.5", "heartbeat is no whole number from 1 to 600"),
+        ("amqp://h?heartbeat=1.5", "heartbeat is not a whole number from 1 to 600"),
         ("amqp://h?queue_type=stream", "queue_type"),
         ("amqp://h?lock_duration=0", "lock_duration"),
         ("amqp://h?lock_duration=nan", "lock_duration"),

@@ -67,7 +67,7 @@ def test_options_are_read():
         ("sqlite:///a\x00.db", "control"),
         ("sqlite:///a%00.db", "NUL"),
         ("sqlite://[/file.db", "can't be read"),
-        ("redis:///file.db", "no sqlite:// URL"),
+        ("redis:///file.db", "does not begin with sqlite://"),
         ("sqlite:///x.db?synchronous=off", "'synchronous'"),
         ("sqlite:///x.db?name=a&name=b", "twice"),
         ("sqlite:///x.db?name=a/b", "name"),

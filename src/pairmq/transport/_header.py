@@ -40,7 +40,7 @@ _MOST_SHOWN = 200
 
 
 class MalformedHeader(Exception):
-    """It is no message of PairMQ; the text says why in a sentence."""
+    """It is not a message of PairMQ; the text says why in a sentence."""
 
 
 def encode_header(message: Message) -> str:
@@ -65,7 +65,7 @@ def decode_header(header: object, body: object) -> Message:
         body: the message's body, or anything else.
 
     Raises:
-        MalformedHeader: it is no message of PairMQ.
+        MalformedHeader: it is not a message of PairMQ.
     """
     if not isinstance(header, str) or not isinstance(body, bytes):
         raise MalformedHeader("it has no header and body: it was not written by PairMQ")

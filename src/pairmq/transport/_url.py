@@ -86,7 +86,7 @@ class UrlOptions(dict[str, str]):
             value = float("nan")
         if not least <= value <= most:  # not a number is in no range
             kind = "whole number" if whole else "number"
-            raise ConfigurationError(f"{self.where}'s option {key} is no {kind} from {least} to {most}")
+            raise ConfigurationError(f"{self.where}'s option {key} is not a {kind} from {least} to {most}")
         return value
 
     def choice(self, key: str, first: str, second: str) -> str | None:
@@ -146,7 +146,8 @@ class BrokerUrl:
             raise ConfigurationError(f"{what} can't be read: is a bracket of an IPv6 address missing?") from None
         self.scheme = self.parts.scheme.lower()
         if self.scheme not in schemes or not url[len(self.scheme) :].startswith("://"):
-            raise ConfigurationError(f"{what} is no {'://, '.join(schemes)}:// URL: write it as {form}")
+            begins = " or ".join(f"{each}://" for each in schemes)
+            raise ConfigurationError(f"{what} does not begin with {begins}: write it as {form}")
         self.where = f"the {self.scheme}:// URL" if what == "the broker URL" else what
         if self.parts.fragment or url.endswith("#"):
             raise ConfigurationError(f"{self.where} holds '#': write it as %23")
@@ -166,14 +167,14 @@ class BrokerUrl:
         is_valid = name.isprintable() and _HOST_AND_PORT.fullmatch(self.parts.netloc.rpartition("@")[2])
         # A comma would be a list of hosts, which other clients know; "%" is an escaped name.
         if not is_valid or any(letter in "%,;*'\"<>\\^`{|}" for letter in name):
-            raise ConfigurationError(f"the host of {self.where} is no name or address: name one host")
+            raise ConfigurationError(f"the host of {self.where} is not a name or address: name one host")
         return f"{zoned[1]}%{zoned[2]}" if zoned else host
 
     def port(self, default: D) -> int | D:
         """Read the port; the default where none is given.
 
         Raises:
-            ConfigurationError: it is no number from 1 to 65535.
+            ConfigurationError: it is not a number from 1 to 65535.
         """
         try:
             port = self.parts.port

@@ -175,7 +175,7 @@ def _management(options: UrlOptions, username: str, password: str) -> Management
     read = BrokerUrl(text, "http://host:15672", *_MANAGEMENT_PORTS, what=inner)
     parts = read.parts
     if parts.query or text.endswith("?"):
-        raise ConfigurationError(f"{inner} is no http:// or https:// URL: write it as http://host:15672")
+        raise ConfigurationError(f"{inner} is not an http:// or https:// URL: write it as http://host:15672")
     host, port = read.host(), read.port(_MANAGEMENT_PORTS[read.scheme])
     try:
         parts.path.encode("ascii")

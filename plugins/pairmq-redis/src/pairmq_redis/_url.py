@@ -104,7 +104,7 @@ def parse_fakeredis_url(url: str) -> RedisUrl:
 def _db(read: BrokerUrl) -> int:
     text = read.parts.path.strip("/")
     if not re.fullmatch(r"[0-9]{0,5}", text):
-        raise ConfigurationError(f"the path of {read.where} is no database number: write /0 or leave it out")
+        raise ConfigurationError(f"the path of {read.where} is not a database number: write /0 or leave it out")
     return int(text or 0)
 
 

@@ -127,7 +127,7 @@ def _endpoint(text: str, where: str) -> tuple[str, int | None]:
     _, scheme, rest = text.partition("://")
     read = BrokerUrl(f"sb://{rest if scheme else text}", "sb://host/", "sb", what=f"{where}: its Endpoint")
     if read.parts.username or read.parts.path not in ("", "/"):
-        raise ConfigurationError(f"{where}: its Endpoint is no sb://host/")
+        raise ConfigurationError(f"{where}: its Endpoint is not sb://host/")
     return read.host(), read.port(None)
 
 

@@ -219,7 +219,7 @@ def _admin(options: UrlOptions, host: str, emulator: bool, remote_allowed: bool)
     form = "host:port, http://host:port or https://host:port"
     read = BrokerUrl(text if "://" in text else f"https://{text}", form, "http", "https", what=where)
     if read.parts.username or read.parts.path not in ("", "/"):
-        raise ConfigurationError(f"{where} is no address: write it as {form}")
+        raise ConfigurationError(f"{where} is not an address: write it as {form}")
     address, port, plain = read.host(), read.port(None), read.scheme == "http"
     if plain and address not in LOOPBACK and not remote_allowed:
         raise ConfigurationError(f"{where} is plain HTTP to another machine: use https://, or allow-remote-emulator")

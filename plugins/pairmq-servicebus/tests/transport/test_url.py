@@ -107,7 +107,7 @@ def test_an_identity_without_azure_identity_says_what_to_install(monkeypatch: py
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("amqp://k:v@h/", "no sb:// URL"),
+        ("amqp://k:v@h/", "does not begin with sb://"),
         ("sb://h/", "no key"),
         ("sb://k@h/", "no key"),
         ("sb://k:SECRET@h/path", "names a namespace"),
