@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import uuid
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -12,30 +11,30 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from azure.core.credentials import TokenCredential
 from azure.servicebus import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
 
-from pairmq import Entity, EntityKind, EntityState, Pair, PairOptions
-from pairmq_servicebus.paired._arguments import Sides, entity_path_of, make_pair
+from pairmq import Entity, EntityState, Pair
 from pairmq_servicebus.paired._convert import PairedMessageBatch, SingleMessage, make_batch
 from pairmq_servicebus.paired._portal import Portal
 from pairmq_servicebus.paired._sending import (
     SHUT_DOWN,
     Messages,
     OnReceipt,
-    Opening,
     Sending,
     check_timeout,
     settle,
     taken,
 )
+from pairmq_servicebus.paired._shared import Own, SharedClient, SharedSender
 
 if TYPE_CHECKING:
-    from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential, TokenCredential
-
     from pairmq.model.events import Event
 
 
-class PairedServiceBusClient:
+class PairedServiceBusClient(
+    SharedClient[TokenCredential, ServiceBusReceiver, ServiceBusSender, "PairedServiceBusSender"]
+):
     """``azure.servicebus.ServiceBusClient`` whose senders fail over to a second broker.
 
     Senders send to the primary, and to backlog queues of the secondary while the primary is unavailable. Receivers and
@@ -61,115 +60,13 @@ class PairedServiceBusClient:
         TypeError: ``ServiceBusClient`` has no such argument.
     """
 
-    def __init__(
-        self,
-        fully_qualified_namespace: str,
-        credential: TokenCredential | AzureNamedKeyCredential | AzureSasCredential,
-        *,
-        secondary: str,
-        options: PairOptions | None = None,
-        on_receipt: OnReceipt | None = None,
-        admin_endpoint: str | None = None,
-        secondary_admin_endpoint: str | None = None,
-        allow_remote_emulator: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        sides = Sides(kwargs, allow_remote_emulator)
-        self._start(
-            ServiceBusClient(fully_qualified_namespace, credential, **kwargs),
-            make_pair(
-                sides.of_credential(fully_qualified_namespace, credential, admin_endpoint),
-                sides.secondary(secondary, secondary_admin_endpoint),
-                options,
-            ),
-            None,
-            on_receipt,
-        )
-
-    @classmethod
-    def from_connection_string(
-        cls,
-        conn_str: str,
-        *,
-        secondary: str,
-        options: PairOptions | None = None,
-        on_receipt: OnReceipt | None = None,
-        admin_endpoint: str | None = None,
-        secondary_admin_endpoint: str | None = None,
-        allow_remote_emulator: bool = False,
-        **kwargs: Any,
-    ) -> Self:
-        """Make a client of the primary's connection string; the other arguments are the class's own.
-
-        Args:
-            conn_str: the primary's connection string.
-            secondary: as for the class.
-            options: as for the class.
-            on_receipt: as for the class.
-            admin_endpoint: as for the class.
-            secondary_admin_endpoint: as for the class.
-            allow_remote_emulator: as for the class.
-            kwargs: as for ``ServiceBusClient.from_connection_string``.
-
-        Raises:
-            ConfigurationError, TypeError: as the class.
-            ValueError: the client can't read the connection string.
-        """
-        sides = Sides(kwargs, allow_remote_emulator)
-        made = cls.__new__(cls)
-        made._start(
-            ServiceBusClient.from_connection_string(conn_str, **kwargs),
-            make_pair(
-                sides.of_connection_string(conn_str, admin_endpoint, primary=True),
-                sides.secondary(secondary, secondary_admin_endpoint),
-                options,
-            ),
-            entity_path_of(conn_str),
-            on_receipt,
-        )
-        return made
+    _CLIENT = ServiceBusClient
 
     def _start(self, own: ServiceBusClient, pair: Pair, entity_path: str | None, on_receipt: OnReceipt | None) -> None:
-        self._own = own
-        self._pair = pair
-        self._opening = Opening(pair)
+        super()._start(own, pair, entity_path, on_receipt)
         self._portal = Portal("pairmq paired client", self._opening.close)
         # A client that is dropped without a close ends its thread; at the exit of the process the portal does.
         weakref.finalize(self, self._portal.abandon).atexit = False
-        self._entity_path = entity_path
-        self._on_receipt = on_receipt
-
-    # What is paired.
-
-    def get_queue_sender(
-        self, queue_name: str, *, client_identifier: str | None = None, socket_timeout: float | None = None
-    ) -> PairedServiceBusSender:
-        """Make a sender to a queue of the primary; no IO.
-
-        Args:
-            queue_name: the queue's path.
-            client_identifier: the sender's name; one is made when left out.
-            socket_timeout: for what is scheduled at the primary itself; sends have the pair's ``attempt_timeout``.
-
-        Raises:
-            ValueError: the name is invalid, or not that of the connection string.
-        """
-        return self._sender(queue_name, "queue", client_identifier, socket_timeout)
-
-    def get_topic_sender(
-        self, topic_name: str, *, client_identifier: str | None = None, socket_timeout: float | None = None
-    ) -> PairedServiceBusSender:
-        """Make a sender to a topic of the primary; as `get_queue_sender`.
-
-        Args:
-            topic_name: the topic's path.
-            client_identifier: as for a queue.
-            socket_timeout: as for a queue.
-
-        Raises:
-            ValueError: as for a queue.
-        """
-        return self._sender(topic_name, "topic", client_identifier, socket_timeout)
 
     def state(self, name: str, *, kind: str = "queue") -> EntityState:
         """The state of a queue or topic; healthy before its first message.
@@ -200,40 +97,6 @@ class PairedServiceBusClient:
 
         return end
 
-    # What is not.
-
-    def get_queue_receiver(self, queue_name: str, **kwargs: Any) -> ServiceBusReceiver:
-        """Make the client's own receiver of a queue of the primary.
-
-        Args:
-            queue_name: the queue's path.
-            kwargs: as for ``ServiceBusClient.get_queue_receiver``.
-        """
-        return self._own.get_queue_receiver(queue_name, **kwargs)
-
-    def get_subscription_receiver(self, topic_name: str, subscription_name: str, **kwargs: Any) -> ServiceBusReceiver:
-        """Make the client's own receiver of a subscription of the primary.
-
-        Args:
-            topic_name: the topic's path.
-            subscription_name: the subscription's name.
-            kwargs: as for ``ServiceBusClient.get_subscription_receiver``.
-        """
-        return self._own.get_subscription_receiver(topic_name, subscription_name, **kwargs)
-
-    @property
-    def fully_qualified_namespace(self) -> str:
-        """The primary's."""
-        return self._own.fully_qualified_namespace
-
-    def __getattr__(self, name: str) -> Any:
-        # Whatever else the client can do: it is the client's, on the primary.
-        if name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return getattr(self._own, name)
-
-    # Life.
-
     def close(self) -> None:
         """Close the pair, and the client with its receivers. Idempotent; sends in flight get ``close_grace``."""
         self._portal.close()
@@ -250,66 +113,26 @@ class PairedServiceBusClient:
     ) -> None:
         self.close()
 
-    def _sender(
-        self,
-        name: str,
-        kind: str,
-        client_identifier: str | None,
-        socket_timeout: float | None,
-    ) -> PairedServiceBusSender:
-        if self._portal.closed:
-            raise ValueError(SHUT_DOWN)
-        if self._entity_path is not None and name != self._entity_path:
-            raise ValueError(f"the {kind} {name!r} is not the EntityPath of the connection string")
-        Entity(name, EntityKind(kind))
+    def _is_closed(self) -> bool:
+        return self._portal.closed
 
-        def own(identifier: str) -> ServiceBusSender:
-            # It keeps the client alive as long as the sender: a program may hold on to nothing else.
-            make = self._own.get_queue_sender if kind == "queue" else self._own.get_topic_sender
-            return make(name, client_identifier=identifier, socket_timeout=socket_timeout)
-
-        return PairedServiceBusSender(
-            self._portal,
-            Sending(self._pair, self._opening, name, kind),
-            name,
-            self.fully_qualified_namespace,
-            own,
-            client_identifier,
-            self._on_receipt,
-        )
+    def _make_sender(self, sending: Sending, own: Own[ServiceBusSender]) -> PairedServiceBusSender:
+        return PairedServiceBusSender(self._portal, sending, own, self._on_receipt)
 
 
-class PairedServiceBusSender:
+class PairedServiceBusSender(SharedSender[ServiceBusSender]):
     """Sends to a queue or topic of the primary, or to the backlog while the primary is unavailable.
 
     Made by the client's ``get_queue_sender`` and ``get_topic_sender``. Any number of threads may share one.
     """
 
     def __init__(
-        self,
-        portal: Portal,
-        sending: Sending,
-        entity_name: str,
-        namespace: str,
-        make_own: Callable[[str], ServiceBusSender],
-        client_identifier: str | None,
-        on_receipt: OnReceipt | None,
+        self, portal: Portal, sending: Sending, own: Own[ServiceBusSender], on_receipt: OnReceipt | None
     ) -> None:
+        super().__init__(sending, own, on_receipt)
         self._portal = portal
-        self._sending = sending
-        self._make_own = make_own
-        self._own: ServiceBusSender | None = None
+        # The client's own sender is not thread-safe.
         self._own_lock = threading.Lock()
-        self._name = client_identifier or f"SBSender-{uuid.uuid4()}"
-        self._on_receipt = on_receipt
-        self._closed = False
-        self.entity_name = entity_name
-        self.fully_qualified_namespace = namespace
-
-    @property
-    def client_identifier(self) -> str:
-        """Its name, as given or made."""
-        return self._name
 
     def send_messages(self, message: Messages, *, timeout: float | None = None, **kwargs: Any) -> None:
         """Send one message, several, or a batch, and return when all of them are accepted.
@@ -404,16 +227,7 @@ class PairedServiceBusSender:
     ) -> None:
         self.close()
 
-    def __str__(self) -> str:
-        return f"Sender client id: {self.client_identifier}, entity: {self.entity_name}"
-
-    def _primary(self) -> ServiceBusSender:
-        # The client's own sender is not thread-safe: the caller holds the lock.
-        self._check_open()
-        if self._own is None:
-            self._own = self._make_own(self._name)
-        return self._own
-
     def _check_open(self) -> None:
-        if self._closed or self._portal.closed:
+        if self._portal.closed:
             raise ValueError(SHUT_DOWN)
+        super()._check_open()

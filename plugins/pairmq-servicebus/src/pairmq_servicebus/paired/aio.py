@@ -11,13 +11,13 @@ What comes from ``azure.servicebus.aio`` besides can be imported from here as we
 
 from __future__ import annotations
 
-import uuid
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from azure.core.credentials_async import AsyncTokenCredential
 from azure.servicebus.aio import (
     AutoLockRenewer,
     ServiceBusClient,
@@ -26,24 +26,18 @@ from azure.servicebus.aio import (
     ServiceBusSession,
 )
 
-from pairmq import Entity, EntityKind, EntityState, Pair, PairOptions
-from pairmq_servicebus.paired._arguments import Sides, entity_path_of, make_pair
+from pairmq import Entity, EntityState, Pair
 from pairmq_servicebus.paired._convert import PairedMessageBatch, SingleMessage, make_batch
 from pairmq_servicebus.paired._sending import (
-    SHUT_DOWN,
     Messages,
-    OnReceipt,
-    Opening,
     Sending,
     check_timeout,
     settle,
     taken,
 )
+from pairmq_servicebus.paired._shared import Own, SharedClient, SharedSender
 
 if TYPE_CHECKING:
-    from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
-    from azure.core.credentials_async import AsyncTokenCredential
-
     from pairmq.model.events import Event
 
 
@@ -56,7 +50,9 @@ __all__ = [
 ]
 
 
-class PairedServiceBusClient:
+class PairedServiceBusClient(
+    SharedClient[AsyncTokenCredential, ServiceBusReceiver, ServiceBusSender, "PairedServiceBusSender"]
+):
     """``azure.servicebus.aio.ServiceBusClient`` whose senders fail over to a second broker.
 
     Senders send to the primary, and to backlog queues of the secondary while the primary is unavailable. Receivers and
@@ -81,113 +77,9 @@ class PairedServiceBusClient:
         TypeError: ``ServiceBusClient`` has no such argument.
     """
 
-    def __init__(
-        self,
-        fully_qualified_namespace: str,
-        credential: AsyncTokenCredential | AzureNamedKeyCredential | AzureSasCredential,
-        *,
-        secondary: str,
-        options: PairOptions | None = None,
-        on_receipt: OnReceipt | None = None,
-        admin_endpoint: str | None = None,
-        secondary_admin_endpoint: str | None = None,
-        allow_remote_emulator: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        sides = Sides(kwargs, allow_remote_emulator)
-        self._start(
-            ServiceBusClient(fully_qualified_namespace, credential, **kwargs),
-            make_pair(
-                sides.of_credential(fully_qualified_namespace, credential, admin_endpoint),
-                sides.secondary(secondary, secondary_admin_endpoint),
-                options,
-            ),
-            None,
-            on_receipt,
-        )
+    _CLIENT = ServiceBusClient
 
-    @classmethod
-    def from_connection_string(
-        cls,
-        conn_str: str,
-        *,
-        secondary: str,
-        options: PairOptions | None = None,
-        on_receipt: OnReceipt | None = None,
-        admin_endpoint: str | None = None,
-        secondary_admin_endpoint: str | None = None,
-        allow_remote_emulator: bool = False,
-        **kwargs: Any,
-    ) -> Self:
-        """Make a client of the primary's connection string; the other arguments are the class's own.
-
-        Args:
-            conn_str: the primary's connection string.
-            secondary: as for the class.
-            options: as for the class.
-            on_receipt: as for the class.
-            admin_endpoint: as for the class.
-            secondary_admin_endpoint: as for the class.
-            allow_remote_emulator: as for the class.
-            kwargs: as for ``ServiceBusClient.from_connection_string``.
-
-        Raises:
-            ConfigurationError, TypeError: as the class.
-            ValueError: the client can't read the connection string.
-        """
-        sides = Sides(kwargs, allow_remote_emulator)
-        made = cls.__new__(cls)
-        made._start(
-            ServiceBusClient.from_connection_string(conn_str, **kwargs),
-            make_pair(
-                sides.of_connection_string(conn_str, admin_endpoint, primary=True),
-                sides.secondary(secondary, secondary_admin_endpoint),
-                options,
-            ),
-            entity_path_of(conn_str),
-            on_receipt,
-        )
-        return made
-
-    def _start(self, own: ServiceBusClient, pair: Pair, entity_path: str | None, on_receipt: OnReceipt | None) -> None:
-        self._own = own
-        self._pair = pair
-        self._opening = Opening(pair)
-        self._entity_path = entity_path
-        self._on_receipt = on_receipt
-        self._closed = False
-
-    # What is paired.
-
-    def get_queue_sender(
-        self, queue_name: str, *, client_identifier: str | None = None, socket_timeout: float | None = None
-    ) -> PairedServiceBusSender:
-        """Make a sender to a queue of the primary; no IO.
-
-        Args:
-            queue_name: the queue's path.
-            client_identifier: the sender's name; one is made when left out.
-            socket_timeout: for what is scheduled at the primary itself; sends have the pair's ``attempt_timeout``.
-
-        Raises:
-            ValueError: the name is invalid, or not that of the connection string.
-        """
-        return self._sender(queue_name, "queue", client_identifier, socket_timeout)
-
-    def get_topic_sender(
-        self, topic_name: str, *, client_identifier: str | None = None, socket_timeout: float | None = None
-    ) -> PairedServiceBusSender:
-        """Make a sender to a topic of the primary; as `get_queue_sender`.
-
-        Args:
-            topic_name: the topic's path.
-            client_identifier: as for a queue.
-            socket_timeout: as for a queue.
-
-        Raises:
-            ValueError: as for a queue.
-        """
-        return self._sender(topic_name, "topic", client_identifier, socket_timeout)
+    _closed = False
 
     @property
     def pair(self) -> Pair:
@@ -215,40 +107,6 @@ class PairedServiceBusClient:
         """
         return self._pair.subscribe(callback)
 
-    # What is not.
-
-    def get_queue_receiver(self, queue_name: str, **kwargs: Any) -> ServiceBusReceiver:
-        """Make the client's own receiver of a queue of the primary.
-
-        Args:
-            queue_name: the queue's path.
-            kwargs: as for ``ServiceBusClient.get_queue_receiver``.
-        """
-        return self._own.get_queue_receiver(queue_name, **kwargs)
-
-    def get_subscription_receiver(self, topic_name: str, subscription_name: str, **kwargs: Any) -> ServiceBusReceiver:
-        """Make the client's own receiver of a subscription of the primary.
-
-        Args:
-            topic_name: the topic's path.
-            subscription_name: the subscription's name.
-            kwargs: as for ``ServiceBusClient.get_subscription_receiver``.
-        """
-        return self._own.get_subscription_receiver(topic_name, subscription_name, **kwargs)
-
-    @property
-    def fully_qualified_namespace(self) -> str:
-        """The primary's."""
-        return self._own.fully_qualified_namespace
-
-    def __getattr__(self, name: str) -> Any:
-        # Whatever else the client can do: it is the client's, on the primary.
-        if name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return getattr(self._own, name)
-
-    # Life.
-
     async def close(self) -> None:
         """Close the pair, and the client with its receivers. Idempotent; sends in flight get ``close_grace``."""
         self._closed = True
@@ -267,62 +125,18 @@ class PairedServiceBusClient:
     ) -> None:
         await self.close()
 
-    def _sender(
-        self,
-        name: str,
-        kind: str,
-        client_identifier: str | None,
-        socket_timeout: float | None,
-    ) -> PairedServiceBusSender:
-        if self._closed:
-            raise ValueError(SHUT_DOWN)
-        if self._entity_path is not None and name != self._entity_path:
-            raise ValueError(f"the {kind} {name!r} is not the EntityPath of the connection string")
-        Entity(name, EntityKind(kind))
+    def _is_closed(self) -> bool:
+        return self._closed
 
-        def own(identifier: str) -> ServiceBusSender:
-            # It keeps the client alive as long as the sender: a program may hold on to nothing else.
-            make = self._own.get_queue_sender if kind == "queue" else self._own.get_topic_sender
-            return make(name, client_identifier=identifier, socket_timeout=socket_timeout)
-
-        return PairedServiceBusSender(
-            Sending(self._pair, self._opening, name, kind),
-            name,
-            self.fully_qualified_namespace,
-            own,
-            client_identifier,
-            self._on_receipt,
-        )
+    def _make_sender(self, sending: Sending, own: Own[ServiceBusSender]) -> PairedServiceBusSender:
+        return PairedServiceBusSender(sending, own, self._on_receipt)
 
 
-class PairedServiceBusSender:
+class PairedServiceBusSender(SharedSender[ServiceBusSender]):
     """Sends to a queue or topic of the primary, or to the backlog while the primary is unavailable.
 
     Made by the client's ``get_queue_sender`` and ``get_topic_sender``. Any number of tasks may share one.
     """
-
-    def __init__(
-        self,
-        sending: Sending,
-        entity_name: str,
-        namespace: str,
-        make_own: Callable[[str], ServiceBusSender],
-        client_identifier: str | None,
-        on_receipt: OnReceipt | None,
-    ) -> None:
-        self._sending = sending
-        self._make_own = make_own
-        self._own: ServiceBusSender | None = None
-        self._name = client_identifier or f"SBSender-{uuid.uuid4()}"
-        self._on_receipt = on_receipt
-        self._closed = False
-        self.entity_name = entity_name
-        self.fully_qualified_namespace = namespace
-
-    @property
-    def client_identifier(self) -> str:
-        """Its name, as given or made."""
-        return self._name
 
     async def send_messages(self, message: Messages, *, timeout: float | None = None, **kwargs: Any) -> None:
         """Send one message, several, or a batch, and return when all of them are accepted.
@@ -405,16 +219,3 @@ class PairedServiceBusSender:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-    def __str__(self) -> str:
-        return f"Sender client id: {self.client_identifier}, entity: {self.entity_name}"
-
-    def _primary(self) -> ServiceBusSender:
-        self._check_open()
-        if self._own is None:
-            self._own = self._make_own(self._name)
-        return self._own
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ValueError(SHUT_DOWN)

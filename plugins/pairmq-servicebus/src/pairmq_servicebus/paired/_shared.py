@@ -1,0 +1,242 @@
+"""What the client for asyncio and the one without it share: how they are made, their receivers, and names."""
+
+from __future__ import annotations
+
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+
+from pairmq import Entity, EntityKind, Pair, PairOptions
+from pairmq_servicebus.paired._arguments import Sides, entity_path_of, make_pair
+from pairmq_servicebus.paired._sending import SHUT_DOWN, OnReceipt, Opening, Sending
+
+if TYPE_CHECKING:
+    from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential, TokenCredential
+    from azure.core.credentials_async import AsyncTokenCredential
+
+Token = TypeVar("Token", "TokenCredential", "AsyncTokenCredential")
+"""What gets tokens: azure-core has a type for asyncio and one without it."""
+
+Receiver = TypeVar("Receiver")
+OwnSender = TypeVar("OwnSender")
+PairedSender = TypeVar("PairedSender")
+
+
+@dataclass(frozen=True)
+class Own(Generic[OwnSender]):
+    """The sender of Azure's that belongs to a paired one; made when something is scheduled at the primary itself."""
+
+    entity: str
+    namespace: str
+    identifier: str
+    make: Callable[[str], OwnSender]
+
+
+class SharedClient(ABC, Generic[Token, Receiver, OwnSender, PairedSender]):
+    """A client whose senders fail over; see the two classes that are made of it."""
+
+    _CLIENT: ClassVar[Any]
+    """Azure's own class, of which one is made."""
+
+    def __init__(
+        self,
+        fully_qualified_namespace: str,
+        credential: Token | AzureNamedKeyCredential | AzureSasCredential,
+        *,
+        secondary: str,
+        options: PairOptions | None = None,
+        on_receipt: OnReceipt | None = None,
+        admin_endpoint: str | None = None,
+        secondary_admin_endpoint: str | None = None,
+        allow_remote_emulator: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        sides = Sides(kwargs, allow_remote_emulator)
+        self._start(
+            self._CLIENT(fully_qualified_namespace, credential, **kwargs),
+            make_pair(
+                sides.of_credential(fully_qualified_namespace, credential, admin_endpoint),
+                sides.secondary(secondary, secondary_admin_endpoint),
+                options,
+            ),
+            None,
+            on_receipt,
+        )
+
+    @classmethod
+    def from_connection_string(
+        cls,
+        conn_str: str,
+        *,
+        secondary: str,
+        options: PairOptions | None = None,
+        on_receipt: OnReceipt | None = None,
+        admin_endpoint: str | None = None,
+        secondary_admin_endpoint: str | None = None,
+        allow_remote_emulator: bool = False,
+        **kwargs: Any,
+    ) -> Self:
+        """Make a client of the primary's connection string; the other arguments are the class's own.
+
+        Args:
+            conn_str: the primary's connection string.
+            secondary: as for the class.
+            options: as for the class.
+            on_receipt: as for the class.
+            admin_endpoint: as for the class.
+            secondary_admin_endpoint: as for the class.
+            allow_remote_emulator: as for the class.
+            kwargs: as for ``ServiceBusClient.from_connection_string``.
+
+        Raises:
+            ConfigurationError, TypeError: as the class.
+            ValueError: the client can't read the connection string.
+        """
+        sides = Sides(kwargs, allow_remote_emulator)
+        made = cls.__new__(cls)
+        made._start(
+            cls._CLIENT.from_connection_string(conn_str, **kwargs),
+            make_pair(
+                sides.of_connection_string(conn_str, admin_endpoint, primary=True),
+                sides.secondary(secondary, secondary_admin_endpoint),
+                options,
+            ),
+            entity_path_of(conn_str),
+            on_receipt,
+        )
+        return made
+
+    # `from_connection_string` makes an instance without `__init__`, as Azure's does.
+    def _start(self, own: Any, pair: Pair, entity_path: str | None, on_receipt: OnReceipt | None) -> None:
+        self._own = own
+        self._pair = pair
+        self._opening = Opening(pair)
+        self._entity_path = entity_path
+        self._on_receipt = on_receipt
+
+    @abstractmethod
+    def _is_closed(self) -> bool: ...
+
+    @abstractmethod
+    def _make_sender(self, sending: Sending, own: Own[OwnSender]) -> PairedSender: ...
+
+    # What is paired.
+
+    def get_queue_sender(
+        self, queue_name: str, *, client_identifier: str | None = None, socket_timeout: float | None = None
+    ) -> PairedSender:
+        """Make a sender to a queue of the primary; no IO.
+
+        Args:
+            queue_name: the queue's path.
+            client_identifier: the sender's name; one is made when left out.
+            socket_timeout: for what is scheduled at the primary itself; sends have the pair's ``attempt_timeout``.
+
+        Raises:
+            ValueError: the name is invalid, or not that of the connection string.
+        """
+        return self._sender(queue_name, "queue", client_identifier, socket_timeout)
+
+    def get_topic_sender(
+        self, topic_name: str, *, client_identifier: str | None = None, socket_timeout: float | None = None
+    ) -> PairedSender:
+        """Make a sender to a topic of the primary; as `get_queue_sender`.
+
+        Args:
+            topic_name: the topic's path.
+            client_identifier: as for a queue.
+            socket_timeout: as for a queue.
+
+        Raises:
+            ValueError: as for a queue.
+        """
+        return self._sender(topic_name, "topic", client_identifier, socket_timeout)
+
+    def _sender(
+        self, name: str, kind: str, client_identifier: str | None, socket_timeout: float | None
+    ) -> PairedSender:
+        if self._is_closed():
+            raise ValueError(SHUT_DOWN)
+        if self._entity_path is not None and name != self._entity_path:
+            raise ValueError(f"the {kind} {name!r} is not the EntityPath of the connection string")
+        Entity(name, EntityKind(kind))
+
+        def make_own(identifier: str) -> OwnSender:
+            # It keeps the client alive as long as the sender: a program may hold on to nothing else.
+            make = self._own.get_queue_sender if kind == "queue" else self._own.get_topic_sender
+            made: OwnSender = make(name, client_identifier=identifier, socket_timeout=socket_timeout)
+            return made
+
+        return self._make_sender(
+            Sending(self._pair, self._opening, name, kind),
+            Own(name, self.fully_qualified_namespace, client_identifier or f"SBSender-{uuid.uuid4()}", make_own),
+        )
+
+    # What is not.
+
+    def get_queue_receiver(self, queue_name: str, **kwargs: Any) -> Receiver:
+        """Make the client's own receiver of a queue of the primary.
+
+        Args:
+            queue_name: the queue's path.
+            kwargs: as for ``ServiceBusClient.get_queue_receiver``.
+        """
+        receiver: Receiver = self._own.get_queue_receiver(queue_name, **kwargs)
+        return receiver
+
+    def get_subscription_receiver(self, topic_name: str, subscription_name: str, **kwargs: Any) -> Receiver:
+        """Make the client's own receiver of a subscription of the primary.
+
+        Args:
+            topic_name: the topic's path.
+            subscription_name: the subscription's name.
+            kwargs: as for ``ServiceBusClient.get_subscription_receiver``.
+        """
+        receiver: Receiver = self._own.get_subscription_receiver(topic_name, subscription_name, **kwargs)
+        return receiver
+
+    @property
+    def fully_qualified_namespace(self) -> str:
+        """The primary's."""
+        namespace: str = self._own.fully_qualified_namespace
+        return namespace
+
+    def __getattr__(self, name: str) -> Any:
+        # Whatever else the client can do: it is the client's, on the primary.
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self._own, name)
+
+
+class SharedSender(Generic[OwnSender]):
+    """A sender that fails over; see the two classes that are made of it."""
+
+    def __init__(self, sending: Sending, own: Own[OwnSender], on_receipt: OnReceipt | None) -> None:
+        self._sending = sending
+        self._make_own = own.make
+        self._own: OwnSender | None = None
+        self._name = own.identifier
+        self._on_receipt = on_receipt
+        self._closed = False
+        self.entity_name = own.entity
+        self.fully_qualified_namespace = own.namespace
+
+    @property
+    def client_identifier(self) -> str:
+        """Its name, as given or made."""
+        return self._name
+
+    def __str__(self) -> str:
+        return f"Sender client id: {self.client_identifier}, entity: {self.entity_name}"
+
+    def _primary(self) -> OwnSender:
+        self._check_open()
+        if self._own is None:
+            self._own = self._make_own(self._name)
+        return self._own
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError(SHUT_DOWN)
