@@ -61,3 +61,10 @@ def test_each_peer_is_compared_by_its_own_documentation_and_fairly():
     assert len(peers) == sections["In short"].count("](#")
     assert [name for name, body in peers.items() if "](https://" not in body] == []
     assert [name for name, body in peers.items() if "**Better there:**" not in body] == []
+
+
+def test_each_distribution_has_the_license():
+    """A build takes no file from outside of its folder, so each has a copy."""
+    projects = sorted(file.parent for file in (ROOT / "plugins").glob("*/pyproject.toml"))
+    assert [project.name for project in projects if not (project / "LICENSE").is_file()] == []
+    assert {(project / "LICENSE").read_text() for project in projects} == {(ROOT / "LICENSE").read_text()}

@@ -130,9 +130,10 @@ def test_an_installed_plugin_carries_messages(environment, tmp_path, scheme):
     assert environment.pairmq("receive", "--entity", "orders", "--max", "3", **brokers) == "one\ntwo\nthree\n"
 
 
-def test_the_wheel_holds_the_package_and_its_types(environment, tmp_path):
+def test_the_wheel_holds_the_package_its_types_and_its_license(environment, tmp_path):
     names = run([sys.executable, "-m", "zipfile", "-l", str(wheel(TEMPLATE, tmp_path / "wheel"))])
     assert "pairmq_template/py.typed" in names
+    assert "dist-info/licenses/LICENSE" in names
     assert "tests/" not in names
 
 
