@@ -1,8 +1,11 @@
 """Test the tests: plant bugs in a copy of the source, one at a time, and see whether the simulation or a test finds it.
 
-Run it with: .venv/bin/python scripts/mutants.py [--seeds 100] [--hours 1] [--jobs 2] [--first] [--only NAME ...]
+Run it with: .venv/bin/python scripts/mutants.py [--seeds 100] [--hours 1] [--jobs 2] [--first] [--state FILE]
+[--only NAME ...]
 With --first only tests of the first tier look for them, those of the simulation too, in the hours that it simulates.
-Exit status: 0 when all of them were found, 1 when not. The bugs themselves are in `planted`.
+With --state each result is kept in a file, and the same command goes on where it was stopped; delete the file after a
+change of the source.
+Exit status: 0 when all of them were found, 1 when not, 130 for Ctrl-C. The bugs themselves are in `planted`.
 """
 
 from __future__ import annotations
@@ -126,6 +129,13 @@ def _run(copy: Path, arguments: Sequence[str]) -> subprocess.CompletedProcess[st
     )
 
 
+def _kept(state: Path | None) -> dict[str, tuple[str | None, str, float]]:
+    """The results that an earlier run kept, by name."""
+    if state is None or not state.exists():
+        return {}
+    return {name: (by, text, seconds) for name, by, text, seconds in map(json.loads, state.read_text().splitlines())}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Hunt all of them, and print a table."""
     parser = argparse.ArgumentParser(description="plant bugs, and see whether the simulation or a test finds each")
@@ -135,14 +145,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", action="store_true", help="by tests of the first tier alone")
     parser.add_argument("--only", nargs="*", default=[], help="parts of names")
     parser.add_argument("--json", action="store_true", help="results on stdout as JSON")
+    parser.add_argument("--state", type=Path, help="keep results in this file, and hunt only what is not in it")
     options = parser.parse_args(arguments)
     chosen = [each for each in MUTANTS if not options.only or any(part in each.name for part in options.only)]
-    results = []
-    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        for found in pool.map(lambda mutant: hunt(mutant, options.seeds, options.hours, options.first), chosen):
+    kept = _kept(options.state)
+    results = [Found(each, *kept[each.name]) for each in chosen if each.name in kept]
+    if results:
+        print(f"{len(results)} results are in {options.state}", file=sys.stderr)
+    left = [each for each in chosen if each.name not in kept]
+    pool = concurrent.futures.ThreadPoolExecutor(options.jobs)
+    try:
+        for found in pool.map(lambda mutant: hunt(mutant, options.seeds, options.hours, options.first), left):
             results.append(found)
             by = f"found by {found.by}" if found.by else f"NOT FOUND: {found.text}"
             print(f"{found.seconds:5.0f} s  {found.mutant.name}: {by}", file=sys.stderr, flush=True)
+            if options.state:
+                with options.state.open("a") as file:
+                    print(json.dumps([found.mutant.name, found.by, found.text, found.seconds]), file=file)
+    except KeyboardInterrupt:  # those that run have got it as well
+        return 130
+    finally:
+        pool.shutdown(cancel_futures=True)
     if options.json:
         told = [
             {"name": each.mutant.name, "by": each.by, "text": each.text, "seconds": each.seconds} for each in results
