@@ -105,7 +105,7 @@ def test_the_connection_verifies_too() -> None:
         ("fakeredis://", "broker"),
         ("fakeredis://a/b", "broker"),
         ("fakeredis://%ff", "UTF-8"),
-        ("redis://[::1]x:5", "host"),
+        ("redis://[::1]x:5", "bracket"),
         ("redis://h?wait_replicas=1_0", "wait_replicas"),
         ("fakeredis://a?wait_replicas=1", "wait_replicas"),
         ("fakeredis://a{", "name"),

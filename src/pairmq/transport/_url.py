@@ -141,9 +141,12 @@ class BrokerUrl:
         self.form = form
         try:
             self.parts: SplitResult = urlsplit(url)
+            # Python up to 3.12 drops what is between a bracket and the port.
+            if not _HOST_AND_PORT.fullmatch(self.parts.netloc.rpartition("@")[2]):
+                raise ValueError
         except ValueError:
             # None of the original text: it may quote the URL with its password.
-            raise ConfigurationError(f"{what} can't be read: is a bracket of an IPv6 address missing?") from None
+            raise ConfigurationError(f"{what} can't be read: is a bracket of an IPv6 address missing or misplaced?") from None
         self.scheme = self.parts.scheme.lower()
         if self.scheme not in schemes or not url[len(self.scheme) :].startswith("://"):
             begins = " or ".join(f"{each}://" for each in schemes)
@@ -163,10 +166,8 @@ class BrokerUrl:
             raise ConfigurationError(f"{self.where} names no host: write it as {self.form}")
         zoned = _ADDRESS_WITH_ZONE.fullmatch(host)
         name = zoned[1] if zoned else host
-        # urlsplit drops what is between a bracket and the port.
-        is_valid = name.isprintable() and _HOST_AND_PORT.fullmatch(self.parts.netloc.rpartition("@")[2])
         # A comma would be a list of hosts, which other clients know; "%" is an escaped name.
-        if not is_valid or any(letter in "%,;*'\"<>\\^`{|}" for letter in name):
+        if not name.isprintable() or any(letter in "%,;*'\"<>\\^`{|}" for letter in name):
             raise ConfigurationError(f"the host of {self.where} is not a name or address: name one host")
         return f"{zoned[1]}%{zoned[2]}" if zoned else host
 
