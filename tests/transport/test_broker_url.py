@@ -75,8 +75,8 @@ def test_tls_options_are_read() -> None:
         (lambda: read("SECRET@h#"), "'#'"),
         (lambda: read("SECRET@").host(), "the nats:// URL names no host: write it as nats://host:port"),
         (lambda: read("SECRET@a,b").host(), "the host of the nats:// URL is not a name or address"),
-        (lambda: read("SECRET@[::1]x:5"), "bracket of an IPv6 address missing or misplaced"),
-        (lambda: read("SECRET@x[::1]:5"), "bracket of an IPv6 address missing or misplaced"),
+        (lambda: read("SECRET@[::1]x:5"), "is an IPv6 address in brackets"),
+        (lambda: read("SECRET@x[::1]:5"), "is an IPv6 address in brackets"),
         (
             lambda: read("SECRET@[fe80::1%25a%25b]").host(),
             "the host of the nats:// URL is not a name or address|bracket",

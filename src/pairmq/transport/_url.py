@@ -146,7 +146,7 @@ class BrokerUrl:
                 raise ValueError
         except ValueError:
             # None of the original text: it may quote the URL with its password.
-            raise ConfigurationError(f"{what} can't be read: is a bracket of an IPv6 address missing or misplaced?") from None
+            raise ConfigurationError(f"{what} can't be read: is an IPv6 address in brackets?") from None
         self.scheme = self.parts.scheme.lower()
         if self.scheme not in schemes or not url[len(self.scheme) :].startswith("://"):
             begins = " or ".join(f"{each}://" for each in schemes)
