@@ -20,6 +20,7 @@ from pairmq.cli._app import app
 UsageError: Any = typer.BadParameter.__mro__[1]
 
 COMMANDS = commands()
+PAIRMQ = get_command(app)
 MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
 
 PROGRAMS = {
@@ -38,7 +39,7 @@ def given_to(program: str) -> list[Command]:
 
 def mistake(words: Sequence[str], program: Any = None, context: Any = None) -> str | None:
     """What is wrong with the arguments of `pairmq`, or of one of its commands, if anything is."""
-    program = program or get_command(app)
+    program = program or PAIRMQ
     context = program.context_class(program, info_name=program.name, parent=context, **program.context_settings)
     try:
         given, rest, _ = program.make_parser(context).parse_args(args=list(words))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import importlib.metadata
 import logging
 import sys
@@ -176,10 +177,17 @@ def _flushed(status: int) -> int:
     return status
 
 
+@functools.cache
+def _command_of(application: typer.Typer, name: str) -> Any:
+    """The parser of an application, kept for programs that run several command lines: it is slow to make."""
+    command: Any = get_command(application)
+    show_no_values(command, command.context_class(command, info_name=name, **command.context_settings))
+    return command
+
+
 def _run(arguments: list[str] | None, application: typer.Typer, name: str) -> int:
     try:
-        command: Any = get_command(application)
-        show_no_values(command, command.context_class(command, info_name=name, **command.context_settings))
+        command = _command_of(application, name)
         status: object = command.main(args=arguments, prog_name=name, standalone_mode=False)
         return status if isinstance(status, int) else 0
     except (BadUsage, ConfigurationError) as error:

@@ -87,6 +87,11 @@ class ExtensibleGroup(TyperGroup):
 
     _extensions: dict[str, Extension] | None = None
 
+    def make_context(self, *arguments: Any, **named: Any) -> Any:
+        """Begin a command line; what was installed when the one before began counts no more."""
+        self._extensions = None
+        return super().make_context(*arguments, **named)
+
     def list_commands(self, ctx: Any) -> list[str]:
         """Name all subcommands."""
         return [*super().list_commands(ctx), *self._found()]
