@@ -30,13 +30,6 @@ _SECRET = base64.b64encode(b"a very secret key").decode()
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 
 
-@pytest.fixture(autouse=True)
-def _collect() -> Iterator[None]:
-    """The blocking client leaves sockets to the collector: those of a test go while that is not complained about."""
-    yield
-    gc.collect()
-
-
 class Running:
     """The command as a process, with its JSON."""
 
@@ -72,6 +65,8 @@ def start() -> Iterator[Callable[..., Running]]:
         if one.process.poll() is None:
             one.process.kill()
         one.process.communicate()
+    # The blocking client leaves sockets to the collector: those of a test go while that is not complained about.
+    gc.collect()
 
 
 def _send(connection_string: str, *names: str) -> None:
