@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import inspect
 from typing import Any
@@ -38,6 +39,7 @@ _VALUES: dict[Any, Any] = {
 }
 
 
+@functools.cache  # to make it takes longer than an example
 def strategy(kind: type[events.Event]) -> st.SearchStrategy[events.Event]:
     """Any event of a kind."""
     values = {}
