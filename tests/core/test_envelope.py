@@ -83,26 +83,31 @@ times_to_live = st.one_of(
     st.timedeltas(timedelta(microseconds=1), timedelta(days=10_675_199)),
 )
 
+# Made once: to make a strategy takes longer than to draw from it.
+optional_texts, optional_ids, optional_instants = st.none() | texts, st.none() | ids, st.none() | instants
+optional_times_to_live, priorities = st.none() | times_to_live, st.none() | st.integers(0, MAX_PRIORITY)
+bodies, properties = st.binary(max_size=60), st.dictionaries(keys, values, max_size=6)
+
 
 @st.composite
 def messages(draw: st.DrawFn) -> Message:
-    session = draw(st.none() | ids)
+    session = draw(optional_ids)
     return Message(
-        body=draw(st.binary(max_size=60)),
-        message_id=draw(st.none() | ids),
+        body=draw(bodies),
+        message_id=draw(optional_ids),
         session_id=session,
-        time_to_live=draw(st.none() | times_to_live),  # type: ignore[arg-type]
-        scheduled_enqueue_at=draw(st.none() | instants),
-        content_type=draw(st.none() | texts),
-        content_encoding=draw(st.none() | texts),
-        correlation_id=draw(st.none() | texts),
-        subject=draw(st.none() | texts),
-        to=draw(st.none() | texts),
-        reply_to=draw(st.none() | texts),
-        reply_to_session_id=draw(st.none() | ids),
-        partition_key=draw(st.none() | (ids if session is None else st.just(session))),
-        priority=draw(st.none() | st.integers(0, MAX_PRIORITY)),
-        application_properties=draw(st.dictionaries(keys, values, max_size=6)),
+        time_to_live=draw(optional_times_to_live),  # type: ignore[arg-type]
+        scheduled_enqueue_at=draw(optional_instants),
+        content_type=draw(optional_texts),
+        content_encoding=draw(optional_texts),
+        correlation_id=draw(optional_texts),
+        subject=draw(optional_texts),
+        to=draw(optional_texts),
+        reply_to=draw(optional_texts),
+        reply_to_session_id=draw(optional_ids),
+        partition_key=draw(optional_ids if session is None else st.sampled_from((None, session))),
+        priority=draw(priorities),
+        application_properties=draw(properties),
     )
 
 
