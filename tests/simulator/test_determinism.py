@@ -27,7 +27,7 @@ def digest(lines: tuple[str, ...]) -> str:
 
 @pytest.mark.parametrize("mode", ["safety", "liveness"])
 def test_a_seed_gives_the_same_trace_again(mode):
-    settings = Settings(seed=5, hours=0.5, mode=mode, trace=True)
+    settings = Settings(seed=5, hours=0.2, mode=mode, trace=True)
     first, second = simulate(settings), simulate(settings)
     assert len(first.trace) > 1000
     assert digest(first.trace) == digest(second.trace)
