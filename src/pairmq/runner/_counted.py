@@ -7,7 +7,7 @@ send costs one call of a function, and no further coroutine is between a send an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pairmq.model import Delivery, Entity, Message, Source, TransportError
@@ -16,15 +16,18 @@ from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
 from pairmq.transport import (
     Admin,
-    Capabilities,
+    AdminWrapper,
     ConfirmRisk,
     QueueCounts,
     QueuePositions,
     QueueProperties,
     Receiver,
+    ReceiverWrapper,
     Sender,
+    SenderWrapper,
     SessionReceiver,
     Transport,
+    TransportWrapper,
 )
 
 REPORT_INTERVAL = 60.0
@@ -74,180 +77,128 @@ class OperationsReport:
         self._since = now
 
 
-class _Sender(Sender):
+class _Sender(SenderWrapper):
     def __init__(self, inner: Sender, operations: Operations) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._operations = operations
 
     def send(self, message: Message) -> Call[None]:
         self._operations.sends += 1
-        return self._inner.send(message)
+        return self.inner.send(message)
 
     def send_batch(self, messages: Sequence[Message]) -> Call[Sequence[TransportError | None]]:
         self._operations.sends += 1
-        return self._inner.send_batch(messages)
-
-    def make_ready(self) -> Call[None]:
-        return self._inner.make_ready()
-
-    def close(self) -> Call[None]:
-        return self._inner.close()
+        return self.inner.send_batch(messages)
 
 
-class _Receiver(Receiver):
+class _Receiver(ReceiverWrapper):
     def __init__(self, inner: Receiver, operations: Operations) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._operations = operations
 
     def receive(self, max_messages: int, wait: float) -> Call[list[Delivery]]:
         self._operations.receives += 1
-        return self._inner.receive(max_messages, wait)
-
-    def read_ahead(self, messages: int) -> None:
-        self._inner.read_ahead(messages)
+        return self.inner.receive(max_messages, wait)
 
     def complete(self, delivery: Delivery) -> Call[None]:
         self._operations.settlements += 1
-        return self._inner.complete(delivery)
+        return self.inner.complete(delivery)
 
     def complete_batch(self, deliveries: Sequence[Delivery]) -> Call[Sequence[TransportError | None]]:
         self._operations.settlements += 1
-        return self._inner.complete_batch(deliveries)
+        return self.inner.complete_batch(deliveries)
 
     def abandon(self, delivery: Delivery) -> Call[None]:
         self._operations.settlements += 1
-        return self._inner.abandon(delivery)
+        return self.inner.abandon(delivery)
 
     def dead_letter(self, delivery: Delivery, reason: str, description: str) -> Call[None]:
         self._operations.settlements += 1
-        return self._inner.dead_letter(delivery, reason, description)
+        return self.inner.dead_letter(delivery, reason, description)
 
     def renew_lock(self, delivery: Delivery) -> Call[Delivery]:
         self._operations.settlements += 1
-        return self._inner.renew_lock(delivery)
-
-    def close(self) -> Call[None]:
-        return self._inner.close()
+        return self.inner.renew_lock(delivery)
 
 
-class _Admin(Admin):
+class _Admin(AdminWrapper):
     def __init__(self, inner: Admin, operations: Operations) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._operations = operations
 
     def check(self) -> Call[None]:
         self._operations.admin += 1
-        return self._inner.check()
+        return self.inner.check()
 
     def exists(self, entity: Entity) -> Call[bool]:
         self._operations.admin += 1
-        return self._inner.exists(entity)
+        return self.inner.exists(entity)
 
     def create(self, entity: Entity, properties: QueueProperties | None = None) -> Call[bool]:
         self._operations.admin += 1
-        return self._inner.create(entity, properties)
+        return self.inner.create(entity, properties)
 
     def create_subscription(self, topic: Entity, name: str) -> Call[bool]:
         self._operations.admin += 1
-        return self._inner.create_subscription(topic, name)
+        return self.inner.create_subscription(topic, name)
 
     def properties(self, entity: Entity) -> Call[QueueProperties]:
         self._operations.admin += 1
-        return self._inner.properties(entity)
+        return self.inner.properties(entity)
 
     def counts(self, source: Source) -> Call[QueueCounts]:
         self._operations.admin += 1
-        return self._inner.counts(source)
+        return self.inner.counts(source)
 
     def positions(self, entity: Entity) -> Call[QueuePositions]:
         self._operations.admin += 1
-        return self._inner.positions(entity)
+        return self.inner.positions(entity)
 
     def delete(self, entity: Entity) -> Call[bool]:
         self._operations.admin += 1
-        return self._inner.delete(entity)
+        return self.inner.delete(entity)
 
     def list_entities(self, prefix: str = "") -> Call[list[Entity]]:
         self._operations.admin += 1
-        return self._inner.list_entities(prefix)
+        return self.inner.list_entities(prefix)
 
     def peek(self, source: Source, max_messages: int) -> Call[list[Delivery]]:
         self._operations.admin += 1
-        return self._inner.peek(source, max_messages)
+        return self.inner.peek(source, max_messages)
 
     def purge(self, source: Source) -> Call[int]:
         self._operations.admin += 1
-        return self._inner.purge(source)
+        return self.inner.purge(source)
 
     def probe(self, entity: Entity) -> Call[None]:
         self._operations.pings += 1
-        return self._inner.probe(entity)
+        return self.inner.probe(entity)
 
     def confirm_risks(self, queue: Entity | None = None) -> Call[Sequence[ConfirmRisk]]:
         self._operations.admin += 1
-        return self._inner.confirm_risks(queue)
-
-    def is_system_entity(self, entity: Entity) -> bool:
-        return self._inner.is_system_entity(entity)
+        return self.inner.confirm_risks(queue)
 
 
-class CountedTransport(Transport):
-    """Stands before a transport and counts what is asked of it.
-
-    It is the same connection: both end together, and closing the one closes the other.
-    """
+class CountedTransport(TransportWrapper):
+    """Counts what is asked of a transport. It is the same connection: both end together."""
 
     def __init__(self, inner: Transport, operations: Operations) -> None:
-        super().__init__(inner.endpoint)
-        self._inner = inner
+        super().__init__(inner)
         self._operations = operations
         self._admin = _Admin(inner.admin, operations)
-
-    @property
-    def ended(self) -> bool:
-        return self._inner.ended
-
-    @property
-    def fault_cause(self) -> BaseException | None:
-        return self._inner.fault_cause
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._inner.capabilities
 
     @property
     def admin(self) -> Admin:
         return self._admin
 
     def sender(self, entity: Entity) -> Sender:
-        return _Sender(self._inner.sender(entity), self._operations)
+        return _Sender(self.inner.sender(entity), self._operations)
 
     def receiver(self, source: Source) -> Receiver:
-        return _Receiver(self._inner.receiver(source), self._operations)
+        return _Receiver(self.inner.receiver(source), self._operations)
 
     def accept_session(
         self, source: Source, session_id: str | None = None, *, wait: float
     ) -> Call[SessionReceiver | None]:
         self._operations.receives += 1
-        return self._inner.accept_session(source, session_id, wait=wait)
-
-    def measure(self, message: Message) -> int:
-        return self._inner.measure(message)
-
-    def check_message(self, entity: Entity, message: Message) -> None:
-        self._inner.check_message(entity, message)
-
-    def close(self) -> Call[None]:
-        return self._inner.close()
-
-    def fault(self, cause: BaseException) -> Call[None]:
-        return self._inner.fault(cause)
-
-    def on_end(self, listener: Callable[[Transport], None]) -> None:
-        self._inner.on_end(listener)
-
-    def remove_on_end(self, listener: Callable[[Transport], None]) -> None:
-        self._inner.remove_on_end(listener)
-
-    async def _close(self) -> None:
-        await self._inner.close()
+        return self.inner.accept_session(source, session_id, wait=wait)

@@ -24,12 +24,14 @@ from pairmq.transport._transport import (
 from pairmq.transport._url import LOOPBACK, TLS_OPTIONS, BrokerUrl, TlsOptions, UrlOptions, bracketed
 from pairmq.transport._values import Capabilities, ConfirmRisk, Endpoint, QueueCounts, QueuePositions, QueueProperties
 from pairmq.transport._worker import Job, Worker
+from pairmq.transport._wrappers import AdminWrapper, ReceiverWrapper, SenderWrapper, TransportWrapper
 
 __all__ = [
     "ENDPOINT_OPTIONS",
     "LOOPBACK",
     "TLS_OPTIONS",
     "Admin",
+    "AdminWrapper",
     "BrokerUrl",
     "Capabilities",
     "Claim",
@@ -43,11 +45,14 @@ __all__ = [
     "QueuePositions",
     "QueueProperties",
     "Receiver",
+    "ReceiverWrapper",
     "Scope",
     "Sender",
+    "SenderWrapper",
     "SessionReceiver",
     "TlsOptions",
     "Transport",
+    "TransportWrapper",
     "UrlOptions",
     "Worker",
     "bracketed",

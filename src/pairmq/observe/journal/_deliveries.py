@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 from pairmq.model import Delivery, Source, TransportError
 from pairmq.model.events import Event, MessageDelivered, Settlement
 from pairmq.observe.journal._journal import Journal
-from pairmq.transport import Receiver
+from pairmq.transport import Receiver, ReceiverWrapper
 
 _REMEMBERED = 100_000  # unsettled deliveries whose instant is kept; the oldest are dropped
 
@@ -59,7 +59,7 @@ def journal_deliveries(receiver: Any, journal: Journal, *, source: Source | None
     return JournalledReceiver(receiver, source, journal.on_event, pair)
 
 
-class JournalledReceiver(Receiver):
+class JournalledReceiver(ReceiverWrapper):
     """A transport's receiver that reports settlements.
 
     Args:
@@ -70,7 +70,7 @@ class JournalledReceiver(Receiver):
     """
 
     def __init__(self, inner: Receiver, source: Source, sink: Callable[[Event], None], pair: str) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._source = source
         self._sink = sink
         self._pair = pair
@@ -79,22 +79,19 @@ class JournalledReceiver(Receiver):
         self._received: dict[int, tuple[Delivery, float]] = {}
 
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
-        deliveries = await self._inner.receive(max_messages, wait)
+        deliveries = await self.inner.receive(max_messages, wait)
         now = time.time()
         for delivery in deliveries:
             self._remember(delivery, now)
         return deliveries
 
-    def read_ahead(self, messages: int) -> None:
-        self._inner.read_ahead(messages)
-
     async def complete(self, delivery: Delivery) -> None:
-        await self._settle(delivery, self._inner.complete(delivery), Settlement.COMPLETED)
+        await self._settle(delivery, self.inner.complete(delivery), Settlement.COMPLETED)
 
     async def complete_batch(self, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
         errors: Sequence[TransportError | None] = ()
         try:
-            errors = await self._inner.complete_batch(deliveries)
+            errors = await self.inner.complete_batch(deliveries)
         finally:
             told: list[str | None] = [None if error is None else str(error) for error in errors]
             told += ["cancelled"] * (len(deliveries) - len(told))
@@ -103,21 +100,21 @@ class JournalledReceiver(Receiver):
         return errors
 
     async def abandon(self, delivery: Delivery) -> None:
-        await self._settle(delivery, self._inner.abandon(delivery), Settlement.ABANDONED)
+        await self._settle(delivery, self.inner.abandon(delivery), Settlement.ABANDONED)
 
     async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
-        operation = self._inner.dead_letter(delivery, reason, description)
+        operation = self.inner.dead_letter(delivery, reason, description)
         await self._settle(delivery, operation, Settlement.DEAD_LETTERED, reason)
 
     async def renew_lock(self, delivery: Delivery) -> Delivery:
-        renewed = await self._inner.renew_lock(delivery)
+        renewed = await self.inner.renew_lock(delivery)
         _, received_at = self._received.get(id(delivery), (delivery, time.time()))
         self._remember(renewed, received_at)
         return renewed
 
     async def close(self) -> None:
         self._received.clear()
-        await self._inner.close()
+        await self.inner.close()
 
     async def _settle(
         self, delivery: Delivery, operation: Awaitable[None], settlement: Settlement, reason: str | None = None

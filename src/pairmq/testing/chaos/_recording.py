@@ -15,7 +15,15 @@ from pairmq.testing.chaos._ledger import Ledger
 from pairmq.testing.chaos._messages import made, number_of
 from pairmq.testing.history import CONFIRMED, Told
 from pairmq.testing.simulator._scenario import PRIMARY
-from pairmq.transport import Admin, Capabilities, Receiver, Sender, SessionReceiver, Transport, is_nothing_sent
+from pairmq.transport import (
+    Receiver,
+    ReceiverWrapper,
+    Sender,
+    SenderWrapper,
+    Transport,
+    TransportWrapper,
+    is_nothing_sent,
+)
 
 T = TypeVar("T")
 
@@ -25,7 +33,7 @@ SENDING: ContextVar[bool] = ContextVar("pairmq chaos sending", default=False)
 _attempts = itertools.count()
 
 
-class RecordingTransport(Transport):
+class RecordingTransport(TransportWrapper):
     """Passes everything on.
 
     Args:
@@ -36,51 +44,17 @@ class RecordingTransport(Transport):
 
     def __init__(self, inner: Transport, side: str, ledger: Ledger) -> None:
         # Each client reaches its brokers through proxies of its own, whose addresses would make each pair another one.
-        super().__init__(replace(inner.endpoint, name=side, identity=("chaos", side), scope=""))
-        self._inner = inner
+        super().__init__(inner, replace(inner.endpoint, name=side, identity=("chaos", side), scope=""))
         self.side = side
         self.ledger = ledger
-        inner.on_end(self._inner_ended)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """The product's."""
-        return self._inner.capabilities
-
-    @property
-    def admin(self) -> Admin:
-        """The product's."""
-        return self._inner.admin
 
     def sender(self, entity: Entity) -> Sender:
         """Make a sender that writes down its writes."""
-        return _Sender(self, entity, self._inner.sender(entity))
+        return _Sender(self, entity, self.inner.sender(entity))
 
     def receiver(self, source: Source) -> Receiver:
         """Make a receiver that writes down what it is given, and how that is settled."""
-        return _Receiver(self, source.entity.path, self._inner.receiver(source))
-
-    async def accept_session(
-        self, source: Source, session_id: str | None = None, *, wait: float
-    ) -> SessionReceiver | None:
-        """As the product does; not written down."""
-        return await self._inner.accept_session(source, session_id, wait=wait)
-
-    def measure(self, message: Message) -> int:
-        """As the product does."""
-        return self._inner.measure(message)
-
-    def check_message(self, entity: Entity, message: Message) -> None:
-        """As the product does."""
-        self._inner.check_message(entity, message)
-
-    async def _close(self) -> None:
-        await self._inner.close()
-
-    def _inner_ended(self, inner: Transport) -> None:
-        if not self._ended:
-            self._fault = inner.fault_cause
-            self._end()
+        return _Receiver(self, source.entity.path, self.inner.receiver(source))
 
     def trouble(self, path: str, operation: str, told: Told) -> None:
         """Write down that something failed."""
@@ -92,23 +66,17 @@ class RecordingTransport(Transport):
         self.ledger.write("crash", text=text)
 
 
-class _Sender(Sender):
+class _Sender(SenderWrapper):
     def __init__(self, link: RecordingTransport, entity: Entity, inner: Sender) -> None:
+        super().__init__(inner)
         self._link = link
         self._entity = entity
-        self._inner = inner
 
     async def send(self, message: Message) -> None:
-        await self._recorded((message,), self._inner.send(message))
+        await self._recorded((message,), self.inner.send(message))
 
     async def send_batch(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
-        return await self._recorded(messages, self._inner.send_batch(messages))
-
-    async def make_ready(self) -> None:
-        await self._inner.make_ready()
-
-    async def close(self) -> None:
-        await self._inner.close()
+        return await self._recorded(messages, self.inner.send_batch(messages))
 
     async def _recorded(self, messages: Sequence[Message], write: Awaitable[T]) -> T:
         link, count = self._link, len(messages)
@@ -137,14 +105,14 @@ class _Sender(Sender):
             link.ledger.write("tried", attempt=attempt, told=told)
 
 
-class _Receiver(Receiver):
+class _Receiver(ReceiverWrapper):
     def __init__(self, link: RecordingTransport, path: str, inner: Receiver) -> None:
+        super().__init__(inner)
         self._link = link
         self._path = path
-        self._inner = inner
 
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
-        found = await self._noted("receive", self._inner.receive(max_messages, wait))
+        found = await self._noted("receive", self.inner.receive(max_messages, wait))
         if found:
             self._link.ledger.write(
                 "got",
@@ -156,16 +124,13 @@ class _Receiver(Receiver):
                 self._look_at(found)
         return found
 
-    def read_ahead(self, messages: int) -> None:
-        self._inner.read_ahead(messages)
-
     async def complete(self, delivery: Delivery) -> None:
         self._settles("complete", (delivery,))
-        await self._noted("settle", self._inner.complete(delivery))
+        await self._noted("settle", self.inner.complete(delivery))
 
     async def complete_batch(self, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
         self._settles("complete", deliveries)
-        results = await self._noted("settle", self._inner.complete_batch(deliveries))
+        results = await self._noted("settle", self.inner.complete_batch(deliveries))
         for error in results:
             if error is not None:
                 self._link.trouble(self._path, "settle", _told(error))
@@ -173,17 +138,14 @@ class _Receiver(Receiver):
 
     async def abandon(self, delivery: Delivery) -> None:
         self._settles("abandon", (delivery,))
-        await self._noted("settle", self._inner.abandon(delivery))
+        await self._noted("settle", self.inner.abandon(delivery))
 
     async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
         self._settles("dead-letter", (delivery,), reason)
-        await self._noted("settle", self._inner.dead_letter(delivery, reason, description))
+        await self._noted("settle", self.inner.dead_letter(delivery, reason, description))
 
     async def renew_lock(self, delivery: Delivery) -> Delivery:
-        return await self._noted("settle", self._inner.renew_lock(delivery))
-
-    async def close(self) -> None:
-        await self._inner.close()
+        return await self._noted("settle", self.inner.renew_lock(delivery))
 
     def _look_at(self, found: Sequence[Delivery]) -> None:
         """Record a message at the primary that differs from the one of its number; such a line is a violation."""
