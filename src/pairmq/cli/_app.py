@@ -17,6 +17,7 @@ from typer.main import get_command
 
 from pairmq.cli import (
     _backlog,
+    _conformance,
     _cost,
     _dashboard,
     _demo,
@@ -120,6 +121,7 @@ for _command in (
     _plugins,
     _cost,
     _simulate,
+    _conformance,
     _journal,
     _pipeline,
 ):

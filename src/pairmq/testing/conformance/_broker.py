@@ -19,16 +19,18 @@ import pytest
 import pytest_asyncio
 
 from pairmq.model import Delivery, Entity, EntityKind, FailureKind, FailureReason, Message, Source, TransportError
+from pairmq.testing.conformance._limits import limits
 from pairmq.testing.conformance.harness import Harness, Interruption
 from pairmq.transport import Admin, Capabilities, QueueCounts, QueueProperties, Receiver, Sender, Transport
-
-PATIENCE = 30.0
-"""Seconds within which everything expected happens, even on a slow and busy machine. Nothing waits that long."""
 
 LONG_LOCK = 60.0
 """Seconds; for queues of tests in which no lock may end."""
 
 _CLOSING = 30.0
+
+
+Skipped = pytest.skip.Exception
+"""Raised where a harness has no way to do what a test asks for."""
 
 
 class Broker:
@@ -169,7 +171,7 @@ def message(body: str | bytes = "", **fields: Any) -> Message:
 
 async def receive_one(receiver: Receiver, *, wait: float | None = None) -> Delivery:
     """Receive the one message that must come."""
-    deliveries = await receiver.receive(1, PATIENCE if wait is None else wait)
+    deliveries = await receiver.receive(1, limits().patience if wait is None else wait)
     assert len(deliveries) == 1, f"received {len(deliveries)} messages where one had to come"
     return deliveries[0]
 
@@ -178,7 +180,7 @@ async def receive_all(receiver: Receiver, count: int) -> list[Delivery]:
     """Receive this many, in as many calls as needed; fewer if no more arrive."""
     found: list[Delivery] = []
     while len(found) < count:
-        some = await receiver.receive(count - len(found), PATIENCE)
+        some = await receiver.receive(count - len(found), limits().patience)
         if not some:
             break
         found += some
@@ -197,7 +199,7 @@ async def drain(receiver: Receiver, count: int) -> list[Delivery]:
     """Receive and complete this many; fewer if no more arrive."""
     found: list[Delivery] = []
     while len(found) < count:
-        some = await receiver.receive(count - len(found), PATIENCE)
+        some = await receiver.receive(count - len(found), limits().patience)
         if not some:
             break
         found += some
@@ -212,7 +214,7 @@ async def counted(admin: Admin, source: Source, expected: QueueCounts) -> QueueC
     takes longer than 0.25 s). Messages waiting in the queue itself must be reported immediately: don't use this for
     them.
     """
-    deadline = asyncio.get_running_loop().time() + PATIENCE
+    deadline = asyncio.get_running_loop().time() + limits().patience
     while True:
         told = await admin.counts(source)
         if told == expected or asyncio.get_running_loop().time() > deadline:
@@ -371,7 +373,7 @@ class Suite:
         super().__init_subclass__(**arguments)
         for name, test in list(vars(cls).items()):
             if name.startswith("test_") and inspect.iscoroutinefunction(test):
-                setattr(cls, name, _ending(test, test.__doc__ or cls.__doc__ or ""))
+                setattr(cls, name, _ending(test, " ".join(filter(None, (test.__doc__, cls.__doc__)))))
 
     @pytest_asyncio.fixture(loop_scope="function")
     async def broker(self, harness: Harness) -> AsyncIterator[Broker]:
@@ -410,7 +412,7 @@ def _ending(test: Callable[..., Awaitable[None]], clause: str) -> Callable[..., 
                 await asyncio.wait((running,), timeout=_FAREWELL)
                 pytest.fail(f"still running after {limit:g} s: something hangs, at\n{where}", pytrace=False)
             running.result()
-        except (Exception, pytest.fail.Exception) as error:
+        except (Exception, asyncio.CancelledError, pytest.fail.Exception) as error:
             error.add_note(f"the contract (pairmq.transport): {clause}")
             raise
         finally:

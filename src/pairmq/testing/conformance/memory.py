@@ -29,6 +29,12 @@ class MemoryHarness(Harness):
         broker = self._made()
         await (broker.stop() if how is Interruption.STOP else broker.hang())
 
+    async def crash(self) -> None:
+        """Drop its connections and its data: none of it is durable."""
+        broker = self._made()
+        await broker.forget()
+        await broker.stop()
+
     async def refuse_writes(self) -> bool:
         """Let it be out of memory."""
         await self._made().refuse()

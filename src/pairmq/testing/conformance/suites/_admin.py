@@ -9,7 +9,6 @@ import pytest
 
 from pairmq.model import MAX_PATH_LENGTH, Entity, EntityKind, FailureKind, FailureReason, Source, TransportError
 from pairmq.testing.conformance._broker import (
-    PATIENCE,
     Broker,
     Suite,
     bodies,
@@ -23,6 +22,7 @@ from pairmq.testing.conformance._broker import (
     receive_some,
     refused,
 )
+from pairmq.testing.conformance._limits import limits
 from pairmq.testing.conformance.suites._timing import cut_off
 from pairmq.transport import QueueCounts, QueueProperties
 
@@ -211,7 +211,7 @@ class Admin(Suite):
             held.append(await receive_one(receiver))
         await receiver.complete(held[1])
         # A transport may take a moment to learn of another process's changes, and must not report too much meanwhile.
-        deadline = asyncio.get_running_loop().time() + PATIENCE
+        deadline = asyncio.get_running_loop().time() + limits().patience
         settled = await broker.admin.positions(queue)
         while settled.oldest is not None and settled.oldest <= before.newest:
             assert asyncio.get_running_loop().time() < deadline, "settled messages are still reported as unsettled"
@@ -298,7 +298,7 @@ class Probe(Suite):
             await broker.admin.probe(queue)
         await asyncio.sleep(0.3)
         await broker.put(queue, "a message")
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(limits().patience):
             found = bodies(await polling)
         assert found == ["a message"], f"a waiting consumer got {found}"
 
@@ -335,7 +335,7 @@ class Probe(Suite):
         await broker.admin.probe(queue)
         await broker.stop()
         for _ in range(2):
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(limits().patience):
                 await must_fail(lambda: broker.admin.probe(queue), FailureKind.UNAVAILABLE)
         await broker.restore()
         await broker.admin.create(queue)  # where the broker keeps nothing

@@ -9,7 +9,6 @@ import pytest
 
 from pairmq.model import Entity, Source, TransportError
 from pairmq.testing.conformance._broker import (
-    PATIENCE,
     Broker,
     Suite,
     bodies,
@@ -19,6 +18,7 @@ from pairmq.testing.conformance._broker import (
     receive_one,
     refused,
 )
+from pairmq.testing.conformance._limits import limits
 from pairmq.testing.conformance.suites._timing import cut_off
 from pairmq.transport import is_nothing_sent
 
@@ -27,7 +27,7 @@ _MOMENTS = 40
 
 
 class Cancellation(Suite):
-    """Time limits from above, against a broker that never answers."""
+    """Time limits come from above as cancellation (`pairmq.transport`), against a broker that never answers."""
 
     async def test_a_send_is_cut_off_and_the_sender_goes_on(self, broker: Broker) -> None:
         queue = await broker.queue()
@@ -129,7 +129,7 @@ class Cancellation(Suite):
         await cut_off(broker.transport.accept_session(Source(queue), wait=300.0))
         await broker.restore()
         await broker.put(queue, "a1", session_id="a")
-        receiver = await broker.transport.accept_session(Source(queue), wait=PATIENCE)
+        receiver = await broker.transport.accept_session(Source(queue), wait=limits().patience)
         assert receiver is not None and receiver.session_id == "a"
 
     async def test_a_cancellation_is_not_swallowed(self, broker: Broker) -> None:
@@ -139,7 +139,7 @@ class Cancellation(Suite):
         await asyncio.sleep(0.3)
         polling.cancel()
         with pytest.raises(asyncio.CancelledError):
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(limits().patience):
                 await polling
 
     async def test_a_cancelled_send_takes_no_other_with_it(self, broker: Broker) -> None:

@@ -16,6 +16,7 @@ from pairmq.model import Entity, EntityState, Receipt, Route
 from pairmq.pair import Pair
 from pairmq.testing._simulated import Fault, SimulatedBroker
 from pairmq.testing.conformance._broker import Broker, Suite, capability, message, refused
+from pairmq.testing.conformance._limits import limits
 
 _LIMIT = 15.0
 """Seconds of an attempt: more than a busy machine takes, for one that is cut off there would be a failover."""
@@ -32,7 +33,6 @@ _OPTIONS = PairOptions(
     enable_syphon=True,
 )
 _QUEUE = Entity("orders")
-_PATIENCE = 40.0
 
 
 async def _probe(broker: Broker) -> None:
@@ -155,7 +155,7 @@ async def _settled(pair: Pair) -> None:
 async def _received(pair: Pair, expected: set[str]) -> set[str]:
     """What the queue gives until all that is expected has come; at the latest when patience ends."""
     found: set[str] = set()
-    ends_at = asyncio.get_running_loop().time() + _PATIENCE
+    ends_at = asyncio.get_running_loop().time() + 4 / 3 * limits().patience
     async with pair.receiver(_QUEUE.path, prefetch=20) as receiver:
         while not expected <= found and asyncio.get_running_loop().time() < ends_at:
             for delivery in await receiver.receive(20, 1.0):
@@ -170,7 +170,7 @@ def _ids(partner: SimulatedBroker) -> set[str | None]:
 
 
 async def _until(condition: Callable[[], bool], failure: str) -> None:
-    ends_at = asyncio.get_running_loop().time() + _PATIENCE
+    ends_at = asyncio.get_running_loop().time() + 4 / 3 * limits().patience
     while not condition():
         assert asyncio.get_running_loop().time() < ends_at, failure
         await asyncio.sleep(0.05)

@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 
 from pairmq.model import Delivery, FailureKind, FailureReason, Source, TransportError
 from pairmq.testing.conformance._broker import (
-    PATIENCE,
     Broker,
     Suite,
     bodies,
@@ -22,12 +21,8 @@ from pairmq.testing.conformance._broker import (
     refusal,
     testable_limit,
 )
+from pairmq.testing.conformance._limits import limits
 from pairmq.testing.conformance.suites._timing import cut_off
-
-_OUTAGE = 5.0
-"""Seconds that a broker stays unavailable for a call that should not wait for it; an immediate failure ends the
-wait."""
-
 
 _SENDERS = 16
 """That send while a broker is stopped: what some of them have sent is stored by then, and not yet confirmed."""
@@ -53,7 +48,7 @@ class Faults(Suite):
         sender = broker.sender(queue)
         await sender.send(message("before"))
         await broker.stop()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(limits().patience):
             # The first one may find out in mid-send; then the connection is known to be down.
             await must_fail(lambda: sender.send(message("first")), FailureKind.UNAVAILABLE)
             error = await must_fail(lambda: sender.send(message("second")), FailureKind.UNAVAILABLE)
@@ -63,7 +58,7 @@ class Faults(Suite):
         queue = await broker.queue()
         await broker.stop()
         sender = broker.connect().sender(queue)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(limits().patience):
             error = await must_fail(lambda: sender.send(message("lost")), FailureKind.UNAVAILABLE)
         assert not error.maybe_applied
 
@@ -73,7 +68,7 @@ class Faults(Suite):
         sender = broker.sender(queue)
         await sender.send(message("before"))
         await broker.stop()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(limits().patience):
             first = await must_fail(lambda: sender.send(message("failed")), FailureKind.UNAVAILABLE)
         await broker.restore()
         await broker.connect().admin.create(queue)
@@ -87,13 +82,13 @@ class Faults(Suite):
         sender = broker.sender(queue)
         await sender.send(message("before"))
         await broker.stop()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(limits().patience):
             await must_fail(lambda: sender.send(message("first")), FailureKind.UNAVAILABLE)
         sending = asyncio.ensure_future(sender.send(message("second")))
-        await asyncio.wait((sending,), timeout=_OUTAGE)
+        await asyncio.wait((sending,), timeout=limits().outage)
         answered = sending.done()
         await broker.restore()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(limits().patience):
             error = await _failure(lambda: sending)
         assert answered or error is not None, "it was tried again until the broker was back: switch retries off"
         assert error is not None and error.kind is FailureKind.UNAVAILABLE, f"{error!r}"
@@ -121,7 +116,7 @@ class Faults(Suite):
                     enough.set()
 
         sends = asyncio.gather(*map(send_until_it_fails, range(_SENDERS)))
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(limits().patience):
             await asyncio.wait((sends, asyncio.ensure_future(enough.wait())), return_when=asyncio.FIRST_COMPLETED)
             await broker.stop()
             await sends
@@ -137,7 +132,7 @@ class Faults(Suite):
         sender = broker.sender(queue)
         await sender.send(message("before"))
         await broker.lose_confirms()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(limits().patience):
             single = await must_fail(lambda: sender.send(message("single")), FailureKind.UNAVAILABLE)
             batch = await sender.send_batch([message("first"), message("second")])
         assert None not in batch, "the broker has confirmed nothing"
@@ -172,7 +167,7 @@ class Faults(Suite):
         never = [(each, error) for each in offered if (error := refusal(broker, queue, each))]
         await broker.stop()
         for offer, refused in never:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(limits().patience):
                 told = await must_fail(lambda offer=offer: sender.send(offer), refused.kind, refused.reason)  # type: ignore[misc]
                 (error,) = await sender.send_batch([offer])
             assert not told.maybe_applied
@@ -183,7 +178,7 @@ class Faults(Suite):
         sender = broker.sender(queue)
         await sender.send(message("before"))
         await broker.stop()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(limits().patience):
             first = await sender.send_batch([message(str(number)) for number in range(3)])
             second = await sender.send_batch([message(str(number)) for number in range(3)])
         assert [error and error.kind for error in (*first, *second)] == [FailureKind.UNAVAILABLE] * 6
@@ -194,7 +189,7 @@ class Faults(Suite):
         sender = broker.sender(queue)
         await sender.send(message("before"))
         await broker.stop()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(limits().patience):
             await must_fail(lambda: sender.send(message("lost")), FailureKind.UNAVAILABLE)
         await broker.restore()
         await broker.connect().admin.create(queue)
@@ -216,7 +211,7 @@ class Faults(Suite):
         polling = asyncio.ensure_future(receiver.receive(1, 300.0))
         await asyncio.sleep(0.3)
         await broker.stop()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(limits().patience):
             await must_fail(lambda: polling, FailureKind.UNAVAILABLE)
             await must_fail(lambda: receiver.receive(1, 0.2), FailureKind.UNAVAILABLE)
         await broker.restore()
@@ -225,7 +220,7 @@ class Faults(Suite):
         found: list[object] = []
 
         async def receive() -> None:
-            found.extend(await receiver.receive(1, PATIENCE))
+            found.extend(await receiver.receive(1, limits().patience))
 
         await _until_it_works(receive)
         assert len(found) == 1
@@ -236,7 +231,7 @@ class Faults(Suite):
         receiver = broker.receiver(queue)
         deliveries = await receive_all(receiver, 3)
         await broker.stop()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(limits().patience):
             for settle in (receiver.complete, receiver.abandon):
                 _unreachable(await _failure(lambda settle=settle: settle(deliveries[0])))  # type: ignore[misc]
             for error in await receiver.complete_batch(deliveries[1:]):
@@ -255,7 +250,7 @@ class Faults(Suite):
             lambda: admin.purge(Source(queue)),
             lambda: admin.delete(queue),
         ):
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(limits().patience):
                 await must_fail(call, FailureKind.UNAVAILABLE)
         await broker.restore()
         await _until_it_works(admin.check)
@@ -269,7 +264,7 @@ class Faults(Suite):
         await asyncio.sleep(0.5)
         assert not sending.done(), "no broker can have confirmed it"
         await broker.restore()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(limits().patience):
             await sending
         await sender.send(message("after"))
         assert await _up_to(broker, "after", Source(queue)) == ["before", "waits", "after"]
@@ -283,7 +278,7 @@ class Faults(Suite):
         sending = asyncio.ensure_future(sender.send(message("in doubt")))
         await asyncio.sleep(0.3)
         await broker.stop()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(limits().patience):
             error = await must_fail(lambda: sending, FailureKind.UNAVAILABLE)
         await broker.restore()
         await broker.connect().admin.create(queue)
@@ -310,7 +305,7 @@ class Faults(Suite):
         await broker.crash()
         await broker.restore()
         again = await receive_one(
-            broker.connect().receiver(Source(queue)), wait=broker.harness.lock_duration + PATIENCE
+            broker.connect().receiver(Source(queue)), wait=broker.harness.lock_duration + limits().patience
         )
         assert again.message.body == b"held"
 
@@ -330,7 +325,7 @@ class Faults(Suite):
         async def receive() -> None:
             again.extend(await receive_all(broker.receiver(queue), 3 - len(again)))
 
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(limits().patience):
             while len(again) < 3:
                 await _until_it_works(receive)
         assert sorted(bodies(again)) == list("abc")
@@ -338,7 +333,7 @@ class Faults(Suite):
 
 async def _until_it_works(call: Callable[[], Awaitable[object]]) -> None:
     """Repeat the call while the broker seems unavailable: it may take one call to detect a lost connection."""
-    deadline = asyncio.get_running_loop().time() + PATIENCE
+    deadline = asyncio.get_running_loop().time() + limits().patience
     while True:
         try:
             await call()
@@ -369,7 +364,7 @@ async def _up_to(broker: Broker, last: str, source: Source) -> list[str]:
     receiver = broker.connect().receiver(source)
     found: list[str] = []
     while last not in found:
-        some = await receiver.receive(100, PATIENCE)
+        some = await receiver.receive(100, limits().patience)
         assert some, f"{last!r} is lost"
         found += bodies(some)
         await receiver.complete_batch(some)

@@ -11,8 +11,9 @@ import pytest
 
 from pairmq.model import ConfigurationError, Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.plugins import registry
-from pairmq.testing.conformance._broker import NAMES, PATIENCE, Broker, Suite, bodies, message, must_fail, receive_one
-from pairmq.testing.conformance.suites._timing import SLACK, Stopwatch
+from pairmq.testing.conformance._broker import NAMES, Broker, Suite, bodies, message, must_fail, receive_one
+from pairmq.testing.conformance._limits import limits
+from pairmq.testing.conformance.suites._timing import Stopwatch
 from pairmq.transport import Transport
 
 _CLOSE = 2.0
@@ -105,7 +106,7 @@ class Lifecycle(Suite):
         polling = asyncio.ensure_future(receiver.receive(1, 300.0))
         await asyncio.sleep(0.3)
         await receiver.close()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(limits().patience):
             await must_fail(lambda: polling, *_CLOSED)
 
     async def test_every_call_of_a_closed_transport_says_that_it_is_closed(self, broker: Broker) -> None:
@@ -132,7 +133,7 @@ class Lifecycle(Suite):
         polling = asyncio.ensure_future(transport.receiver(Source(queue)).receive(1, 300.0))
         await asyncio.sleep(0.3)
         await transport.close()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(limits().patience):
             await must_fail(lambda: polling, *_CLOSED)
 
     async def test_closing_does_not_wait_for_a_frozen_broker(self, broker: Broker) -> None:
@@ -146,7 +147,7 @@ class Lifecycle(Suite):
         for closing in (sender, receiver, transport):
             with Stopwatch() as watch:
                 await closing.close()
-            assert watch.elapsed < _CLOSE + SLACK, f"closing {closing!r} took {watch.elapsed:.2f} s"
+            assert watch.elapsed < _CLOSE + limits().slack, f"closing {closing!r} took {watch.elapsed:.2f} s"
 
     async def test_a_send_under_way_ends_as_closed_and_tells_no_lie(self, broker: Broker) -> None:
         queue = await broker.queue()
@@ -157,7 +158,7 @@ class Lifecycle(Suite):
         sending = asyncio.ensure_future(sender.send(message("in doubt")))
         await asyncio.sleep(0.3)
         await transport.close()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(limits().patience):
             error = await must_fail(lambda: sending, *_CLOSED)
         await broker.restore()
         await broker.put(queue, "after")
@@ -203,7 +204,7 @@ class Lifecycle(Suite):
         await transport.close()
         left = asyncio.all_tasks() - before
         if left:  # what is ending has a moment for it
-            _, left = await asyncio.wait(left, timeout=PATIENCE)
+            _, left = await asyncio.wait(left, timeout=limits().patience)
         assert not left, f"still running after the close: {left}"
 
     async def test_an_endpoint_names_a_broker(self, broker: Broker) -> None:
@@ -248,13 +249,13 @@ async def _all_say_closed(
         lambda: admin.create(queue),
         lambda: admin.counts(Source(queue)),
     ):
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(limits().patience):
             await must_fail(call, *_CLOSED)
 
 
 async def _failure(call: Callable[[], Awaitable[object]]) -> TransportError:
     with pytest.raises(TransportError) as caught:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(limits().patience):
             await call()
     return caught.value
 

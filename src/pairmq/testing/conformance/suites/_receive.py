@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Source
 from pairmq.testing.conformance._broker import (
     LONG_LOCK,
-    PATIENCE,
     Broker,
     Suite,
     bodies,
@@ -21,6 +20,7 @@ from pairmq.testing.conformance._broker import (
     receive_one,
     receive_some,
 )
+from pairmq.testing.conformance._limits import limits
 from pairmq.testing.conformance.suites._timing import Stopwatch
 
 _LONG_POLL = 300.0
@@ -55,11 +55,11 @@ class Receive(Suite):
     async def test_asking_once_returns_without_waiting(self, broker: Broker) -> None:
         queue = await broker.queue()
         receiver = broker.receiver(queue)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(limits().patience):
             assert await receiver.receive(10, 0) == []
             with Stopwatch() as watch:
                 assert await receiver.receive(10, 0) == []
-        assert watch.elapsed < _ASKING_ONCE, f"it waited for {watch.elapsed:.1f} s, and was asked to wait for 0"
+        assert watch.elapsed < limits().asking_once, f"it waited for {watch.elapsed:.1f} s, and was asked to wait for 0"
 
     async def test_asking_once_finds_what_is_there(self, broker: Broker) -> None:
         queue = await broker.queue()
@@ -74,14 +74,14 @@ class Receive(Suite):
         await asyncio.sleep(0.3)
         assert not polling.done(), "it did not wait"
         await broker.put(queue, "first")
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(limits().patience):
             assert bodies(await polling) == ["first"]
 
     async def test_no_more_come_than_were_asked_for(self, broker: Broker) -> None:
         queue = await broker.queue()
         await broker.put(queue, *"abcde")
         receiver = broker.receiver(queue)
-        assert len(await receiver.receive(2, PATIENCE)) in (1, 2)
+        assert len(await receiver.receive(2, limits().patience)) in (1, 2)
 
     async def test_what_nobody_asked_for_stays_for_others(self, broker: Broker) -> None:
         queue = await broker.queue()
@@ -107,7 +107,7 @@ class Receive(Suite):
         assert delivery.delivery_count == 1
         assert delivery.dead_letter_reason is None and delivery.dead_letter_description is None
         assert delivery.enqueued_at is None or abs(delivery.enqueued_at - before) < _CLOCKS + timedelta(
-            seconds=PATIENCE
+            seconds=limits().patience
         )
 
     async def test_the_broker_s_positions_are_unique(self, broker: Broker) -> None:
@@ -122,7 +122,7 @@ class Receive(Suite):
         await broker.sender(queue).send_batch([message(str(number)) for number in range(40)])
         first, second = broker.receiver(queue), broker.connect().receiver(Source(queue))
         found: list[Delivery] = []
-        deadline = asyncio.get_running_loop().time() + PATIENCE
+        deadline = asyncio.get_running_loop().time() + limits().patience
         while len(found) < 40 and asyncio.get_running_loop().time() < deadline:
             found += [*await first.receive(5, 1.0), *await second.receive(5, 1.0)]
         assert sorted(map(int, bodies(found))) == list(range(40))
@@ -168,7 +168,7 @@ class Receive(Suite):
         await receive_one(first)
         await first.receive(1, 0.5)  # where it may hold two: this lock ends later than that of the first
         found: list[str] = []
-        deadline = asyncio.get_running_loop().time() + broker.harness.lock_duration + PATIENCE
+        deadline = asyncio.get_running_loop().time() + broker.harness.lock_duration + limits().patience
         while len(found) < 4 and asyncio.get_running_loop().time() < deadline:
             # A machine that stands still may let the locks of the second end too: then it gets the same ones again.
             some = await second.receive(4, 1.0)
@@ -182,7 +182,7 @@ class Receive(Suite):
         first = await receive_one(broker.receiver(queue))
         # No sleep: the wait is the lock's, however long this broker's clock takes for it.
         again = await receive_one(
-            broker.connect().receiver(Source(queue)), wait=broker.harness.lock_duration + PATIENCE
+            broker.connect().receiver(Source(queue)), wait=broker.harness.lock_duration + limits().patience
         )
         assert again.message == first.message
         assert again.delivery_count >= 2, "the first delivery was not counted"
@@ -219,7 +219,7 @@ class Receive(Suite):
         with contextlib.suppress(asyncio.CancelledError):
             given = await polling
         await sending
-        deadline = asyncio.get_running_loop().time() + broker.harness.lock_duration + PATIENCE
+        deadline = asyncio.get_running_loop().time() + broker.harness.lock_duration + limits().patience
         found = {delivery.message.body for delivery in given}
         while len(found) < 6 and asyncio.get_running_loop().time() < deadline:
             some = await receiver.receive(6, 1.0)
@@ -237,10 +237,10 @@ class Receive(Suite):
             polling = asyncio.ensure_future(receiver.receive(10, _LONG_POLL))
             await asyncio.sleep(0.2)
             polling.cancel()
-            await asyncio.wait((polling,), timeout=PATIENCE)
+            await asyncio.wait((polling,), timeout=limits().patience)
             await asyncio.sleep(0.1)
             await broker.put(queue, "later")
-            if await other.receive(1, PATIENCE / 6):
+            if await other.receive(1, limits().patience / 6):
                 return
         raise AssertionError("the receive was cancelled, but a message sent afterwards is locked")
 

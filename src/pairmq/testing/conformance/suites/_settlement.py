@@ -6,7 +6,6 @@ import asyncio
 
 from pairmq.model import Delivery, Entity, FailureKind, FailureReason, Source, TransportError
 from pairmq.testing.conformance._broker import (
-    PATIENCE,
     Broker,
     Suite,
     bodies,
@@ -18,6 +17,7 @@ from pairmq.testing.conformance._broker import (
     receive_all,
     receive_one,
 )
+from pairmq.testing.conformance._limits import limits
 from pairmq.testing.conformance.suites._timing import LockClock
 from pairmq.transport import Receiver
 
@@ -125,10 +125,10 @@ class Settlement(Suite):
         receiver, delivery = await _one(broker, queue)
         polling = asyncio.ensure_future(receiver.receive(1, 300.0))
         await asyncio.sleep(0.2)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(limits().patience):
             await receiver.complete(delivery)
         await broker.put(queue, "next")
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(limits().patience):
             assert bodies(await polling) == ["next"]
 
     async def test_a_lock_that_ended_settles_nothing(self, broker: Broker) -> None:
@@ -136,7 +136,7 @@ class Settlement(Suite):
         receiver, delivery = await _one(broker, queue)
         # It has certainly expired once another receiver has the message.
         other = broker.connect().receiver(Source(queue))
-        again = await receive_one(other, wait=broker.harness.lock_duration + PATIENCE)
+        again = await receive_one(other, wait=broker.harness.lock_duration + limits().patience)
         await must_fail(lambda: receiver.complete(delivery), *_LOST)
         await must_fail(lambda: receiver.abandon(delivery), *_LOST)
         assert again.message == delivery.message
@@ -268,7 +268,7 @@ async def _held_for_longer(broker: Broker, receiver: Receiver, other: Receiver) 
         return True
     finally:
         waiting.cancel()
-        await asyncio.wait((waiting,), timeout=PATIENCE)
+        await asyncio.wait((waiting,), timeout=limits().patience)
         await other.close()  # which releases its messages
 
 

@@ -10,13 +10,9 @@ from types import TracebackType
 from typing import Self
 
 from pairmq.model import FailureKind, FailureReason, TransportError
+from pairmq.testing.conformance._limits import limits
 
 _TICK = 0.02
-_NOTICEABLE = 0.05
-"""Seconds by which the machine is late before that counts: many small ones delay no waiting call."""
-
-SLACK = 2.0
-"""Seconds that a call may take beyond what it is allowed: not a measure of speed, but of who decides when it ends."""
 
 
 class Stopwatch:
@@ -27,6 +23,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._lag = 0.0
+        self._stall = limits().stall  # the thread does not see the test's
         self._began = self._ended = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="conformance stopwatch", daemon=True)
@@ -55,7 +52,7 @@ class Stopwatch:
             if over:
                 return
             late = time.monotonic() - asked - _TICK
-            if late > _NOTICEABLE:
+            if late > self._stall:
                 self._lag += late
 
 
@@ -113,7 +110,7 @@ async def cut_off(
             assert error.kind is FailureKind.UNAVAILABLE or error.reason is FailureReason.LOCK_LOST, f"{error!r}"
         else:
             raise AssertionError(f"it returned {answer!r}, and {why}")
-    assert watch.elapsed < limit + SLACK, (
+    assert watch.elapsed < limit + limits().slack, (
         f"the call returned {watch.elapsed:.2f} s after the call, whose time limit was {limit} s"
     )
     return told

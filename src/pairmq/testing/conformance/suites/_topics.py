@@ -10,7 +10,6 @@ import asyncio
 
 from pairmq.model import Entity, EntityKind, FailureKind, FailureReason, Source, TransportError
 from pairmq.testing.conformance._broker import (
-    PATIENCE,
     Broker,
     Suite,
     bodies,
@@ -22,6 +21,7 @@ from pairmq.testing.conformance._broker import (
     receive_one,
     refused,
 )
+from pairmq.testing.conformance._limits import limits
 from pairmq.testing.conformance.suites._timing import LockClock
 from pairmq.transport import QueueCounts, QueueProperties, SessionReceiver
 
@@ -47,7 +47,7 @@ async def _subscribe(broker: Broker) -> object:
 
 
 class Topics(Suite):
-    """Entities of the kind topic, and subscriptions."""
+    """`Admin.create_subscription`, and what is sent to a topic and received from its subscriptions."""
 
     @capability("topics", disclaimed=refused(_make_topic))
     async def test_a_topic_exists_from_its_making_to_its_end(self, broker: Broker) -> None:
@@ -205,7 +205,7 @@ class Sessions(Suite):
     @capability("sessions", disclaimed=refused(_accept))
     async def test_a_waiting_reader_gets_the_session_that_comes(self, broker: Broker) -> None:
         queue = await broker.queue(requires_session=True)
-        waiting = asyncio.ensure_future(broker.transport.accept_session(Source(queue), wait=PATIENCE))
+        waiting = asyncio.ensure_future(broker.transport.accept_session(Source(queue), wait=limits().patience))
         await asyncio.sleep(0.3)
         await broker.put(queue, "a1", session_id="a")
         receiver = await waiting
@@ -238,7 +238,7 @@ class Sessions(Suite):
         await broker.put(queue, "a1", session_id="a")
         receiver = await _session(broker, queue, "a")
         delivery = await receive_one(receiver)
-        wait = broker.harness.lock_duration + PATIENCE
+        wait = broker.harness.lock_duration + limits().patience
         other = await broker.connect().accept_session(Source(queue), "a", wait=wait)
         assert other is not None, "the lock did not end"
         lost = (FailureKind.REFUSED, FailureReason.LOCK_LOST)
@@ -279,6 +279,6 @@ async def _held_for_longer(broker: Broker, queue: Entity, clock: LockClock) -> b
 
 
 async def _session(broker: Broker, queue: Entity, name: str | None = None) -> SessionReceiver:
-    receiver = await broker.transport.accept_session(Source(queue), name, wait=PATIENCE)
+    receiver = await broker.transport.accept_session(Source(queue), name, wait=limits().patience)
     assert receiver is not None, "no session was free"
     return receiver

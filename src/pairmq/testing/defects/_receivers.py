@@ -9,10 +9,17 @@ from dataclasses import replace
 from datetime import timedelta
 
 from pairmq.model import Delivery, FailureReason, Source, TransportError
-from plain_transport import PlainReceiver, PlainTransport, caught_by
+from pairmq.testing.conformance._limits import limits
+from pairmq.testing.defects._defect import (
+    DefectiveReceiver,
+    DefectiveTransport,
+    planted,
+)
 
 
-@caught_by(
+@planted(
+    "Receiver.complete",
+    "a completed message is removed from the broker",
     "Settlement.test_a_completed_message_is_gone",
     "Settlement.test_settling_twice_is_a_lost_lock",
     "Settlement.test_the_lock_of_a_settled_message_is_lost",
@@ -23,28 +30,32 @@ from plain_transport import PlainReceiver, PlainTransport, caught_by
     "Lifecycle.test_a_closed_receiver_receives_nothing",
     "Cancellation.test_settling_is_cut_off_and_the_receiver_goes_on",
 )
-class CompletesNothing(PlainReceiver):
+class CompletesNothing(DefectiveReceiver):
     async def complete(self, delivery: Delivery) -> None:
         pass
 
 
-@caught_by(
+@planted(
+    "Receiver.complete_batch",
+    "each entry is the outcome of that delivery",
     "Settlement.test_a_batch_says_which_of_it_was_settled_before",
     "Settlement.test_a_batch_says_which_of_it_is_another_receivers",
 )
-class CompletesAnything(PlainReceiver):
+class CompletesAnything(DefectiveReceiver):
     async def complete_batch(self, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
         await super().complete_batch(deliveries)
         return [None] * len(deliveries)
 
 
-_GIVEN: list[tuple[Delivery, PlainReceiver]] = []
+_GIVEN: list[tuple[Delivery, DefectiveReceiver]] = []
 
 
-@caught_by(
+@planted(
+    "Receiver",
+    "a delivery is settled through the receiver that returned it alone",
     "Settlement.test_another_receivers_delivery_is_not_settled",
 )
-class SettlesWhatOthersHold(PlainReceiver):
+class SettlesWhatOthersHold(DefectiveReceiver):
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
         given = await super().receive(max_messages, wait)
         _GIVEN.extend((delivery, self) for delivery in given)
@@ -55,72 +66,90 @@ class SettlesWhatOthersHold(PlainReceiver):
         await holder.inner.complete(delivery)
 
 
-@caught_by(
+@planted(
+    "Receiver.close",
+    "unsettled messages are released for redelivery",
     "Receive.test_a_closed_receiver_gives_back_what_it_held",
 )
-class KeepsLocksWhenClosed(PlainReceiver):
+class KeepsLocksWhenClosed(DefectiveReceiver):
     async def close(self) -> None:
         pass
 
 
-@caught_by(
+@planted(
+    "Receiver.abandon",
+    "a redelivery increments the delivery count",
     "Settlement.test_an_abandoned_message_comes_again_and_counts",
     "Receive.test_a_lock_that_ends_gives_the_message_to_another",
 )
-class CountsNoDeliveries(PlainReceiver):
+class CountsNoDeliveries(DefectiveReceiver):
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
         return [replace(delivery, delivery_count=1) for delivery in await super().receive(max_messages, wait)]
 
 
-@caught_by(
+@planted(
+    "Receiver.abandon",
+    "the message is released for immediate redelivery",
     "Settlement.test_an_abandoned_message_comes_again_and_counts",
     "Settlement.test_an_abandoned_message_is_another_receivers_too",
     "Settlement.test_many_may_settle_at_once",
     "Settlement.test_a_lock_that_ended_dead_letters_nothing",
     "Cancellation.test_abandoning_is_cut_off",
 )
-class AbandonsNothing(PlainReceiver):
+class AbandonsNothing(DefectiveReceiver):
     async def abandon(self, delivery: Delivery) -> None:
         pass
 
 
-@caught_by(
+@planted(
+    "Receiver.dead_letter",
+    "reason and description are kept",
     "Settlement.test_a_dead_letter_keeps_message_reason_and_description",
+    needs=("dead_letter",),
 )
-class DeadLettersWithoutReason(PlainReceiver):
+class DeadLettersWithoutReason(DefectiveReceiver):
     async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
         await super().dead_letter(delivery, "", "")
 
 
-@caught_by(
+@planted(
+    "Receiver.dead_letter",
+    "the message is in the dead-letter queue",
     "Settlement.test_a_dead_letter_keeps_message_reason_and_description",
     "Settlement.test_a_description_of_any_length_is_taken",
     "Settlement.test_a_dead_letter_can_be_completed_there",
     "Admin.test_counts_tell_what_was_dead_lettered",
     "Admin.test_purging_a_dead_letter_queue_leaves_the_queue",
     "Topics.test_a_subscription_has_a_dead_letter_queue_of_its_own",
+    needs=("dead_letter",),
 )
-class DeadLettersIntoNothing(PlainReceiver):
+class DeadLettersIntoNothing(DefectiveReceiver):
     async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
         await self.complete(delivery)
 
 
-@caught_by(
+@planted(
+    "Receiver.renew_lock",
+    "the lock is extended to its full duration",
     "Settlement.test_a_renewed_lock_lasts_longer",
+    needs=("lock_renewal",),
 )
-class RenewsNothing(PlainReceiver):
+class RenewsNothing(DefectiveReceiver):
     async def renew_lock(self, delivery: Delivery) -> Delivery:
         assert delivery.locked_until is not None
         return replace(delivery, locked_until=delivery.locked_until.replace(year=9999))
 
 
-@caught_by(
+@planted(
+    "Receiver.renew_lock",
+    "the broker keeps the message from others for as long",
     "Settlement.test_a_renewed_lock_lasts_longer",
+    needs=("lock_renewal",),
 )
-class RenewsWithoutTellingTheBroker(PlainReceiver):
+class RenewsLocally(DefectiveReceiver):
     """Its broker lets it settle what it received, whether or not the lock has ended, and once only."""
 
-    def __init__(self, transport: PlainTransport, source: Source) -> None:
+    def __init__(self, transport: DefectiveTransport, source: Source) -> None:
         super().__init__(transport, source)
         self._renewed: set[object] = set()
 
@@ -141,10 +170,12 @@ class RenewsWithoutTellingTheBroker(PlainReceiver):
         self._renewed.discard(delivery.lock_token)
 
 
-@caught_by(
+@planted(
+    "Receiver.receive",
+    "a cancelled call takes no later message",
     "Receive.test_a_cancelled_receive_takes_nothing_that_comes_later",
 )
-class GoesOnTakingWhenCancelled(PlainReceiver):
+class ReceivesOnWhenCancelled(DefectiveReceiver):
     """What it takes then comes with its own next call, and is locked until then."""
 
     _polling: asyncio.Task[list[Delivery]] | None = None
@@ -161,67 +192,83 @@ class GoesOnTakingWhenCancelled(PlainReceiver):
         return deliveries
 
 
-@caught_by(
+@planted(
+    "Receiver.dead_letter",
+    "a message of the largest size can be dead-lettered",
     "Settlement.test_the_largest_message_can_be_dead_lettered",
+    needs=("dead_letter",),
+    limited=True,
 )
-class DeadLettersByAMessageThatHoldsTheReason(PlainReceiver):
+class DeadLettersACopyWithTheReason(DefectiveReceiver):
     async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
         properties = {**delivery.message.application_properties, "reason": reason, "description": description[:1000]}
         self.transport.check_size(replace(delivery.message, application_properties=properties))
         await super().dead_letter(delivery, reason, description)
 
 
-@caught_by(
+@planted(
+    "Receiver.receive",
+    "at most `max_messages` are returned",
     "Receive.test_no_more_come_than_were_asked_for",
     "Receive.test_what_nobody_asked_for_stays_for_others",
     "Receive.test_messages_come_in_the_brokers_order_over_several_receives",
 )
-class GivesMoreThanAsked(PlainReceiver):
+class DeliversMoreThanAsked(DefectiveReceiver):
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
         return await super().receive(max_messages + 5, wait)
 
 
-@caught_by(
+@planted(
+    "Receiver.receive",
+    "it returns as soon as there is at least one message",
     "Receive.test_a_long_poll_ends_with_the_first_message",
     "Settlement.test_settling_does_not_wait_for_a_long_poll",
 )
-class WaitsForAllOfItsTime(PlainReceiver):
+class WaitsForAllOfItsTime(DefectiveReceiver):
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
         await asyncio.sleep(wait)
         return await super().receive(max_messages, 0)
 
 
-@caught_by(
+@planted(
+    "Receiver.receive",
+    "without waiting it polls once",
     "Receive.test_asking_once_finds_what_is_there",
 )
-class NeverFindsAtOnce(PlainReceiver):
+class NeverFindsAtOnce(DefectiveReceiver):
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
         return await super().receive(max_messages, wait) if wait else []
 
 
-@caught_by(
+@planted(
+    "Receiver.receive",
+    "without waiting it returns immediately",
     "Receive.test_asking_once_returns_without_waiting",
 )
-class WaitsWhenAskedOnce(PlainReceiver):
+class WaitsWhenAskedOnce(DefectiveReceiver):
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
         return await super().receive(max_messages, max(wait, 0.7))
 
 
-@caught_by(
+@planted(
+    "Receiver.receive",
+    "deliveries are in the broker's order",
     "Send.test_sends_one_after_the_other_keep_their_order",
     "Topics.test_every_subscription_gets_every_message_in_order",
 )
-class GivesInReverse(PlainReceiver):
+class DeliversInReverse(DefectiveReceiver):
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
         return (await super().receive(max_messages, wait))[::-1]
 
 
-@caught_by(
+@planted(
+    "Receiver.receive",
+    "a cancellation ends the call as cancelled",
     "Cancellation.test_a_cancellation_is_not_swallowed",
     "Cancellation.test_a_long_poll_is_cut_off_and_the_receiver_goes_on",
     "Cancellation.test_connecting_to_receive_is_cut_off_and_the_receiver_goes_on",
 )
-class SwallowsCancellations(PlainReceiver):
+class SwallowsCancellations(DefectiveReceiver):
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
         try:
             return await super().receive(max_messages, wait)
@@ -229,26 +276,30 @@ class SwallowsCancellations(PlainReceiver):
             return []
 
 
-@caught_by(
+@planted(
+    "Receiver",
+    "a delivery stays in the broker until it is completed",
     "Receive.test_a_closed_receiver_gives_back_what_it_held",
     "Settlement.test_an_abandoned_message_comes_again_and_counts",
     "Receive.test_receivers_of_a_closed_transport_give_back_what_they_held",
 )
-class LosesWhatItFetched(PlainReceiver):
+class CompletesOnDelivery(DefectiveReceiver):
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
         deliveries = await super().receive(max_messages, wait)
         await asyncio.shield(super().complete_batch(deliveries))  # at most once
         return deliveries
 
 
-@caught_by(
+@planted(
+    "Receiver.receive",
+    "a source that can't be read is an error",
     "Receive.test_a_missing_source_is_told",
     "Topics.test_a_missing_subscription_is_told",
     "Receive.test_a_source_that_is_made_later_is_found_by_the_same_receiver",
     "Lifecycle.test_closing_a_receiver_ends_its_long_poll",
     "Faults.test_a_long_poll_ends_when_its_broker_stops_and_the_receiver_works_again",
 )
-class CallsMissingSourcesEmpty(PlainReceiver):
+class CallsMissingSourcesEmpty(DefectiveReceiver):
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
         try:
             return await super().receive(max_messages, wait)
@@ -256,13 +307,15 @@ class CallsMissingSourcesEmpty(PlainReceiver):
             return []
 
 
-@caught_by(
+@planted(
+    "Receiver.complete",
+    "a lock that has ended is *lock-lost*",
     "Settlement.test_settling_twice_is_a_lost_lock",
     "Settlement.test_a_lock_that_ended_settles_nothing",
     "Settlement.test_the_lock_of_a_settled_message_is_lost",
     "Settlement.test_a_lock_that_ended_dead_letters_nothing",
 )
-class SwallowsLostLocks(PlainReceiver):
+class SwallowsLostLocks(DefectiveReceiver):
     async def complete(self, delivery: Delivery) -> None:
         with contextlib.suppress(TransportError):
             await super().complete(delivery)
@@ -277,51 +330,74 @@ class SwallowsLostLocks(PlainReceiver):
         return delivery
 
 
-@caught_by(
+@planted(
+    "Receiver",
+    "a delivery is locked: no other receiver gets it",
     "Receive.test_two_receivers_never_hold_the_same_message",
     "Receive.test_a_locked_message_is_nobody_elses",
     "Receive.test_messages_come_in_the_brokers_order_over_several_receives",
 )
-class LocksNothing(PlainReceiver):
+class LocksNothing(DefectiveReceiver):
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
         return await self.transport.inner.admin.peek(self.source, max_messages)
 
 
-@caught_by("Receive.test_the_end_of_a_lock_is_told")
-class TellsNoEndOfLocks(PlainReceiver):
+@planted(
+    "Receiver.receive",
+    "a delivery has the end of its lock",
+    "Receive.test_the_end_of_a_lock_is_told",
+    needs=("lock_renewal",),
+)
+class ReportsNoEndOfLocks(DefectiveReceiver):
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
         return [replace(delivery, locked_until=None) for delivery in await super().receive(max_messages, wait)]
 
 
-@caught_by("Receive.test_the_broker_s_positions_are_unique", "Receive.test_a_delivery_tells_about_itself")
-class NumbersAllAlike(PlainReceiver):
+@planted(
+    "Receiver.receive",
+    "each delivery has the broker's own position",
+    "Receive.test_the_broker_s_positions_are_unique",
+    "Receive.test_a_delivery_tells_about_itself",
+)
+class NumbersAllAlike(DefectiveReceiver):
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
         deliveries = await super().receive(max_messages, wait)
         return [replace(delivery, sequence_number="1", dead_letter_reason="") for delivery in deliveries]
 
 
-@caught_by("Settlement.test_a_batch_completes_all_of_it")
-class CompletesThoseOfABatchThatItLikes(PlainReceiver):
+@planted(
+    "Receiver.complete_batch",
+    "all of a batch is completed",
+    "Settlement.test_a_batch_completes_all_of_it",
+)
+class CompletesHalfOfABatch(DefectiveReceiver):
     async def complete_batch(self, deliveries: Sequence[Delivery]) -> Sequence[TransportError | None]:
         await super().complete_batch(deliveries[: len(deliveries) // 2])
         return [None] * len(deliveries)
 
 
-@caught_by("Settlement.test_a_dead_letter_is_gone_from_its_queue")
-class DeadLettersACopy(PlainReceiver):
+@planted(
+    "Receiver.dead_letter",
+    "the message is moved, and its queue does not keep it",
+    "Settlement.test_a_dead_letter_is_gone_from_its_queue",
+    needs=("dead_letter",),
+)
+class DeadLettersACopy(DefectiveReceiver):
     async def dead_letter(self, delivery: Delivery, reason: str, description: str) -> None:
         await super().dead_letter(delivery, reason, description)
         await self.transport.inner.sender(self.source.entity).send(delivery.message)
 
 
-@caught_by(
+@planted(
+    "Receiver.receive",
+    "a cancelled call returns control within milliseconds",
     "Cancellation.test_a_long_poll_is_cut_off_and_the_receiver_goes_on",
     "Cancellation.test_connecting_to_receive_is_cut_off_and_the_receiver_goes_on",
 )
-class EndsItsPollsSlowly(PlainReceiver):
+class EndsItsPollsSlowly(DefectiveReceiver):
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
         try:
             return await super().receive(max_messages, wait)
         except asyncio.CancelledError:
-            await asyncio.sleep(1.6)
+            await asyncio.sleep(limits().slack + 1.0)
             raise

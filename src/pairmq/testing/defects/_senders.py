@@ -1,4 +1,4 @@
-"""Senders with one defect each, entered with the test of the suites that has to catch it."""
+"""Senders with one defect each."""
 
 from __future__ import annotations
 
@@ -8,11 +8,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pairmq.model import FailureKind, FailureReason, Message, TransportError
+from pairmq.testing.conformance._limits import limits
+from pairmq.testing.defects._defect import (
+    DefectiveSender,
+    LimitedSender,
+    planted,
+)
 from pairmq.transport import nothing_sent
-from plain_transport import PlainSender, caught_by
 
 
-@caught_by(
+@planted(
+    "Sender.send",
+    "what the broker did not confirm is raised",
     "Send.test_a_missing_entity_is_told",
     "Faults.test_a_broker_that_was_never_there_is_unavailable",
     "Faults.test_a_failed_send_is_not_tried_again_behind_the_callers_back",
@@ -22,16 +29,18 @@ from plain_transport import PlainSender, caught_by
     "Faults.test_a_send_whose_broker_dies_under_it_tells_no_lie",
     "Lifecycle.test_every_call_of_a_closed_transport_says_that_it_is_closed",
 )
-class SwallowsFailures(PlainSender):
+class SwallowsFailures(DefectiveSender):
     async def send(self, message: Message) -> None:
         with contextlib.suppress(TransportError):
             await super().send(message)
 
 
-@caught_by(
+@planted(
+    "Sender.send",
+    "it returns when the broker has confirmed, and not before",
     "Faults.test_a_send_waits_out_a_short_silence_and_arrives_once",
 )
-class ConfirmsTooEarly(PlainSender):
+class ConfirmsTooEarly(DefectiveSender):
     async def send(self, message: Message) -> None:
         self._sending = asyncio.ensure_future(super().send(message))
         await asyncio.sleep(0.05)
@@ -39,26 +48,32 @@ class ConfirmsTooEarly(PlainSender):
             self._sending.result()
 
 
-@caught_by(
+@planted(
+    "Sender.send",
+    "every field is carried unchanged",
     "Send.test_every_field_comes_back_as_it_was",
 )
-class LosesAField(PlainSender):
+class LosesAField(DefectiveSender):
     async def send(self, message: Message) -> None:
         await super().send(replace(message, reply_to=None))
 
 
-@caught_by(
+@planted(
+    "Sender.send",
+    "every field is carried unchanged, through a backlog too",
     "Failover.test_a_secondary_keeps_messages_and_gives_them_back_as_they_were",
 )
-class LosesTheSubject(PlainSender):
+class LosesTheSubject(DefectiveSender):
     async def send(self, message: Message) -> None:
         await super().send(replace(message, subject=None))
 
 
-@caught_by(
+@planted(
+    "Sender.send",
+    "what is confirmed is stored",
     "Failover.test_a_secondary_keeps_messages_and_gives_them_back_as_they_were",
 )
-class LosesEverySecond(PlainSender):
+class LosesEverySecond(DefectiveSender):
     _count = 0
 
     async def send(self, message: Message) -> None:
@@ -67,39 +82,49 @@ class LosesEverySecond(PlainSender):
             await super().send(message)
 
 
-@caught_by(
+@planted(
+    "Sender.send",
+    "application properties keep their types",
     "Send.test_every_application_property_comes_back_as_it_was",
 )
-class MakesIntsOfBools(PlainSender):
+class TurnsBoolsIntoInts(DefectiveSender):
     async def send(self, message: Message) -> None:
         values = {k: int(v) if isinstance(v, bool) else v for k, v in message.application_properties.items()}
         await super().send(replace(message, application_properties=values))
 
 
-@caught_by(
+@planted(
+    "Sender.send_batch",
+    "confirmed messages are stored in the order given",
     "Send.test_a_batch_keeps_its_order",
     "Topics.test_a_batch_reaches_every_subscription_in_order",
     "Send.test_a_batch_larger_than_what_goes_at_once_is_cut",
 )
-class ReversesBatches(PlainSender):
+class ReversesBatches(DefectiveSender):
     async def send_batch(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
         return list(reversed(await super().send_batch(messages[::-1])))
 
 
-@caught_by(
+@planted(
+    "Sender.send_batch",
+    "each message has an outcome of its own",
     "Send.test_a_message_beyond_the_limit_is_refused_by_itself",
+    limited=True,
 )
-class FailsWholeBatches(PlainSender):
+class FailsWholeBatches(LimitedSender):
     async def send_batch(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
         outcomes = await super().send_batch(messages)
         worst = next((error for error in outcomes if error), None)
         return [worst] * len(messages)
 
 
-@caught_by(
+@planted(
+    "Sender.send_batch",
+    "nothing but cancellation is raised",
     "Send.test_a_message_beyond_the_limit_is_refused_by_itself",
+    limited=True,
 )
-class RaisesForBatches(PlainSender):
+class RaisesForBatches(LimitedSender):
     async def send_batch(self, messages: Sequence[Message]) -> Sequence[TransportError | None]:
         outcomes = await super().send_batch(messages)
         for error in outcomes:
@@ -108,54 +133,69 @@ class RaisesForBatches(PlainSender):
         return outcomes
 
 
-@caught_by(
+@planted(
+    "Transport.check_message",
+    "a message beyond `max_message_bytes` is refused",
     "Send.test_a_message_beyond_the_limit_is_refused_by_itself",
+    limited=True,
 )
-class TakesAnySize(PlainSender):
+class AcceptsAnySize(DefectiveSender):
     async def send(self, message: Message) -> None:
         await self.inner.send(message)
 
 
-@caught_by(
+@planted(
+    "Transport.measure",
+    "a message that measures exactly `max_message_bytes` is accepted",
     "Send.test_a_message_of_exactly_the_limit_goes",
+    limited=True,
 )
-class RefusesTheLimitItself(PlainSender):
+class RefusesTheLimitItself(LimitedSender):
     async def send(self, message: Message) -> None:
         self.transport.check_size(replace(message, body=message.body + b"."))
         await super().send(message)
 
 
-@caught_by(
+@planted(
+    "Sender.send",
+    "an expired message is not delivered",
     "Send.test_a_message_whose_time_is_over_is_not_delivered",
+    needs=("time_to_live",),
 )
-class DropsTimeToLive(PlainSender):
+class DropsTimeToLive(DefectiveSender):
     async def send(self, message: Message) -> None:
         await super().send(replace(message, time_to_live=None))
 
 
-@caught_by(
+@planted(
+    "Sender.send",
+    "no consumer sees a scheduled message before its time",
     "Send.test_a_scheduled_message_waits_for_its_time",
     "Send.test_a_scheduled_message_holds_up_no_other",
     "Admin.test_counts_tell_what_waits_for_its_time",
 )
-class DropsSchedules(PlainSender):
+class DropsSchedules(DefectiveSender):
     async def send(self, message: Message) -> None:
         await super().send(replace(message, scheduled_enqueue_at=None))
 
 
-@caught_by(
+@planted(
+    "Sender.send",
+    "one call stores one message",
     "Send.test_concurrent_sends_of_one_sender_all_arrive_once",
 )
-class SendsTwice(PlainSender):
+class SendsTwice(DefectiveSender):
     async def send(self, message: Message) -> None:
         await super().send(message)
         await super().send(message)
 
 
-@caught_by(
+@planted(
+    "Sender.send",
+    "two messages of one id are two messages",
     "Send.test_two_messages_of_one_id_are_two_messages",
 )
-class DropsTheSecondOfAnId(PlainSender):
+class DropsTheSecondOfAnId(DefectiveSender):
     async def send(self, message: Message) -> None:
         self._seen: set[str | None] = getattr(self, "_seen", set())
         if message.message_id not in self._seen:
@@ -163,11 +203,13 @@ class DropsTheSecondOfAnId(PlainSender):
             await super().send(message)
 
 
-@caught_by(
+@planted(
+    "Sender.send",
+    "a missing entity is refused as *not-found*",
     "Send.test_a_missing_entity_is_told",
     "Topics.test_a_missing_topic_is_told",
 )
-class CallsMissingEntitiesUnavailable(PlainSender):
+class CallsMissingEntitiesUnavailable(DefectiveSender):
     async def send(self, message: Message) -> None:
         try:
             await super().send(message)
@@ -175,11 +217,13 @@ class CallsMissingEntitiesUnavailable(PlainSender):
             raise TransportError(str(error), FailureKind.UNAVAILABLE, error.reason) from error
 
 
-@caught_by(
+@planted(
+    "Sender.send",
+    "`maybe_applied` is True unless it is certain that nothing was stored",
     "Lifecycle.test_a_send_under_way_ends_as_closed_and_tells_no_lie",
     "Faults.test_a_confirm_that_is_lost_leaves_a_doubt",
 )
-class IsCertainInDoubt(PlainSender):
+class IsCertainInDoubt(DefectiveSender):
     async def send(self, message: Message) -> None:
         try:
             await super().send(message)
@@ -188,10 +232,12 @@ class IsCertainInDoubt(PlainSender):
             raise
 
 
-@caught_by(
+@planted(
+    "Sender.send",
+    "a connection that is lost before the confirmation leaves a doubt",
     "Faults.test_a_confirm_that_is_lost_leaves_a_doubt",
 )
-class IsCertainWhenAConnectionIsLost(PlainSender):
+class IsCertainWhenAConnectionIsLost(DefectiveSender):
     async def send(self, message: Message) -> None:
         try:
             await super().send(message)
@@ -201,10 +247,12 @@ class IsCertainWhenAConnectionIsLost(PlainSender):
             raise
 
 
-@caught_by(
+@planted(
+    "Sender.send",
+    "a broker that stops before its confirmation leaves a doubt",
     "Faults.test_sends_under_way_when_a_broker_stops_tell_no_lie",
 )
-class IsCertainOfWhatWasNotConfirmed(PlainSender):
+class IsCertainOfWhatWasNotConfirmed(DefectiveSender):
     async def send(self, message: Message) -> None:
         await super().send(message)
         await asyncio.sleep(0.02)
@@ -215,10 +263,12 @@ class IsCertainOfWhatWasNotConfirmed(PlainSender):
             raise
 
 
-@caught_by(
+@planted(
+    "Sender.send",
+    "a broker that stores nothing for now is *unavailable*",
     "Faults.test_a_broker_that_stores_nothing_is_unavailable",
 )
-class CallsAFullBrokerARefusal(PlainSender):
+class CallsAFullBrokerARefusal(DefectiveSender):
     async def send(self, message: Message) -> None:
         try:
             await super().send(message)
@@ -228,10 +278,12 @@ class CallsAFullBrokerARefusal(PlainSender):
             raise
 
 
-@caught_by(
+@planted(
+    "Transport.check_message",
+    "what it accepts is accepted, however much of it is properties",
     "Send.test_large_properties_go_like_a_large_body",
 )
-class RefusesLargeProperties(PlainSender):
+class RefusesLargeProperties(DefectiveSender):
     async def send(self, message: Message) -> None:
         size = self.transport.measure(message) - self.transport.measure(replace(message, application_properties={}))
         if size > 65_536:
@@ -239,11 +291,13 @@ class RefusesLargeProperties(PlainSender):
         await super().send(message)
 
 
-@caught_by(
+@planted(
+    "Sender.send",
+    "a failure before the first byte was written is certain",
     "Faults.test_a_stopped_broker_is_unavailable_and_nothing_was_sent",
     "Faults.test_a_broker_that_was_never_there_is_unavailable",
 )
-class IsNeverCertain(PlainSender):
+class IsNeverCertain(DefectiveSender):
     async def send(self, message: Message) -> None:
         try:
             await super().send(message)
@@ -252,11 +306,13 @@ class IsNeverCertain(PlainSender):
             raise
 
 
-@caught_by(
+@planted(
+    "nothing_sent",
+    "only a send that had written nothing is marked",
     "Cancellation.test_what_says_that_nothing_was_sent_never_arrives",
     "Cancellation.test_sends_cut_off_at_any_moment_tell_no_lie",
 )
-class SaysNothingWasSent(PlainSender):
+class ClaimsThatNothingWasSent(DefectiveSender):
     async def send(self, message: Message) -> None:
         try:
             await super().send(message)
@@ -265,10 +321,12 @@ class SaysNothingWasSent(PlainSender):
             raise
 
 
-@caught_by(
+@planted(
+    "nothing_sent",
+    "a send that is cut off while it connects is marked",
     "Cancellation.test_a_send_cut_off_while_connecting_leaves_no_doubt",
 )
-class NeverSaysThatNothingWasSent(PlainSender):
+class NeverClaimsThatNothingWasSent(DefectiveSender):
     async def send(self, message: Message) -> None:
         try:
             await super().send(message)
@@ -276,10 +334,12 @@ class NeverSaysThatNothingWasSent(PlainSender):
             raise asyncio.CancelledError from None
 
 
-@caught_by(
+@planted(
+    "Sender.send",
+    "no hidden retries: a failure is raised at once",
     "Faults.test_a_stopped_broker_is_unavailable_and_nothing_was_sent",
 )
-class TriesAgain(PlainSender):
+class RetriesUntilItSucceeds(DefectiveSender):
     async def send(self, message: Message) -> None:
         while True:
             try:
@@ -290,10 +350,12 @@ class TriesAgain(PlainSender):
             await asyncio.sleep(0.05)
 
 
-@caught_by(
+@planted(
+    "Sender.send",
+    "no hidden retries: a failing send does not outlast the outage",
     "Faults.test_a_failed_send_does_not_outlast_the_outage",
 )
-class TriesAgainForAWhile(PlainSender):
+class RetriesForAWhile(DefectiveSender):
     async def send(self, message: Message) -> None:
         for _ in range(20):
             with contextlib.suppress(TransportError):
@@ -302,23 +364,27 @@ class TriesAgainForAWhile(PlainSender):
         await super().send(message)
 
 
-@caught_by(
+@planted(
+    "Sender.send",
+    "a cancelled call returns control within milliseconds",
     "Cancellation.test_a_send_is_cut_off_and_the_sender_goes_on",
     "Cancellation.test_connecting_is_cut_off_and_the_sender_goes_on",
 )
-class IsCutOffSlowly(PlainSender):
+class SendsOnWhenCancelled(DefectiveSender):
     async def send(self, message: Message) -> None:
         try:
             await super().send(message)
         except asyncio.CancelledError:
-            await asyncio.sleep(1.6)  # tidying up that waits for an answer
+            await asyncio.sleep(limits().slack + 1.0)  # tidying up that waits for an answer
             raise
 
 
-@caught_by(
+@planted(
+    "Sender.send",
+    "the next call after a lost connection reconnects",
     "Faults.test_a_sender_works_again_when_its_broker_is_back",
 )
-class FailsForEver(PlainSender):
+class NeverRecovers(DefectiveSender):
     _failed: TransportError | None = None
 
     async def send(self, message: Message) -> None:
@@ -332,10 +398,12 @@ class FailsForEver(PlainSender):
             raise
 
 
-@caught_by(
+@planted(
+    "Sender.send",
+    "calls may run at once, and one that is cancelled ends alone",
     "Cancellation.test_a_cancelled_send_takes_no_other_with_it",
 )
-class TakesOthersAlongWhenCancelled(PlainSender):
+class CancelsOtherSends(DefectiveSender):
     async def send(self, message: Message) -> None:
         sends: list[asyncio.Task[None]] = self.__dict__.setdefault("_sends", [])
         sending = asyncio.ensure_future(super().send(message))
