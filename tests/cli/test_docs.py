@@ -50,6 +50,7 @@ def test_every_command_has_its_section(page: str) -> None:
         "plugins",
         "cost",
         "simulate",
+        "conformance",
         "journal",
         "pipeline",
     ]

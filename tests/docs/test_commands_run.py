@@ -30,6 +30,8 @@ READER_HAS = {
 def is_quick(words: tuple[str, ...]) -> bool:
     if SLOW & set(words) or (words[0] == "syphon" and "--until-empty" not in words):
         return False
+    if words[0] == "conformance":
+        return "--only" in words
     return words[0] != "simulate" or not ({"--seeds", "--replay"} & set(words))
 
 
@@ -91,6 +93,7 @@ def test_a_command_does_what_it_is_asked(
 def test_most_commands_are_quick() -> None:
     assert {words[0] for words in QUICK} == {
         "backlog",
+        "conformance",
         "cost",
         "doctor",
         "entity",

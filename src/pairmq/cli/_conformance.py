@@ -150,9 +150,7 @@ class _Report:
         if self.findings:
             rows = table("defect", "clause", "found by")
             for each in self.findings:
-                found = each.found_by or (f"– ({each.not_applicable})" if each.not_applicable else "NOT FOUND")
-                style = None if each.found_by else WARN if each.not_applicable else FAIL
-                rows.add_row(*cells((each.defect.name, each.defect.clause, found), style))
+                rows.add_row(*cells((each.defect.name, each.defect.clause, _found(each)), _style(each)))
             stdout_console().print(rows)
         for outcome in self.failed:
             say(f"{outcome.test}: {_told(outcome.error)}", style=FAIL)
@@ -194,6 +192,16 @@ class _Report:
                 for each in self.findings
             ],
         }
+
+
+def _found(finding: Finding) -> str:
+    if finding.not_applicable:
+        return f"– ({finding.not_applicable})"
+    return finding.found_by or "; ".join(("NOT FOUND", *finding.skipped))
+
+
+def _style(finding: Finding) -> str | None:
+    return None if finding.found_by else WARN if finding.not_applicable else FAIL
 
 
 def _told(error: BaseException | None) -> str:

@@ -17,7 +17,8 @@ class Limits:
         outage: that a broker stays unavailable for a call that should not wait for it; an immediate failure ends the
             wait.
         slack: that a call may take beyond what it is allowed: not a measure of speed, but of who decides when it ends.
-        asking_once: within which a receive without waiting has returned.
+        asking_once: within which a receive without waiting has returned, over a link that is open; what waits all the
+            same mostly waits for longer.
         stall: by which the machine is late before that is excused: many small ones delay no waiting call.
     """
 

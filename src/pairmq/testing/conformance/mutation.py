@@ -83,7 +83,7 @@ def harness_for(url: str, name: str | None = None) -> Harness:
             brokers in this process is `MemoryHarness`.
 
     Raises:
-        ConfigurationError: there is none, or the URL names a broker.
+        ConfigurationError: it has no harness, or the URL names a broker.
     """
     parts = urlsplit(url if "://" in url else f"{url}://")
     if parts.netloc or parts.path:
@@ -216,9 +216,9 @@ def planted(harness: Harness, defect: Defect) -> Iterator[None]:
 def find(harness: Harness, defects: Iterable[Defect], sound: Iterable[Outcome]) -> Iterator[Finding]:
     """Plant one defect after the other, and run tests until one fails.
 
-    First those that are known to find it, the quickest one first; then all others. A test has three times as long as it
-    took without a defect, and two seconds, for what must happen: it need not wait for half a minute for what a defect
-    keeps back.
+    First those that are known to find it, the quickest one first; then all others. A known one has three times as long
+    as it took without a defect, and two seconds, for what must happen: it need not wait for half a minute for what a
+    defect keeps back. The others have their usual time, so that one that is only slow is not found by mistake.
 
     Args:
         harness: of the broker; the caller closes it.
@@ -233,7 +233,7 @@ def find(harness: Harness, defects: Iterable[Defect], sound: Iterable[Outcome]) 
         (each for each in outcomes.values() if not (each.error or each.skipped)), key=lambda outcome: outcome.seconds
     )
     usual = Limits().patience
-    limits = {each.test: Limits(patience=min(usual, 2.0 + 3.0 * each.seconds)) for each in passed}
+    short = {each.test: Limits(patience=min(usual, 2.0 + 3.0 * each.seconds)) for each in passed}
     url, capabilities = asyncio.run(_describe(harness))
     for defect in defects:
         reason = defect.not_applicable(capabilities, url)
@@ -243,6 +243,7 @@ def find(harness: Harness, defects: Iterable[Defect], sound: Iterable[Outcome]) 
         began = time.monotonic()
         # A stable sort: the quickest of those that are known, then the quickest of the others.
         tests = sorted((each.test for each in passed), key=lambda test: test not in defect.found_by)
+        limits = {test: short[test] for test in defect.found_by if test in short}
         with planted(harness, defect):
             found = next((each.test for each in run_tests(harness, tests, limits) if each.error), None)
         skipped = {outcomes[test].skipped for test in defect.found_by if test in outcomes}

@@ -247,7 +247,7 @@ class NeverFindsAtOnce(DefectiveReceiver):
 )
 class WaitsWhenAskedOnce(DefectiveReceiver):
     async def receive(self, max_messages: int, wait: float) -> list[Delivery]:
-        return await super().receive(max_messages, max(wait, 0.7))
+        return await super().receive(max_messages, max(wait, limits().asking_once + 0.2))
 
 
 @planted(

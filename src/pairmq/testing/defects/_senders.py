@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -273,7 +274,8 @@ class CallsAFullBrokerARefusal(DefectiveSender):
         try:
             await super().send(message)
         except TransportError as error:
-            if error.reason is FailureReason.QUOTA:
+            if error.kind is FailureKind.UNAVAILABLE:
+                await self.transport.inner.admin.check()  # it answers, and stores nothing
                 raise TransportError(str(error), FailureKind.REFUSED, error.reason) from error
             raise
 
@@ -357,7 +359,8 @@ class RetriesUntilItSucceeds(DefectiveSender):
 )
 class RetriesForAWhile(DefectiveSender):
     async def send(self, message: Message) -> None:
-        for _ in range(20):
+        began = time.monotonic()
+        while time.monotonic() - began < 2 * limits().outage:
             with contextlib.suppress(TransportError):
                 return await super().send(message)
             await asyncio.sleep(0.05)
