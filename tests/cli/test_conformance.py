@@ -1,8 +1,11 @@
 import json
+import signal
+from collections.abc import Sequence
 
 import pytest
 
-from pairmq.testing.conformance import MemoryHarness
+from pairmq.testing.conformance import Harness, MemoryHarness, mutation
+from pairmq.testing.defects import Defect
 
 
 class Weak(MemoryHarness):
@@ -30,7 +33,8 @@ def test_what_a_transport_can_not_have_is_not_applicable(cli) -> None:
     ended = cli("conformance", "memory://", "--mutate", "--only", "ShowsItsPassword", "--json")
     assert ended.status == 0, ended.err
     (defect,) = json.loads(ended.out)["defects"]
-    assert defect["state"] == "not-applicable" and defect["reason"] == "the harness's URL has no password"
+    assert defect["state"] == "not-applicable"
+    assert defect["reason"] == "the harness's URL has no password"
 
 
 def test_a_defect_that_no_test_finds_fails_and_says_what_the_harness_lacks(cli, monkeypatch) -> None:
@@ -44,10 +48,12 @@ def test_a_defect_that_no_test_finds_fails_and_says_what_the_harness_lacks(cli, 
     weak = ("conformance", "memory://", "--harness", f"{__name__}:Weak", "--mutate", "--only", "ProbesByReading")
     ended = cli(*weak)
     assert ended.status == 1
-    assert "NOT FOUND" in ended.out and "implement Weak.refuse_writes()" in " ".join(ended.out.split())
+    assert "NOT FOUND" in ended.out
+    assert "implement Weak.refuse_writes()" in " ".join(ended.out.split())
     assert "1 tests passed, 0 failed, 1 skipped, 0 defects found, 1 not found" in ended.out
     record = json.loads(cli(*weak, "--json").out)
-    assert record["defects"][0]["state"] == "not-found" and "Weak.refuse_writes()" in record["defects"][0]["reason"]
+    assert record["defects"][0]["state"] == "not-found"
+    assert "Weak.refuse_writes()" in record["defects"][0]["reason"]
     assert [test["state"] for test in record["tests"]] == ["skipped", "passed"]
 
 
@@ -55,7 +61,29 @@ def test_a_transport_that_fails_without_a_defect_is_not_mutated(cli) -> None:
     ended = cli("conformance", "memory://", "--harness", f"{__name__}:Dead", "--mutate", "--only", "SendsTwice")
     assert ended.status == 1
     assert "Send.test_concurrent_sends_of_one_sender_all_arrive_once: OSError: no server" in ended.out
-    assert "0 tests passed, 1 failed" in ended.out and "defects" not in ended.out
+    assert "0 tests passed, 1 failed" in ended.out
+    assert "defects" not in ended.out
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_ends_its_broker_and_prints_what_is_known(
+    cli, monkeypatch, number: int, status: int
+) -> None:
+    planted = mutation.find
+    closed: list[bool] = []
+
+    def interrupted(harness: Harness, defects: Sequence[Defect], sound: Sequence[mutation.Outcome]):
+        yield from planted(harness, defects[:1], sound)
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(mutation, "find", interrupted)
+    monkeypatch.setattr(MemoryHarness, "close", lambda harness: closed.append(True))
+    ended = cli("conformance", "memory://", "--mutate", "--only", "ListsInAnyOrder", "--only", "PeeksByReceiving")
+    assert ended.status == status
+    assert closed == [True]
+    assert "1 defects found" in ended.out
+    assert "PeeksByReceiving" not in ended.out
+    assert "(interrupted)" in ended.out
 
 
 @pytest.mark.parametrize(

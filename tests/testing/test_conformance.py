@@ -180,7 +180,7 @@ def test_defects_are_found_by_the_quickest_known_test_or_by_another() -> None:
     assert [outcome.test for outcome in sound if not (outcome.error or outcome.skipped)] == tests
     found = {finding.defect.name: finding for finding in find(harness, (known, other, SOUND), sound)}
     assert found["LosesAField"].found_by == tests[1]
-    assert found["LosesEverySecond"].found_by == tests[0]
+    assert found["LosesEverySecond"].found_by in tests
     assert found["nothing"].found_by is None and found["nothing"].not_applicable is None
     assert isinstance(harness.transport("memory://after"), type(registry.transport("memory://after")))
 

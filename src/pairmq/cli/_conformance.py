@@ -59,7 +59,7 @@ def conformance(
     that can find it run until one fails. A defect that is not found shows what the suite leaves untested with this
     harness.
 
-    Exit status: 0 when all tests passed and every defect was found, 1 when not, 130 after Ctrl-C.
+    Exit status: 0 when all tests passed and every defect was found, 1 when not, 130 after Ctrl-C, 143 after SIGTERM.
     """
     try:
         # Other commands don't need the test kit, nor pytest.
@@ -73,7 +73,7 @@ def conformance(
     report = _Report(url, json)
     known = {test for defect in defects for test in defect.found_by}
     tests = [test for test in mutation.TESTS if not only or test in known]
-    with _quiet(), _sigterm_as_ctrl_c(), made:
+    with _quiet(), _sigterm_as_ctrl_c() as ended_by, made:
         try:
             _run_sound(made, tests, report)
             if mutate and not report.failed:
@@ -86,7 +86,7 @@ def conformance(
                 _plant(made, defects, report)
         except KeyboardInterrupt:
             report.show(interrupted=True)
-            raise
+            return 128 + (ended_by or [signal.SIGINT])[0]
     report.show()
     return report.exit_status
 
@@ -224,18 +224,20 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """End the broker after SIGTERM, too; asyncio handles Ctrl-C alone."""
+def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
+    """End the broker after SIGTERM, too; asyncio handles Ctrl-C alone. Gives the list that the signal is put into."""
+    seen: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
         signal.raise_signal(signal.SIGINT)
 
     try:
         before = signal.signal(signal.SIGTERM, interrupt)
     except ValueError:  # not in the main thread, which no signal reaches
-        yield
+        yield seen
         return
     try:
-        yield
+        yield seen
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -256,7 +256,7 @@ class IsCertainWhenAConnectionIsLost(DefectiveSender):
 class IsCertainOfWhatWasNotConfirmed(DefectiveSender):
     async def send(self, message: Message) -> None:
         await super().send(message)
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.2)
         try:
             await self.transport.inner.admin.check()  # the connection over which the confirmation has to come
         except TransportError as error:
