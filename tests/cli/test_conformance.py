@@ -50,7 +50,7 @@ def test_a_defect_that_no_test_finds_fails_and_says_what_the_harness_lacks(cli, 
     assert ended.status == 1
     assert "NOT FOUND" in ended.out
     assert "implement Weak.refuse_writes()" in " ".join(ended.out.split())
-    assert "1 tests passed, 0 failed, 1 skipped, 0 defects found, 1 not found" in ended.out
+    assert "1 test passed, 0 failed, 1 skipped, 0 defects found, 1 not found" in ended.out
     record = json.loads(cli(*weak, "--json").out)
     assert record["defects"][0]["state"] == "not-found"
     assert "Weak.refuse_writes()" in record["defects"][0]["reason"]
@@ -81,7 +81,7 @@ def test_an_interrupted_run_ends_its_broker_and_prints_what_is_known(
     ended = cli("conformance", "memory://", "--mutate", "--only", "ListsInAnyOrder", "--only", "PeeksByReceiving")
     assert ended.status == status
     assert closed == [True]
-    assert "1 defects found" in ended.out
+    assert "1 defect found" in ended.out
     assert "PeeksByReceiving" not in ended.out
     assert "(interrupted)" in ended.out
 

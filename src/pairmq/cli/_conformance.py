@@ -15,7 +15,7 @@ import typer
 from pairmq.cli._common import Json, examples
 from pairmq.cli._errors import BadUsage, CommandFailed, printable
 from pairmq.cli._output import FAIL, OK, WARN, Progress, cells, note, put_json, say, stdout_console, table
-from pairmq.cli._values import shortened
+from pairmq.cli._values import plural, shortened
 
 if TYPE_CHECKING:
     from pairmq.testing.conformance.harness import Harness
@@ -158,10 +158,10 @@ class _Report:
             note(printable(reason), style=WARN)
         seconds = f"{time.monotonic() - self._began:.0f} s"
         passed = len(self.outcomes) - len(self.failed) - len(skipped)
-        parts = [f"{passed} tests passed", f"{len(self.failed)} failed", f"{len(skipped)} skipped"]
+        parts = [f"{plural(passed, 'test')} passed", f"{len(self.failed)} failed", f"{len(skipped)} skipped"]
         if self.findings:
             inapplicable = sum(1 for each in self.findings if each.not_applicable)
-            parts.append(f"{len(self.findings) - inapplicable - len(self.missed)} defects found")
+            parts.append(f"{plural(len(self.findings) - inapplicable - len(self.missed), 'defect')} found")
             parts += [f"{len(self.missed)} not found", f"{inapplicable} not applicable"]
         ended = " (interrupted)" if interrupted else ""
         say(f"{printable(self._url)}: {', '.join(parts)}, in {seconds}{ended}", style=FAIL if self.exit_status else OK)

@@ -10,11 +10,7 @@ from datetime import timedelta
 
 from pairmq.model import Delivery, FailureReason, Source, TransportError
 from pairmq.testing.conformance._limits import limits
-from pairmq.testing.defects._defect import (
-    DefectiveReceiver,
-    DefectiveTransport,
-    planted,
-)
+from pairmq.testing.defects._defect import DefectiveReceiver, DefectiveTransport, planted
 
 
 @planted(
