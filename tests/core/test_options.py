@@ -35,6 +35,7 @@ DEFAULTS: dict[str, Any] = {
     "backlog_name_template": "{primary}/x-servicebus-transfer/{index}",
     "allowed_entities": (),
     "max_pending_sends": 10_000,
+    "control_interval": 15.0,
 }
 # name: lowest, highest, and how an error writes the range
 DURATIONS: dict[str, tuple[float, float, str]] = {
@@ -47,6 +48,7 @@ DURATIONS: dict[str, tuple[float, float, str]] = {
     "ping_timeout": (0.01, 120, "10 ms to 2 min"),
     "flap_window": (0, 86_400, "0 s to 24 h"),
     "backlog_retry_interval": (0.1, 3600, "100 ms to 60 min"),
+    "control_interval": (0, 3600, "0 s to 60 min"),
 }
 COUNTS: dict[str, tuple[int, int]] = {
     "backlog_queue_count": (1, 1000),

@@ -37,7 +37,12 @@ class Processes:
         first = self.east.transport()
         if primary is not None:
             first._endpoint = primary
-        usual = {"failover_interval": 0.0, "ping_primary_interval": 5.0, "attempt_timeout": 1.0}
+        usual = {
+            "failover_interval": 0.0,
+            "ping_primary_interval": 5.0,
+            "attempt_timeout": 1.0,
+            "control_interval": 0.0,
+        }
         pair = Pair(first, self.west.transport(), PairOptions(**{**usual, **options}))
         warnings: list[str] = []
 

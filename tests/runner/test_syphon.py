@@ -585,8 +585,9 @@ async def test_an_idle_syphon_receives_four_times_an_hour_and_queue(world):
         await asyncio.sleep(5)
         w.west.operations.clear()
         await asyncio.sleep(3600)
-        # Beside the long polls a look at the pair's record, every ten minutes.
-        assert w.west.operations == {"RECEIVE": 40, "ADMIN": 6}
+        # Beside the long polls a look at the pair's record every ten minutes, and one at an operator's decisions every
+        # 15 seconds, with a report every five minutes.
+        assert w.west.operations == {"RECEIVE": 40, "ADMIN": 6 + 240, "SEND": 12}
 
 
 @in_virtual_time

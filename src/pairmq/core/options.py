@@ -31,6 +31,7 @@ _DURATIONS: dict[str, tuple[float, float]] = {
     "ping_timeout": (10 * _MS, 2 * _MINUTE),
     "flap_window": (0.0, 24 * _HOUR),
     "backlog_retry_interval": (100 * _MS, 1 * _HOUR),
+    "control_interval": (0.0, 60 * _MINUTE),
 }
 _COUNTS: dict[str, tuple[int, int]] = {
     "backlog_queue_count": (1, 1000),
@@ -83,6 +84,8 @@ class PairOptions:
         allowed_entities: patterns (``*``, ``?``) of entities that the syphon may deliver to (SPEC 5.8), and so of
             those that a pair sends to; empty allows all except system entities and backlog queues.
         max_pending_sends: sends in flight per pair; further ones wait within their own deadline.
+        control_interval: seconds between two looks at what ``pairmq switch`` has decided (SPEC 13.4), 0 to 60 min; 0
+            never looks.
 
     Raises:
         ConfigurationError: a value is out of range; names the option, the value and the range. It is a `ValueError`.
@@ -108,6 +111,7 @@ class PairOptions:
     backlog_name_template: str = "{primary}/x-servicebus-transfer/{index}"
     allowed_entities: tuple[str, ...] = ()
     max_pending_sends: int = 10_000
+    control_interval: float = 15.0
 
     def __post_init__(self) -> None:
         put = object.__setattr__

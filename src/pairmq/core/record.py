@@ -62,7 +62,7 @@ class Configuration:
             scope: likewise.
             options: the pair's.
         """
-        whole = tuple(_plain(part) for part in (*identity, *((scope,) if scope else ())))
+        whole = tuple(plain(part) for part in (*identity, *((scope,) if scope else ())))
         return cls(name, whole, options.backlog_name_template, options.backlog_queue_count, options.ordering)
 
     @property
@@ -195,7 +195,7 @@ def conflict_text(own: Configuration, other: Configuration) -> str:
     )
 
 
-def _plain(part: str) -> str:
+def plain(part: str) -> str:
     """A part of an identity as every process writes it, and every reader takes it."""
     if part and part.isprintable() and len(part) <= _LONGEST:
         return part
@@ -212,53 +212,70 @@ def _configuration(body: bytes) -> Configuration | None:
     Raises:
         RecordError: it is not what PairMQ writes.
     """
-    if len(body) > _MAX_BYTES:
-        raise RecordError(f"a message of the record has more than {_MAX_BYTES} bytes")
-    try:
-        content = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
-    except (ValueError, RecursionError):
-        raise RecordError("a message of the record is not JSON: PairMQ did not write it") from None
-    version = _of(dict, content).get("pairmq_record")
-    if type(version) is not int or version < 1:
-        raise _foreign()
-    if version > FORMAT:
-        raise RecordError(
-            f"a message of the record has format {version}, and this release reads {FORMAT}: a newer PairMQ wrote it; "
-            "upgrade this process"
-        )
+    content = content_of(body)
     if content.get("kind") != _CONFIGURATION:
         return None
-    primary, backlog = _of(dict, content.get("primary")), _of(dict, content.get("backlog"))
-    identity = tuple(map(_text, _of(list, primary.get("identity"))))
+    primary, backlog = of_type(dict, content.get("primary")), of_type(dict, content.get("backlog"))
+    identity = tuple(map(text_of, of_type(list, primary.get("identity"))))
     queues = backlog.get("queues")
     least, most = OPTION_RANGES["backlog_queue_count"]
     if type(queues) is not int or not least <= queues <= most or not 1 <= len(identity) <= 16:
-        raise _foreign()
+        raise foreign()
     found = Configuration(
-        _text(primary.get("name")), identity, _text(backlog.get("template")), queues, _text(content.get("ordering"))
+        text_of(primary.get("name")),
+        identity,
+        text_of(backlog.get("template")),
+        queues,
+        text_of(content.get("ordering")),
     )
     try:
         # As the options of a process are checked: names of queues will be made of them.
         PairOptions(backlog_name_template=found.template, ordering=found.ordering)  # type: ignore[arg-type]
         Entity(found.queue_names()[-1])
     except ValueError:
-        raise _foreign() from None
+        raise foreign() from None
     return found
 
 
-def _of(kind: type, value: Any) -> Any:
+def content_of(body: bytes) -> dict[str, Any]:
+    """Read what all messages of the record have in common, and return the content.
+
+    Raises:
+        RecordError: it is not what PairMQ writes, or a newer release wrote it.
+    """
+    if len(body) > _MAX_BYTES:
+        raise RecordError(f"a message of the record has more than {_MAX_BYTES} bytes")
+    try:
+        content = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        raise RecordError("a message of the record is not JSON: PairMQ did not write it") from None
+    version = of_type(dict, content).get("pairmq_record")
+    if type(version) is not int or version < 1:
+        raise foreign()
+    if version > FORMAT:
+        raise RecordError(
+            f"a message of the record has format {version}, and this release reads {FORMAT}: a newer PairMQ wrote it; "
+            "upgrade this process"
+        )
+    return content  # type: ignore[no-any-return]  # of_type has checked it
+
+
+def of_type(kind: type, value: Any) -> Any:
+    """Return a value of that very type, or raise `RecordError`."""
     if type(value) is not kind:
-        raise _foreign()
+        raise foreign()
     return value
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """Return a short printable text, or raise `RecordError`."""
     if type(value) is not str or not 0 < len(value) <= _LONGEST or not value.isprintable():
-        raise _foreign()
+        raise foreign()
     return value
 
 
-def _foreign() -> RecordError:
+def foreign() -> RecordError:
+    """The error of a message that PairMQ did not write."""
     return RecordError("a message of the record is malformed: PairMQ did not write it")
 
 

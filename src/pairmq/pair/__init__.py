@@ -1,5 +1,6 @@
 """The front door: a pair of brokers, its senders and its receivers."""
 
+from pairmq.core import Decision, ProcessReport, SwitchAction, SwitchReport
 from pairmq.memory import MemoryClaims
 from pairmq.pair._deduplicator import Deduplicator, FirstDelivery
 from pairmq.pair._pair import Pair
@@ -18,6 +19,7 @@ from pairmq.runner import Agreement, Stray
 
 __all__ = [
     "Agreement",
+    "Decision",
     "Deduplicator",
     "EntityReadiness",
     "FirstDelivery",
@@ -26,9 +28,12 @@ __all__ = [
     "PairDelivery",
     "PairReceiver",
     "PairSender",
+    "ProcessReport",
     "Readiness",
     "Settings",
     "Stray",
+    "SwitchAction",
+    "SwitchReport",
     "check_available",
     "check_distinct",
     "load_settings",

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mappin
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from pairmq.core import PairOptions
+from pairmq.core import PairOptions, SwitchAction, SwitchReport
 from pairmq.model import (
     ConfigurationError,
     Entity,
@@ -386,6 +386,46 @@ class Pair:
             PairClosed, PairFaulted: the pair has ended.
         """
         self._opened.operator(self._entity(path, kind), "hold", syphon=syphon)
+
+    async def switch(
+        self,
+        action: SwitchAction | str,
+        *paths: str,
+        kind: str = "queue",
+        syphon: bool = False,
+        timeout: float | None = None,
+    ) -> SwitchReport:
+        """Decide for all processes of this pair, as ``pairmq switch`` does, and wait until they follow (SPEC 13.4).
+
+        The decision is kept on the secondary: also processes that start later follow it, and the primary may be
+        unavailable. The last decision of an entity is in force.
+
+        Args:
+            action: ``"hold"`` diverts until another decision, ``"failover"`` diverts until a ping succeeds,
+                ``"resume"`` sends to the primary again.
+            paths: the entities'.
+            kind: of all of them, ``"queue"`` or ``"topic"``.
+            syphon: of a hold: no syphon of the pair delivers to these entities either.
+            timeout: seconds to wait for the processes; 0 does not wait. Default: the longest ``control_interval`` of
+                any of them, and 2 s.
+
+        Returns:
+            Which processes follow and which do not, and what has overruled the decision.
+
+        Raises:
+            ConfigurationError: an argument is invalid, or the entities are too many for one decision.
+            TransportError: the secondary could not be asked: nothing has changed, unless the error has
+                ``maybe_applied``, or was raised while waiting.
+            PairClosed, PairFaulted: the pair has ended or is not open.
+            TypeError, ValueError: ``timeout`` is not a number, or below 0.
+
+        A cancelled call leaves the decision in force if it was written.
+        """
+        engine = self._opened
+        engine.check_here()
+        entities = [self._entity(path, kind) for path in paths]
+        limit = None if timeout is None else seconds("timeout", timeout, zero=True)
+        return await engine.switch(action, entities, syphon=syphon, timeout=limit)
 
     @property
     def syphon_holds(self) -> frozenset[Entity]:

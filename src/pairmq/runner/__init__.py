@@ -7,6 +7,7 @@ from pairmq.runner._engine import Engine
 from pairmq.runner._job import SenderState
 from pairmq.runner._limits import TimeLimits
 from pairmq.runner._record import LOOK_INTERVAL, Agreement, Stray, configuration_of, find_agreement, write_anew
+from pairmq.runner._switch import SwitchWriter
 
 __all__ = [
     "FAILURES",
@@ -17,6 +18,7 @@ __all__ = [
     "Engine",
     "SenderState",
     "Stray",
+    "SwitchWriter",
     "TimeLimits",
     "backlog_properties",
     "configuration_of",

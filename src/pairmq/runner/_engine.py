@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import asdict, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from pairmq._version import version
 from pairmq.core import (
@@ -18,7 +19,10 @@ from pairmq.core import (
     Changed,
     EntityMachine,
     Input,
+    Order,
     PairOptions,
+    SwitchAction,
+    SwitchReport,
 )
 from pairmq.model import (
     ConfigurationError,
@@ -29,6 +33,7 @@ from pairmq.model import (
     PairFaulted,
     Receipt,
     SendError,
+    TransportError,
 )
 from pairmq.model.events import PairEnded, PairOpened, Side
 from pairmq.runner._backlog import BacklogQueues
@@ -40,14 +45,22 @@ from pairmq.runner._entity import EntityRunner
 from pairmq.runner._job import SenderState
 from pairmq.runner._known import KnownEntities
 from pairmq.runner._limits import TimeLimits, settled_within
-from pairmq.runner._record import Agreement, RecordKeeper, find_agreement
+from pairmq.runner._record import Agreement, Looker, RecordKeeper, find_agreement
 from pairmq.runner._send import SendProcedure
+from pairmq.runner._switch import SwitchFollower, SwitchWriter
 from pairmq.runner._syphon import Syphon
 from pairmq.transport import Sender, Transport, start_task
 
 _TRANSPORT_CLOSE = 2.5  # s: a transport promises 2; one that breaks its promise is left behind
 
 _WORDS: dict[str, Input] = {"mark_healthy": MARK_HEALTHY, "force_failover": FORCE_FAILOVER, "hold": HOLD}
+_ACTIONS = {
+    SwitchAction.HOLD: "hold",
+    SwitchAction.FAILOVER: "force_failover",
+    SwitchAction.RESUME: "mark_healthy",
+}
+
+T = TypeVar("T")
 
 
 class Engine:
@@ -100,6 +113,20 @@ class Engine:
             conflict=self._faulted,
         )
         self._record_task: asyncio.Task[None] | None = None
+
+        def limited(operation: Awaitable[T], /) -> Awaitable[T]:
+            return self._limits.run(operation, clock.now() + options.attempt_timeout)
+
+        self._follower = SwitchFollower(
+            primary.endpoint,
+            options,
+            clock,
+            emit,
+            Looker(secondary, limited),
+            secondary.capabilities.time_to_live,
+            self._obey,
+        )
+        self._follower_task: asyncio.Task[None] | None = None
         self._drain: DrainWatch | None = None
         self._drain_task: asyncio.Task[None] | None = None
         self._linked_faults: LinkedFaults | None = None
@@ -152,18 +179,24 @@ class Engine:
         self._linked_faults = LinkedFaults(*self._ends, self.options.close_grace, self._faulted)
 
     async def _prepare(self) -> None:
-        if self._syphon_queues is not None:
-            # One of several that share the work; what starts them has looked, and given them the queues.
-            await self.backlog.prepare(self._syphon_queues)
-            return
-        look = start_task(self._record.begin(), name="pair record")
+        looks = []
+        if self.options.control_interval:
+            looks.append(start_task(self._follower.begin(), name="pair switch"))
+        if self._syphon_queues is None:  # else what starts the processes that share the work has looked
+            looks.append(start_task(self._record.begin(), name="pair record"))
         try:
-            await self.backlog.prepare()
-            await look
+            await self.backlog.prepare(self._syphon_queues)
+            for look in looks:
+                await look
         finally:
-            look.cancel()
-            await asyncio.wait((look,))
-        self._record_task = start_task(self._record.run(), name="pair record")
+            for look in looks:
+                look.cancel()
+            if looks:
+                await asyncio.wait(looks)
+        if self.options.control_interval:
+            self._follower_task = start_task(self._follower.run(), name="pair switch")
+        if self._syphon_queues is None:
+            self._record_task = start_task(self._record.run(), name="pair record")
 
     def _agreed(self) -> None:
         if self.syphon is not None and self._opened and self._closing is None:
@@ -254,6 +287,26 @@ class Engine:
         if self.syphon is not None and not syphon:
             self.syphon.gates.release(entity)
 
+    def _obey(self, order: Order) -> None:
+        """Carry out what an operator has decided for all processes (SPEC 13.4)."""
+        if self._closing is not None:
+            return
+        if order.action is SwitchAction.RESUME and self._known.find(order.entity) is None:
+            if self.syphon is not None:
+                self.syphon.gates.release(order.entity)
+            return
+        self.operator(order.entity, _ACTIONS[order.action], syphon=order.syphon and self.syphon is not None)
+
+    async def switch(
+        self, action: SwitchAction | str, entities: Sequence[Entity], *, syphon: bool, timeout: float | None
+    ) -> SwitchReport:
+        """Write an operator's decision, follow it here, and wait for the other processes; see `SwitchWriter`."""
+        writer = SwitchWriter(self._primary.endpoint, self._secondary, self.options.attempt_timeout, self._clock)
+        decision = await writer.write(action, entities, syphon=syphon)
+        with contextlib.suppress(TransportError):  # it has been written: what waits finds out
+            await self._follower.look_and_report()
+        return await writer.watch(decision, timeout)
+
     async def agreement(self, time_limit: float, *, everywhere: bool) -> Agreement:
         """Look for what other processes of the pair use, and let the syphon know; see `find_agreement`."""
         if self._record_task is not None:
@@ -300,12 +353,13 @@ class Engine:
         for runner in self._known.runners():
             runner.stop_pings()
             runner.wake()  # sends that wait between two attempts learn their new deadline
-        for task in (self._drain_task, self._operations_task, self._record_task):
+        for task in (self._drain_task, self._operations_task, self._record_task, self._follower_task):
             if task is not None:
                 task.cancel()
         stop_syphon = [self.syphon.stop(grace)] if self.syphon is not None else []
         # One second over the grace: what was interrupted at its end still has to give its results back.
-        await _bounded(grace + 4, self._sends.wait_idle(grace + 1), *stop_syphon)
+        leave = [self._follower.leave()] if self._fault is None else []
+        await _bounded(grace + 4, self._sends.wait_idle(grace + 1), *stop_syphon, *leave)
         await _bounded(2.5, self._sends.close(), *(runner.close() for runner in self._known.runners()))
         partner = [self._linked_faults.wait()] if self._linked_faults is not None else []
         await _bounded(_TRANSPORT_CLOSE, self.backlog.close(), self._known.close(), *self._endings, *partner)

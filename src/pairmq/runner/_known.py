@@ -73,6 +73,10 @@ class KnownEntities:
             runner.recent = True
         return runner
 
+    def find(self, entity: Entity) -> EntityRunner | None:
+        """The runner of an entity; None where it has none."""
+        return self._runners.get(entity)
+
     def keep(self, runner: EntityRunner) -> None:
         """Keep a runner until it can be forgotten; from any thread, as `give`."""
         if not runner.kept:

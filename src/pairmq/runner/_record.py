@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -19,7 +19,15 @@ from pairmq.core import (
     backlog_queue_name,
     conflict_text,
 )
-from pairmq.model import ConfigurationError, Entity, FailureKind, FailureReason, Source, TransportError
+from pairmq.model import (
+    ConfigurationError,
+    Entity,
+    FailureKind,
+    FailureReason,
+    Message,
+    Source,
+    TransportError,
+)
 from pairmq.model.events import Warned
 from pairmq.runner._backlog import backlog_properties
 from pairmq.runner._clock import Clock
@@ -37,7 +45,8 @@ _RETRY = Backoff(first=0.25, factor=2.0, cap=30.0)
 _REFUSED = Backoff(first=60.0, factor=2.0, cap=LOOK_INTERVAL)  # a permission may be given at any time, or never
 _COPIES = 16  # of what is in the record already, from which on they are removed
 _PATIENCE, _HIDDEN = 0.2, 3  # s, times: a broker that shows messages by fetching them hides them from others meanwhile
-_PROPERTIES = QueueProperties(max_delivery_count=2**31 - 1)  # looking may count as a delivery
+RECORD_PROPERTIES = QueueProperties(max_delivery_count=2**31 - 1)
+"""Of the record's queues: looking may count as a delivery."""
 _BEHIND_A_GAP = "queues of lower indexes are missing: set backlog_queue_count above its index"
 _MOST = OPTION_RANGES["backlog_queue_count"][1]
 
@@ -117,7 +126,7 @@ async def find_agreement(
         What was found; a broker that can't be asked is part of it.
     """
     own = configuration_of(primary, options)
-    looker = _looker(secondary, time_limit)
+    looker = looker_of(secondary, time_limit)
     try:
         record = await looker.read(own)
         conflict = record.conflict(own)
@@ -153,7 +162,7 @@ async def write_anew(primary: Endpoint, secondary: Transport, options: PairOptio
         TransportError: the secondary could not be asked, or refuses; the record may be empty then.
     """
     own = configuration_of(primary, options)
-    looker = _looker(secondary, time_limit)
+    looker = looker_of(secondary, time_limit)
     for place in own.places:
         await looker.clear(place)
     await looker.write(own)
@@ -203,7 +212,7 @@ class RecordKeeper:
         def limited(operation: Awaitable[T], /) -> Awaitable[T]:
             return limits.run(operation, clock.now() + options.attempt_timeout)
 
-        self._looker = _Looker(secondary, limited)
+        self._looker = Looker(secondary, limited)
         self._agreed = agreed
         self._found = found
         self._lost = lost
@@ -344,7 +353,7 @@ class RecordKeeper:
             self._emit(Warned, subject=f"{self._own.name}/{RECORD_QUEUE}", text=text)
 
 
-class _Looker:
+class Looker:
     """What is asked of the secondary.
 
     Args:
@@ -364,7 +373,7 @@ class _Looker:
         """
         bodies: list[bytes] = []
         for place in own.places:
-            bodies += await self._bodies(place)
+            bodies += await self.bodies(place)
         return Record.read(bodies)
 
     async def write(self, own: Configuration) -> bool:
@@ -375,13 +384,17 @@ class _Looker:
         """
         made = False
         for place in own.places:
-            made = await self._limited(self._transport.admin.create(place, _PROPERTIES)) or made
-            sender = self._transport.sender(place)
-            try:
-                await self._limited(sender.send(own.message()))
-            finally:
-                await settled_within(_CLOSE, sender.close())
+            made = await self._limited(self._transport.admin.create(place, RECORD_PROPERTIES)) or made
+            await self.add(place, own.message())
         return made
+
+    async def add(self, place: Entity, message: Message) -> None:
+        """Add a message to a queue of the record, which must exist."""
+        sender = self._transport.sender(place)
+        try:
+            await self._limited(sender.send(message))
+        finally:
+            await settled_within(_CLOSE, sender.close())
 
     async def make(self, queue: Entity, properties: QueueProperties) -> None:
         """Ask for a queue, as pairing does."""
@@ -395,15 +408,16 @@ class _Looker:
             if error.reason is not FailureReason.NOT_FOUND:
                 raise
 
-    async def _bodies(self, place: Entity) -> list[bytes]:
+    async def bodies(self, place: Entity, most: int = MAX_ENTRIES) -> list[bytes]:
+        """Read one of the record's queues, by one operation where the transport can peek; nothing if it is missing."""
         source = Source(place)
         try:
             if self._transport.capabilities.peek:
-                shown = await self._limited(self._transport.admin.peek(source, MAX_ENTRIES))
+                shown = await self._limited(self._transport.admin.peek(source, most))
                 return [delivery.message.body for delivery in shown]
             receiver = self._transport.receiver(source)
             try:
-                found = await self._limited(receiver.receive(MAX_ENTRIES, 0))
+                found = await self._limited(receiver.receive(most, 0))
                 for delivery in found:
                     await self._limited(receiver.abandon(delivery))
             finally:
@@ -413,6 +427,16 @@ class _Looker:
             if error.reason is FailureReason.NOT_FOUND:
                 return []
             raise
+
+    async def remove(self, place: Entity, unwanted: Collection[bytes]) -> None:
+        """Remove messages of these bodies from one of the record's queues, as far as they are not locked elsewhere."""
+        receiver = self._transport.receiver(Source(place))
+        try:
+            for delivery in await self._limited(receiver.receive(MAX_ENTRIES, 0)):
+                settle = receiver.complete if delivery.message.body in unwanted else receiver.abandon
+                await self._limited(settle(delivery))
+        finally:
+            await settled_within(_CLOSE, receiver.close())
 
     async def remove_copies(self, own: Configuration) -> None:
         """Remove what the record holds twice: each copy while another one is locked here, so that none is lost."""
@@ -500,7 +524,7 @@ class _Looker:
             places = Configuration(name, own.identity, own.template, 1, own.ordering).places
         except ValueError:
             return None
-        record = Record.read([body for place in places for body in await self._bodies(place)])
+        record = Record.read([body for place in places for body in await self.bodies(place)])
         if any(each.identity == own.identity for each in record.configurations):
             return f"another process calls this primary {name!r}: give all processes one URL, or one ?name=", True
         if record.configurations:
@@ -527,10 +551,11 @@ def _undrained(own: Configuration, record: Record) -> tuple[str, ...]:
     )
 
 
-def _looker(secondary: Transport, time_limit: float) -> _Looker:
+def looker_of(secondary: Transport, time_limit: float) -> Looker:
+    """Make what asks a secondary, for a caller that has no engine."""
     limits = TimeLimits()
 
     def limited(operation: Awaitable[T], /) -> Awaitable[T]:
         return limits.run(operation, asyncio.get_running_loop().time() + time_limit)
 
-    return _Looker(secondary, limited)
+    return Looker(secondary, limited)

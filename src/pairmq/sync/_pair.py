@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pairmq import pair as asynchronous
-from pairmq.core import PairOptions
+from pairmq.core import PairOptions, SwitchAction, SwitchReport
 from pairmq.model import ConfigurationError, Entity, EntityState, PairClosed
 from pairmq.model.events import Event
 from pairmq.plugins import Observer, Registry, registry
@@ -242,6 +242,35 @@ class Pair:
             PairClosed, PairFaulted: the pair has ended.
         """
         self._asked(lambda pair: pair.hold(path, kind=kind, syphon=syphon))
+
+    def switch(
+        self,
+        action: SwitchAction | str,
+        *paths: str,
+        kind: str = "queue",
+        syphon: bool = False,
+        timeout: float | None = None,
+    ) -> SwitchReport:
+        """Decide for all processes of this pair, and wait until they follow, as `pairmq.Pair.switch` (SPEC 13.4).
+
+        Args:
+            action: ``"hold"``, ``"failover"`` or ``"resume"``.
+            paths: the entities'.
+            kind: of all of them, ``"queue"`` or ``"topic"``.
+            syphon: of a hold: no syphon of the pair delivers to these entities either.
+            timeout: seconds to wait for the processes; 0 does not wait.
+
+        Raises:
+            ConfigurationError: an argument is invalid.
+            TransportError: the secondary could not be asked.
+            PairClosed, PairFaulted: the pair has ended or is not open.
+        """
+
+        async def ask() -> SwitchReport:
+            pair = await self._attached()
+            return await pair.switch(action, *paths, kind=kind, syphon=syphon, timeout=timeout)
+
+        return run(ask())
 
     @property
     def syphon_holds(self) -> frozenset[Entity]:

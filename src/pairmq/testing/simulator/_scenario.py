@@ -25,6 +25,9 @@ FORMAT: Final = 1
 _MOST: Final = 1e9
 """Seconds, and messages of one shipment: more would take forever."""
 
+_UNWATCHED: Final[Mapping[str, Any]] = {"control_interval": 0.0}
+"""Looks at an operator's decisions would be most of the events of a simulated hour; a scenario may set it."""
+
 CONDITIONS: Final = (
     "refuse",
     "hang",
@@ -253,11 +256,11 @@ class Setup:
 
     def pair_options(self, *, syphon: bool) -> PairOptions:
         """The options that the processes' pairs have in common."""
-        return PairOptions(**{**self.options, "enable_syphon": syphon})
+        return PairOptions(**{**_UNWATCHED, **self.options, "enable_syphon": syphon})
 
     def options_of(self, plan: ProcessPlan) -> PairOptions:
         """The options of a process's pair."""
-        return PairOptions(**{**self.options, **plan.own_options, "enable_syphon": plan.syphon})
+        return PairOptions(**{**_UNWATCHED, **self.options, **plan.own_options, "enable_syphon": plan.syphon})
 
     def backlog_queues(self, *processes: ProcessPlan) -> tuple[str, ...]:
         """The backlog queues of some processes, of all when left out, each once."""

@@ -1,0 +1,438 @@
+"""What an operator has decided for all processes of a pair, and which of them follow (SPEC 13.4).
+
+Decisions and reports are messages in two small queues of the pair's record. Nothing in them is changed: decisions have
+an order on which all readers agree, whatever they see first, and the last one of an entity is in force. A decision that
+is not seen is no decision to resume: a process keeps what it follows until a later one replaces it. As in the record,
+what is read is untrusted and parsed strictly.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self
+
+from pairmq.core.options import RECORD_QUEUE
+from pairmq.core.record import FORMAT, RecordError, content_of, foreign, of_type, plain, text_of
+from pairmq.model import ConfigurationError, Entity, EntityKind, Message
+
+REPORT_INTERVAL: Final = 300.0
+"""Seconds between two reports of a process that has nothing new to report."""
+
+REPORT_LIFETIME: Final = 3 * REPORT_INTERVAL
+"""Seconds after which a process that no longer reports is no longer listed."""
+
+FAILOVER_FOLLOWED: Final = 3600.0
+"""Seconds for which a process that starts later follows a failover, which pings may have ended elsewhere."""
+
+_CONTENT_TYPE = "application/vnd.pairmq-switch+json"
+_DECISION, _REPORT = "decision", "process"
+_MOST_BYTES = 16_384
+_MOST_ENTITIES = 10_000  # whose last decision is remembered: others may write decisions too
+_MOST_FOLLOWED = 100
+_LARGEST = 2**53
+
+
+class SwitchAction(enum.StrEnum):
+    """What an operator decides for an entity (SPEC 4.7)."""
+
+    HOLD = "hold"
+    """Divert until another decision, without pings."""
+    FAILOVER = "failover"
+    """Divert; pings begin after one interval and may end it."""
+    RESUME = "resume"
+    """Send to the primary again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """An operator's decision for all processes of a pair.
+
+    Args:
+        number: larger than that of every decision that its author knew.
+        id: unique; decides between two of one number.
+        action: what to do.
+        entities: with which entities.
+        syphon: of a hold: syphons deliver nothing to them either.
+        at: when, in seconds since 1970 by the author's clock.
+        host: the author's machine.
+        pid: the author's process.
+    """
+
+    number: int
+    id: str
+    action: SwitchAction
+    entities: tuple[Entity, ...]
+    syphon: bool
+    at: float
+    host: str
+    pid: int
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """Of two decisions the one with the larger order is in force, on whichever machine they are read."""
+        return (self.number, self.id)
+
+    def message(self) -> Message:
+        """The decision as a message.
+
+        Raises:
+            ConfigurationError: it has more entities than fit one message.
+        """
+        content = {
+            "pairmq_record": FORMAT,
+            "kind": _DECISION,
+            "number": self.number,
+            "id": self.id,
+            "action": self.action.value,
+            "entities": [[each.kind.value, each.path] for each in self.entities],
+            "syphon": self.syphon,
+            "at": self.at,
+            "host": self.host,
+            "pid": self.pid,
+        }
+        message = _message(content, self.id)
+        if len(message.body) > _MOST_BYTES:
+            raise ConfigurationError(f"{len(self.entities)} entities are too many for one decision: switch fewer")
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """What was read of the decisions.
+
+    Args:
+        all: each once, in their order.
+        problems: why messages could not be read, each sentence once.
+    """
+
+    all: tuple[Decision, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, bodies: Iterable[bytes]) -> Self:
+        """Read the messages of the decisions' queue; what can't be read is a problem and no error."""
+        found: dict[tuple[int, str], Decision] = {}
+        problems: dict[str, None] = {}
+        for body in bodies:
+            try:
+                content = content_of(body)
+                if content.get("kind") == _DECISION:
+                    decision = _decision(content)
+                    found.setdefault(decision.order, decision)
+            except RecordError as error:
+                problems[str(error)] = None
+        return cls(tuple(found[order] for order in sorted(found)), tuple(problems))
+
+    def in_force(self) -> dict[Entity, Decision]:
+        """The last decision of each entity."""
+        return {entity: decision for decision in self.all for entity in decision.entities}
+
+    def superseded(self) -> tuple[Decision, ...]:
+        """Those that decide nothing any more."""
+        kept = {decision.order for decision in self.in_force().values()}
+        return tuple(decision for decision in self.all if decision.order not in kept)
+
+    def next_number(self, now: float) -> int:
+        """The number of a decision that is made now, also if the secondary has lost the earlier ones.
+
+        Args:
+            now: seconds since 1970.
+        """
+        return max(self.all[-1].number + 1 if self.all else 0, int(now * 1000))
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a process has to do with one entity.
+
+    Args:
+        entity: which one.
+        action: what to do.
+        syphon: of a hold: its syphon delivers nothing to the entity either.
+    """
+
+    entity: Entity
+    action: SwitchAction
+    syphon: bool
+
+
+class Following:
+    """Which decisions one process has followed."""
+
+    def __init__(self) -> None:
+        self._last: dict[Entity, tuple[int, str]] = {}
+        self._first = True
+        self.followed: tuple[str, ...] = ()
+        """Ids of the decisions that it knows, for its report."""
+
+    def follow(self, decisions: Decisions, now: float) -> list[Order]:
+        """Take what was read, and return what to do.
+
+        Args:
+            decisions: as they were read; any may be missing for a while.
+            now: seconds since 1970.
+        """
+        first, self._first = self._first, False
+        orders = []
+        for entity, decision in decisions.in_force().items():
+            last = self._last.get(entity)
+            if (last is not None and decision.order <= last) or (last is None and len(self._last) >= _MOST_ENTITIES):
+                continue
+            self._last[entity] = decision.order
+            ended = decision.action is SwitchAction.FAILOVER and now - decision.at > FAILOVER_FOLLOWED
+            if first and (decision.action is SwitchAction.RESUME or ended):
+                continue  # it starts as the decision wants it
+            orders.append(Order(entity, decision.action, decision.syphon))
+        known = dict.fromkeys((*self.followed, *(decision.id for decision in decisions.all)))
+        self.followed = tuple(known)[-_MOST_FOLLOWED:]
+        return orders
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessReport:
+    """What one process of a pair reports of itself.
+
+    Args:
+        process: its identity, unique on all machines.
+        host: its machine.
+        pid: its number there.
+        number: of its reports; the last one counts.
+        at: when, in seconds since 1970 by its own clock.
+        started_at: when it opened the pair, likewise.
+        interval: its ``control_interval``.
+        syphon: it hosts a syphon.
+        followed: ids of the decisions that it knows and follows.
+        ended: it has closed the pair.
+    """
+
+    process: str
+    host: str
+    pid: int
+    number: int
+    at: float
+    started_at: float
+    interval: float
+    syphon: bool
+    followed: tuple[str, ...] = ()
+    ended: bool = False
+
+    def message(self, time_to_live: float | None = None) -> Message:
+        """The report as a message.
+
+        Args:
+            time_to_live: seconds after which the broker forgets it, if it can.
+        """
+        content = {
+            "pairmq_record": FORMAT,
+            "kind": _REPORT,
+            "process": self.process,
+            "host": self.host,
+            "pid": self.pid,
+            "number": self.number,
+            "at": self.at,
+            "started_at": self.started_at,
+            "interval": self.interval,
+            "syphon": self.syphon,
+            "followed": self.followed,
+            "ended": self.ended,
+        }
+        return replace(_message(content, f"{self.process}-{self.number}"), time_to_live=time_to_live)
+
+
+class Fleet:
+    """The processes of a pair, as far as they report; takes what was read again and again, and keeps the newest."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, ProcessReport] = {}
+
+    def read(self, bodies: Iterable[bytes]) -> None:
+        """Take the messages of the reports' queue; what can't be read is passed over."""
+        for body in bodies:
+            try:
+                content = content_of(body)
+                report = _report(content) if content.get("kind") == _REPORT else None
+            except RecordError:
+                continue
+            if report is not None:
+                last = self._last.get(report.process)
+                if last is None or last.number < report.number:
+                    self._last[report.process] = report
+
+    def forget(self, before: float) -> list[ProcessReport]:
+        """Drop processes whose last report is older, where the broker does not; returns their last reports.
+
+        Args:
+            before: seconds since 1970.
+        """
+        old = [report for report in self._last.values() if report.at < before]
+        self._last = {report.process: report for report in self._last.values() if report.at >= before}
+        return old
+
+    @property
+    def processes(self) -> tuple[ProcessReport, ...]:
+        """Those that have not ended, in order of machine and process number."""
+        running = (report for report in self._last.values() if not report.ended)
+        return tuple(sorted(running, key=lambda report: (report.host, report.pid, report.process)))
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchReport:
+    """A decision, and how far the processes of the pair follow it.
+
+    Args:
+        decision: what was written.
+        followed: processes that report that they follow it.
+        missing: processes that do not report so: not yet, or they are stopped or have crashed.
+        overruled: entities for which a later decision is in force, with that decision.
+    """
+
+    decision: Decision
+    followed: tuple[ProcessReport, ...] = ()
+    missing: tuple[ProcessReport, ...] = ()
+    overruled: tuple[tuple[Entity, Decision], ...] = ()
+
+    @classmethod
+    def of(cls, decision: Decision, decisions: Decisions, fleet: Fleet) -> Self:
+        """Judge what was read.
+
+        Args:
+            decision: which one.
+            decisions: as they were read last.
+            fleet: likewise.
+        """
+        later = decisions.in_force()
+        overruled = tuple(
+            (entity, later[entity])
+            for entity in decision.entities
+            if entity in later and later[entity].order > decision.order
+        )
+        followed = tuple(each for each in fleet.processes if decision.id in each.followed)
+        missing = tuple(each for each in fleet.processes if decision.id not in each.followed)
+        return cls(decision, followed, missing, overruled)
+
+    @property
+    def complete(self) -> bool:
+        """Every process that reports follows it, and no later decision has replaced it."""
+        return not self.missing and not self.overruled
+
+    @property
+    def wait(self) -> float:
+        """Seconds within which the processes that report should follow."""
+        return max((each.interval for each in (*self.followed, *self.missing)), default=0.0) + 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchStatus:
+    """The decisions in force, and the processes of the pair.
+
+    Args:
+        decisions: the last one of each entity.
+        processes: that report, and have not ended.
+        problems: why messages could not be read.
+    """
+
+    decisions: tuple[tuple[Entity, Decision], ...] = ()
+    processes: tuple[ProcessReport, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def switch_queues(name: str) -> tuple[Entity, Entity] | None:
+    """The queues of the decisions and of the reports.
+
+    Args:
+        name: the primary's.
+
+    Returns:
+        None where the primary's name is so long that no queue can have these names.
+    """
+    try:
+        return Entity(f"{name}/switch/{RECORD_QUEUE}"), Entity(f"{name}/processes/{RECORD_QUEUE}")
+    except ValueError:
+        return None
+
+
+def switch_action(action: SwitchAction | str, entities: Sequence[Entity], *, syphon: bool) -> SwitchAction:
+    """Check what an operator asks for.
+
+    Raises:
+        ConfigurationError: no such action, no entity, or ``syphon`` without a hold.
+    """
+    try:
+        checked = SwitchAction(action)
+    except ValueError:
+        known = ", ".join(map(repr, map(str, SwitchAction)))
+        raise ConfigurationError(f"action is {str(action)[:40]!r}: it must be one of {known}") from None
+    if not entities:
+        raise ConfigurationError("no entity: name at least one")
+    if syphon and checked is not SwitchAction.HOLD:
+        raise ConfigurationError("syphon=True is only for hold")
+    return checked
+
+
+def host_text(host: str) -> str:
+    """A machine's name as it is written, and every reader takes it."""
+    return plain(host or "host")
+
+
+def _message(content: dict[str, Any], id: str) -> Message:
+    body = json.dumps(content, sort_keys=True, separators=(",", ":")).encode("ascii")
+    return Message(body, f"pairmq-{id}", content_type=_CONTENT_TYPE)
+
+
+def _decision(content: dict[str, Any]) -> Decision:
+    entities = [_entity(of_type(list, each)) for each in of_type(list, content.get("entities"))]
+    try:
+        action = SwitchAction(text_of(content.get("action")))
+    except ValueError:
+        raise RecordError("a decision is not known to this release: upgrade this process") from None
+    if not entities:
+        raise foreign()
+    return Decision(
+        _whole(content.get("number")),
+        text_of(content.get("id")),
+        action,
+        tuple(dict.fromkeys(entities)),
+        of_type(bool, content.get("syphon")) and action is SwitchAction.HOLD,
+        _seconds(content.get("at")),
+        text_of(content.get("host")),
+        _whole(content.get("pid")),
+    )
+
+
+def _report(content: dict[str, Any]) -> ProcessReport:
+    return ProcessReport(
+        text_of(content.get("process")),
+        text_of(content.get("host")),
+        _whole(content.get("pid")),
+        _whole(content.get("number")),
+        _seconds(content.get("at")),
+        _seconds(content.get("started_at")),
+        _seconds(content.get("interval")),
+        of_type(bool, content.get("syphon")),
+        tuple(map(text_of, of_type(list, content.get("followed"))[:_MOST_FOLLOWED])),
+        of_type(bool, content.get("ended")),
+    )
+
+
+def _entity(pair: list[Any]) -> Entity:
+    if len(pair) != 2:
+        raise foreign()
+    try:
+        return Entity(text_of(pair[1]), EntityKind(text_of(pair[0])))
+    except ValueError:
+        raise foreign() from None
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= _LARGEST:
+        raise foreign()
+    return value
+
+
+def _seconds(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value <= _LARGEST:  # a NaN is not in it either
+        raise foreign()
+    return float(value)

@@ -1,0 +1,299 @@
+"""Lets the processes of a pair follow what an operator decides for all of them (SPEC 13.4)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from pairmq.core import (
+    REPORT_INTERVAL,
+    REPORT_LIFETIME,
+    Decision,
+    Decisions,
+    Fleet,
+    Following,
+    Order,
+    PairOptions,
+    ProcessReport,
+    SwitchAction,
+    SwitchReport,
+    SwitchStatus,
+    host_text,
+    switch_action,
+    switch_queues,
+)
+from pairmq.model import ConfigurationError, Entity, FailureKind, FailureReason, TransportError
+from pairmq.model.events import Warned
+from pairmq.runner._clock import Clock
+from pairmq.runner._emitter import Emitter
+from pairmq.runner._limits import settled_within
+from pairmq.runner._record import RECORD_PROPERTIES, Looker, looker_of
+from pairmq.transport import Endpoint, QueueProperties, Transport
+
+_FIRST_REPORT = 1.0  # s after which a process reports: one that ends sooner is not waited for
+_ALL_REPORT = 1.8  # s after a decision within which every process reports that had looked before it
+_POLL = 1.0  # s between two looks of who waits for others
+_LEAVE = 1.0  # s at most for the last report
+_REFUSED = 60.0  # s at least between two looks that the secondary refuses
+_MOST_REPORTS: Final = 10_000
+_MANY = 16  # superseded decisions, from which on they are removed
+_REPORTS = QueueProperties(
+    max_delivery_count=RECORD_PROPERTIES.max_delivery_count,
+    dead_letter_on_expiration=False,
+)
+
+
+class SwitchFollower:
+    """One process's side: looks at the decisions, carries out new ones, and reports which it follows.
+
+    Args:
+        primary: the primary's endpoint.
+        options: the pair's.
+        clock: time.
+        emit: takes events.
+        looker: asks the secondary.
+        expires: the secondary keeps a message's time-to-live.
+        obey: carries out what an operator has decided.
+    """
+
+    def __init__(
+        self,
+        primary: Endpoint,
+        options: PairOptions,
+        clock: Clock,
+        emit: Emitter,
+        looker: Looker,
+        expires: bool,
+        obey: Callable[[Order], None],
+    ) -> None:
+        self._name = primary.name
+        self._places = switch_queues(primary.name)
+        self._options = options
+        self._clock = clock
+        self._emit = emit
+        self._looker = looker
+        self._expires = expires
+        self._obey = obey
+        self._following = Following()
+        self._process = ""
+        self._started_at = clock.wall()
+        self._reports = 0
+        self._reported: tuple[str, ...] = ()
+        self._reported_at = float("-inf")
+        self._made = False
+        self._warned = False
+
+    async def begin(self) -> None:
+        """Look for the first time; a secondary that can't be reached is looked at later, by `run`."""
+        with contextlib.suppress(TransportError):
+            await self.look()
+
+    async def run(self) -> None:
+        """Look and report again and again, until cancelled."""
+        interval = self._options.control_interval
+        if self._places is None:
+            self._warn("the primary's name is too long")
+            return
+        looked_at = self._clock.now()
+        await asyncio.sleep(min(_FIRST_REPORT, interval))
+        while True:
+            refused = None
+            try:
+                if self._clock.now() - looked_at >= interval:
+                    looked_at = self._clock.now()
+                    await self.look()
+                await self._report_if_due()
+            except TransportError as error:
+                refused = error if error.kind is FailureKind.REFUSED else None
+            if refused is not None:
+                self._warn(f"the secondary refused: {refused}")
+            least = _REFUSED if refused is not None else 0.0
+            # From the beginning of the last look: one that takes long delays no other.
+            await asyncio.sleep(max(looked_at + interval - self._clock.now(), least, 0.01))
+
+    async def look(self) -> None:
+        """Read the decisions, by one operation, and carry out those that are new.
+
+        Raises:
+            TransportError: the secondary could not be asked, or refuses.
+        """
+        if self._places is None:
+            return
+        decisions = Decisions.read(await self._looker.bodies(self._places[0]))
+        for order in self._following.follow(decisions, self._clock.wall()):
+            self._obey(order)
+
+    async def look_and_report(self) -> None:
+        """Follow at once, as the process in which the decision was made does. Raises as `look`."""
+        await self.look()
+        if self._options.control_interval:
+            await self._report_if_due()
+
+    async def leave(self) -> None:
+        """Report that the process has closed the pair, if it was ever reported; never raises, and takes a second."""
+        if self._reports:
+            await settled_within(_LEAVE, self._report(ended=True))
+
+    async def _report_if_due(self) -> None:
+        following = self._following.followed
+        due_at = self._reported_at + REPORT_INTERVAL - self._options.control_interval / 2  # at the nearest look
+        if following != self._reported or self._clock.now() >= due_at:
+            await self._report()
+            self._reported, self._reported_at = following, self._clock.now()
+
+    async def _report(self, *, ended: bool = False) -> None:
+        if self._places is None:
+            return
+        decisions, reports = self._places
+        if not self._made:
+            await self._looker.make(decisions, RECORD_PROPERTIES)
+            await self._looker.make(reports, _REPORTS)
+            self._made = True
+        self._process = self._process or self._clock.new_id()
+        self._reports += 1
+        report = ProcessReport(
+            self._process,
+            host_text(socket.gethostname()),
+            os.getpid(),
+            self._reports,
+            self._clock.wall(),
+            self._started_at,
+            self._options.control_interval,
+            self._options.enable_syphon,
+            self._following.followed,
+            ended,
+        )
+        try:
+            await self._looker.add(reports, report.message(REPORT_LIFETIME if self._expires else None))
+        except TransportError as error:
+            self._made = error.reason is not FailureReason.NOT_FOUND
+            raise
+
+    def _warn(self, why: str) -> None:
+        if not self._warned:
+            self._warned = True
+            text = f"decisions of 'pairmq switch' are not followed, or not reported as followed: {why}"
+            self._emit(Warned, subject=f"{self._name}/switch", text=text)
+
+
+class SwitchWriter:
+    """An operator's side: writes a decision, and waits until the processes of the pair follow it.
+
+    Args:
+        primary: the primary's endpoint; nothing is asked of it.
+        secondary: where decisions are.
+        time_limit: seconds for each operation.
+        clock: time, and the ids of decisions.
+
+    Raises:
+        ConfigurationError: the primary's name is too long for a record.
+    """
+
+    def __init__(self, primary: Endpoint, secondary: Transport, time_limit: float, clock: Clock | None = None) -> None:
+        places = switch_queues(primary.name)
+        if places is None:
+            raise ConfigurationError("the primary's name is too long for a record on the secondary: give it a ?name=")
+        self._decisions, self._reports = places
+        self._transport = secondary
+        self._looker = looker_of(secondary, time_limit)
+        self._clock = clock or Clock()
+        self._fleet = Fleet()
+
+    async def write(self, action: SwitchAction | str, entities: Sequence[Entity], *, syphon: bool = False) -> Decision:
+        """Write a decision.
+
+        Args:
+            action: what to do.
+            entities: with which entities.
+            syphon: of a hold: syphons deliver nothing to them either.
+
+        Raises:
+            ConfigurationError: no such action, or no entity, or too many of them.
+            TransportError: the secondary could not be asked, or refuses: nothing has changed, unless the error is that
+                of an unconfirmed write (``maybe_applied``).
+        """
+        chosen = switch_action(action, entities, syphon=syphon)
+        await self._looker.make(self._decisions, RECORD_PROPERTIES)
+        known = Decisions.read(await self._looker.bodies(self._decisions))
+        now = self._clock.wall()
+        decision = Decision(
+            known.next_number(now),
+            self._clock.new_id(),
+            chosen,
+            tuple(dict.fromkeys(entities)),
+            syphon,
+            now,
+            host_text(socket.gethostname()),
+            os.getpid(),
+        )
+        await self._looker.add(self._decisions, decision.message())
+        superseded = known.superseded()
+        if len(superseded) >= _MANY:
+            with contextlib.suppress(TransportError):
+                await self._looker.remove(self._decisions, {each.message().body for each in superseded})
+        return decision
+
+    async def watch(
+        self,
+        decision: Decision,
+        timeout: float | None = None,
+        heard: Callable[[SwitchReport], None] | None = None,
+    ) -> SwitchReport:
+        """Wait until all processes follow a decision, or until it is overruled, or for ``timeout``.
+
+        Args:
+            decision: from `write`.
+            timeout: seconds; by default what the processes' intervals need.
+            heard: takes each report on the way.
+
+        Returns:
+            Who follows, and who does not.
+
+        Raises:
+            TransportError: the secondary could not be asked at the end of the wait.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while True:
+            failure = None
+            try:
+                report = await self.report(decision)
+            except TransportError as error:
+                failure, report = error, SwitchReport(decision)
+            else:
+                if heard is not None:
+                    heard(report)
+            waited = loop.time() - began
+            # Where a look at a queue hides its messages from others meanwhile, one of them may miss a turn.
+            turns = 1 if self._transport.capabilities.quiet_peek else 2
+            limit = turns * report.wait if timeout is None else timeout
+            if failure is None and (report.overruled or (not report.missing and waited >= _ALL_REPORT)):
+                return report
+            if waited >= limit:
+                if failure is not None:
+                    raise failure
+                return report
+            await asyncio.sleep(max(0.01, min(_POLL, limit - waited)))
+
+    async def report(self, decision: Decision) -> SwitchReport:
+        """Ask once who follows. Raises `TransportError`."""
+        decisions = Decisions.read(await self._looker.bodies(self._decisions))
+        return SwitchReport.of(decision, decisions, await self._read_fleet())
+
+    async def status(self) -> SwitchStatus:
+        """Ask once what is in force, and which processes report. Raises `TransportError`."""
+        decisions = Decisions.read(await self._looker.bodies(self._decisions))
+        fleet = await self._read_fleet()
+        return SwitchStatus(tuple(decisions.in_force().items()), fleet.processes, decisions.problems)
+
+    async def _read_fleet(self) -> Fleet:
+        self._fleet.read(await self._looker.bodies(self._reports, _MOST_REPORTS))
+        if not self._transport.capabilities.time_to_live:
+            old = self._fleet.forget(self._clock.wall() - REPORT_LIFETIME)
+            if len(old) >= _MANY:
+                await self._looker.remove(self._reports, {each.message().body for each in old})
+        return self._fleet

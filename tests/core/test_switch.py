@@ -1,0 +1,192 @@
+"""An operator's decisions for all processes: what is in force, and who follows (SPEC 13.4)."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pairmq import ConfigurationError, Entity, EntityKind
+from pairmq.core import (
+    REPORT_LIFETIME,
+    Decision,
+    Decisions,
+    Fleet,
+    Following,
+    Order,
+    ProcessReport,
+    SwitchAction,
+    SwitchReport,
+    switch_action,
+    switch_queues,
+)
+
+ORDERS, PRICES = Entity("orders"), Entity("prices", EntityKind.TOPIC)
+HOLD, FAILOVER, RESUME = SwitchAction.HOLD, SwitchAction.FAILOVER, SwitchAction.RESUME
+
+
+def decision(number: int, action: SwitchAction = HOLD, *entities: Entity, id: str = "a", at: float = 0.0) -> Decision:
+    return Decision(number, id, action, entities or (ORDERS,), False, at, "web-1", 17)
+
+
+def report(process: str = "p1", number: int = 1, *followed: str, ended: bool = False) -> ProcessReport:
+    return ProcessReport(process, "web-1", 17, number, 10.0, 1.0, 15.0, False, followed, ended)
+
+
+def read(*decisions: Decision) -> Decisions:
+    return Decisions.read([each.message().body for each in decisions])
+
+
+def fleet(*reports: ProcessReport) -> Fleet:
+    made = Fleet()
+    made.read([each.message().body for each in reports])
+    return made
+
+
+def test_a_decision_reads_as_it_was_written() -> None:
+    written = Decision(7, "ab", HOLD, (ORDERS, PRICES), True, 1.5, "日本", 4711)
+    assert read(written, written) == Decisions((written,))
+
+
+def test_a_report_reads_as_it_was_written() -> None:
+    written = ProcessReport("p", "h", 1, 2, 3.5, 4.0, 0.1, True, ("a", "b"))
+    assert fleet(written).processes == (written,)
+
+
+@given(st.permutations([decision(2, id="b"), decision(2, RESUME, id="c"), decision(1, FAILOVER, id="z")]))
+def test_the_last_decision_is_in_force_in_whatever_order_they_are_read(written: list[Decision]) -> None:
+    assert read(*written).in_force() == {ORDERS: decision(2, RESUME, id="c")}
+
+
+def test_each_entity_has_its_own_last_decision() -> None:
+    both, one = decision(1, HOLD, ORDERS, PRICES), decision(2, RESUME, PRICES)
+    assert read(one, both).in_force() == {ORDERS: both, PRICES: one}
+    assert read(one, both).superseded() == ()
+    assert read(one, both, decision(3)).superseded() == (both,)
+
+
+def test_a_number_is_above_all_that_are_known_and_grows_after_a_loss() -> None:
+    assert read(decision(10**15)).next_number(5.0) == 10**15 + 1
+    assert read().next_number(5.0) == 5000 < read().next_number(6.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"entities": []},
+        {"entities": [["queue", "a//b"]]},
+        {"entities": [["exchange", "a"]]},
+        {"entities": [["queue"]]},
+        {"entities": ["orders"]},
+        {"action": "burn"},
+        {"action": 1},
+        {"number": -1},
+        {"number": True},
+        {"number": 10**30},
+        {"at": "now"},
+        {"at": -1},
+        {"syphon": 1},
+        {"host": ""},
+        {"pid": None},
+        {"id": "\n"},
+        {"pairmq_record": 2},
+    ],
+)
+def test_what_can_not_be_read_is_a_problem_and_decides_nothing(change: dict[str, object]) -> None:
+    content = json.loads(decision(1).message().body)
+    found = Decisions.read([json.dumps({**content, **change}).encode(), decision(1, RESUME, PRICES).message().body])
+    assert found.all == (decision(1, RESUME, PRICES),)
+    assert len(found.problems) == 1
+
+
+def test_messages_of_other_kinds_are_passed_over() -> None:
+    content = json.dumps({"pairmq_record": 1, "kind": "later"}).encode()
+    assert Decisions.read([content, report().message().body]) == Decisions()
+    made = Fleet()
+    made.read([content, b"x", decision(1).message().body])
+    assert made.processes == ()
+
+
+@given(st.binary(max_size=50))
+def test_any_bytes_are_read_without_an_error(body: bytes) -> None:
+    Decisions.read([body])
+    Fleet().read([body])
+
+
+def test_a_process_follows_each_decision_once() -> None:
+    following = Following()
+    assert following.follow(read(), 0.0) == []
+    assert following.follow(read(decision(1)), 0.0) == [Order(ORDERS, HOLD, False)]
+    assert following.follow(read(decision(1)), 0.0) == []
+    assert following.follow(read(decision(1), decision(2, RESUME, id="b")), 0.0) == [Order(ORDERS, RESUME, False)]
+    assert following.followed == ("a", "b")
+
+
+def test_a_decision_that_is_hidden_for_a_while_changes_nothing() -> None:
+    following = Following()
+    following.follow(read(decision(1), decision(2, RESUME, id="b")), 0.0)
+    assert following.follow(read(decision(1)), 0.0) == []
+    assert following.follow(read(), 0.0) == []
+    assert following.followed == ("a", "b")
+
+
+def test_a_process_that_starts_later_follows_what_is_in_force() -> None:
+    hold, resume = decision(1, HOLD, ORDERS, PRICES), decision(2, RESUME, PRICES)
+    assert Following().follow(read(hold, resume), 1e6) == [Order(ORDERS, HOLD, False)]
+
+
+@pytest.mark.parametrize(("age", "orders"), [(60.0, [Order(ORDERS, FAILOVER, False)]), (3601.0, [])])
+def test_a_process_that_starts_later_follows_a_failover_for_an_hour(age: float, orders: list[Order]) -> None:
+    assert Following().follow(read(decision(1, FAILOVER)), age) == orders
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_the_last_report_of_a_process_counts(order: tuple[int, ...]) -> None:
+    reports = [report("p1", 1), report("p1", 2, "a"), report("p2", 1)]
+    assert fleet(*(reports[each] for each in order)).processes == (report("p1", 2, "a"), report("p2", 1))
+
+
+def test_a_process_that_has_ended_is_not_listed() -> None:
+    assert fleet(report("p1", 2, ended=True), report("p1", 1)).processes == ()
+
+
+def test_who_follows_is_told_from_who_does_not() -> None:
+    made = SwitchReport.of(decision(1), read(decision(1)), fleet(report("p1", 2, "a"), report("p2", 1, "z")))
+    assert [each.process for each in made.followed] == ["p1"]
+    assert [each.process for each in made.missing] == ["p2"]
+    assert (made.complete, made.wait, made.overruled) == (False, 17.0, ())
+
+
+def test_of_two_operators_at_once_each_learns_which_decision_is_in_force() -> None:
+    one, two = decision(5, HOLD, ORDERS, PRICES, id="x"), decision(5, RESUME, id="y")
+    known, followers = read(two, one), fleet(report("p1", 2, "x", "y"))
+    assert SwitchReport.of(one, known, followers).overruled == ((ORDERS, two),)
+    assert SwitchReport.of(two, known, followers).complete
+    assert not SwitchReport.of(one, known, followers).complete
+
+
+@pytest.mark.parametrize(
+    ("action", "entities", "syphon", "said"),
+    [("stop", [ORDERS], False, "must be one of"), (HOLD, [], False, "no entity"), ("resume", [ORDERS], True, "hold")],
+)
+def test_what_can_not_be_decided_is_refused(action: str, entities: list[Entity], syphon: bool, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        switch_action(action, entities, syphon=syphon)
+
+
+def test_too_many_entities_for_one_decision_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="switch fewer"):
+        replace(decision(1), entities=tuple(Entity(f"{number}" * 50) for number in range(1000, 2000))).message()
+
+
+def test_the_queues_of_the_switch_are_the_record_s() -> None:
+    assert [each.path for each in switch_queues("east") or ()] == [
+        "east/switch/x-pairmq-record",
+        "east/processes/x-pairmq-record",
+    ]
+    assert switch_queues("e" * 250) is None
+    assert REPORT_LIFETIME == 900.0

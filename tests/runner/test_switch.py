@@ -1,0 +1,277 @@
+"""A fleet of processes that follows an operator's decisions, in virtual time (SPEC 13.4)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from pairmq import ConfigurationError, Entity, EntityState, Message, Pair, PairOptions, Route, TransportError
+from pairmq.core import REPORT_LIFETIME
+from pairmq.model.events import Event, Warned
+from pairmq.runner import Clock, SwitchWriter
+from pairmq.testing import Fault, Operation, SimulatedBroker, in_virtual_time, virtual_wall
+from pairmq.testing._pairs import make_entities
+from pairmq.transport import Capabilities
+
+INTERVAL = 15.0
+DECISIONS, REPORTS = "east/switch/x-pairmq-record", "east/processes/x-pairmq-record"
+ORDERS = Entity("orders")
+
+
+@dataclass
+class Brokers:
+    """Two brokers, and any number of pairs of them."""
+
+    east: SimulatedBroker = field(default_factory=lambda: SimulatedBroker("east"))
+    west: SimulatedBroker = field(default_factory=lambda: SimulatedBroker("west"))
+
+    def pair(self, **options: Any) -> Pair:
+        usual = {"backlog_queue_count": 2, "attempt_timeout": 1.0, "control_interval": INTERVAL}
+        return Pair(
+            self.east.transport(), self.west.transport(), PairOptions(**{**usual, **options}), clock=Clock(virtual_wall)
+        )
+
+    @asynccontextmanager
+    async def fleet(self, count: int, **options: Any) -> AsyncIterator[list[Pair]]:
+        """Processes that start 1.3 s after one another, the first one with a syphon, and run for a while."""
+        await make_entities(self.east, ["orders", "prices"])
+        async with AsyncExitStack() as stack:
+            pairs = []
+            for number in range(count):
+                pairs.append(await stack.enter_async_context(self.pair(enable_syphon=number == 0, **options)))
+                await asyncio.sleep(1.3)
+            await asyncio.sleep(20)
+            yield pairs
+
+    def writer(self) -> SwitchWriter:
+        """An operator's, as of the command line."""
+        return SwitchWriter(self.east.transport().endpoint, self.west.transport(), 1.0, Clock(virtual_wall))
+
+
+@pytest.fixture
+def brokers() -> Brokers:
+    return Brokers()
+
+
+def states(pairs: list[Pair]) -> set[EntityState]:
+    return {pair.state("orders") for pair in pairs}
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@in_virtual_time
+async def test_a_fleet_of_ten_follows_within_the_interval_and_two_seconds(brokers):
+    async with brokers.fleet(10) as pairs:
+        writer = brokers.writer()
+        for action, wanted in (("hold", {EntityState.FAILED_OVER}), ("resume", {EntityState.HEALTHY})):
+            began = now()
+            decision = await writer.write(action, [ORDERS])
+            report = await writer.watch(decision)
+            assert (len(report.followed), report.missing, report.overruled) == (10, (), ())
+            assert now() - began <= INTERVAL + 2
+            if action == "resume":
+                await asyncio.sleep(20)  # the one with the syphon has to see the backlog empty
+            assert states(pairs) == wanted
+
+
+@in_virtual_time
+async def test_sends_go_where_the_decision_says(brokers):
+    async with brokers.fleet(2) as pairs:
+        senders = [pair.sender("orders") for pair in pairs]
+        report = await pairs[1].switch("hold", "orders", "prices", syphon=True)
+        assert report.complete
+        assert {(await sender.send(Message(b""))).route for sender in senders} == {Route.BACKLOG}
+        await asyncio.sleep(120)
+        assert pairs[0].moved == 0
+        assert pairs[0].syphon_holds == {ORDERS, Entity("prices")}
+        await pairs[1].switch("resume", "orders", "prices")
+        assert {(await sender.send(Message(b""))).route for sender in senders} == {Route.PRIMARY}
+        await asyncio.sleep(5)
+        assert pairs[0].moved == 2
+
+
+@in_virtual_time
+async def test_the_fleet_follows_while_the_primary_is_down(brokers):
+    async with brokers.fleet(3) as pairs:
+        brokers.east.fail(Fault.DOWN)
+        decision = await brokers.writer().write("hold", [ORDERS])
+        assert (await brokers.writer().watch(decision)).complete
+        assert states(pairs) == {EntityState.FAILED_OVER}
+
+
+@in_virtual_time
+async def test_a_failover_ends_by_a_ping(brokers):
+    async with brokers.fleet(3, ping_primary_interval=5.0, control_interval=1.0) as pairs:
+        report = await pairs[0].switch("failover", "orders")
+        assert report.complete
+        assert states(pairs) == {EntityState.FAILED_OVER}
+        await asyncio.sleep(20)
+        assert states(pairs) <= {EntityState.HEALTHY, EntityState.DRAINING}
+
+
+@in_virtual_time
+async def test_a_process_that_starts_later_follows_from_its_first_send(brokers):
+    async with brokers.fleet(1) as pairs:
+        await pairs[0].switch("hold", "orders", timeout=0)
+        async with brokers.pair() as late:
+            receipt = await late.sender("orders").send(Message(b""))
+            assert receipt.route is Route.BACKLOG
+            await asyncio.sleep(2)
+            (decision,) = [each for _, each in (await brokers.writer().status()).decisions]
+            assert len((await brokers.writer().watch(decision)).followed) == 2
+
+
+@in_virtual_time
+async def test_a_process_that_starts_while_the_secondary_is_down_follows_later(brokers):
+    async with brokers.fleet(1) as pairs:
+        await pairs[0].switch("hold", "orders", timeout=0)
+        brokers.west.fail(Fault.DOWN)
+        async with brokers.pair() as late:
+            brokers.west.heal()
+            assert late.state("orders") is EntityState.HEALTHY
+            await asyncio.sleep(INTERVAL + 2)
+            assert late.state("orders") is EntityState.FAILED_OVER
+
+
+@in_virtual_time
+async def test_of_two_operators_at_once_one_wins_in_every_process_and_both_learn_it(brokers):
+    async with brokers.fleet(4) as pairs:
+        one, two = await asyncio.gather(*(brokers.writer().write(action, [ORDERS]) for action in ("hold", "resume")))
+        told = await asyncio.gather(*(brokers.writer().watch(each, INTERVAL + 2) for each in (one, two)))
+        winner, loser = sorted((one, two), key=lambda each: each.order, reverse=True)
+        reports = dict(zip((one.id, two.id), told, strict=True))
+        assert reports[loser.id].overruled == ((ORDERS, winner),)
+        assert (reports[winner.id].complete, len(reports[winner.id].followed)) == (True, 4)
+        held = {EntityState.FAILED_OVER} if winner.action == "hold" else {EntityState.HEALTHY}
+        assert states(pairs) <= held | ({EntityState.DRAINING} - held if winner.action == "resume" else set())
+        assert len(states(pairs[1:])) == 1
+
+
+@in_virtual_time
+async def test_a_process_that_does_not_look_is_listed_with_its_age(brokers):
+    async with brokers.fleet(2) as pairs, brokers.pair(control_interval=3600.0) as frozen:
+        await asyncio.sleep(60)
+        report = await pairs[0].switch("hold", "orders", timeout=INTERVAL + 2)
+        assert (len(report.followed), len(report.missing)) == (2, 1)
+        assert report.missing[0].interval == 3600.0
+        assert report.decision.at - report.missing[0].at == pytest.approx(59, abs=1)
+        assert frozen.state("orders") is EntityState.HEALTHY
+
+
+@in_virtual_time
+async def test_a_closed_process_is_not_waited_for_and_a_killed_one_only_for_a_while(brokers):
+    async with brokers.fleet(1) as pairs:
+        async with brokers.pair():
+            await asyncio.sleep(5)
+        (killed,) = (await brokers.writer().status()).processes
+        body = killed.message().body.replace(killed.process.encode(), b"killed")
+        brokers.west.store(Entity(REPORTS), Message(body))
+        assert [each.process for each in (await pairs[0].switch("hold", "orders")).missing] == ["killed"]
+        await asyncio.sleep(REPORT_LIFETIME)
+        assert (await pairs[0].switch("resume", "orders")).complete
+
+
+@in_virtual_time
+async def test_a_pair_that_never_looks_follows_its_own_decisions_only(brokers):
+    async with brokers.fleet(1, control_interval=0.0) as pairs, brokers.pair() as other:
+        brokers.west.operations.clear()
+        await other.switch("hold", "orders")
+        assert pairs[0].state("orders") is EntityState.HEALTHY
+        report = await pairs[0].switch("hold", "orders")
+        assert [each.interval for each in report.followed] == [INTERVAL]
+        assert pairs[0].state("orders") is EntityState.FAILED_OVER
+
+
+@in_virtual_time
+async def test_a_secondary_that_can_not_be_reached_changes_nothing(brokers):
+    async with brokers.fleet(2) as pairs:
+        brokers.west.fail(Fault.DOWN)
+        with pytest.raises(TransportError):
+            await pairs[0].switch("hold", "orders")
+        brokers.west.heal()
+        await asyncio.sleep(INTERVAL + 2)
+        assert states(pairs) == {EntityState.HEALTHY}
+        assert (await brokers.writer().status()).decisions == ()
+
+
+@in_virtual_time
+async def test_a_cancelled_wait_leaves_the_decision_in_force(brokers):
+    async with brokers.fleet(2) as pairs:
+        waiting = asyncio.create_task(pairs[0].switch("hold", "orders"))
+        await asyncio.sleep(0.5)
+        waiting.cancel()
+        await asyncio.sleep(INTERVAL)
+        assert states(pairs) == {EntityState.FAILED_OVER}
+
+
+@in_virtual_time
+async def test_a_decision_outlives_a_secondary_that_forgets_it(brokers):
+    async with brokers.fleet(2) as pairs:
+        await pairs[0].switch("hold", "orders")
+        for path in (DECISIONS, REPORTS):
+            del brokers.west.queues[Entity(path)]
+        await asyncio.sleep(REPORT_LIFETIME)
+        assert states(pairs) == {EntityState.FAILED_OVER}
+        assert (await pairs[0].switch("resume", "orders")).complete
+
+
+@in_virtual_time
+async def test_superseded_decisions_are_removed_and_the_last_ones_stay(brokers):
+    async with brokers.fleet(1) as pairs:
+        await pairs[0].switch("hold", "prices", timeout=0)
+        for number in range(40):
+            await pairs[0].switch(("hold", "resume")[number % 2], "orders", timeout=0)
+        assert len(brokers.west.messages(DECISIONS)) < 20
+        found = dict((await brokers.writer().status()).decisions)
+        assert [found[each].action for each in (ORDERS, Entity("prices"))] == ["resume", "hold"]
+
+
+@in_virtual_time
+async def test_a_secondary_that_shows_nothing_is_read_by_receiving():
+    west = SimulatedBroker("west", capabilities=Capabilities(dead_letter=True, lock_renewal=True, probes=True))
+    brokers = Brokers(west=west)
+    async with brokers.fleet(3) as pairs:
+        assert len((await pairs[0].switch("hold", "orders")).followed) == 3
+        assert states(pairs) == {EntityState.FAILED_OVER}
+
+
+@in_virtual_time
+async def test_a_secondary_that_refuses_is_used_all_the_same_and_reported_once(brokers):
+    warned: list[str] = []
+
+    def heard(event: Event) -> None:
+        if isinstance(event, Warned):
+            warned.append(event.text)
+
+    await make_entities(brokers.east, ["orders"])
+    brokers.west.fail(Fault.UNAUTHORIZED, Operation.ALL, entities=[DECISIONS, REPORTS])
+    pair = brokers.pair()
+    pair.subscribe(heard)
+    async with pair:
+        await asyncio.sleep(600)
+        await pair.sender("orders").send(Message(b""))
+        with pytest.raises(TransportError):
+            await pair.switch("hold", "orders")
+    assert [text for text in warned if "pairmq switch" in text] == warned
+    assert len(warned) == 1
+
+
+@in_virtual_time
+async def test_what_can_not_be_decided_is_refused(brokers):
+    async with brokers.fleet(1) as (pair,):
+        with pytest.raises(ConfigurationError, match="must be one of"):
+            await pair.switch("stop", "orders")
+        with pytest.raises(ConfigurationError, match="no entity"):
+            await pair.switch("hold")
+        with pytest.raises(ConfigurationError, match="only for hold"):
+            await pair.switch("resume", "orders", syphon=True)
+        with pytest.raises(ValueError, match="timeout"):
+            await pair.switch("hold", "orders", timeout=-1)
+        assert (await brokers.writer().status()).decisions == ()
