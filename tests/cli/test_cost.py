@@ -15,14 +15,14 @@ def test_the_defaults_are_those_of_the_specification(cli) -> None:
 def test_prices_make_money(cli) -> None:
     ended = cli("cost", "--price-per-million", "0.05", "--messages-diverted", "1000000", "--json")
     period = json.loads(ended.out)["period"]
-    assert (period["primary_money"], period["secondary_money"], period["money"]) == ("0.1000", "0.1017", "0.2017")
+    assert (period["primary_money"], period["secondary_money"], period["money"]) == ("0.1000", "0.1120", "0.2120")
 
 
 def test_a_price_list_has_a_table_for_each_broker(cli, tmp_path: Path) -> None:
     prices = tmp_path / "prices.toml"
     prices.write_text("[primary]\nper_million = 0.8\nbase = 10\n[secondary]\nper_million = 0.05\n")
     ended = cli("cost", "--prices", str(prices), "--days", "30", "--json")
-    assert json.loads(ended.out)["period"]["money"] == "10.0017"
+    assert json.loads(ended.out)["period"]["money"] == "10.0120"
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,19 @@ def test_idle_receives_are_one_for_each_queue_and_long_poll(queues: int, wait: f
 def test_a_diverted_message_costs_two_operations_at_each_broker() -> None:
     result = cost_of(messages_diverted=1000)
     assert (result.primary_operations, result.secondary_operations) == (2000, 2000)
-    assert result.operations == 28_800 + 4320 + 4000
+    assert result.operations == 28_800 + 4320 + 172_800 + 34_560 + 4000
 
 
 def test_every_process_looks_at_the_record_six_times_an_hour() -> None:
     assert cost_of(days=1).record_looks == 144
     assert cost_of(days=1, processes=50).record_looks == 7200
+
+
+def test_every_process_looks_at_the_switch_240_times_an_hour_and_reports_12_times() -> None:
+    assert (cost_of(days=1).switch_looks, cost_of(days=1).switch_reports) == (240 * 24, 4 * 12 * 24)
+    assert cost_of(days=1, processes=50, control_interval=60).switch_looks == 50 * 60 * 24
+    assert cost_of(days=1, control_interval=0).looks == 144
+    assert cost_of(days=1, control_interval=3600).switch_reports == 4 * 24
 
 
 def test_each_broker_has_its_own_prices() -> None:
@@ -36,8 +43,8 @@ def test_each_broker_has_its_own_prices() -> None:
         secondary=Price(Decimal("0.05")),
     )
     assert result.primary_money == Decimal("11.6000")  # 2 million at 0.80, and the base
-    assert result.secondary_money == Decimal("0.1017")  # 2 033 120 at 0.05 a million
-    assert result.money == Decimal("11.7017")
+    assert result.secondary_money == Decimal("0.1120")  # 2 240 480 at 0.05 a million
+    assert result.money == Decimal("11.7120")
 
 
 def test_the_base_charge_is_for_30_days() -> None:

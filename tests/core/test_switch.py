@@ -21,6 +21,7 @@ from pairmq.core import (
     ProcessReport,
     SwitchAction,
     SwitchReport,
+    is_old_report,
     switch_action,
     switch_queues,
 )
@@ -43,7 +44,7 @@ def read(*decisions: Decision) -> Decisions:
 
 def fleet(*reports: ProcessReport) -> Fleet:
     made = Fleet()
-    made.read([each.message().body for each in reports])
+    made.read([each.message().body for each in reports], 20.0)
     return made
 
 
@@ -107,14 +108,15 @@ def test_messages_of_other_kinds_are_passed_over() -> None:
     content = json.dumps({"pairmq_record": 1, "kind": "later"}).encode()
     assert Decisions.read([content, report().message().body]) == Decisions()
     made = Fleet()
-    made.read([content, b"x", decision(1).message().body])
+    made.read([content, b"x", decision(1).message().body], 20.0)
     assert made.processes == ()
 
 
 @given(st.binary(max_size=50))
 def test_any_bytes_are_read_without_an_error(body: bytes) -> None:
     Decisions.read([body])
-    Fleet().read([body])
+    Fleet().read([body], 20.0)
+    is_old_report(body, 20.0)
 
 
 def test_a_process_follows_each_decision_once() -> None:
@@ -152,6 +154,20 @@ def test_the_last_report_of_a_process_counts(order: tuple[int, ...]) -> None:
 
 def test_a_process_that_has_ended_is_not_listed() -> None:
     assert fleet(report("p1", 2, ended=True), report("p1", 1)).processes == ()
+
+
+def test_a_process_that_reports_no_more_is_forgotten() -> None:
+    made = fleet(report("p1"))
+    made.read([report("p2").message().body], 10.0 + REPORT_LIFETIME)
+    assert [each.process for each in made.processes] == ["p1", "p2"]
+    made.read([], 11.0 + REPORT_LIFETIME)
+    assert made.processes == ()
+
+
+def test_old_reports_and_what_can_not_be_read_are_removed() -> None:
+    body, later = report().message().body, json.dumps({"pairmq_record": 1, "kind": "later"}).encode()
+    assert [is_old_report(each, 11.0 + REPORT_LIFETIME) for each in (body, b"x", later)] == [True, True, False]
+    assert not is_old_report(body, 10.0 + REPORT_LIFETIME)
 
 
 def test_who_follows_is_told_from_who_does_not() -> None:

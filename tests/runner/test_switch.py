@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -171,11 +171,21 @@ async def test_a_closed_process_is_not_waited_for_and_a_killed_one_only_for_a_wh
         async with brokers.pair():
             await asyncio.sleep(5)
         (killed,) = (await brokers.writer().status()).processes
-        body = killed.message().body.replace(killed.process.encode(), b"killed")
-        brokers.west.store(Entity(REPORTS), Message(body))
+        brokers.west.store(Entity(REPORTS), replace(killed, process="killed").message())
         assert [each.process for each in (await pairs[0].switch("hold", "orders")).missing] == ["killed"]
         await asyncio.sleep(REPORT_LIFETIME)
         assert (await pairs[0].switch("resume", "orders")).complete
+
+
+@in_virtual_time
+async def test_old_reports_are_removed(brokers):
+    async with brokers.fleet(3):
+        for number in range(20):
+            async with brokers.pair():
+                await asyncio.sleep(2 + number / 10)
+        assert len(brokers.west.messages(REPORTS)) > 40
+        await asyncio.sleep(24 * 3600)
+        assert len(brokers.west.messages(REPORTS)) <= 15
 
 
 @in_virtual_time

@@ -31,6 +31,7 @@ from pairmq.cli import (
     _send,
     _simulate,
     _status,
+    _switch,
     _syphon,
 )
 from pairmq.cli._common import examples
@@ -114,6 +115,7 @@ for _command in (
     _syphon,
     _status,
     _dashboard,
+    _switch,
     _ping,
     _backlog,
     _entity,

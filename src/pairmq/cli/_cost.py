@@ -13,7 +13,7 @@ from pairmq.cli._common import Json, examples
 from pairmq.cli._errors import BadUsage
 from pairmq.cli._output import put_json, say
 from pairmq.cli._values import duration, grouped, positive, price_number, read_prices
-from pairmq.core import PairOptions
+from pairmq.core import REPORT_INTERVAL, PairOptions
 from pairmq.model import DAYS_A_MONTH, Price
 from pairmq.runner import LOOK_INTERVAL
 
@@ -51,6 +51,12 @@ def cost(
             "--processes", metavar="N", min=1, help="Processes that have the pair open, including the syphon's."
         ),
     ] = 1,
+    control_interval: Annotated[
+        float,
+        typer.Option(
+            "--control-interval", parser=duration, metavar="DURATION", help="Between two looks of 'pairmq switch'."
+        ),
+    ] = "15s",  # type: ignore[assignment]
     price_per_million: Annotated[
         str | None, typer.Option("--price-per-million", metavar="MONEY", help="Price of operations, at both brokers.")
     ] = None,
@@ -63,11 +69,14 @@ def cost(
     """Compute the broker operations of a pair with one syphon, and their price.
 
     An idle syphon costs one receive per backlog queue and long poll, a look at the pair's record every ten minutes one
-    operation of each process, and a diverted message four.
+    operation of each process, likewise a look at what 'pairmq switch' has decided every 15 seconds and four to report
+    that every five minutes, and a diverted message four.
     """
     if price_per_million is not None and prices is not None:
         raise BadUsage("--price-per-million and --prices exclude each other")
-    PairOptions(backlog_queue_count=backlog_queues, syphon_receive_wait=receive_wait)  # checks the ranges
+    PairOptions(
+        backlog_queue_count=backlog_queues, syphon_receive_wait=receive_wait, control_interval=control_interval
+    )  # checks the ranges
     one = Price(price_number("--price-per-million", price_per_million or "0"))
     primary, secondary = (one, one) if prices is None else read_prices(prices)
     result = cost_of(
@@ -76,6 +85,7 @@ def cost(
         days=days,
         messages_diverted=messages_diverted,
         processes=processes,
+        control_interval=control_interval,
         primary=primary,
         secondary=secondary,
     )
@@ -98,6 +108,8 @@ def _show(result: Cost, queues: int, diverted: int, *, priced: bool) -> None:
     say(f"In {float(result.days):g} days with {grouped(diverted)} diverted messages")
     say(f"  idle receives      {grouped(result.idle_receives):>12}")
     say(f"  looks at the record{grouped(result.record_looks):>12}")
+    say(f"  looks at the switch{grouped(result.switch_looks):>12}")
+    say(f"  reports of it      {grouped(result.switch_reports):>12}")
     say(f"  at the primary     {grouped(result.primary_operations):>12}")
     say(f"  at the secondary   {grouped(result.secondary_operations):>12}")
     say(f"  operations         {grouped(result.operations):>12}")
@@ -120,6 +132,8 @@ def _as_json(result: Cost) -> dict[str, Any]:
             "days": float(result.days),
             "idle_receives": result.idle_receives,
             "record_looks": result.record_looks,
+            "switch_looks": result.switch_looks,
+            "switch_reports": result.switch_reports,
             "primary_operations": result.primary_operations,
             "secondary_operations": result.secondary_operations,
             "operations": result.operations,
@@ -143,6 +157,8 @@ class Cost:
         days: the time that everything below is about.
         idle_receives: the same in that time.
         record_looks: looks of all processes at the pair's record, in that time.
+        switch_looks: looks of all processes at what ``pairmq switch`` has decided, in that time.
+        switch_reports: operations for their reports that they do: a send, and the removal of old ones.
         primary_operations: what diverted messages cost at the primary: send, receive.
         secondary_operations: what they cost at the secondary: send to the backlog, receive from it.
         primary_money: operations and base charge.
@@ -153,6 +169,8 @@ class Cost:
     days: Fraction
     idle_receives: int
     record_looks: int
+    switch_looks: int
+    switch_reports: int
     primary_operations: int
     secondary_operations: int
     primary_money: Decimal
@@ -165,7 +183,12 @@ class Cost:
     @property
     def operations(self) -> int:
         """All operations in the time asked for."""
-        return self.idle_receives + self.record_looks + self.primary_operations + self.secondary_operations
+        return self.idle_receives + self.looks + self.primary_operations + self.secondary_operations
+
+    @property
+    def looks(self) -> int:
+        """All that processes ask of the secondary to agree, in the time asked for."""
+        return self.record_looks + self.switch_looks + self.switch_reports
 
     @property
     def money(self) -> Decimal:
@@ -180,6 +203,7 @@ def cost_of(
     days: float = DAYS_A_MONTH,
     messages_diverted: int = 0,
     processes: int = 1,
+    control_interval: float = 15.0,
     primary: Price = _FREE,
     secondary: Price = _FREE,
 ) -> Cost:
@@ -192,22 +216,28 @@ def cost_of(
         messages_diverted: in that time; each is sent to the backlog, received from it, sent to the primary and received
             from the primary by its consumer: four operations, two at each broker.
         processes: that have the pair open, the syphon's among them; each looks at the pair's record now and then.
+        control_interval: seconds between two looks at what ``pairmq switch`` has decided; 0 for none.
         primary: its prices.
         secondary: its prices.
     """
     per_hour = Fraction(backlog_queues * 3600) / Fraction(receive_wait)
     time = Fraction(days)
     idle = _whole(per_hour * 24 * time)
-    looks = _whole(Fraction(processes * 86_400) / Fraction(LOOK_INTERVAL) * time)
+    seconds = Fraction(processes * 86_400) * time
+    looks = _whole(seconds / Fraction(LOOK_INTERVAL))
+    switch_looks = _whole(seconds / Fraction(control_interval)) if control_interval else 0
+    reports = _whole(4 * seconds / Fraction(max(REPORT_INTERVAL, control_interval))) if control_interval else 0
     return Cost(
         receives_per_hour=per_hour,
         days=time,
         idle_receives=idle,
         record_looks=looks,
+        switch_looks=switch_looks,
+        switch_reports=reports,
         primary_operations=2 * messages_diverted,
         secondary_operations=2 * messages_diverted,
         primary_money=_money(primary, 2 * messages_diverted, time),
-        secondary_money=_money(secondary, idle + looks + 2 * messages_diverted, time),
+        secondary_money=_money(secondary, idle + looks + switch_looks + reports + 2 * messages_diverted, time),
     )
 
 

@@ -59,10 +59,10 @@ def grouped(number: float) -> str:
 
 
 def plural(number: int, word: str) -> str:
-    """``1 message``, ``2 messages``, ``28 800 messages``."""
+    """``1 message``, ``2 messages``, ``28 800 messages``, ``2 processes``."""
     if number == 1:
         return f"1 {word}"
-    many = f"{word[:-1]}ies" if word.endswith("y") else f"{word}s"
+    many = f"{word[:-1]}ies" if word.endswith("y") else f"{word}es" if word.endswith("s") else f"{word}s"
     return f"{grouped(number)} {many}"
 
 

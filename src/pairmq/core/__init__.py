@@ -66,6 +66,7 @@ from pairmq.core.switch import (
     SwitchReport,
     SwitchStatus,
     host_text,
+    is_old_report,
     switch_action,
     switch_queues,
 )
@@ -148,6 +149,7 @@ __all__ = [
     "divert",
     "elapsed_time_to_live",
     "host_text",
+    "is_old_report",
     "reserved_properties",
     "restore",
     "switch_action",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from pairmq.core.options import RECORD_QUEUE
@@ -22,7 +22,7 @@ REPORT_INTERVAL: Final = 300.0
 """Seconds between two reports of a process that has nothing new to report."""
 
 REPORT_LIFETIME: Final = 3 * REPORT_INTERVAL
-"""Seconds after which a process that no longer reports is no longer listed."""
+"""Seconds after which a process that no longer reports is no longer listed. Clocks may differ by a good part of it."""
 
 FAILOVER_FOLLOWED: Final = 3600.0
 """Seconds for which a process that starts later follows a failover, which pings may have ended elsewhere."""
@@ -219,12 +219,8 @@ class ProcessReport:
     followed: tuple[str, ...] = ()
     ended: bool = False
 
-    def message(self, time_to_live: float | None = None) -> Message:
-        """The report as a message.
-
-        Args:
-            time_to_live: seconds after which the broker forgets it, if it can.
-        """
+    def message(self) -> Message:
+        """The report as a message."""
         content = {
             "pairmq_record": FORMAT,
             "kind": _REPORT,
@@ -239,7 +235,7 @@ class ProcessReport:
             "followed": self.followed,
             "ended": self.ended,
         }
-        return replace(_message(content, f"{self.process}-{self.number}"), time_to_live=time_to_live)
+        return _message(content, f"{self.process}-{self.number}")
 
 
 class Fleet:
@@ -248,8 +244,13 @@ class Fleet:
     def __init__(self) -> None:
         self._last: dict[str, ProcessReport] = {}
 
-    def read(self, bodies: Iterable[bytes]) -> None:
-        """Take the messages of the reports' queue; what can't be read is passed over."""
+    def read(self, bodies: Iterable[bytes], now: float) -> None:
+        """Take the messages of the reports' queue; what is old or can't be read is passed over.
+
+        Args:
+            bodies: of the messages.
+            now: seconds since 1970.
+        """
         for body in bodies:
             try:
                 content = content_of(body)
@@ -260,22 +261,27 @@ class Fleet:
                 last = self._last.get(report.process)
                 if last is None or last.number < report.number:
                     self._last[report.process] = report
-
-    def forget(self, before: float) -> list[ProcessReport]:
-        """Drop processes whose last report is older, where the broker does not; returns their last reports.
-
-        Args:
-            before: seconds since 1970.
-        """
-        old = [report for report in self._last.values() if report.at < before]
-        self._last = {report.process: report for report in self._last.values() if report.at >= before}
-        return old
+        self._last = {name: each for name, each in self._last.items() if each.at >= now - REPORT_LIFETIME}
 
     @property
     def processes(self) -> tuple[ProcessReport, ...]:
         """Those that have not ended, in order of machine and process number."""
         running = (report for report in self._last.values() if not report.ended)
         return tuple(sorted(running, key=lambda report: (report.host, report.pid, report.process)))
+
+
+def is_old_report(body: bytes, now: float) -> bool:
+    """Whether a message of the reports' queue can be removed: it is of no use to any process.
+
+    Args:
+        body: the message's.
+        now: seconds since 1970.
+    """
+    try:
+        content = content_of(body)
+        return content.get("kind") == _REPORT and _report(content).at < now - REPORT_LIFETIME
+    except RecordError:
+        return True
 
 
 @dataclass(frozen=True, slots=True)

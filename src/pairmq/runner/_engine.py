@@ -117,15 +117,7 @@ class Engine:
         def limited(operation: Awaitable[T], /) -> Awaitable[T]:
             return self._limits.run(operation, clock.now() + options.attempt_timeout)
 
-        self._follower = SwitchFollower(
-            primary.endpoint,
-            options,
-            clock,
-            emit,
-            Looker(secondary, limited),
-            secondary.capabilities.time_to_live,
-            self._obey,
-        )
+        self._follower = SwitchFollower(primary.endpoint, options, clock, emit, Looker(secondary, limited), self._obey)
         self._follower_task: asyncio.Task[None] | None = None
         self._drain: DrainWatch | None = None
         self._drain_task: asyncio.Task[None] | None = None

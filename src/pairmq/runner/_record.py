@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -428,12 +428,18 @@ class Looker:
                 return []
             raise
 
-    async def remove(self, place: Entity, unwanted: Collection[bytes]) -> None:
-        """Remove messages of these bodies from one of the record's queues, as far as they are not locked elsewhere."""
+    async def remove(self, place: Entity, unwanted: Callable[[bytes], bool], most: int) -> None:
+        """Remove what is unwanted of the oldest messages of one of the record's queues.
+
+        Args:
+            place: the queue.
+            unwanted: decides by the body.
+            most: messages that are looked at.
+        """
         receiver = self._transport.receiver(Source(place))
         try:
-            for delivery in await self._limited(receiver.receive(MAX_ENTRIES, 0)):
-                settle = receiver.complete if delivery.message.body in unwanted else receiver.abandon
+            for delivery in await self._limited(receiver.receive(most, 0)):
+                settle = receiver.complete if unwanted(delivery.message.body) else receiver.abandon
                 await self._limited(settle(delivery))
         finally:
             await settled_within(_CLOSE, receiver.close())

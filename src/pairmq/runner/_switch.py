@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from pairmq.core import (
+    MAX_ENTRIES,
     REPORT_INTERVAL,
-    REPORT_LIFETIME,
     Decision,
     Decisions,
     Fleet,
@@ -23,6 +23,7 @@ from pairmq.core import (
     SwitchReport,
     SwitchStatus,
     host_text,
+    is_old_report,
     switch_action,
     switch_queues,
 )
@@ -32,7 +33,7 @@ from pairmq.runner._clock import Clock
 from pairmq.runner._emitter import Emitter
 from pairmq.runner._limits import settled_within
 from pairmq.runner._record import RECORD_PROPERTIES, Looker, looker_of
-from pairmq.transport import Endpoint, QueueProperties, Transport
+from pairmq.transport import Endpoint, Transport
 
 _FIRST_REPORT = 1.0  # s after which a process reports: one that ends sooner is not waited for
 _ALL_REPORT = 1.8  # s after a decision within which every process reports that had looked before it
@@ -40,11 +41,8 @@ _POLL = 1.0  # s between two looks of who waits for others
 _LEAVE = 1.0  # s at most for the last report
 _REFUSED = 60.0  # s at least between two looks that the secondary refuses
 _MOST_REPORTS: Final = 10_000
+_REMOVED = 2  # old reports at most, with each new one
 _MANY = 16  # superseded decisions, from which on they are removed
-_REPORTS = QueueProperties(
-    max_delivery_count=RECORD_PROPERTIES.max_delivery_count,
-    dead_letter_on_expiration=False,
-)
 
 
 class SwitchFollower:
@@ -56,7 +54,6 @@ class SwitchFollower:
         clock: time.
         emit: takes events.
         looker: asks the secondary.
-        expires: the secondary keeps a message's time-to-live.
         obey: carries out what an operator has decided.
     """
 
@@ -67,7 +64,6 @@ class SwitchFollower:
         clock: Clock,
         emit: Emitter,
         looker: Looker,
-        expires: bool,
         obey: Callable[[Order], None],
     ) -> None:
         self._name = primary.name
@@ -76,7 +72,6 @@ class SwitchFollower:
         self._clock = clock
         self._emit = emit
         self._looker = looker
-        self._expires = expires
         self._obey = obey
         self._following = Following()
         self._process = ""
@@ -151,7 +146,7 @@ class SwitchFollower:
         decisions, reports = self._places
         if not self._made:
             await self._looker.make(decisions, RECORD_PROPERTIES)
-            await self._looker.make(reports, _REPORTS)
+            await self._looker.make(reports, RECORD_PROPERTIES)
             self._made = True
         self._process = self._process or self._clock.new_id()
         self._reports += 1
@@ -168,10 +163,14 @@ class SwitchFollower:
             ended,
         )
         try:
-            await self._looker.add(reports, report.message(REPORT_LIFETIME if self._expires else None))
+            await self._looker.add(reports, report.message())
         except TransportError as error:
             self._made = error.reason is not FailureReason.NOT_FOUND
             raise
+        if not ended:
+            # Each process that adds one removes up to two, so that the queue stays small whatever happens to others.
+            now = self._clock.wall()
+            await self._looker.remove(reports, lambda body: is_old_report(body, now), _REMOVED)
 
     def _warn(self, why: str) -> None:
         if not self._warned:
@@ -234,7 +233,8 @@ class SwitchWriter:
         superseded = known.superseded()
         if len(superseded) >= _MANY:
             with contextlib.suppress(TransportError):
-                await self._looker.remove(self._decisions, {each.message().body for each in superseded})
+                unwanted = {each.message().body for each in superseded}
+                await self._looker.remove(self._decisions, unwanted.__contains__, MAX_ENTRIES)
         return decision
 
     async def watch(
@@ -291,9 +291,6 @@ class SwitchWriter:
         return SwitchStatus(tuple(decisions.in_force().items()), fleet.processes, decisions.problems)
 
     async def _read_fleet(self) -> Fleet:
-        self._fleet.read(await self._looker.bodies(self._reports, _MOST_REPORTS))
-        if not self._transport.capabilities.time_to_live:
-            old = self._fleet.forget(self._clock.wall() - REPORT_LIFETIME)
-            if len(old) >= _MANY:
-                await self._looker.remove(self._reports, {each.message().body for each in old})
+        bodies = await self._looker.bodies(self._reports, _MOST_REPORTS)
+        self._fleet.read(bodies, self._clock.wall())
         return self._fleet

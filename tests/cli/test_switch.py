@@ -1,0 +1,253 @@
+"""``pairmq switch``: an operator's decision for all processes of a pair."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from pairmq import Entity, Message
+from pairmq.plugins import registry
+from pairmq.sync import Pair
+
+pytestmark = pytest.mark.timeout(180)
+
+QUICK = {"control_interval": 0.2, "failover_interval": 0.0, "backlog_queue_count": 2, "syphon_receive_wait": 1.0}
+
+# A process of the pair that prints the state of "orders" whenever it changes.
+PROCESS = """
+import sys, time
+from pairmq.sync import Pair
+with Pair.connect(sys.argv[1], sys.argv[2], control_interval=0.2, backlog_queue_count=2) as pair:
+    last = None
+    while True:
+        state = pair.state("orders")
+        if state != last:
+            print(state.value, flush=True)
+            last = state
+        time.sleep(0.02)
+"""
+
+
+@pytest.fixture(params=["memory", "fakeredis"])
+def both(request: pytest.FixtureRequest, brokers: list[str]) -> list[str]:
+    """The options that name two fresh brokers of each product that needs no server."""
+    return [each.replace("memory://", f"{request.param}://") for each in brokers]
+
+
+@pytest.fixture
+def fleet(both: list[str]) -> Iterator[Callable[[int], list[Pair]]]:
+    """Opens processes of the pair: here they share a process, as `memory://` does not reach further."""
+    with ExitStack() as stack:
+
+        def open_some(count: int) -> list[Pair]:
+            pairs = [
+                stack.enter_context(Pair.connect(both[1], both[3], enable_syphon=number == 0, **QUICK))
+                for number in range(count)
+            ]
+            pairs[0].primary.admin.create(Entity("orders"))
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline:
+                time.sleep(0.1)
+                if len(status_of(both)["processes"]) == count:
+                    break
+            return pairs
+
+        yield open_some
+
+
+def status_of(brokers: list[str]) -> dict[str, list[dict[str, object]]]:
+    """What ``switch status`` reads, without its command line."""
+    from pairmq.runner import SwitchWriter
+
+    async def ask() -> dict[str, list[dict[str, object]]]:
+        async with registry.transport(brokers[3]) as secondary:
+            found = await SwitchWriter(registry.transport(brokers[1]).endpoint, secondary, 10.0).status()
+        return {"processes": [{"pid": each.pid} for each in found.processes]}
+
+    return asyncio.run(ask())
+
+
+def test_hold_and_resume_act_in_all_processes(cli, both, fleet) -> None:
+    pairs = fleet(3)
+    held = cli("switch", "hold", "orders", *both)
+    assert (held.status, {pair.state("orders").value for pair in pairs}) == (0, {"failed-over"})
+    assert "followed by 3 of 3 processes" in held.err
+    assert "in force: hold of orders" in held.out
+    assert held.out.count(f" {os.getpid()} ") == 3
+    resumed = cli("switch", "resume", "orders", "--json", *both)
+    told = json.loads(resumed.out)
+    assert (resumed.status, told["complete"], len(told["followed"]), told["missing"]) == (0, True, 3, [])
+    assert {pair.state("orders").value for pair in pairs} <= {"healthy", "draining"}
+
+
+def test_failover_acts_in_all_processes(cli, both, fleet) -> None:
+    pairs = fleet(2)
+    assert cli("switch", "failover", "orders", *both).status == 0
+    assert {pair.state("orders").value for pair in pairs} == {"failed-over"}
+
+
+def test_status_shows_the_decision_in_force_and_the_processes(cli, both, fleet) -> None:
+    assert "no decision" in cli("switch", "status", *both).out
+    fleet(2)
+    cli("switch", "hold", "orders", "prices", "--syphon", *both)
+    cli("switch", "resume", "prices", *both)
+    shown = cli("switch", "status", *both)
+    assert re.search(r"^orders: hold, syphons included, .* ago, by ", shown.out, re.MULTILINE)
+    assert re.search(r"^prices: resume .* ago, by ", shown.out, re.MULTILINE)
+    told = json.loads(cli("switch", "status", "--json", *both).out)
+    assert [(each["entity"], each["action"], each["syphon"]) for each in told["decisions"]] == [
+        ("orders", "hold", True),
+        ("prices", "resume", False),
+    ]
+    assert [each["pid"] for each in told["processes"]] == [os.getpid()] * 2
+
+
+def test_a_decision_without_processes_waits_for_those_that_start(cli, both) -> None:
+    ended = cli("switch", "hold", "orders", *both)
+    assert (ended.status, "no process of this pair reports; those that start later follow" in ended.err) == (0, True)
+    with Pair.connect(both[1], both[3], **QUICK) as pair:
+        assert pair.state("orders").value == "failed-over"
+
+
+def test_a_secondary_that_can_not_be_reached_is_an_error_that_says_that_nothing_changed(cli) -> None:
+    ended = cli("switch", "hold", "orders", "--primary", "memory://p", "--secondary", "redis://127.0.0.1:9/0")
+    assert ended.status == 1
+    assert len(ended.error_lines) == 1
+    assert ended.error_lines[0].endswith("; nothing changed")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["hold"], "Missing argument"),
+        (["hold", "a//b"], "entity path"),
+        (["resume", "orders", "--syphon"], "No such option"),
+        (["hold", "orders", "--timeout", "soon"], "soon"),
+        (["upgrade", "orders"], "stdin is not a terminal"),
+        (["upgrade", "orders", "--until", "later"], "later"),
+    ],
+)
+def test_a_bad_command_line_is_refused(cli, brokers, arguments: list[str], said: str) -> None:
+    ended = cli("switch", *arguments, *brokers)
+    assert (ended.status, said in ended.err) == (2, True)
+
+
+@contextmanager
+def processes(count: int, urls: list[str]) -> Iterator[list[subprocess.Popen[str]]]:
+    """Programs that have the pair open."""
+    with ExitStack() as stack:
+        started = []
+        for _ in range(count):
+            command = [sys.executable, "-c", PROCESS, *urls]
+            each = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            stack.callback(each.kill)
+            started.append(each)
+        for each in started:
+            assert each.stdout is not None
+            assert each.stdout.readline().strip() == "healthy"
+        yield started
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    """URLs of two brokers that several programs reach without a server."""
+    return [f"sqlite://{tmp_path}/primary.db", f"sqlite://{tmp_path}/secondary.db"]
+
+
+def reported(files: list[str], count: int) -> None:
+    """Wait until so many programs have reported."""
+    deadline = time.monotonic() + 60
+    while len(status_of(["", files[0], "", files[1]])["processes"]) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_programs_follow_and_a_stopped_one_is_listed(cli, files) -> None:
+    options = ["--primary", files[0], "--secondary", files[1]]
+    with processes(3, files) as (one, two, frozen):
+        reported(files, 3)
+        os.kill(frozen.pid, signal.SIGSTOP)
+        ended = cli("switch", "hold", "orders", "--timeout", "10s", *options)
+        assert ended.status == 1
+        assert "not followed by 1 process" in ended.err
+        (line,) = [each for each in ended.out.splitlines() if f" {frozen.pid} " in each]
+        assert re.search(r" no .* ago", line)
+        for each in (one, two):
+            assert each.stdout is not None
+            assert each.stdout.readline().strip() == "failed-over"
+        told = json.loads(cli("switch", "hold", "orders", "--timeout", "10s", "--json", *options).out)
+        assert [each["pid"] for each in told["missing"]] == [frozen.pid]
+        assert told["missing"][0]["age"] > 1
+        os.kill(frozen.pid, signal.SIGCONT)
+        assert cli("switch", "hold", "orders", "--timeout", "60s", *options).status == 0
+
+
+def test_ctrl_c_leaves_the_decision_in_force_and_says_so(files) -> None:
+    with processes(1, files) as (frozen,):
+        reported(files, 1)
+        os.kill(frozen.pid, signal.SIGSTOP)
+        command = [sys.executable, "-m", "pairmq.cli", "switch", "hold", "orders", "--timeout", "100s"]
+        options = ["--primary", files[0], "--secondary", files[1]]
+        with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True) as running:
+            assert running.stderr is not None
+            assert "written" in running.stderr.readline()
+            assert "followed by 0 of 1" in running.stderr.readline()
+            running.send_signal(signal.SIGINT)
+            assert "the decision stays in force" in running.stderr.read()
+            assert running.wait(60) == 130
+        os.kill(frozen.pid, signal.SIGCONT)
+        assert frozen.stdout is not None
+        assert frozen.stdout.readline().strip() == "failed-over"
+
+
+def test_upgrade_diverts_until_a_line_and_drains(cli, both, fleet) -> None:
+    (syphon, sender) = fleet(2)
+    stopped = threading.Event()
+    routes = []
+
+    def send() -> None:
+        with sender.sender("orders") as orders:
+            while not stopped.is_set():
+                routes.append(orders.send(Message(b"")).route.value)
+                time.sleep(0.01)
+
+    working = threading.Thread(target=send)
+    working.start()
+    try:
+        ended = cli("switch", "upgrade", "orders", "--until", "1s", "--json", *both)
+    finally:
+        stopped.set()
+        working.join()
+    told = json.loads(ended.out)
+    assert (ended.status, told["drained"], told["hold"]["complete"], told["resume"]["complete"]) == (
+        0,
+        True,
+        True,
+        True,
+    )
+    assert told["backlog"] > 0
+    assert routes.count("backlog") >= told["backlog"]
+    assert routes[-1] == "primary"
+    assert syphon.syphon_holds == frozenset()
+
+
+def test_upgrade_reads_a_line_and_stays_held_when_there_is_none(cli, both, fleet) -> None:
+    (pair,) = fleet(1)
+    ended = cli("switch", "upgrade", "orders", "--until", "enter", *both)
+    assert ended.status == 1
+    assert "stdin ended: the entities stay held; 'pairmq switch resume orders' ends that" in ended.err
+    assert pair.state("orders").value == "failed-over"
+    ended = cli("switch", "upgrade", "orders", "--until", "enter", *both, stdin=b"\n")
+    assert (ended.status, "upgraded: orders" in ended.out) == (0, True)
