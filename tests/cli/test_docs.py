@@ -43,6 +43,7 @@ def test_every_command_has_its_section(page: str) -> None:
         "syphon",
         "status",
         "dashboard",
+        "switch",
         "ping",
         "backlog",
         "entity",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from importlib.resources import files
 
 import httpx
@@ -10,7 +11,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from pairmq import EntityState, Message, Pair
+from pairmq import Entity, EntityState, Message, Pair
 from pairmq.dashboard import Dashboard
 from pairmq.model import ConfigurationError
 from pairmq.model.events import Warned
@@ -81,16 +82,20 @@ async def test_a_name_that_somebody_made_lead_here_gets_nothing(host):
 
 
 @pytest.mark.parametrize(
-    ("word", "state"),
-    [("hold", EntityState.FAILED_OVER), ("force_failover", EntityState.FAILED_OVER), ("mark_healthy", "draining")],
+    ("word", "states"),
+    [
+        ("hold", {EntityState.FAILED_OVER}),
+        ("force_failover", {EntityState.FAILED_OVER}),
+        ("mark_healthy", {EntityState.DRAINING, EntityState.HEALTHY}),
+    ],
 )
 @in_virtual_time
-async def test_an_operator_s_word_reaches_the_pair(word, state):
+async def test_an_operator_s_word_reaches_the_pair(word, states):
     async with shown() as page:
         page.it.pair.hold("orders") if word == "mark_healthy" else page.it.pair.sender("orders")
         answer = await page.operate(word, "orders")
-        assert (answer.status_code, answer.json()["state"]) == (200, state)
-        assert page.it.pair.state("orders") == state
+        assert (answer.status_code, answer.json()["state"]) == (200, page.it.pair.state("orders"))
+        assert page.it.pair.state("orders") in states
 
 
 @in_virtual_time
@@ -127,12 +132,30 @@ async def test_a_hold_may_keep_the_syphon_too_and_is_shown():
 
 
 @in_virtual_time
-async def test_a_hold_of_the_syphon_is_refused_when_the_process_has_none():
+async def test_an_operator_s_word_reaches_the_other_processes_of_the_pair():
     async with shown(changes={"enable_syphon": False}) as page:
-        body = {"word": "hold", "entity": "orders", "kind": "queue", "syphon": True}
-        answer = await page.client.post("/api/operate", json=body, headers=OPERATOR)
-        assert (answer.status_code, "has no syphon" in answer.json()["error"]) == (400, True)
-        assert page.it.pair.state("orders") is EntityState.HEALTHY
+        options = replace(page.it.pair.options, enable_syphon=True)
+        async with Pair(page.it.primary.transport(), page.it.secondary.transport(), options) as other:
+            await asyncio.sleep(2)
+            body = {"word": "hold", "entity": "orders", "kind": "queue", "syphon": True}
+            answer = await page.client.post("/api/operate", json=body, headers=OPERATOR)
+            assert (answer.status_code, answer.json()["processes"]) == (200, {"followed": 1, "missing": 1})
+            await asyncio.sleep(page.it.pair.options.control_interval + 2)
+            assert other.state("orders") is EntityState.FAILED_OVER
+            assert other.syphon_holds == {Entity("orders")}
+            assert (await page.operate("mark_healthy", "orders")).status_code == 200
+            await asyncio.sleep(page.it.pair.options.control_interval + 2)
+            assert (other.state("orders"), other.syphon_holds) == (EntityState.HEALTHY, frozenset())
+
+
+@in_virtual_time
+async def test_a_word_that_the_secondary_can_not_keep_changes_nothing():
+    async with shown() as page:
+        await page.it.pair.sender("orders").send(Message(b""))
+        page.it.secondary.fail(Fault.DOWN)
+        answer = await page.operate("hold", "orders")
+        assert (answer.status_code, "nothing has changed" in answer.json()["error"]) == (409, True)
+        assert page.it.pair.state("orders") is not EntityState.FAILED_OVER
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ async def test_a_fault_of_a_transport_is_reported_once_and_ends_nothing(caplog):
 
 @in_virtual_time
 async def test_nothing_is_asked_of_the_brokers_while_nobody_looks():
-    async with shown() as page:
+    async with shown(changes={"control_interval": 0}) as page:
         await page.status()
         await asyncio.sleep(10)
         before = page.it.secondary.operations.total(), page.it.primary.operations.total()
@@ -128,7 +128,7 @@ async def test_nothing_is_asked_of_the_brokers_while_nobody_looks():
 
 @in_virtual_time
 async def test_however_many_look_the_brokers_are_asked_once_in_a_while():
-    async with shown(changes={"enable_syphon": False}) as page:
+    async with shown(changes={"enable_syphon": False, "control_interval": 0}) as page:
         before = page.it.secondary.operations.total(), page.it.primary.operations.total()
         for _ in range(50):
             await page.status()

@@ -24,7 +24,7 @@ from pairmq.dashboard._view import MOST_ROWS, Query, View
 from pairmq.dashboard._watched import Brokers, Watched, shown
 from pairmq.model import ConfigurationError, Entity, EntityKind, EntityState, FailureReason, PairMQError, TransportError
 from pairmq.model.events import Event
-from pairmq.pair import Pair
+from pairmq.pair import Pair, SwitchAction
 
 _log = logging.getLogger("pairmq")
 
@@ -51,11 +51,11 @@ _LONGEST_BODY = 4096  # bytes of what an operator or a browser says
 _FIRST_LOOK = 1.5  # s that the first answer waits for the first looks
 _SHORT = 0.005  # s: an answer that takes no longer to make is made whenever it is asked for
 _SHARE = 20  # after a longer one, this many times as long passes until the next
-_LONGEST_QUESTION = 5.0  # s that an operator waits for the primary to say whether it has an entity
-_WORDS: dict[str, Callable[..., None]] = {
-    "hold": Pair.hold,
-    "force_failover": Pair.force_failover,
-    "mark_healthy": Pair.mark_healthy,
+_LONGEST_QUESTION = 5.0  # s that an operator waits for one broker
+_WORDS: dict[str, SwitchAction] = {
+    "hold": SwitchAction.HOLD,
+    "force_failover": SwitchAction.FAILOVER,
+    "mark_healthy": SwitchAction.RESUME,
 }
 
 
@@ -223,28 +223,35 @@ class Dashboard:
         if pair is None or not self._operable:
             return _refusal(403, "this dashboard is read-only")
         word, path, kind = (told.get(name) for name in ("word", "entity", "kind"))
-        act = _WORDS.get(word) if isinstance(word, str) else None
-        if act is None or not isinstance(path, str) or kind not in tuple(EntityKind):
+        action = _WORDS.get(word) if isinstance(word, str) else None
+        if action is None or not isinstance(path, str) or kind not in tuple(EntityKind):
             return _refusal(400, f"word must be one of {', '.join(_WORDS)}, entity a path, kind queue or topic")
         syphon = told.get("syphon", False)
         if not isinstance(syphon, bool) or (syphon and word != "hold"):
             return _refusal(400, "syphon must be true or false, and is only for the word hold")
-        more = {"syphon": True} if syphon else {}
         unknown = None if told.get("unknown") is True else await self._doubt(pair, path, EntityKind(kind))
         if unknown is not None:
             return unknown
         try:
-            act(pair, path, kind=kind, **more)
+            async with asyncio.timeout(_LONGEST_QUESTION):
+                report = await pair.switch(action, path, kind=kind, syphon=syphon, timeout=0)
             state = pair.state(path, kind=kind)
         except ConfigurationError as error:
             return _refusal(400, str(error))
+        except TimeoutError:
+            return _refusal(409, "the secondary, which keeps the decision, does not respond: the outcome is unknown")
+        except TransportError as error:
+            unsure = "the outcome is unknown" if error.maybe_applied else "nothing has changed"
+            return _refusal(409, f"the secondary, which keeps the decision: {error}; {unsure}")
         except PairMQError as error:
             return _refusal(409, str(error))
         asked_by = "an unknown client" if request.client is None else request.client.host
         done = f"{word}, syphon included," if syphon else word
         _log.info("dashboard: %s of %s %s, requested from %s", done, kind, shown(path), asked_by)
         self._kept.clear()
-        return JSONResponse({"entity": path, "kind": kind, "state": state.value}, headers=_HEADERS)
+        processes = {"followed": len(report.followed), "missing": len(report.missing)}
+        told = {"entity": path, "kind": kind, "state": state.value, "processes": processes}
+        return JSONResponse(told, headers=_HEADERS)
 
     async def _doubt(self, pair: Pair, path: str, kind: EntityKind) -> Response | None:
         """Refuse a name that is probably misspelt: it would be a row of an entity that is never sent to."""

@@ -368,9 +368,8 @@ function confirm(word, row) {
   say($("ask-text"), text);
   $("ask-syphon").hidden = word !== "hold";
   $("ask-keep").checked = row.syphon_held;
-  $("ask-keep").disabled = !last.syphon;
-  say($("ask-keep-text"), last.syphon ? "Keep this process's syphon from delivering to it too" : "This process has no syphon: a syphon elsewhere continues to drain the backlog");
-  say($("ask-scope"), "This affects only the pair of the process that serves this page.");
+  say($("ask-keep-text"), "Keep the pair's syphons from delivering to it too");
+  say($("ask-scope"), "All processes of the pair follow, each at its next look at the secondary.");
   say($("ask-yes"), label);
   say($("ask-wrong"), "");
   $("ask").showModal();
