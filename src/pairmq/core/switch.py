@@ -193,7 +193,7 @@ class Following:
 
 @dataclass(frozen=True, slots=True)
 class ProcessReport:
-    """What one process of a pair reports of itself.
+    """What one process of a pair reports.
 
     Args:
         process: its identity, unique on all machines.
